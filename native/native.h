@@ -110,6 +110,11 @@ void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
 /* Asks the owner for one MQD_LINK_FLUSHED. Look at the positions once more after the call: the
  * flush may have ended before it. -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_await_flush(void *control, uint32_t slot);
+/* Around the opening of a partition, on the thread that opens it: an invariant that breaks in between
+ * counts against the slot, for the worker's successor to see. Returns how often that has happened
+ * since the slot was given to the partition; -1 MQD_E_INVALID: no such slot. */
+int mqd_slot_opening(void *control, uint32_t slot);
+void mqd_slot_opened(void);
 /* -1 MQD_E_INVALID: no such slot; a free slot gives state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
 

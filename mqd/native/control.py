@@ -8,7 +8,8 @@ lent to it alone. Quotas belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,18 @@ class Control:
         the flush may have ended before it.
         """
         check(lib.mqd_slot_await_flush(self._memory, slot))
+
+    @contextlib.contextmanager
+    def opening(self, slot: int) -> Iterator[int]:
+        """Around the opening of a partition, on the thread that opens it. Gives how often a worker
+        has ended by a broken invariant while it opened this one, since the broker was started.
+        """
+        aborts = lib.mqd_slot_opening(self._memory, slot)
+        check(aborts)
+        try:
+            yield aborts
+        finally:
+            lib.mqd_slot_opened()
 
     @staticmethod
     def _slot_exists(slot: int) -> None:

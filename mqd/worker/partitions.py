@@ -16,6 +16,8 @@ Order that matters
     N6  a log without some of its segments is an ERROR. The only replica is served with what it has,
         its end where it was. One of several: without its end it is shortened; with a gap in the
         middle, which following would never fill, it stays offline.
+    N7  a partition whose recovery has ended its worker by a broken invariant RECOVERY_ABORTS_MAX
+        times is offline until the broker is started again.
 
 Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time
 (the caller's lock), upkeep may run beside it: an OpenPartition that is `closing` is left alone.
@@ -49,6 +51,9 @@ from mqd.worker.options import compaction_policy, log_options, retention_policy
 _MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
+RECOVERY_ABORTS_MAX = 2
+
+
 class OpenPartition(msgspec.Struct):
     owned: Owned
     path: Path
@@ -68,6 +73,13 @@ class _Opened(msgspec.Struct):
     partition: native.Partition
     recovery: native.Recovery
     existed: bool
+
+
+def _recovery_aborted(path: Path, aborts: int) -> str:
+    return (
+        f"opening it has ended its worker {aborts} times by a broken invariant (the worker's log names it); all others"
+        f" go on. `mqd log verify {path}` looks at its files; a start of the broker tries once more"
+    )
 
 
 class PartitionSet:
@@ -216,9 +228,13 @@ class PartitionSet:
         recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))
         options = self._log_options(owned)
         known_start = recovery.log_start_offset
-        partition = native.Partition.open(
-            path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known, owned.has_others
-        )
+        with self._control.opening(owned.slot) as aborts:
+            if aborts >= RECOVERY_ABORTS_MAX:
+                raise OSError(errno.EIO, _recovery_aborted(path, aborts))
+            now_ms = time.time_ns() // 1_000_000
+            partition = native.Partition.open(
+                path, options, owned.leader_epoch, now_ms, recovery, known, owned.has_others
+            )
         self._check_missing(owned, path, partition, recovery, known_start)
         if known is not None and owned.has_others:
             self._check_length(owned, path, partition, recovery, view, known)

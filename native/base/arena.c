@@ -18,9 +18,9 @@
  * One thread.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "base/error.h"
 
 #define NO_EXTENT UINT32_MAX
@@ -127,6 +127,8 @@ int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes)
     if (first == NO_EXTENT)
         return mqd_error_set_static(MQD_E_FULL, "the arena has no free run of extents that long");
     for (uint32_t index = first; index < first + length; index++) {
+        MQD_ASSERT(arena->extent[index].first == NO_EXTENT && arena->extent[index].references == 0,
+                   "A1: extent %u is allocated twice", index);
         free_list_take(arena, index);
         arena->extent[index].first = first;
     }
@@ -148,11 +150,8 @@ static struct extent *run_at(struct mqd_arena *arena, uint64_t offset)
 void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset)
 {
     struct extent *run = run_at(arena, offset);
-    if (!run || run->references == UINT32_MAX) {
-        fprintf(stderr, "mqd: invariant broken: arena offset %llu is held but %s\n", (unsigned long long)offset,
-                run ? "has too many references" : "is not allocated");
-        abort();
-    }
+    MQD_ASSERT(run && run->references < UINT32_MAX, "A2: arena offset %llu is held but %s", (unsigned long long)offset,
+               run ? "has too many references" : "is not allocated");
     run->references++;
 }
 
@@ -162,6 +161,9 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
     struct extent *run = run_at(arena, offset);
     if (!run)
         return mqd_error_set(MQD_E_INVALID, "nothing is allocated at arena offset %llu", (unsigned long long)offset);
+    MQD_ASSERT(run->references > 0 && run->length <= arena->used_count,
+               "A2: arena offset %llu is released with %u references, %u extents of %u used",
+               (unsigned long long)offset, run->references, run->length, arena->used_count);
     if (--run->references)
         return 0;
     uint32_t first = (uint32_t)(run - arena->extent);

@@ -242,6 +242,7 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
     result->base_offset = partition->staged_end_offset;
     partition->staged_end_offset = mqd_batch_end_offset(&staged->batch);
     partition->staged_count++;
+    mqd_partition_check(partition);
     return 0;
 }
 
@@ -389,6 +390,7 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
     memmove(partition->segments, partition->segments + dropped,
             partition->segment_count * sizeof partition->segments[0]);
     mqd_partition_advance_marks(partition);
+    mqd_partition_check(partition);
     return 1;
 }
 

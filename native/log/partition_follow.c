@@ -92,6 +92,7 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     staged->batch = *batch;
     partition->staged_end_offset = mqd_batch_end_offset(batch);
     partition->staged_count++;
+    mqd_partition_check(partition);
     return MQD_FOLLOW_OK;
 }
 

@@ -87,6 +87,7 @@ bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t
     if (target.offset <= partition->high_watermark.offset)
         return false;
     move(partition, &target);
+    mqd_partition_check(partition);
     return true;
 }
 

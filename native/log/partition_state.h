@@ -17,6 +17,7 @@
 #ifndef MQD_PARTITION_STATE_H
 #define MQD_PARTITION_STATE_H
 
+#include "base/assert.h"
 #include "log/epochs.h"
 #include "log/index.h"
 #include "log/partition.h"
@@ -142,6 +143,33 @@ struct mqd_partition {
     struct mqd_epochs epochs;
     bool epochs_unwritten; /* the file lags behind */
 };
+
+/* What holds whenever no write is under way; every function that changes a partition ends with it. */
+static inline void mqd_partition_check(const struct mqd_partition *partition)
+{
+    MQD_ASSERT(partition->segment_count > 0 &&
+                   partition->segments[partition->segment_count - 1] == partition->active.base_offset,
+               "S1: %s: the last of %u segments is not the active one, %lld", partition->path, partition->segment_count,
+               (long long)partition->active.base_offset);
+    MQD_ASSERT(partition->active.size_bytes >= 0 && partition->active.base_offset <= partition->log_end_offset,
+               "S2: %s: active segment %lld of %lld bytes, log end %lld", partition->path,
+               (long long)partition->active.base_offset, (long long)partition->active.size_bytes,
+               (long long)partition->log_end_offset);
+    MQD_ASSERT(partition->log_start_offset <= partition->log_end_offset &&
+                   partition->high_watermark.offset <= partition->log_end_offset &&
+                   partition->durable.offset <= partition->log_end_offset,
+               "P4: %s: log start %lld, high watermark %lld, durable %lld, log end %lld", partition->path,
+               (long long)partition->log_start_offset, (long long)partition->high_watermark.offset,
+               (long long)partition->durable.offset, (long long)partition->log_end_offset);
+    MQD_ASSERT(partition->staged_count ? partition->staged_end_offset > partition->log_end_offset
+                                       : partition->staged_end_offset == partition->log_end_offset,
+               "P2: %s: %u batches staged up to %lld, log end %lld", partition->path, partition->staged_count,
+               (long long)partition->staged_end_offset, (long long)partition->log_end_offset);
+    MQD_ASSERT(partition->sync_item_count <= partition->sync_queue_count &&
+                   partition->sync_queue_count <= MQD_SYNC_QUEUE_MAX,
+               "S3: %s: %u of %u queued files are being flushed", partition->path, partition->sync_item_count,
+               partition->sync_queue_count);
+}
 
 /* The next free entry; NULL: no memory. */
 struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition);

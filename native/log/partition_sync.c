@@ -134,6 +134,7 @@ void mqd_partition_sync_done(struct mqd_partition *partition, int error)
     if (partition->sync_mark.offset > partition->durable.offset)
         partition->durable = partition->sync_mark;
     mqd_partition_advance_marks(partition);
+    mqd_partition_check(partition);
 }
 
 /* ---- preallocation ---- */

@@ -469,6 +469,7 @@ static int write_failed(struct mqd_partition *partition, const struct checkpoint
     }
     mqd_partition_drop_epochs(partition);
     mqd_partition_unstage(partition);
+    mqd_partition_check(partition);
     mqd_error_system(error, "%s: cannot append to segment %lld", partition->path,
                      (long long)partition->active.base_offset);
     errno = error;
@@ -554,6 +555,7 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
     mqd_partition_stage_reset(partition);
     mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);
     mqd_partition_advance_marks(partition);
+    mqd_partition_check(partition);
     if (!index_error)
         return 0;
     /* The batches are in the log, but the disk is failing: nothing more is promised about this

@@ -2,6 +2,7 @@
  * set. See replica/rules.h. */
 #include <string.h>
 
+#include "base/assert.h"
 #include "replica/rules.h"
 
 #define OFFSET_OUT_OF_RANGE 1
@@ -46,6 +47,22 @@ void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
 {
     if (sequence > replica->proposal_sequence)
         replica->proposal_sequence = sequence;
+}
+
+/* What holds after every change. */
+static void check(const struct mqd_replica *replica)
+{
+    MQD_ASSERT(replica->log_start <= replica->log_end && replica->high_watermark <= replica->log_end,
+               "R-2: node %d, leader epoch %d: log start %lld, high watermark %lld, log end %lld", replica->node_id,
+               replica->leader_epoch, (long long)replica->log_start, (long long)replica->high_watermark,
+               (long long)replica->log_end);
+    MQD_ASSERT(replica->follower_count <= MQD_REPLICA_COUNT_MAX && replica->in_sync_count >= 0 &&
+                   replica->in_sync_count <= (int32_t)replica->follower_count,
+               "R-3: node %d, leader epoch %d: %d of %u replicas are in sync", replica->node_id, replica->leader_epoch,
+               replica->in_sync_count, replica->follower_count);
+    MQD_ASSERT(!replica->proposing || replica->role == MQD_REPLICA_LEADER,
+               "R-4: node %d, leader epoch %d: a replica that does not lead proposes a set", replica->node_id,
+               replica->leader_epoch);
 }
 
 /* ---- the high watermark ---- */
@@ -97,6 +114,7 @@ int mqd_replica_log(struct mqd_replica *replica, int64_t log_start, int64_t log_
         replica->high_watermark = replica->high_watermark > log_end ? log_end : log_start;
         changed = MQD_REPLICA_CHANGED_HIGH_WATERMARK;
     }
+    check(replica);
     if (replica->role != MQD_REPLICA_LEADER)
         return changed;
     for (uint32_t i = 0; i < replica->follower_count && log_end != before; i++) {
@@ -220,6 +238,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
         changed |= MQD_REPLICA_CHANGED_CUT;
     if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below)
         changed |= MQD_REPLICA_CHANGED_BELOW_MIN;
+    check(replica);
     return changed | raise_high_watermark(replica);
 }
 
@@ -324,6 +343,7 @@ void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fet
         answer->changed = raise_high_watermark(replica);
     }
     answer->high_watermark = replica->high_watermark;
+    check(replica);
 }
 
 /* ---- proposals ---- */

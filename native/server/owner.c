@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
 
@@ -251,6 +252,11 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
     if (owned->replica)
         mqd_replication_log(r, owned);
     mqd_partition_positions(owned->partition, &positions);
+    MQD_ASSERT(positions.last_stable_offset <= positions.high_watermark &&
+                   positions.high_watermark <= positions.log_end_offset,
+               "P5: slot %u: last stable offset %lld, high watermark %lld, log end %lld", owned->slot,
+               (long long)positions.last_stable_offset, (long long)positions.high_watermark,
+               (long long)positions.log_end_offset);
     mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
     if (owned->replicated)
         mqd_leading_published(r, owned, &positions);

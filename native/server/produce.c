@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
 
@@ -286,6 +287,8 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     if (append->ordered)
         mqd_check_leave(r, append);
     mqd_append_unpin(r, append);
+    MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches is answered more often than it asked",
+               (unsigned long long)request->id, request->append_count);
     if (--request->pending)
         return;
     if (request->connection)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "server/reactor.h"
 
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)
@@ -18,6 +19,8 @@ bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)
 
 void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes)
 {
+    MQD_ASSERT(bytes <= r->heap_bytes, "heap: %llu bytes are given back, %llu are taken", (unsigned long long)bytes,
+               (unsigned long long)r->heap_bytes);
     r->heap_bytes -= bytes;
 }
 
@@ -124,6 +127,9 @@ void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
 
 void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
 {
+    MQD_ASSERT(request->kind != MQD_REQUEST_PRODUCE || request->pending == 0,
+               "a Produce (id %llu) is freed while %u of its batches are under way", (unsigned long long)request->id,
+               request->pending);
     mqd_timer_disarm(r, request);
     if (request->kind != MQD_REQUEST_PRODUCE)
         end_other(r, request);
@@ -241,6 +247,9 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         c->head = request->next;
         if (!c->head)
             c->tail = NULL;
+        MQD_ASSERT(c->inflight > 0 && (c->inflight > 1) == (c->head != NULL),
+                   "R1: connection %llu counts %u requests and has %s behind the one answered",
+                   (unsigned long long)c->id, c->inflight, c->head ? "one" : "none");
         c->inflight--;
         mqd_request_free(r, request);
     }

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "base/atomic.h"
+#include "base/assert.h"
 #include "base/error.h"
 #include "shm/quota.h"
 #include "shm/ring.h"
@@ -165,6 +166,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, validation),
         FIELD(mqd_partition_slot, flush_on_ack),
         FIELD(mqd_partition_slot, flush_awaited),
+        FIELD(mqd_partition_slot, recovery_aborts),
         FIELD(mqd_partition_slot, in_sync_follower_count),
         FIELD(mqd_partition_slot, in_sync_followers),
         FIELD(mqd_partition_slot, waiters),
@@ -553,6 +555,7 @@ void mqd_slot_clear(void *control, uint32_t index)
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
     mqd_store_release(&slot->lagging, (uint8_t)0);
     mqd_store_release(&slot->flush_on_ack, (uint8_t)0);
+    mqd_store_release(&slot->recovery_aborts, (uint8_t)0);
     mqd_store_release(&slot->in_sync_follower_count, 0);
     mqd_store_release(&slot->segments_generation, mqd_load_relaxed(&slot->segments_generation) + 1);
     mqd_slot_publish(slot, &empty);
@@ -575,6 +578,20 @@ int mqd_slot_await_flush(void *control, uint32_t index)
     mqd_store_seq_cst(&slot->flush_awaited, (uint8_t)1);
     mqd_fence_full(); /* before the caller's look at the positions */
     return 0;
+}
+
+int mqd_slot_opening(void *control, uint32_t index)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(control, index);
+    if (!slot)
+        return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u", index);
+    mqd_assert_count(&slot->recovery_aborts);
+    return mqd_load_acquire(&slot->recovery_aborts);
+}
+
+void mqd_slot_opened(void)
+{
+    mqd_assert_count(NULL);
 }
 
 int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)

@@ -133,7 +133,8 @@ struct mqd_partition_slot {
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
     uint8_t flush_on_ack;  /* owner writes */
     uint8_t flush_awaited; /* any process stores 1, the owner exchanges it to 0 and tells all by MQD_LINK_FLUSHED */
-    uint8_t pad2[1];
+    /* the owner adds one as it ends by a broken invariant while it opens the partition */
+    uint8_t recovery_aborts;
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to
      * 0 and tells them by link */
     uint64_t waiters;

@@ -545,6 +545,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     io->log_end_offset = partition->log_end_offset;
     io->segment_count = (int32_t)partition->segment_count;
     io->last_leader_epoch = mqd_epochs_last(&partition->epochs);
+    mqd_partition_check(partition);
     return 0;
 }
 

@@ -168,6 +168,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     mqd_partition_free(fresh);
     mqd_partition_cut_marks(partition);
     mqd_partition_advance_marks(partition);
+    mqd_partition_check(partition);
 }
 
 /* The mark was refused for the moment, and there is none: nothing has been touched, the log is
@@ -239,5 +240,6 @@ int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, in
     partition->log_start_offset = partition->log_end_offset = partition->staged_end_offset = out->log_end_offset =
         offset;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
+    mqd_partition_check(partition);
     return 0;
 }

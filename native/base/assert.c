@@ -1,0 +1,29 @@
+#include "base/assert.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/atomic.h"
+
+static _Thread_local uint8_t *counted;
+
+void mqd_assert_count(uint8_t *count)
+{
+    counted = count;
+}
+
+_Noreturn void mqd_assert_failed(const char *file, int line, const char *condition, const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "mqd: invariant broken: %s (%s:%d: %s); the process ends and is started again\n", text, file, line,
+            condition);
+    fflush(stderr);
+    if (counted && mqd_load_relaxed(counted) < UINT8_MAX)
+        mqd_store_release(counted, (uint8_t)(mqd_load_relaxed(counted) + 1));
+    abort();
+}

@@ -1,0 +1,25 @@
+/* What must be true, checked in production too.
+ *
+ * A broken invariant is a fault of ours: the process logs what broke and ends, and its successor
+ * recovers from what is on disk. What comes from outside (a frame, a file, another host, a local
+ * client) is never asserted; it gets an error.
+ */
+#ifndef MQD_ASSERT_H
+#define MQD_ASSERT_H
+
+#include <stdint.h>
+
+/* The text begins with the invariant's number in the head of its file (P4, S1, A2 ...) and names
+ * the values that matter. */
+#define MQD_ASSERT(condition, ...)                                                                                     \
+    (__builtin_expect(!!(condition), 1) ? (void)0 : mqd_assert_failed(__FILE__, __LINE__, #condition, __VA_ARGS__))
+
+/* Writes one line to standard error, which is the process's log, and aborts. */
+_Noreturn void mqd_assert_failed(const char *file, int line, const char *condition, const char *format, ...)
+    __attribute__((cold, format(printf, 4, 5)));
+
+/* While `count` is not NULL, an invariant that breaks on this thread adds one to it before the
+ * process ends. It lies in memory that outlives the process; the successor reads it. */
+void mqd_assert_count(uint8_t *count);
+
+#endif

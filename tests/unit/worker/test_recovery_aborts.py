@@ -1,0 +1,77 @@
+"""A partition whose opening ends its worker by a broken invariant, again and again."""
+
+import faulthandler
+import mmap
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mqd import native
+from mqd.worker.catalog import Owned
+from mqd.worker.partitions import RECOVERY_ABORTS_MAX
+from tests.unit.worker.test_shortened import Set
+
+TOPIC, SLOT = b"t" * 16, 5
+
+
+@pytest.fixture
+def control() -> native.Control:
+    control = native.Control.format(mmap.mmap(-1, native.control_size_bytes()), 2, b"b" * 16, 7, 1000)
+    control.assign_slot(SLOT, TOPIC, 0, 1, 0, 3)
+    return control
+
+
+def abort_while_opening(control: native.Control, slot: int) -> None:
+    """Holds memory that is not allocated, which invariant A2 of the arena forbids."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        faulthandler.disable()  # pytest's: this process is meant to abort
+        arena = native.lib.mqd_arena_open(native.ffi.new("uint8_t[4096]"), 4096, 4096)
+        with control.opening(slot):
+            native.lib.mqd_arena_hold(arena, 1 << 40)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGABRT
+
+
+def aborts(control: native.Control) -> int:
+    with control.opening(SLOT) as count:
+        return count
+
+
+def open_one(control: native.Control, path: Path) -> object:
+    made = Set(path)
+    made.partitions._control = control
+    owned = Owned("t", TOPIC, 0, SLOT, 0, 3)
+    made.partitions._recovery_inputs = lambda *_: native.Recovery()  # type: ignore[method-assign]
+    made.partitions.log_dirs[0].trust = object()
+    made.partitions._log_options = lambda _: native.LogOptions()  # type: ignore[method-assign]
+    made.path.rmdir()
+    return made.partitions._open_one(owned, control.slot_view(SLOT))
+
+
+def test_an_abort_counts_against_the_slot_that_is_being_opened(control: native.Control) -> None:
+    assert aborts(control) == 0
+    abort_while_opening(control, SLOT)
+    abort_while_opening(control, SLOT + 1)
+    assert aborts(control) == 1
+
+
+def test_a_slot_that_is_given_to_another_partition_begins_at_none(control: native.Control) -> None:
+    abort_while_opening(control, SLOT)
+    control.clear_slot(SLOT)
+    control.assign_slot(SLOT, b"u" * 16, 0, 1, 0, 3)
+    assert aborts(control) == 0
+
+
+def test_it_is_tried_twice_and_then_offline(control: native.Control, tmp_path: Path) -> None:
+    for count in range(RECOVERY_ABORTS_MAX):
+        (tmp_path / str(count)).mkdir()
+        opened = open_one(control, tmp_path / str(count))
+        opened.partition.close(True)  # type: ignore[attr-defined]
+        abort_while_opening(control, SLOT)
+    (tmp_path / "last").mkdir()
+    with pytest.raises(OSError, match="ended its worker 2 times by a broken invariant.*mqd log verify"):
+        open_one(control, tmp_path / "last")
