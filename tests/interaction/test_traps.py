@@ -100,7 +100,7 @@ TRAPS = {
     ],
     "versions": [
         "interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_the_way_out",
-        "unit/test_shm_native.py::test_zeroes_are_not_a_control_segment",
+        "unit/shm/test_native.py::test_zeroes_are_not_a_control_segment",
     ],
 }
 LATER = {
