@@ -835,12 +835,12 @@ def _coordinators() -> list[Property]:
         Property(
             "group.consumer.heartbeat.interval.quick.ms",
             "int",
-            "300",
+            "1000",
             "(mqd) While all consumer groups together have few members, they are told to send heartbeats this often, so"
             " that they hear of a rebalance sooner; with more members it is a millisecond for each, up to"
             " group.consumer.heartbeat.interval.ms. A group with a consumer.heartbeat.interval.ms of its own keeps"
-            " that.",
-            minimum=1,
+            " that. librdkafka waits as long for an answer, so a shorter one would time out while the broker is busy.",
+            minimum=1000,
         ),
         Property(
             "group.consumer.min.heartbeat.interval.ms",

@@ -224,6 +224,7 @@ def test_values(name, text, value):
         ("log.cleanup.policy", ""),
         ("log.cleanup.policy", "delete,burn"),
         ("log.level", "trace"),
+        ("group.consumer.heartbeat.interval.quick.ms", "999"),
     ],
 )
 def test_values_refused(name, text):

@@ -66,7 +66,8 @@ DEADLINE_TIMER = "consumer.deadline"
 TIMERS = (DEADLINE_TIMER,)
 SHARE = 32  # members and partitions for which a millisecond passes between two targets
 SMALL = 1000  # members and partitions up to which every epoch gets its target at once
-SOON_MS = 300  # who waits for partitions comes again after this
+# a member that waits for partitions comes again after this; librdkafka also waits as long for an answer
+SOON_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
 REVOKE = "revoke"  # what a member of this protocol may owe
 
