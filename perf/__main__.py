@@ -12,7 +12,9 @@ python -m perf local             the shared-memory path beside TCP; fills docs/p
 python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` reckons
                                  with, from the last line of perf/history.jsonl and
                                  perf/scaling.json
-python -m perf --readme          fills README.md from the last line of perf/history.jsonl
+python -m perf --page            fills docs/performance.md from the last line of
+                                 perf/history.jsonl
+python -m perf picture           draws the README's picture of a broker at work
 python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
 """
 
@@ -34,7 +36,6 @@ from perf.revision import commit
 from perf.settings import settings_page
 
 HISTORY = ROOT / "perf" / "history.jsonl"
-README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
 PAGES = ("settings", "scaling")  # asked for by name, beside the cases
 LOCAL = "local"  # all cases of the shared-memory path
@@ -57,7 +58,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         metavar="CASE",
         help=f"{', '.join((*PAGES, LOCAL))}, or any of: {', '.join(CASES)} (all of these unless told)",
     )
-    parser.add_argument("--readme", action="store_true", help="only fill README.md from the last run")
+    parser.add_argument("--page", action="store_true", help="only fill docs/performance.md from the last run")
     parser.add_argument("--figures", action="store_true", help="only fill mqd/cli/sizing.json from the last runs")
     parser.add_argument(
         "--quick",
@@ -96,15 +97,18 @@ def main(words: list[str] | None = None) -> int:
         from perf.peers import command  # here: what it imports is not needed for mqd alone
 
         return command.main(words[1:])
+    if words[:1] == ["picture"]:
+        from perf import picture  # here: it measures nothing
+
+        picture.draw()
+        return 0
     if words[:1] == ["scale"]:
         from perf import scale  # here: it is simulation, and measures no broker
 
         return scale.main(words[1:])
     arguments = _arguments(words)
-    if arguments.readme:
-        README.write_text(
-            report.replace_block(README.read_text(), "perf", report.readme_block(report.last_run(HISTORY)))
-        )
+    if arguments.page:
+        PAGE.write_text(report.replace_block(PAGE.read_text(), "bench", report.page_block(report.last_run(HISTORY))))
         return 0
     if arguments.figures:
         sizing.write(report.last_run(HISTORY), scaling.RESULT)
@@ -153,7 +157,7 @@ def main(words: list[str] | None = None) -> int:
     if record:
         with HISTORY.open("a") as history:
             history.write(report.history_line(date, commit(), facts, bench.figures) + "\n")
-        print(f"Added to {HISTORY.relative_to(ROOT)}; `python -m perf --readme` shows it in README.md.")
+        print(f"Added to {HISTORY.relative_to(ROOT)}; `python -m perf --page` shows it in docs/performance.md.")
     return 0
 
 

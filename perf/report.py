@@ -1,4 +1,4 @@
-"""Figures, verdicts, and where they are written: the table, perf/history.jsonl, README.md,
+"""Figures, verdicts, and where they are written: the table, perf/history.jsonl,
 docs/performance.md. Pure but for the files it is told to write.
 """
 
@@ -8,10 +8,13 @@ import dataclasses
 import json
 import re
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 REACHED, MISSED = "reached", "missed"
+NOT_ALWAYS = "not in every run"  # the median reaches the target, the spread crosses it
+BELOW = "below what can be measured"  # a difference of two measurements that came out at 0 or less
 
 
 @dataclasses.dataclass
@@ -37,10 +40,17 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """ "" when there is no target. The median decides."""
+        """ "" when there is no target. REACHED only when every repetition reaches it; MISSED when
+        the median does not.
+        """
         if self.target is None:
             return ""
-        return REACHED if (self.median >= self.target if self.at_least else self.median <= self.target) else MISSED
+        if not self._reaches(self.median):
+            return MISSED
+        return REACHED if all(map(self._reaches, self.values)) else NOT_ALWAYS
+
+    def _reaches(self, value: float) -> bool:
+        return self.target is None or (value >= self.target if self.at_least else value <= self.target)
 
     @property
     def target_text(self) -> str:
@@ -84,8 +94,13 @@ def number(value: float) -> str:
     return f"{float(text):g}"
 
 
+def median_text(figure: Figure) -> str:
+    return number(figure.median) if figure.median > 0 else BELOW
+
+
 def spread(figure: Figure) -> str:
-    return f"{number(min(figure.values))}–{number(max(figure.values))}"
+    """Lowest to highest; what is below 0 is noise, and 0 is said."""
+    return f"{number(max(0, min(figure.values)))}–{number(max(0, max(figure.values)))}"
 
 
 HEADINGS = ("what", "figure", "spread", "unit", "target", "verdict")
@@ -93,7 +108,7 @@ HEADINGS = ("what", "figure", "spread", "unit", "target", "verdict")
 
 def rows(figures: Iterable[Figure]) -> list[tuple[str, ...]]:
     return [
-        (figure.name, number(figure.median), spread(figure), figure.unit, figure.target_text, figure.verdict)
+        (figure.name, median_text(figure), spread(figure), figure.unit, figure.target_text, figure.verdict)
         for figure in figures
     ]
 
@@ -112,6 +127,11 @@ def plain_table(figures: Sequence[Figure]) -> str:
     text.insert(1, "  ".join("-" * width for width in widths))
     notes = [f"* {figure.name}: {figure.note}" for figure in figures if figure.note]
     return "\n".join(text + ([""] + notes if notes else []))
+
+
+def paragraph(text: str) -> str:
+    """Wrapped as all prose on our pages."""
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def markdown_table(headings: Sequence[str], lines: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
@@ -162,26 +182,27 @@ def replace_block(text: str, name: str, block: str) -> str:
     )
 
 
-def readme_block(run: dict) -> str:
-    """The figures of one history line that have a target, for README.md."""
+def page_block(run: dict) -> str:
+    """The figures of one history line that have a target, for docs/performance.md."""
     figures = [Figure.from_json(name, found) for name, found in run["figures"].items()]
     judged = [figure for figure in figures if figure.target is not None]
     machine = run["machine"]
     lines = [
-        (figure.name, f"**{number(figure.median)}** {figure.unit}", spread(figure), figure.target_text, figure.verdict)
+        (figure.name, f"**{median_text(figure)}**", figure.unit, spread(figure), figure.target_text, figure.verdict)
         for figure in judged
     ]
     table = markdown_table(
-        ("one worker core, unless said otherwise", "median", "spread", "target", ""), lines, right=(1, 2, 3)
+        ("one worker core, unless said otherwise", "median", "", "spread", "target", ""), lines, right=(1, 3, 4)
     )
-    missed = sum(figure.verdict == MISSED for figure in judged)
+    reached = sum(figure.verdict == REACHED for figure in judged)
     head = (
         f"`make bench` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {run['date'][:10]},"
         f" commit {run['commit'][:10]}"
     )
     disk = run["figures"].get("fdatasync of 1 KiB, p50")
     tail = f"; the disk's fdatasync took {number(disk['median'])} µs (p50) in the same run" if disk else ""
-    return (
-        f"{head}{tail}. {len(judged) - missed} of {len(judged)} targets reached. CPU time is the kernel's accounting,"
-        f" all threads of the worker.\n\n{table}"
+    text = (
+        f"{head}{tail}. {reached} of {len(judged)} targets reached in every repetition. CPU time is the kernel's"
+        " accounting, all threads of the worker."
     )
+    return f"{paragraph(text)}\n\n{table}"

@@ -10,7 +10,7 @@ from perf.peers.driving import KAFKA_TOOLS, LEAN
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
 from perf.peers.results import PeerFacts, Run, saturated
-from perf.report import MISSED, REACHED, markdown_table, number
+from perf.report import MISSED, REACHED, markdown_table, number, paragraph
 
 DURABLE = dataclasses.replace(BASE, durable=True)
 NOT_MEASURED = "–"
@@ -254,17 +254,17 @@ def versions_text(run: Run) -> str:
     return ", ".join(f"{facts.name} {facts.version}" for facts in run.measured())
 
 
-def _notes(run: Run) -> list[str]:
-    """What a reader of the tables must know; only what they show."""
+def _notes(run: Run, rows: Sequence[Row]) -> str:
+    """What a reader of the rows must know; only what they show."""
     notes = ["Medians; bold is the best of a row"]
-    if any(_is_saturated(run, result["peer"], _step_of(result)) for result in run.line["results"]):
+    if any(_is_saturated(run, facts.name, row.step) for facts in run.measured() for row in rows):
         notes.append("* the rate was not kept up, so that this is a queue's length")
     if any(facts.flush_settings == "" for facts in run.measured()):
         lacking = " and ".join(facts.name for facts in run.measured() if not facts.flush_settings)
         notes.append(
             f"{NOT_MEASURED} not asked of it, or it cannot be asked ({lacking}: no fsync before an acknowledgement)"
         )
-    return notes
+    return paragraph(". ".join(notes) + ".")
 
 
 def _step_of(result: dict) -> Step:
@@ -281,20 +281,31 @@ def head_text(run: Run) -> str:
         if busy > BUSY_MAX
         else ""
     )
-    return (
+    return paragraph(
         f"`make bench-peers` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']},"
         f" {line['date'][:10]}, commit {line['commit'][:10]}: broker and client share them. {versions_text(run)}. 1 KiB"
         f" records, acks=all, 6 partitions, uncompressed; {rounds}, peers in turn.{others}"
     )
 
 
+README_ROWS = (
+    "produce, fsync before the acknowledgement",
+    "produce, no fsync",
+    "read back",
+    "broker CPU to produce, fsync before the acknowledgement",
+    "memory after load, all processes",
+    "start-up on an empty directory",
+)
+
+
 def readme_block(run: Run) -> str:
-    parts = [
-        head_text(run),
-        table(run, headline_rows(), "1 KiB records"),
-        ". ".join(_notes(run)) + ".",
-        skipped_text(run),
-    ]
+    """README.md's six figures; docs/performance.md has them all."""
+    rows = [row for row in headline_rows() if row.label in README_ROWS]
+    return _headline(run, sorted(rows, key=lambda row: README_ROWS.index(row.label)))
+
+
+def _headline(run: Run, rows: Sequence[Row]) -> str:
+    parts = [head_text(run), table(run, rows, "1 KiB records"), _notes(run, rows), skipped_text(run)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -417,7 +428,7 @@ CAPTIONS = {
 
 
 def _chart(name: str, charts: Collection[str]) -> str:
-    return f"![{CHARTS[name]}](images/{name})\n\n{CAPTIONS[name]}\n\n" if name in charts else ""
+    return f"![{CHARTS[name]}](images/{name})\n\n{paragraph(CAPTIONS[name])}\n\n" if name in charts else ""
 
 
 def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
@@ -425,11 +436,12 @@ def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
     neutral = run.loads(plan.THROUGHPUT, plan.NEUTRAL)
     tools = run.loads(plan.THROUGHPUT, KAFKA_TOOLS)
     latencies = run.loads(plan.LATENCY, plan.NEUTRAL)
-    notes = ". ".join(_notes(run)) + "."
+    notes = _notes(run, _throughput_rows(neutral))
     return {
         "peers-settings": "\n\n".join(
             part for part in (head_text(run), settings_table(run), skipped_text(run)) if part
         ),
+        "peers-headline": _headline(run, headline_rows()),
         "peers-throughput": (
             _chart(THROUGHPUT_CHART, charts) + f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}"
         ),

@@ -11,7 +11,7 @@ import pytest
 from perf import __main__ as command
 from perf import accounting, report
 from perf.bench import Bench
-from perf.report import MISSED, REACHED, Figure
+from perf.report import BELOW, MISSED, NOT_ALWAYS, REACHED, Figure
 
 
 def figures() -> list[Figure]:
@@ -23,13 +23,22 @@ def figures() -> list[Figure]:
     ]
 
 
-def test_the_median_decides_not_the_best_nor_the_worst() -> None:
+def test_the_median_misses_a_target_and_every_repetition_reaches_it() -> None:
     cost, rate, information, _ = figures()
-    assert (cost.verdict, rate.verdict, information.verdict) == (REACHED, MISSED, "")
+    assert (cost.verdict, rate.verdict, information.verdict) == (NOT_ALWAYS, MISSED, "")
+    assert Figure("cost", "CPU-µs", [14.0, 9.0, 15.0], 15.0).verdict == REACHED
+    assert Figure("rate", "GB/s", [2.0, 3.0, 1.9], 2.0, at_least=True).verdict == NOT_ALWAYS
     assert Figure("cost", "", [15.0], 15.0).verdict == REACHED, "a bound belongs to its range"
     assert Figure("rate", "", [2.0], 2.0, at_least=True).verdict == REACHED
     assert Figure("cost", "", [15.001], 15.0).verdict == MISSED
     assert (cost.target_text, rate.target_text, information.target_text) == ("≤ 15", "≥ 2", "")
+
+
+def test_what_is_lost_in_noise_is_said_to_be() -> None:
+    """A difference of two measurements: nothing negative is shown."""
+    figure = Figure("added", "CPU-µs/s", [-6.1, -3.3, 0.3], 10.0)
+    assert report.rows([figure]) == [("added", BELOW, "0–0.3", "CPU-µs/s", "≤ 10", REACHED)]
+    assert report.spread(Figure("added", "", [-2.0, -1.0])) == "0–0"
 
 
 def test_a_figure_without_values_is_refused() -> None:
@@ -59,13 +68,13 @@ def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
 def test_the_plain_table_lines_up_and_keeps_notes() -> None:
     lines = report.plain_table(figures()).splitlines()
     assert lines[0].split() == list(report.HEADINGS)
-    assert lines[2].split() == ["cost", "14", "9–31", "CPU-µs", "≤", "15", "reached"]
+    assert lines[2].split() == ["cost", "14", "9–31", "CPU-µs", "≤", "15", "not", "in", "every", "run"]
     column = lines[0].index("unit")
     assert all(line[column - 2 : column] == "  " for line in lines[:6])
     assert lines[-1] == "* for information: no target"
 
 
-def test_history_keeps_what_the_readme_shows(tmp_path) -> None:
+def test_history_keeps_what_the_page_shows(tmp_path) -> None:
     history = tmp_path / "history.jsonl"
     facts = {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}
     with history.open("a") as out:
@@ -81,13 +90,14 @@ def test_history_keeps_what_the_readme_shows(tmp_path) -> None:
         "repetitions": 3,
         "target": 15.0,
         "at_least": False,
-        "verdict": "reached",
+        "verdict": "not in every run",
     }
-    block = report.readme_block(run)
-    assert "2 cores of A CPU, Linux 6.18, 2026-11-21, commit 0123456789; the disk's fdatasync took 101 µs" in block
-    assert "1 of 2 targets reached" in block
-    assert "| cost | **14** CPU-µs | 9–31 | ≤ 15 | reached |" in block
-    assert "| rate | **1.75** GB/s | 1.5–2.5 | ≥ 2 | missed |" in block
+    block = report.page_block(run)
+    head = " ".join(block.partition("\n\n")[0].split())
+    assert "2 cores of A CPU, Linux 6.18, 2026-11-21, commit 0123456789; the disk's fdatasync took 101 µs" in head
+    assert "0 of 2 targets reached in every repetition" in head
+    assert "| cost | **14** | CPU-µs | 9–31 | ≤ 15 | not in every run |" in block
+    assert "| rate | **1.75** | GB/s | 1.5–2.5 | ≥ 2 | missed |" in block
     assert "for information" not in block
     for line in history.read_text().split("\n"):
         assert not line or json.loads(line)
@@ -112,29 +122,29 @@ def test_no_history_says_what_to_do(tmp_path) -> None:
         report.last_run(tmp_path / "empty.jsonl")
 
 
-PAGE = "# head\n<!-- perf:begin -->\nold\n<!-- perf:end -->\n<!-- other:begin --><!-- other:end -->tail\n"
+PAGE = "# head\n<!-- bench:begin -->\nold\n<!-- bench:end -->\n<!-- other:begin --><!-- other:end -->tail\n"
 
 
 def test_a_block_is_replaced_and_nothing_else() -> None:
-    page = report.replace_block(PAGE, "perf", r"new \1 \g<0>")
+    page = report.replace_block(PAGE, "bench", r"new \1 \g<0>")
     assert page == PAGE.replace("old", r"new \1 \g<0>"), "backslashes are text, not references"
-    assert report.replace_block(page, "perf", "old") == PAGE
+    assert report.replace_block(page, "bench", "old") == PAGE
 
 
 @pytest.mark.parametrize(
     "page",
     [
         "",
-        "<!-- perf:begin -->",
-        "<!-- perf:end --><!-- perf:begin -->",
+        "<!-- bench:begin -->",
+        "<!-- bench:end --><!-- bench:begin -->",
         PAGE + PAGE,
-        PAGE.replace("<!-- perf:end -->", ""),
+        PAGE.replace("<!-- bench:end -->", ""),
     ],
     ids=["none", "no end", "crossed", "twice", "open"],
 )
 def test_a_page_without_its_marks_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="perf:begin"):
-        report.replace_block(page, "perf", "new")
+    with pytest.raises(ValueError, match="bench:begin"):
+        report.replace_block(page, "bench", "new")
 
 
 def test_pages_have_the_marks_that_the_bench_fills() -> None:
@@ -142,21 +152,21 @@ def test_pages_have_the_marks_that_the_bench_fills() -> None:
 
     for name in BLOCKS:
         report.replace_block(command.PAGE.read_text(), name, "")
-    report.replace_block(command.README.read_text(), "perf", "")
+    report.replace_block(command.PAGE.read_text(), "bench", "")
 
 
-def test_readme_is_filled_from_the_last_line(tmp_path, monkeypatch) -> None:
-    history, readme = tmp_path / "history.jsonl", tmp_path / "README.md"
+def test_the_page_is_filled_from_the_last_line(tmp_path, monkeypatch) -> None:
+    history, page = tmp_path / "history.jsonl", tmp_path / "performance.md"
     history.write_text(
         report.history_line("2026-11-21T05:00:00", "abc", {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}, figures())
         + "\n"
     )
-    readme.write_text(PAGE)
+    page.write_text(PAGE)
     monkeypatch.setattr(command, "HISTORY", history)
-    monkeypatch.setattr(command, "README", readme)
-    assert command.main(["--readme"]) == 0
-    assert "| cost | **14** CPU-µs" in readme.read_text()
-    assert readme.read_text().endswith("tail\n")
+    monkeypatch.setattr(command, "PAGE", page)
+    assert command.main(["--page"]) == 0
+    assert "| cost | **14** | CPU-µs" in page.read_text()
+    assert page.read_text().endswith("tail\n")
 
 
 def test_an_unknown_case_is_refused_before_anything_is_measured(capsys) -> None:
