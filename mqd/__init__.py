@@ -7,10 +7,12 @@
     producer.flush()
 
     consumer = Consumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "readers",
-    "auto.offset.reset": "earliest"}) consumer.subscribe(["greetings"]) message = consumer.poll(10)
+                             "auto.offset.reset": "earliest"})
+    consumer.subscribe(["greetings"])
+    message = consumer.poll(10)
 
-Names, configuration keys and call shapes are confluent_kafka's: an application written for it
-changes its import and nothing else. Where the broker is this host's, clients go through shared
+Names, modules (mqd.admin, mqd.serialization, mqd.schema_registry...), configuration keys and call
+shapes are confluent_kafka's: an application written for it changes its import and nothing else. Where the broker is this host's, clients go through shared
 memory; elsewhere through librdkafka (`transport=auto`, the default; `client.transport` tells which,
 and why).
 
@@ -27,41 +29,87 @@ docs/client.md says more. The broker itself is started by the command `mqd up`.
 
 from __future__ import annotations
 
+from mqd.client import confluent as _confluent
+
+TYPE_CHECKING = False  # typing costs more to import than the rest of this module
+if TYPE_CHECKING:  # found by __getattr__ below when the program runs
+    from confluent_kafka import (
+        AcknowledgeType as AcknowledgeType,
+        ConcurrentModificationException as ConcurrentModificationException,
+        ConsumerGroupState as ConsumerGroupState,
+        ConsumerGroupTopicPartitions as ConsumerGroupTopicPartitions,
+        ConsumerGroupType as ConsumerGroupType,
+        DeserializingConsumer as DeserializingConsumer,
+        DeserializingShareConsumer as DeserializingShareConsumer,
+        ElectionType as ElectionType,
+        IllegalStateException as IllegalStateException,
+        IsolationLevel as IsolationLevel,
+        KafkaError as KafkaError,
+        KafkaException as KafkaException,
+        Messages as Messages,
+        Node as Node,
+        OFFSET_BEGINNING as OFFSET_BEGINNING,
+        OFFSET_END as OFFSET_END,
+        OFFSET_INVALID as OFFSET_INVALID,
+        OFFSET_STORED as OFFSET_STORED,
+        SerializingProducer as SerializingProducer,
+        ShareConsumer as ShareConsumer,
+        TIMESTAMP_CREATE_TIME as TIMESTAMP_CREATE_TIME,
+        TIMESTAMP_LOG_APPEND_TIME as TIMESTAMP_LOG_APPEND_TIME,
+        TIMESTAMP_NOT_AVAILABLE as TIMESTAMP_NOT_AVAILABLE,
+        ThrottleEvent as ThrottleEvent,
+        TopicCollection as TopicCollection,
+        TopicPartition as TopicPartition,
+        TopicPartitionInfo as TopicPartitionInfo,
+        Uuid as Uuid,
+        consistent as consistent,
+        fnv1a as fnv1a,
+        libversion as libversion,
+        murmur2 as murmur2,
+        version as version,
+    )
+
+    from mqd.client.admin import AdminClient as AdminClient
+    from mqd.client.async_consumer import AsyncConsumer as AsyncConsumer
+    from mqd.client.async_producer import AsyncProducer as AsyncProducer
+    from mqd.client.consumer import Consumer as Consumer
+    from mqd.client.messages import BatchDelivery as BatchDelivery
+    from mqd.client.messages import Message as Message
+    from mqd.client.producer import Producer as Producer
+    from mqd.client.record_batch import RecordBatchView as RecordBatchView
+
 _CLIENT = (
     "AdminClient",
     "AsyncConsumer",
     "AsyncProducer",
     "BatchDelivery",
     "Consumer",
-    "KafkaError",
-    "KafkaException",
     "Message",
     "Producer",
     "RecordBatchView",
-    "TopicPartition",
-    "OFFSET_BEGINNING",
-    "OFFSET_END",
-    "OFFSET_INVALID",
-    "OFFSET_STORED",
-    "TIMESTAMP_CREATE_TIME",
-    "TIMESTAMP_LOG_APPEND_TIME",
-    "TIMESTAMP_NOT_AVAILABLE",
 )
 
-__all__ = list(_CLIENT)  # noqa: PLE0605
+_confluent.install()
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> object:
-    """The client's names, imported when first asked for: a process of the broker does not pay for
-    them.
-    """
-    if name not in _CLIENT:
-        raise AttributeError(f"module 'mqd' has no attribute {name!r}")
-    from mqd import client
+    def __getattr__(name: str) -> object:
+        """The client's names, imported when first asked for: a process of the broker does not pay
+        for them.
+        """
+        if name == "__all__":
+            return sorted({*_CLIENT, *_confluent.names()})
+        if name.startswith("__"):
+            raise AttributeError(f"module 'mqd' has no attribute {name!r}")
+        if name in _CLIENT:
+            from mqd import client
 
-    found = globals()[name] = getattr(client, name)
-    return found
+            found = getattr(client, name)
+        else:
+            found = _confluent.find(name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_CLIENT})
+    return sorted({*globals(), *_CLIENT, *_confluent.names()})

@@ -201,6 +201,10 @@ class Producer:
             else self._implementation.list_topics(timeout=timeout)
         )
 
+    def cluster_id(self, timeout: float = -1) -> str | None:
+        """The cluster's id."""
+        return self._implementation.list_topics(timeout=timeout).cluster_id
+
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """For the next connection over TCP; nothing on shared memory, where a client is its
         process's user.

@@ -1,0 +1,122 @@
+"""confluent_kafka's modules under mqd's name: `from mqd.schema_registry.avro import AvroSerializer`.
+
+`mqd` and each `mqd.<module of confluent_kafka>` have the names of their counterpart. A name whose
+class is a client (Producer, Consumer, Message, AdminClient) is this package's own; every other one
+is confluent_kafka's object itself, so that classes compare equal whichever way they were imported.
+
+A few modules build on a client (_REBUILT: SerializingProducer derives from Producer). Their source
+is run a second time with its imports of confluent_kafka changed to mqd, which is what an
+application does. Nothing of confluent_kafka is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+TYPE_CHECKING = False  # `typing` costs more to import than the rest of this module
+if TYPE_CHECKING:
+    from typing import Any
+
+THEIRS, OURS = "confluent_kafka", "mqd"
+CLIENTS = ("AdminClient", "Consumer", "Message", "Producer")
+_REBUILT = ("avro", "deserializing_consumer", "serializing_producer", "schema_registry.rules.dlq.dlq_action")
+_REBUILT_WITH_SUBMODULES = ("aio", "kafkatest")
+# Modules of mqd itself: for these confluent_kafka is not even looked at.
+OWN_MODULES = frozenset(
+    ("_native acceptor base cli client cluster controller coordinator keeper log native protocol shm spark worker "
+     "__main__").split()
+)  # fmt: skip
+
+
+def find(name: str, *, module: str = "") -> object:
+    """What `mqd.<module>.<name>` is; `module` is "" for the package itself. AttributeError when
+    confluent_kafka has no such name.
+    """
+    theirs = importlib.import_module(_joined(THEIRS, module))
+    try:
+        found = getattr(theirs, name)
+    except AttributeError:
+        raise AttributeError(f"module {_joined(OURS, module)!r} has no attribute {name!r}") from None
+    if name in CLIENTS and (found.__module__.partition(".")[0] in (THEIRS, "cimpl")):
+        return getattr(importlib.import_module("mqd.client"), name)
+    if isinstance(found, ModuleType) and found.__name__.startswith(THEIRS + "."):
+        return importlib.import_module(OURS + found.__name__.removeprefix(THEIRS))
+    home = getattr(found, "__module__", None)
+    if isinstance(home, str) and is_rebuilt(home.removeprefix(THEIRS + ".")):
+        return getattr(importlib.import_module(OURS + home.removeprefix(THEIRS)), name)
+    return found
+
+
+def names(module: str = "") -> list[str]:
+    """The public names of the counterpart: its __all__, or what does not begin with "_"."""
+    theirs = importlib.import_module(_joined(THEIRS, module))
+    listed: list[str] = getattr(theirs, "__all__", None) or [name for name in vars(theirs) if name[0] != "_"]
+    return sorted(listed)
+
+
+def is_rebuilt(module: str) -> bool:
+    """Whether `mqd.<module>` is made of confluent_kafka's source, not of its objects."""
+    return module in _REBUILT or module.partition(".")[0] in _REBUILT_WITH_SUBMODULES
+
+
+def install() -> None:
+    """Makes the modules importable; called once, by `import mqd`."""
+    # First, so that no directory on the path is taken for one of them.
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        package, _, rest = fullname.partition(".")
+        if package != OURS or not rest or rest.partition(".")[0] in OWN_MODULES:
+            return None
+        import importlib.util  # not before it is needed: each process of the broker imports this module
+
+        try:
+            theirs = importlib.util.find_spec(_joined(THEIRS, rest))
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == THEIRS:
+                return None
+            raise  # an extra of confluent_kafka is not installed
+        if theirs is None:
+            return None
+        loader: Any = _AliasLoader(rest)
+        if is_rebuilt(rest):
+            from mqd.client.confluent_rebuilding import RebuildingLoader
+
+            loader = RebuildingLoader(theirs)
+        # No search path: submodules, too, are found here alone.
+        is_package = theirs.submodule_search_locations is not None
+        return ModuleSpec(fullname, loader, origin=theirs.origin, is_package=is_package)
+
+
+class _AliasLoader:
+    """A module whose names are looked up in the counterpart when they are first used."""
+
+    def __init__(self, rest: str) -> None:
+        self._rest = rest
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        rest = self._rest
+        module.__doc__ = importlib.import_module(_joined(THEIRS, rest)).__doc__
+
+        def __getattr__(name: str) -> object:
+            if name == "__all__":
+                return names(rest)
+            if name.startswith("__"):
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            found = find(name, module=rest)
+            setattr(module, name, found)
+            return found
+
+        vars(module).update(__getattr__=__getattr__, __dir__=lambda: sorted({*vars(module), *names(rest)}))
+
+
+def _joined(package: str, rest: str) -> str:
+    return f"{package}.{rest}" if rest else package

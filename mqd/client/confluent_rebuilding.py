@@ -1,0 +1,61 @@
+"""A module of confluent_kafka run a second time, with its imports changed to mqd. Apart from
+confluent.py, so that `import mqd` does without the parser.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
+
+from mqd.client.confluent import OURS, THEIRS
+
+
+class RebuildingLoader:
+    """A module made of the counterpart's source, which imports mqd where that imports
+    confluent_kafka.
+    """
+
+    def __init__(self, theirs: ModuleSpec) -> None:
+        self._theirs = theirs
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        return None
+
+    def get_source(self, _fullname: str) -> str:
+        loader: Any = self._theirs.loader
+        source: str | None = loader.get_source(self._theirs.name)
+        if source is None:
+            raise ImportError(f"{self._theirs.name} was installed without its source, which mqd needs here")
+        return source
+
+    def get_code(self, fullname: str) -> CodeType:
+        where = self._theirs.origin or fullname
+        tree = _Imports().visit(ast.parse(self.get_source(fullname), where))
+        return compile(ast.fix_missing_locations(tree), where, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = self._theirs.origin
+        exec(self.get_code(module.__name__), vars(module))
+
+
+class _Imports(ast.NodeTransformer):
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
+        if node.level == 0 and node.module is not None:
+            node.module = _renamed(node.module)
+        return node
+
+    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
+        imports: list[ast.stmt] = []
+        for alias in node.names:
+            renamed, bound = _renamed(alias.name), alias.asname
+            if renamed != alias.name and bound is None:  # binds the name of the package
+                imports.append(ast.Import([ast.alias(renamed)]))
+                renamed, bound = OURS, THEIRS
+            imports.append(ast.Import([ast.alias(renamed, bound)]))
+        return [ast.copy_location(statement, node) for statement in imports]
+
+
+def _renamed(name: str) -> str:
+    return OURS + name.removeprefix(THEIRS) if name.partition(".")[0] == THEIRS else name

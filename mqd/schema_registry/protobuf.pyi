@@ -1,0 +1,20 @@
+# mypy: disable-error-code="attr-defined"
+from confluent_kafka.schema_registry.protobuf import (
+    AsyncProtobufDeserializer as AsyncProtobufDeserializer,
+    AsyncProtobufDeserializerBuilder as AsyncProtobufDeserializerBuilder,
+    AsyncProtobufSerializer as AsyncProtobufSerializer,
+    AsyncProtobufSerializerBuilder as AsyncProtobufSerializerBuilder,
+    ProtobufDeserializer as ProtobufDeserializer,
+    ProtobufDeserializerBuilder as ProtobufDeserializerBuilder,
+    ProtobufSerializer as ProtobufSerializer,
+    ProtobufSerializerBuilder as ProtobufSerializerBuilder,
+    decimal_to_protobuf as decimal_to_protobuf,
+    get_inline_tags as get_inline_tags,
+    get_type as get_type,
+    is_map_field as is_map_field,
+    protobuf_to_decimal as protobuf_to_decimal,
+    protobuf_to_variant as protobuf_to_variant,
+    transform as transform,
+    validate_message as validate_message,
+    variant_to_protobuf as variant_to_protobuf,
+)
