@@ -26,12 +26,27 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--tier") == "long":
         return
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="slow tier: make test-long"))
+    slow = [item for item in items if _is_slow(item)]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
 
 
-@pytest.fixture(scope="session", params=["epoll", "io_uring"])
+def _is_slow(item: pytest.Item) -> bool:
+    """What only repeats a test of ours on the other I/O backend is slow, but for what is marked
+    `both_backends`; the native tests run on both each time.
+    """
+    if "slow" in item.keywords:
+        return True
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return parameters.get("io_backend") == SECOND_BACKEND and "both_backends" not in item.keywords
+
+
+# tests without this fixture have the default, io_uring where the kernel allows it
+FIRST_BACKEND, SECOND_BACKEND = "epoll", "io_uring"
+
+
+@pytest.fixture(scope="session", params=[FIRST_BACKEND, SECOND_BACKEND])
 def io_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 

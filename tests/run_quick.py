@@ -34,7 +34,7 @@ CACHE, BESIDE_CACHE = Path(".pytest_cache"), Path(".pytest_cache/beside")
 
 
 def run(cache: Path, *arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache}", *arguments]).returncode
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", "--durations=40", "-o", f"cache_dir={cache}", *arguments]).returncode
 
 
 def _last_failed(cache: Path) -> Path:

@@ -28,6 +28,7 @@ def topic(shared_broker: Broker) -> str:
     return topics.create_topic(shared_broker, "fetch", 3)
 
 
+@pytest.mark.both_backends
 def test_a_record_ends_a_long_poll_at_once(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as reader, topics.connect(shared_broker) as writer:
         for number in range(10):
@@ -137,6 +138,7 @@ def test_a_fetch_of_followers_is_not_answered_to_clients(shared_broker: Broker, 
 # -- limits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_backends
 def test_a_batch_larger_than_every_limit_comes_whole_and_alone(shared_broker: Broker, topic: str) -> None:
     big = compressible(300_000, "limit")
     with topics.connect(shared_broker) as kafka:
@@ -178,6 +180,7 @@ def test_fetching_from_the_middle_of_a_batch_gives_the_whole_batch(shared_broker
         assert [header.base_offset for header in topics.headers_in(part.records)] == [0, 10]
 
 
+@pytest.mark.both_backends
 def test_many_segments_are_read_in_order(shared_broker: Broker) -> None:
     name = topics.create_topic(shared_broker, "segments", segment_bytes="20000")
     with topics.connect(shared_broker) as kafka:
@@ -195,6 +198,7 @@ def test_many_segments_are_read_in_order(shared_broker: Broker) -> None:
 # -- many requests on one connection ---------------------------------------------------------------
 
 
+@pytest.mark.both_backends
 def test_replies_leave_in_the_order_of_the_requests(shared_broker: Broker, topic: str) -> None:
     """Native ones, those of the acceptor, of this worker's partitions and the other's, and a long
     poll among them: KafkaConnection.receive checks each id.

@@ -52,6 +52,7 @@ def values_of(kafka: KafkaConnection, topic: str, partition: int = 0) -> list[by
 # -- acks ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("acks", [1, -1])
 def test_an_acknowledged_record_is_there(kafka: KafkaConnection, topic: str, acks: int) -> None:
     for number in range(3):
@@ -89,6 +90,7 @@ def test_other_acks_are_refused(kafka: KafkaConnection, topic: str) -> None:
     assert topics.list_offset(kafka, topic, topics.LATEST).offset == 0
 
 
+@pytest.mark.both_backends
 def test_many_partitions_in_one_request_each_have_their_own_answer(
     shared_broker: Broker, kafka: KafkaConnection, topic: str
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_retry_is_answered_with_the_original_offset(kafka: KafkaConnection, to
     assert topics.list_offset(kafka, topic, topics.LATEST, partition).offset == 15
 
 
+@pytest.mark.both_backends
 def test_five_in_flight_and_all_of_them_again(shared_broker: Broker, kafka: KafkaConnection, topic: str) -> None:
     """What a client does whose connection broke: sends all five once more, on a new one."""
     producer = new_producer(kafka)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -296,7 +297,16 @@ def spoken(key: int) -> range:
     return RECORD_VERSIONS if key == PRODUCE else range(SUPPORTED[key].min_version, SUPPORTED[key].max_version + 1)
 
 
-@pytest.mark.parametrize(("key", "version"), [(key, version) for key in CASES for version in spoken(key)])
+def oldest_and_newest_quick() -> list[Any]:
+    """The bounds of each API in every run, the versions in between in the slow tier."""
+    return [
+        pytest.param(key, version, marks=() if version in (spoken(key)[0], spoken(key)[-1]) else pytest.mark.slow)
+        for key in CASES
+        for version in spoken(key)
+    ]
+
+
+@pytest.mark.parametrize(("key", "version"), oldest_and_newest_quick())
 def test_an_advertised_version_is_answered(setting: Setting, key: int, version: int) -> None:
     case = CASES[key]
     response = setting.kafka.call(key, version, case.request(setting, version))

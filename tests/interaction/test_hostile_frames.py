@@ -159,6 +159,7 @@ def test_whole_requests_before_a_lie_are_answered(watch, bystanders):
         assert kafka.is_closed_by_peer()
 
 
+@pytest.mark.both_backends
 def test_a_frame_in_single_bytes_is_answered(watch, bystanders):
     with watch.connect() as kafka:
         for byte in with_length(
@@ -174,6 +175,7 @@ def test_a_frame_in_single_bytes_is_answered(watch, bystanders):
         bystanders.written += 1
 
 
+@pytest.mark.both_backends
 def test_connections_that_end_within_a_frame_leave_nothing(watch, bystanders):
     large = with_length(
         encode_request(produce_request("nowhere", {0: batch(bytes(200_000))}), PRODUCE_VERSION, 1, "cut")
@@ -474,6 +476,7 @@ def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) 
     return swarm
 
 
+@pytest.mark.both_backends
 def test_mutated_frames_harm_nobody(watch, bystanders):
     swarm = _run_mutations(watch, bystanders, 4800, seed=20260)
     assert swarm.ends["closed"] > 1000 and swarm.ends["answered"] > 1000, swarm.ends

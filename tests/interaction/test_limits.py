@@ -61,6 +61,7 @@ def _partition_of_directory(watch: Watch, topic: str, directory: Path) -> int:
     )
 
 
+@pytest.mark.both_backends
 def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_path):
     faults, sound, stalled = tmp_path / "faults", tmp_path / "disk-sound", tmp_path / "disk-stalled"
     faults.write_text("")

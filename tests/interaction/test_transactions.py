@@ -47,6 +47,7 @@ def begin(producer: RawProducer, topic: str, partition: int, *values: bytes) -> 
     assert producer.produce(topic, partition, *values) == 0
 
 
+@pytest.mark.both_backends
 @VERSIONS
 def test_committed_is_seen_at_once_and_aborted_never(shared_broker: Broker, version: int) -> None:
     with connect(shared_broker) as kafka:

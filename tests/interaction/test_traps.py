@@ -171,6 +171,7 @@ class IdempotentProducer:
             assert outcome.error_code in (NOT_LEADER, TIMED_OUT, STORAGE_ERROR), outcome
 
 
+@pytest.mark.both_backends
 def test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers(start_broker, io_backend):
     watch = Watch(start_broker(config={"io.backend": io_backend}))
     with watch.connect() as kafka:
@@ -253,6 +254,7 @@ def test_forwarded_batches_of_a_producer_never_overtake_each_other(watch, name):
             assert watch.total("batches_forwarded") - before == 750
 
 
+@pytest.mark.both_backends
 def test_a_retry_through_another_worker_gets_the_original_offset(watch, name):
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], name, 1)
@@ -354,6 +356,7 @@ def _descriptors(pid: int) -> list[str]:
 # -- arena -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_backends
 def test_the_arena_is_empty_after_traffic(watch, name):
     """Small and large, own and forwarded, good and refused, whole and cut off: nothing of it stays."""
     with watch.connection_to_each_worker() as connections:
@@ -432,6 +435,7 @@ def test_quiet_partitions_take_little_disk(start_broker):
 # -- waiters ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_backends
 def test_a_long_poll_wakes_through_any_worker(watch, name):
     """Reader on either worker, writer on either worker, partitions of either: nobody waits for the
     time-out.

@@ -190,6 +190,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
 def test_a_planted_bug_is_found(planted: type[ClassicGroup]) -> None:
     for seed in range(SEEDS_MAX):

@@ -214,6 +214,7 @@ def _patched(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name: str) -> None:
     with _patched(PLANTED[name]), pytest.raises((AssertionError, KeyError)):

@@ -94,6 +94,7 @@ PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises((AssertionError, KeyError, ZeroDivisionError)):

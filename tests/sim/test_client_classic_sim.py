@@ -53,6 +53,7 @@ def never_joins_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicCore, "_rejoin", lambda self: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [keeps_what_it_has_when_it_joins, never_joins_again])
 def test_planted_bugs_are_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

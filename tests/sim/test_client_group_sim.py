@@ -49,6 +49,7 @@ def takes_more_while_a_report_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupCore, "_is_report_open", property(lambda self: False, lambda self, value: None), raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

@@ -30,6 +30,7 @@ def test_schedules_of_failing_disks() -> None:
 # 200 schedules, CRC: in 2 of 400). fsync: a flush that failed is tried again; CRC: a follower does
 # not look at checksums; batch: a leader sends parts of batches; shortened: a log that was cut
 # before sound records leads; BOOT: pages count as kept over a power cut.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "first", "seeds"),
     [("fsync", 20, 80), ("CRC", 180, 200), ("batch", 0, 10), ("shortened", 0, 60), ("BOOT", 0, 90)],

@@ -40,6 +40,7 @@ def test_what_schedules_meet() -> None:
 
 
 # A rule that is off -> seeds within which it is seen.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "seeds"), [("held", 5), ("R4c", 30), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)]
 )
@@ -48,6 +49,7 @@ def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
     assert any(result.name in ("C5", "C6", "LIVE") for result in found), f"{rule} survives {seeds} schedules"
 
 
+@pytest.mark.slow
 def test_a_member_with_a_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledges_before_it_lets_go(monkeypatch)
     assert any(outcome(seed, kind="members").name for seed in range(5))

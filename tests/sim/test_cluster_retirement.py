@@ -32,6 +32,7 @@ def test_what_schedules_meet() -> None:
 
 
 # A rule that is off -> seeds within which it is seen.
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "name", "seeds"), [("seal", "V2", 5), ("emptied", "V4", 5), ("used", "V4", 5)])
 def test_a_rule_that_is_off_is_seen(rule: str, name: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="retire")

@@ -69,6 +69,7 @@ SEEN_COUNT = 150
 RARE = {"R3": 2_000, "R6": 2_000, "903": 2_000, "proof of any epoch": 2_000, "OLDER": 2_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_off_is_seen(rule: str) -> None:
     found = outcomes(range(SEEN_COUNT), frozenset([rule]), enough=1)

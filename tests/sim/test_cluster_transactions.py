@@ -106,6 +106,7 @@ SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")
 RARE = {"M4": (600, "coordinators")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_off_is_seen(rule: str) -> None:
     seeds, kind = MUTANTS[rule]

@@ -360,6 +360,7 @@ BUGS: dict[str, Callable[..., GossipCore]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
     for seed in range(60):

@@ -241,6 +241,7 @@ BUGS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug: type[JointTransaction]) -> None:
     for seed in range(60):

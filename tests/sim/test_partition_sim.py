@@ -109,6 +109,7 @@ RARE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_off_is_seen(rule: str) -> None:
     core, flush_on_ack, count = MUTANTS[rule]

@@ -225,6 +225,7 @@ BUGS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug: type[Transaction]) -> None:
     for seed in range(60):
