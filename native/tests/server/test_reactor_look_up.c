@@ -25,9 +25,9 @@ static int64_t found(struct client *client)
 {
     int64_t offset = -1000;
     CHECK_OR(client_receive(client) == 1, return -1000);
-    CHECK_EQUAL(take(client, 4), 7);
+    CHECK_OR(take(client, 4) == 7, return -1000);
     take(client, 4);
-    CHECK_EQUAL(take(client, 4), 1);
+    CHECK_OR(take(client, 4) == 1, return -1000);
     take_bytes(client, (uint32_t)take(client, 2));
     for (uint32_t count = (uint32_t)take(client, 4); count; count--) {
         take(client, 4);
