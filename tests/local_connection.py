@@ -20,8 +20,8 @@ from pathlib import Path
 from mqd import native
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
-MAGIC, VERSION = 0x314C434F4C44514D, 1
-HELLO = struct.Struct("<QIIQQII64s")
+MAGIC, VERSION = 0x314C434F4C44514D, 2
+HELLO = struct.Struct("<QIIQQII64s72s")
 WELCOME = struct.Struct("<QQIi232s")
 HEADER = struct.Struct("<QIIQQQQQQII")
 ASK = struct.Struct("<II16siIq")
@@ -45,6 +45,7 @@ def hello(
     magic: int = MAGIC,
     version: int = VERSION,
     abi_hash: int | None = None,
+    server: bytes = b"",
 ) -> bytes:
     return HELLO.pack(
         magic,
@@ -55,6 +56,7 @@ def hello(
         reply_bytes,
         0,
         client_id,
+        server,
     )
 
 

@@ -32,6 +32,7 @@ from mqd.base import cluster_config
 from mqd.base import config as configuration
 from mqd.base import logging, paths, watchdog
 from mqd.native import ProcessState
+from mqd.shm import rendezvous
 from mqd.shm.attach import KeeperClient, KeeperError
 
 
@@ -109,7 +110,10 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
 
         between = Between(client.cluster_sockets[0], handoffs, secret, metadata, broker.node_id, serve)
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running)
-    local = LocalClients(client.local_listener, handoffs, lambda worker: control.local_usage(worker)[0], running)
+    servers = rendezvous.served(listener.getsockname()[:2] for listener in client.listeners)
+    local = LocalClients(
+        client.local_listener, handoffs, lambda worker: control.local_usage(worker)[0], running, servers
+    )
 
     def on_death(death) -> None:
         if death.role == "worker":

@@ -198,6 +198,7 @@ class Choice(NamedTuple):
     transport: str
     socket_path: str | None
     reason: str
+    server: str = ""  # what the broker at socket_path must say that it serves
 
 
 def choose_transport(settings: Settings) -> Choice:
@@ -218,7 +219,7 @@ def choose_transport(settings: Settings) -> Choice:
         )
     found = rendezvous.find(servers, settings.own["mqd.socket.path"])
     if found.path is not None:
-        return Choice("shm", found.path, found.reason)
+        return Choice("shm", found.path, found.reason, found.server)
     if wanted == "shm":
         raise failure(KafkaError._TRANSPORT, f"transport=shm: {found.reason}")
     return Choice("tcp", None, f"no shared memory: {found.reason}")

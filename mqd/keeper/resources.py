@@ -33,7 +33,7 @@ class Resources(msgspec.Struct):
     cluster: sockets.ClusterSockets | None  # None: this host listens for no others
     keeper_socket: socket.socket
     local_listener: socket.socket | None  # None: no local clients (local.attachments.max=0)
-    rendezvous: list[Path]  # links by which they find it
+    rendezvous: list[rendezvous.Published]  # links by which they find it
     eventfds: list[int]
     handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
     control: native.Control
@@ -118,14 +118,24 @@ def _make_segments(
     return control, control_lock
 
 
-def _listen_local(settings: Settings, addresses: list[tuple[str, int]]) -> tuple[socket.socket | None, list[Path]]:
+def _listen_local(
+    settings: Settings, addresses: list[tuple[str, int]]
+) -> tuple[socket.socket | None, list[rendezvous.Published]]:
     """The client socket, and where it was made known."""
     path = settings.places.client_socket
     if int(settings.config.get("local.attachments.max", "1024")) == 0:
         path.unlink(missing_ok=True)
         return None, []
     listener = sockets.listen_local(path, int(settings.config.get("local.socket.permissions", "0600"), 8))
-    return listener, rendezvous.publish(addresses, path)
+    published = rendezvous.publish(addresses, path)
+    if not published:
+        log.warning(
+            "local clients do not find this broker by bootstrap.servers: no directory can be written, or its names are"
+            " another broker's; they go over TCP, or name the socket by mqd.socket.path",
+            directories=", ".join(map(str, rendezvous.directories())),
+            socket=str(path),
+        )
+    return listener, published
 
 
 def remove(settings: Settings, resources: Resources) -> None:
@@ -134,7 +144,7 @@ def remove(settings: Settings, resources: Resources) -> None:
         listener.close()
     if resources.cluster is not None:
         resources.cluster.close()
-    rendezvous.withdraw(resources.rendezvous, settings.places.client_socket)
+    rendezvous.withdraw(resources.rendezvous)
     if resources.local_listener is not None:
         resources.local_listener.close()
     resources.keeper_socket.close()

@@ -44,7 +44,8 @@ def partition_for(partitioner: int, key: bytes | None, partition_count: int, ran
 
 class Client:
     """An attachment to a broker of this host. `data_bytes` is memory for requests and batches;
-    `request_bytes` the part of it for `submit` (a consumer gives all of it).
+    `request_bytes` the part of it for `submit` (a consumer gives all of it);
+    `server` what the broker must serve (mqd/shm/rendezvous.py), "" = any broker.
 
     Raises NativeError: ENOENT or ECONNREFUSED (no broker), EACCES, ETIMEDOUT, E_LAYOUT (another
     build), or what the broker refuses with.
@@ -63,11 +64,13 @@ class Client:
         request_bytes: int = 0,
         timeout_ms: int = 0,
         spin_us: int = 0,
+        server: str = "",
     ) -> None:
         self._pointer = ffi.NULL
         path, name = ffi.new("char[]", os.fsencode(socket_path)), ffi.new("char[]", client_id.encode()[:63])
+        wanted = ffi.new("char[]", server.encode())
         options = ffi.new("struct mqd_client_options *")
-        options.socket_path, options.client_id = path, name
+        options.socket_path, options.client_id, options.server = path, name, wanted
         options.data_bytes, options.reply_bytes, options.submission_count, options.request_bytes = (
             data_bytes,
             reply_bytes,

@@ -1,28 +1,36 @@
 """How a client finds the client socket of a broker that it knows by `bootstrap.servers` alone.
 
-The keeper publishes symbolic links to `run/client.sock`, named after what it listens on; a client
-on the same host looks for the one of its bootstrap server.
+The keeper publishes symbolic links to `run/client.sock`, named after what it listens on and where;
+a client on the same host looks for the one of its bootstrap server.
 
-    DIRECTORY/9092             listens on every address
-    DIRECTORY/127.0.0.1@9092   listens on this address
+    DIRECTORY/0.0.0.0@9092.net-f0000000-5bd2a1c0     listens on every IPv4 address
+    DIRECTORY/127.0.0.1@9092.net-f0000000-5bd2a1c0   listens on this address
+    DIRECTORY/.NAME.lock                             locked by the keeper that has made the link
 
-DIRECTORY is /run/mqd where the broker may write it, $XDG_RUNTIME_DIR/mqd, and /tmp/mqd-UID: the
-broker writes to all of them it can, a client takes the first that has its broker.
-$MQD_RUN_RENDEZVOUS names other ones (separated by colons), for both.
+The end of a name is the network namespace: its number, and the start of the machine's boot id.
 
-1. A directory is believed only when it is a real directory that nobody but root, or this process's
-   user, can have written: in /tmp anybody could have made one.
-2. A link proves nothing: its broker may have been killed. The socket says it (ECONNREFUSED), and
-   then TCP is the way.
-3. A broker removes at its end what it has published, and at its start the links of brokers that
-   were killed.
+DIRECTORY is /run/mqd where the broker may write it, and $XDG_RUNTIME_DIR/mqd (without the variable
+/run/user/UID/mqd): the broker writes to those that it can, and to ~/.mqd when it can write to
+neither. A client takes the first that has its broker. $MQD_RUN_RENDEZVOUS names other ones
+(separated by colons), for both.
+
+1. A directory is believed only when it is a real directory that root, this process's user or a user
+   chosen by root owns: its parent belongs to root, and no other user can write there.
+2. A link proves nothing: its broker may have been killed, and its path may lead elsewhere in another
+   container. The client says the name in its hello, and a broker that does not serve that name
+   refuses (mqd/acceptor/local/clients.py). One socket at a time listens on an address and port of a
+   network namespace, so a broker that serves the name is the one that TCP would reach.
+3. A link whose lock is held is never replaced or removed by another broker. The kernel lets go of
+   the lock when the keeper ends, however it ends. A broker removes at its end what it has published,
+   and at its start the links of brokers that were killed.
 """
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import ipaddress
 import os
+import pwd
 import socket
 import stat
 from collections.abc import Iterable, Sequence
@@ -30,16 +38,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 PORT_DEFAULT = 9092
-_SWEEP_COUNT_MAX = 4096
+_SWEEP_COUNT_MAX = 8192
+_TAKE_COUNT = 10
+_IN_HOME = ".mqd"
 _DIRECTORIES_VARIABLE = "MQD_RUN_RENDEZVOUS"
 SOCKET_VARIABLE = "MQD_SOCKET"
 
 
 class Rendezvous(NamedTuple):
-    """What `find` found: `path` of the client socket, or None; `reason` in words, for a log line."""
+    """What `find` found: `path` of the client socket, or None; `reason` in words, for a log line;
+    `server`, to be said in the hello: the name that the broker must serve ("" = any broker).
+    """
 
     path: str | None
     reason: str
+    server: str = ""
+
+
+class Published(NamedTuple):
+    """A link that this broker has made, and the descriptor that holds its lock."""
+
+    link: Path
+    lock_fd: int
 
 
 def directories() -> list[Path]:
@@ -47,19 +67,42 @@ def directories() -> list[Path]:
     told = os.environ.get(_DIRECTORIES_VARIABLE)
     if told:
         return [Path(text) for text in told.split(":") if text]
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return [Path("/run/mqd"), *([Path(runtime) / "mqd"] if runtime else []), Path(f"/tmp/mqd-{os.getuid()}")]
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    return [Path("/run/mqd"), Path(runtime) / "mqd", *([home / _IN_HOME] if (home := _home()) else [])]
 
 
-def link_name(host: str, port: int) -> str:
-    """Of one listening address, as bound."""
-    address = host.partition("%")[0]
-    return str(port) if not address or ipaddress.ip_address(address).is_unspecified else f"{_plain(address)}@{port}"
+def _home() -> Path | None:
+    """The user database's, so that broker and client agree whatever $HOME is."""
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+def network_namespace() -> str:
+    """This process's network namespace, as the end of a name. Numbers of namespaces are unique while
+    they live; a directory may also be shared by machines. Raises OSError without /proc.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return f"{os.stat('/proc/self/ns/net').st_ino:x}-{boot}"
+
+
+def server_name(host: str, port: int) -> str:
+    """Of one listening address, as bound, in this network namespace. Raises OSError without /proc."""
+    return f"{_plain(host)}@{port}.net-{network_namespace()}"
+
+
+def served(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
+    """Names of all that a broker listens on; none without /proc, and then no client finds it."""
+    try:
+        return frozenset(server_name(host, port) for host, port in addresses)
+    except OSError:
+        return frozenset()
 
 
 def _plain(address: str) -> str:
-    """One spelling for each address; IPv4 in IPv6 is IPv4."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
+    """One spelling for each address; IPv4 in IPv6 is IPv4, and no address is every address."""
+    ip = ipaddress.ip_address(address.partition("%")[0] or "0.0.0.0")
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip)
 
@@ -67,14 +110,15 @@ def _plain(address: str) -> str:
 def _distrust(directory: Path) -> str | None:
     """Why nothing there is believed; None = it is."""
     try:
-        about = os.lstat(directory)
+        about, parent = os.lstat(directory), os.stat(directory.parent)
     except OSError as error:
         return error.strerror or "missing"
     if not stat.S_ISDIR(about.st_mode):
         return "not a directory"
-    if about.st_uid not in (0, os.getuid()):
+    chosen_by_root = parent.st_uid == 0 and not parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if about.st_uid not in (0, os.getuid()) and not chosen_by_root:
         return f"belongs to uid {about.st_uid}"
-    if about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and about.st_uid != 0):
+    if about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and about.st_uid != 0 and not chosen_by_root):
         return "others can write to it"
     return None
 
@@ -95,70 +139,91 @@ def _make(directory: Path, shared: bool) -> bool:
     return _distrust(directory) is None and os.access(directory, os.W_OK | os.X_OK)
 
 
-def _answers(target: str) -> bool:
-    """False when nobody can listen there any more."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
+def _lock_path(link: Path) -> Path:
+    return link.with_name(f".{link.name}.lock")
+
+
+def _take(link: Path) -> int | None:
+    """The lock of a name, held by the descriptor; None: another broker lives that holds it, or the
+    file is another user's.
+    """
+    path = _lock_path(link)
+    for _ in range(_TAKE_COUNT):
         try:
-            probe.connect(target)
-        except OSError as error:
-            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK, errno.EPROTOTYPE)
-    return True
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_ino == os.stat(path).st_ino:
+                return fd
+        except FileNotFoundError:
+            pass  # its last holder has just removed it
+        except OSError:
+            os.close(fd)
+            return None
+        os.close(fd)
+    return None
+
+
+def _remove(link: Path, lock_fd: int) -> None:
+    """A link whose lock is ours, and the lock."""
+    try:
+        link.unlink(missing_ok=True)
+        _lock_path(link).unlink(missing_ok=True)
+    except OSError:
+        pass  # the directory is not to be written any more; the lock is free, so the next broker may
+    finally:
+        os.close(lock_fd)
 
 
 def _sweep(directory: Path) -> None:
-    """Links of the dead: whose socket is gone, or refuses."""
+    """Links of the dead: whose lock is free."""
     try:
         names = os.listdir(directory)[:_SWEEP_COUNT_MAX]
     except OSError:
         return
-    for name in names:
-        path, aside = directory / name, directory / f".{name}.{os.getpid()}.swept"
-        try:
-            if _answers(os.readlink(path)):
-                continue
-            os.rename(path, aside)
-            try:
-                if _answers(target := os.readlink(aside)):  # its broker is back since, and has made the link anew
-                    os.symlink(target, path)
-            finally:
-                aside.unlink()
-        except OSError:
-            continue
+    for name in {name[1:-5] if name.startswith(".") and name.endswith(".lock") else name for name in names}:
+        link = directory / name
+        if not name.startswith(".") and (lock_fd := _take(link)) is not None:
+            _remove(link, lock_fd)
+
+
+def _link(link: Path, socket_path: str) -> Published | None:
+    lock_fd = _take(link)
+    if lock_fd is None:
+        return None
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(socket_path)
+    except OSError:
+        _remove(link, lock_fd)
+        return None
+    return Published(link, lock_fd)
 
 
 def publish(
     addresses: Iterable[tuple[str, int]], socket_path: str | os.PathLike[str], places: Sequence[Path] | None = None
-) -> list[Path]:
+) -> list[Published]:
     """Links for every listening address (host, port; as bound) in every directory that can be
-    written. The socket must be listening already. Never raises for a directory that cannot be used:
-    returns the links made.
+    written; in the user's home only when there is no other. The socket must be listening already.
+    Never raises for a directory that cannot be used: returns the links made, whose locks are held
+    until `withdraw`.
     """
-    made: list[Path] = []
-    names = sorted({link_name(host, port) for host, port in addresses})
+    made: list[Published] = []
+    names, target = sorted(served(addresses)), os.path.abspath(socket_path)
     for directory in directories() if places is None else places:
-        if not _make(directory, shared=directory.parent == Path("/run")):
+        if (directory.name == _IN_HOME and made) or not _make(directory, shared=directory.parent == Path("/run")):
             continue
         _sweep(directory)
-        for name in names:
-            link, temporary = directory / name, directory / f".{name}.{os.getpid()}"
-            try:
-                temporary.unlink(missing_ok=True)
-                temporary.symlink_to(os.path.abspath(socket_path))
-                os.replace(temporary, link)
-            except OSError:
-                continue
-            made.append(link)
+        made.extend(one for name in names if (one := _link(directory / name, target)) is not None)
     return made
 
 
-def withdraw(links: Iterable[Path], socket_path: str | os.PathLike[str]) -> None:
-    """At the broker's end. A link that another broker has taken over stays."""
-    for link in links:
-        try:
-            if os.readlink(link) == os.path.abspath(socket_path):
-                link.unlink()
-        except OSError:
-            continue
+def withdraw(published: Iterable[Published]) -> None:
+    """At the broker's end."""
+    for link, lock_fd in published:
+        _remove(link, lock_fd)
 
 
 # -- the client ------------------------------------------------------------------------------------
@@ -214,8 +279,8 @@ def _is_socket(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str | None, list[str]]:
-    """(socket path, what was in the way)."""
+def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None, list[str]]:
+    """(name, socket path, what was in the way)."""
     obstacles = []
     for directory in places:
         why = _distrust(directory)
@@ -229,15 +294,26 @@ def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str | None, lis
             except OSError:
                 continue
             if _is_socket(target):
-                return target, obstacles
+                return name, target, obstacles
             obstacles.append(f"{directory / name} leads to {target}, which is no socket that this user can reach")
-    return None, obstacles
+    return "", None, obstacles
+
+
+def _names(addresses: Iterable[str], port: int) -> list[str]:
+    """What a broker may have published that TCP would reach at one of these addresses. A listener on
+    :: takes IPv4 too (mqd/keeper/sockets.py). Raises OSError without /proc.
+    """
+    hosts: list[str] = []
+    for address in addresses:
+        every = ["::"] if ":" in _plain(address) else ["0.0.0.0", "::"]
+        hosts += [address, *every]
+    return [server_name(host, port) for host in dict.fromkeys(hosts)]
 
 
 def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:
     """The client socket of the broker at `bootstrap_servers` ("host:port,host:port"), when one of
     them is this host's. `socket_path` (property mqd.socket.path) or $MQD_SOCKET says it without
-    looking. Never raises, resolves names (may take as long as the resolver does).
+    looking, and without proof. Never raises, resolves names (may take as long as the resolver does).
     """
     told = socket_path or os.environ.get(SOCKET_VARIABLE)
     if told:
@@ -255,11 +331,15 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
         if not local:
             seen.append(f"{host}:{port} is not on this host")
             continue
-        names = [*(f"{_plain(address)}@{port}" for address in local), str(port)]
-        path, obstacles = _look(names, places)
+        try:
+            names = _names(local, port)
+        except OSError as error:
+            return Rendezvous(None, f"this process's network namespace is not known: {error}")
+        name, path, obstacles = _look(names, places)
         if path is not None:
-            return Rendezvous(path, f"{host}:{port} is this host's broker")
+            return Rendezvous(path, f"{host}:{port} is this host's broker", name)
         seen.append(
-            "; ".join(obstacles) or f"no local broker has published port {port} in {', '.join(map(str, places))}"
+            "; ".join(obstacles)
+            or f"no broker of this network namespace has published port {port} in {', '.join(map(str, places))}"
         )
     return Rendezvous(None, "; ".join(seen) or "bootstrap.servers names no address")

@@ -41,23 +41,28 @@ ATTACH_TIMEOUT_MS = 3000
 ANSWER_TIMEOUT_S = 10.0
 FETCH, VERSION = 1, 13
 _numbers = itertools.count(1)
-_kept: dict[tuple[int, str], Client] = {}  # L1; by process and socket
+_kept: dict[tuple[int, str, str], Client] = {}  # L1; by process, socket and server
 
 
 class NotHere(Exception):
     """Why a partition cannot be read from this host's memory."""
 
 
-def _attach(path: str, client_id: str) -> Client:
-    found = _kept.get((os.getpid(), path))
+def _attach(path: str, server: str, client_id: str) -> Client:
+    found = _kept.get((os.getpid(), path, server))
     if found is None:
         try:
             found = Client(
-                path, client_id=client_id, data_bytes=64 << 10, request_bytes=64 << 10, timeout_ms=ATTACH_TIMEOUT_MS
+                path,
+                client_id=client_id,
+                data_bytes=64 << 10,
+                request_bytes=64 << 10,
+                timeout_ms=ATTACH_TIMEOUT_MS,
+                server=server,
             )
         except NativeError as error:
             raise NotHere(f"{path}: {error}") from error
-        _kept[os.getpid(), path] = found
+        _kept[os.getpid(), path, server] = found
     return found
 
 
@@ -68,14 +73,14 @@ def _forget(client: Client) -> None:
             client.close()
 
 
-def _find(options: SourceOptions, cluster: Cluster, one: Range) -> str:
-    """The client socket of a broker of this host: one of bootstrap.servers, or the one that leads
+def _find(options: SourceOptions, cluster: Cluster, one: Range) -> tuple[str, str]:
+    """The client socket, and what is served there, of a broker of this host: one of bootstrap.servers, or the one that leads
     the partition. Any replica will do: it is read as far as its high watermark, and who has none
     says so.
     """
     found = rendezvous.find(options.kafka.bootstrap_servers)
     if found.path is not None:
-        return found.path
+        return found.path, found.server
     if options.kafka.transport == "auto" and not _any_here():
         raise NotHere(found.reason)
     try:
@@ -90,7 +95,7 @@ def _find(options: SourceOptions, cluster: Cluster, one: Range) -> str:
     found = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if found.path is None:
         raise NotHere(found.reason)
-    return found.path
+    return found.path, found.server
 
 
 def _any_here() -> bool:
@@ -102,7 +107,7 @@ def open_views(
     options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
 ) -> LocalViews:
     """Raises NotHere."""
-    client = _attach(_find(options, cluster, one), options.kafka.client_id)
+    client = _attach(*_find(options, cluster, one), options.kafka.client_id)
     try:
         return LocalViews(client, int(options.kafka.read_committed), one, lost, pool)
     except NativeError as error:

@@ -36,7 +36,7 @@ def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
     reason = found.reason
     if found.path is not None:
         try:
-            return LocalLink(found.path, host, port, settings)
+            return LocalLink(found.path, found.server, host, port, settings)
         except NativeError as error:
             reason = str(error)
     if settings.transport == "shm":
@@ -50,7 +50,7 @@ def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
 class LocalLink:
     """Raises OSError when the attachment has ended."""
 
-    def __init__(self, path: str, host: str, port: int, settings: KafkaSettings) -> None:
+    def __init__(self, path: str, server: str, host: str, port: int, settings: KafkaSettings) -> None:
         self.host, self.port = host, port
         self._client_id, self._timeout_s = settings.client_id, settings.request_timeout_s
         self._numbers = itertools.count(1)
@@ -61,6 +61,7 @@ class LocalLink:
             data_bytes=MEMORY_BYTES,
             request_bytes=MEMORY_BYTES,
             timeout_ms=ATTACH_TIMEOUT_MS,
+            server=server,
         )
 
     def pick(self, api_key: int, at_most: int) -> int:

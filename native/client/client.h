@@ -25,6 +25,9 @@
 struct mqd_client_options {
     const char *socket_path;
     const char *client_id;
+    /* what the broker must say that it serves, or it refuses: a name of mqd/shm/rendezvous.py; NULL
+     * or "" = any broker */
+    const char *server;
     uint64_t data_bytes;       /* memory for requests, 64 KiB .. 1 GiB; 0 = 16 MiB */
     uint32_t reply_bytes;      /* 0 = 256 KiB */
     uint32_t submission_count; /* 0 = 4096 */

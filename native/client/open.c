@@ -77,6 +77,10 @@ static int say_hello(int fd, const struct mqd_client_options *options)
                                     .abi_hash = mqd_local_abi_hash(),
                                     .data_bytes = options->data_bytes,
                                     .reply_bytes = options->reply_bytes};
+    if (options->server && strlen(options->server) >= sizeof hello.server)
+        return mqd_error_set(MQD_E_INVALID, "the name of a server has at most %zu bytes", sizeof hello.server - 1);
+    if (options->server)
+        strcpy(hello.server, options->server);
     if (options->client_id)
         strncpy(hello.client_id, options->client_id, sizeof hello.client_id - 1);
     ssize_t sent;

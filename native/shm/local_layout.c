@@ -51,6 +51,7 @@ uint64_t mqd_local_abi_hash(void)
         FIELD(mqd_local_hello, reply_bytes),
         FIELD(mqd_local_hello, reserved),
         FIELD(mqd_local_hello, client_id),
+        FIELD(mqd_local_hello, server),
         FIELD(mqd_local_welcome, magic),
         FIELD(mqd_local_welcome, total_bytes),
         FIELD(mqd_local_welcome, worker),

@@ -44,7 +44,7 @@
 #include <stdint.h>
 
 #define MQD_LOCAL_MAGIC 0x314c434f4c44514dull /* "MQDLOCL1" */
-#define MQD_LOCAL_LAYOUT_VERSION 1u
+#define MQD_LOCAL_LAYOUT_VERSION 2u
 #define MQD_LOCAL_SUBMISSION_COUNT_MAX 65536u
 #define MQD_LOCAL_DATA_BYTES_MIN (1ull << 16)
 #define MQD_LOCAL_DATA_BYTES_MAX (1ull << 30)
@@ -105,6 +105,9 @@ struct mqd_local_hello {
     uint32_t reply_bytes;
     uint32_t reserved;
     char client_id[64]; /* NUL-terminated; for logs */
+    /* NUL-terminated; "ADDRESS@PORT.net-NAMESPACE": a broker that does not listen there refuses.
+     * Empty: the user has named the socket. */
+    char server[72];
 };
 
 /* worker -> client, with MQD_LOCAL_FD_COUNT descriptors */
@@ -149,7 +152,7 @@ struct mqd_local_segment {
     uint32_t reserved[3];
 };
 
-_Static_assert(sizeof(struct mqd_local_hello) == 104, "packet");
+_Static_assert(sizeof(struct mqd_local_hello) == 176, "packet");
 _Static_assert(sizeof(struct mqd_local_welcome) == 256, "packet");
 _Static_assert(sizeof(struct mqd_local_ask) == 40, "packet");
 _Static_assert(sizeof(struct mqd_local_segment) == 64, "packet");

@@ -214,10 +214,10 @@ def test_quotas_hold_through_shared_memory(shared_broker, request):
 @pytest.mark.parametrize(
     "greeting, reason",
     [
-        (hello(version=2), "layout version 2"),
+        (hello(version=1), "layout version 1"),
         (hello(abi_hash=1), "other sources"),
-        (hello()[:-1], "103 bytes"),
-        (hello() + b"x", "105 bytes"),
+        (hello()[:-1], "175 bytes"),
+        (hello() + b"x", "177 bytes"),
         (hello()[:16], "16 bytes"),
     ],
 )

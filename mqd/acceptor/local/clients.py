@@ -5,7 +5,8 @@ that serves the fewest of them.
     reason, and the end
                                               -> handed over: the worker makes the memory and welcomes
 
-What is checked here is what can be said without a worker: the layout's version and hash. Who the
+What is checked here is what can be said without a worker: the layout's version and hash, and that
+this broker listens where the client would connect by TCP (mqd/shm/rendezvous.py). Who the
 client is says the kernel (SO_PEERCRED), not the client; it goes with the socket, to be in the
 worker's log and in every request that comes back here.
 
@@ -25,7 +26,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from mqd import native
@@ -35,8 +36,8 @@ from mqd.base import logging
 from mqd.shm.attach import peer_pid
 
 LAYOUT_MAGIC = 0x314C434F4C44514D  # MQD_LOCAL_MAGIC
-LAYOUT_VERSION = 1  # MQD_LOCAL_LAYOUT_VERSION
-HELLO = struct.Struct("<QIIQQII64s")
+LAYOUT_VERSION = 2  # MQD_LOCAL_LAYOUT_VERSION
+HELLO = struct.Struct("<QIIQQII64s72s")
 WELCOME = struct.Struct("<QQIi232s")
 HANDOFF = struct.Struct("<IHHQIIIi32s")
 FLAG_LOCAL = 1
@@ -45,7 +46,7 @@ HELLO_COUNT_MAX = 128
 WAITING_COUNT_MAX = 64
 
 log = logging.get("acceptor.local")
-assert (HELLO.size, WELCOME.size, HANDOFF.size) == (104, 256, 64)
+assert (HELLO.size, WELCOME.size, HANDOFF.size) == (176, 256, 64)
 
 
 class Hello(NamedTuple):
@@ -55,6 +56,7 @@ class Hello(NamedTuple):
     data_bytes: int
     reply_bytes: int
     client_id: bytes
+    server: str  # where the client would connect by TCP; "" = it was given the socket
 
 
 def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
@@ -74,13 +76,19 @@ def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
             f"the client's hello has {len(packet)} bytes, not {HELLO.size}: install the same version of mqd for both,"
             " or connect by TCP"
         )
-    _, _, submission_count, client_hash, data_bytes, reply_bytes, _, client_id = HELLO.unpack(packet)
+    _, _, submission_count, client_hash, data_bytes, reply_bytes, _, client_id, server = HELLO.unpack(packet)
     if client_hash != abi_hash:
         return (
             "the client was built from other sources than this broker (their layouts differ): install the same version"
             " of mqd for both, or connect by TCP"
         )
-    return Hello(submission_count, data_bytes, reply_bytes, client_id.split(b"\0")[0])
+    return Hello(
+        submission_count,
+        data_bytes,
+        reply_bytes,
+        client_id.split(b"\0")[0],
+        server.split(b"\0")[0].decode(errors="replace"),
+    )
 
 
 def handoff(hello: Hello, uid: int, pid: int) -> bytes:
@@ -110,7 +118,7 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
 
 class LocalClients:
     """`listener` None: there are none. `attachment_count(worker)` and `running(worker)` come from
-    the control segment.
+    the control segment. `servers`: what this broker listens on (rendezvous.server_name).
     """
 
     def __init__(
@@ -119,7 +127,9 @@ class LocalClients:
         handoffs: Sequence[socket.socket],
         attachment_count: Callable[[int], int],
         running: Callable[[int], bool],
+        servers: Collection[str],
     ) -> None:
+        self._servers = servers
         self._listener = listener
         self._handoffs = handoffs
         self._attachment_count = attachment_count
@@ -207,10 +217,16 @@ class LocalClients:
             return
         pid, uid = peer_pid(connection)
         said = parse(packet, self._abi_hash)
-        if isinstance(said, Hello):
+        if isinstance(said, Hello) and (not said.server or said.server in self._servers):
             self._hand(connection, handoff(said, uid, pid))
             return
-        if said is not None:
+        if isinstance(said, Hello):
+            said = (
+                f"the client would connect by TCP to {said.server}, and this broker does not listen there: a broker in"
+                " another network namespace or container has the path of the client's; the client goes over TCP"
+            )
+            refuse(connection, native.E_STALE, said)
+        elif said is not None:
             refuse(connection, native.E_LAYOUT, said)
         else:
             connection.close()

@@ -28,7 +28,8 @@ def opener(
     servers, told = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 
     def attach() -> Client:
-        path = choice.socket_path if told else rendezvous.find(servers, told).path or choice.socket_path
+        found = None if told else rendezvous.find(servers)
+        path, server = (found.path, found.server) if found and found.path else (choice.socket_path, choice.server)
         try:
             return Client(
                 path,
@@ -38,6 +39,7 @@ def opener(
                 request_bytes=request_bytes,
                 timeout_ms=_ATTACH_TIMEOUT_MS,
                 spin_us=settings.own["mqd.spin.us"],
+                server=server,
             )
         except NativeError as error:
             if error.code == E_LAYOUT:

@@ -27,10 +27,12 @@ TEST(welcome_gives_what_was_asked)
 {
     struct fake fake;
     struct mqd_client_options options = small();
+    options.server = "127.0.0.1@9092.net-f0000000-00000000";
     fake_open(&fake, "attach");
     struct mqd_client *client = fake_attach(&fake, &options);
     CHECK(client);
     CHECK_TEXT(fake.hello.client_id, "test");
+    CHECK_TEXT(fake.hello.server, "127.0.0.1@9092.net-f0000000-00000000");
     CHECK_EQUAL(fake.hello.abi_hash, mqd_local_abi_hash());
     CHECK_EQUAL(mqd_client_worker(client), 0);
     CHECK_EQUAL(mqd_control_worker_count(mqd_client_control(client)), 1);

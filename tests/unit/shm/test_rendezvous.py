@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,10 +50,11 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_published_is_found(client_socket, places, bound, bootstrap):
     links = rendezvous.publish([(bound, 9092)], client_socket, places)
-    assert [link.parent for link in links] == places
+    assert [one.link.parent for one in links] == places
     found = rendezvous.find(bootstrap, places=places)
     assert found.path == str(client_socket) and "this host" in found.reason
-    rendezvous.withdraw(links, client_socket)
+    assert found.server in rendezvous.served([(bound, 9092)]) and len(found.server) < 72
+    rendezvous.withdraw(links)
     assert rendezvous.find(bootstrap, places=places).path is None
     assert not any(list(place.iterdir()) for place in places)
 
@@ -85,35 +89,78 @@ def test_a_directory_that_others_can_write_is_not_believed(client_socket, places
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-def test_a_directory_of_somebody_else_is_not_believed(client_socket, places):
+def test_a_directory_of_another_user_is_believed_where_only_root_can_have_chosen_it(client_socket, places):
+    """/run/mqd belongs to the broker's user, by systemd's RuntimeDirectory= or as the manual says."""
     rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1])
     os.chown(places[0], 12345, 12345)
+    places[0].chmod(0o775)
+    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path == str(client_socket)
+    places[0].parent.chmod(0o1777)  # as /tmp: any user can have made it
+    assert "belongs to uid 12345" in rendezvous.find("127.0.0.1:9092", places=places[:1]).reason
+    places[0].parent.chmod(0o700)
+    os.chown(places[0].parent, 12345, 12345)
     assert "belongs to uid 12345" in rendezvous.find("127.0.0.1:9092", places=places[:1]).reason
 
 
+_DEAD_BROKER = """
+import os, signal, sys
+from pathlib import Path
+from mqd.shm import rendezvous
+assert rendezvous.publish([("0.0.0.0", 9092), ("0.0.0.0", 9093)], sys.argv[1], [Path(sys.argv[2])])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_links_of_the_dead_are_swept_and_replaced(tmp_path, client_socket, places):
-    dead = tmp_path / "dead.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(os.fspath(dead))
-        listener.listen()
-        rendezvous.publish([("0.0.0.0", 9092), ("0.0.0.0", 9093)], dead, places)
-    links = rendezvous.publish([("0.0.0.0", 9092)], client_socket, places)
-    assert {path.name for path in places[0].iterdir()} == {"9092"}
+    subprocess.run([sys.executable, "-c", _DEAD_BROKER, tmp_path / "dead.sock", places[0]])
+    assert len(list(places[0].iterdir())) == 4
+    links = rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1])
+    name = rendezvous.server_name("0.0.0.0", 9092)
+    assert {path.name for path in places[0].iterdir()} == {name, f".{name}.lock"}
     assert rendezvous.find("localhost:9092", places=places).path == str(client_socket)
-    rendezvous.withdraw(links, dead)  # who was replaced takes nothing away
-    assert rendezvous.find("localhost:9092", places=places).path == str(client_socket)
+    rendezvous.withdraw(links)
+    assert list(places[0].iterdir()) == []
 
 
-def test_a_link_that_was_made_anew_while_it_was_swept_stays(client_socket, places, monkeypatch):
-    """Its broker starts again beside the one that sweeps: nobody listened there a moment ago."""
-    rendezvous.publish([("0.0.0.0", 9092)], client_socket, places)
-    answers, asked = rendezvous._answers, []
-    monkeypatch.setattr(
-        rendezvous, "_answers", lambda target: bool(asked.append(target) or len(asked) > 1) and answers(target)
-    )
-    rendezvous._sweep(places[0])
-    assert asked == [str(client_socket)] * 2 and [path.name for path in places[0].iterdir()] == ["9092"]
-    assert rendezvous.find("localhost:9092", places=places).path == str(client_socket)
+def test_a_link_whose_broker_lives_is_neither_replaced_nor_swept(tmp_path, client_socket, places):
+    """Also where nothing seems to listen: its path is that of another container."""
+    elsewhere = tmp_path / "not-in-this-container.sock"
+    links = rendezvous.publish([("0.0.0.0", 9092)], elsewhere, places[:1])
+    assert rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1]) == []
+    assert [os.readlink(one.link) for one in links] == [str(elsewhere)]
+    rendezvous.withdraw(links)
+    assert len(rendezvous.publish([("0.0.0.0", 9092)], client_socket, places[:1])) == 1
+
+
+def test_brokers_of_two_network_namespaces_have_a_name_each(tmp_path, client_socket, places, monkeypatch):
+    here = rendezvous.publish([("127.0.0.1", 9092)], client_socket, places[:1])
+    own = rendezvous.network_namespace()
+    monkeypatch.setattr(rendezvous, "network_namespace", lambda: "f0000001-00000000")
+    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path is None
+    there = rendezvous.publish([("127.0.0.1", 9092)], tmp_path / "other.sock", places[:1])
+    monkeypatch.setattr(rendezvous, "network_namespace", lambda: own)
+    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path == str(client_socket)
+    rendezvous.withdraw(there)
+    assert rendezvous.find("127.0.0.1:9092", places=places[:1]).path == str(client_socket)
+    rendezvous.withdraw(here)
+
+
+def test_without_proc_nothing_is_proved_and_nothing_found(client_socket, places, monkeypatch):
+    def missing() -> str:
+        raise FileNotFoundError("/proc/self/ns/net")
+
+    monkeypatch.setattr(rendezvous, "network_namespace", missing)
+    assert rendezvous.publish([("0.0.0.0", 9092)], client_socket, places) == []
+    assert "network namespace is not known" in rendezvous.find("127.0.0.1:9092", places=places).reason
+
+
+def test_the_home_is_used_where_nothing_else_can_be_written(tmp_path, client_socket):
+    first, home = tmp_path / "first", tmp_path / ".mqd"
+    made = rendezvous.publish([("0.0.0.0", 9092)], client_socket, [tmp_path / "no" / "parent", home])
+    assert [one.link.parent for one in made] == [home] and home.stat().st_mode & 0o777 == 0o700
+    rendezvous.withdraw(made)
+    made = rendezvous.publish([("0.0.0.0", 9092)], client_socket, [first, home])
+    assert [one.link.parent for one in made] == [first]
 
 
 def test_what_is_told_outright_comes_first(client_socket, places, monkeypatch):
@@ -130,4 +177,7 @@ def test_directories_come_from_the_environment(monkeypatch, tmp_path):
     assert rendezvous.directories() == [tmp_path / "a", tmp_path / "b"]
     monkeypatch.delenv("MQD_RUN_RENDEZVOUS")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert rendezvous.directories() == [Path("/run/mqd"), Path("/run/user/7/mqd"), Path(f"/tmp/mqd-{os.getuid()}")]
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".mqd"
+    assert rendezvous.directories() == [Path("/run/mqd"), Path("/run/user/7/mqd"), home]
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert rendezvous.directories() == [Path("/run/mqd"), Path(f"/run/user/{os.getuid()}/mqd"), home]
