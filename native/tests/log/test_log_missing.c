@@ -23,12 +23,12 @@ static int64_t fill(struct mqd_log_options *options, bool clean, int64_t bases[6
     options->segment_bytes = 600;
     struct mqd_partition *partition = log_open(options, NULL);
     for (int i = 0; i < 20; i++)
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = -1, .mark = (uint64_t)i}), 0);
-    CHECK_EQUAL(log_sync(partition), 0);
+        CHECK_OR(log_append(partition, (struct log_batch){.producer_id = -1, .mark = (uint64_t)i}) == 0, return -1);
+    CHECK_OR(log_sync(partition) == 0, return -1);
     *count = partition->segment_count;
     memcpy(bases, partition->segments, *count * sizeof *bases);
     int64_t end = log_positions(partition).log_end_offset;
-    CHECK_EQUAL(mqd_partition_close(partition, clean), 0);
+    CHECK_OR(mqd_partition_close(partition, clean) == 0, return -1);
     return end;
 }
 

@@ -130,10 +130,10 @@ static struct mqd_partition *open_with_aborted(struct mqd_log_options *options, 
     options->segment_bytes = 600;
     struct mqd_partition *partition = log_open(options, NULL);
     for (int i = 0; i < count; i++) {
-        CHECK_EQUAL(log_append(partition, data(7, 0, i)), 0);
-        CHECK_EQUAL(log_append(partition, marker(7, 0, false, 0)), 0);
+        CHECK_OR(log_append(partition, data(7, 0, i)) == 0, return NULL);
+        CHECK_OR(log_append(partition, marker(7, 0, false, 0)) == 0, return NULL);
     }
-    CHECK_EQUAL(log_sync(partition), 0);
+    CHECK_OR(log_sync(partition) == 0, return NULL);
     return partition;
 }
 
