@@ -27,15 +27,15 @@ import signal
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from mqd import native
-from mqd.base import cluster_config, logging
+from mqd.base import logging
 from mqd.base.clock import now_ms
+from mqd.keeper.broker_state import BrokerState, Process
 from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
 from mqd.keeper.sockets import stays
@@ -46,12 +46,10 @@ from mqd.shm.keeper_messages import (
     Hello,
     Leave,
     Left,
-    ProcessStatus,
     Ready,
     Refused,
     SetLogLevel,
     Shutdown,
-    Status,
     StatusQuery,
     ToKeeper,
     Waiting,
@@ -76,46 +74,14 @@ _decode = msgspec.msgpack.Decoder(ToKeeper).decode
 log = logging.get("keeper")
 
 
-class Process(msgspec.Struct):
-    """One role and index of the broker, through all its lives."""
-
-    name: str
-    role: str
-    index: int
-    endpoint: int
-    state: str = "starting"  # starting | running | dead
-    pid: int = 0
-    pidfd: int = -1  # -1 = nobody lives here
-    connection: socket.socket | None = None
-    detail: str = ""
-    started_ms: int = 0
-    restart_count: int = -1  # the first start is none
-    generation: int = 0
-    notices: deque[Any] = msgspec.field(default_factory=deque)  # that the socket did not take yet
-    deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
-
-
-class Keeper:
+class Keeper(BrokerState):
     def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int):
-        self.settings = settings
-        self.resources = resources
-        self.supervisor_pid = supervisor_pid
-        self.started_ms = now_ms()
-        workers = [Process(f"mqd-worker-{index}", "worker", index, index) for index in range(settings.worker_count)]
-        count = settings.worker_count
-        self.processes = [
-            *workers,
-            Process("mqd-acceptor", "acceptor", 0, count),
-            Process("mqd-controller", "controller", 0, count + 1),
-        ]
-        self._by_role = {(process.role, process.index): process for process in self.processes}
+        super().__init__(settings, resources, supervisor_pid)
         self._selector = selectors.DefaultSelector()
         self._tools: dict[socket.socket, None] = {}  # connected, not (yet) a process; oldest first
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._leaving = ""  # why; before it ends
-        self._waiting = ""  # for what, while it is not ready
-        self._ending: str | None = None  # why
         self._done = False
         self._proven = self._turning_away = False
         self._prove: Callable[..., bool] | None = None
@@ -588,76 +554,6 @@ class Keeper:
     def _maybe_end(self) -> None:
         if self._ending is not None and all(process.pidfd < 0 for process in self.processes):
             self._done = True
-
-    # -- what tools see ----------------------------------------------------------------------------
-
-    def is_ready(self) -> bool:
-        return self._ending is None and all(process.state == "running" for process in self.processes)
-
-    def process_statuses(self) -> list[ProcessStatus]:
-        own = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0)]
-        if self.supervisor_pid:
-            own.insert(
-                0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0)
-            )
-        others = sorted(self.processes, key=lambda process: (process.role, process.index))
-        return own + [
-            ProcessStatus(one.name, one.role, one.pid, one.state, one.started_ms, max(0, one.restart_count))
-            for one in others
-            if one.pid
-        ]
-
-    def status(self) -> Status:
-        control = self.resources.control
-        host, port = self.resources.addresses[0]
-        local = [control.local_usage(worker) for worker in range(self.settings.worker_count)]
-        return Status(
-            ready=self.is_ready(),
-            host=host,
-            port=port,
-            started_ms=self.started_ms,
-            data_dir=str(self.settings.places.data_dir),
-            processes=self.process_statuses(),
-            connections=[control.connection_count(worker) for worker in range(self.settings.worker_count)],
-            partitions=control.partition_counts(),
-            log_level=logging.level_name(control.log_level),
-            metrics_port=self._metrics_port(),
-            local_clients=[clients for clients, _ in local],
-            local_bytes=[size_bytes for _, size_bytes in local],
-            client_socket=str(self.settings.places.client_socket) if self.resources.local_listener is not None else "",
-        )
-
-    def _metrics_port(self) -> int:
-        detail = self._by_role["acceptor", 0].detail
-        name, _, value = detail.partition("=")
-        return int(value) if name == "metrics_port" and value.isdigit() else 0
-
-    def _publish(self) -> None:
-        """run/broker.json, for people and tools that do not speak to the keeper; never read by the
-        broker itself.
-        """
-        path = self.settings.places.broker_json
-        host, port = self.resources.addresses[0]
-        about = {
-            "generation": self.resources.generation,
-            "cluster_id": self.resources.identity.cluster_id,
-            "node_id": self.resources.identity.node_id,
-            "host": host,
-            "port": port,
-            "listeners": self.resources.addresses,
-            "clustered": cluster_config.listens(self.settings.config),
-            "started_ms": self.started_ms,
-            "ready": self.is_ready(),
-            "waiting": "" if self.is_ready() else self._waiting,
-            "ending": self._ending,
-            "processes": self.process_statuses(),
-        }
-        try:
-            temporary = path.with_suffix(".new")
-            temporary.write_bytes(msgspec.json.encode(about) + b"\n")
-            os.replace(temporary, path)
-        except OSError as error:
-            log.warning("broker.json could not be written", error=error.strerror)
 
 
 def _has_ended(pidfd: int) -> bool:

@@ -42,7 +42,8 @@ def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def resolve(config: dict[str, str], places: Layout, worker_count: int | None = None) -> Settings:
     """Fills in what depends on the host and the data directory. Raises ConfigError."""
-    from mqd.base.config import ConfigError, broker_value, usable_cpu_count
+    from mqd.base.config import broker_value, usable_cpu_count
+    from mqd.base.property_values import ConfigError
 
     named = config.get("log.dirs")
     log_dirs = (
