@@ -266,7 +266,7 @@ def _make(owner: Consumer, settings: configuration.Settings) -> Any:
 def _try_shared_memory(
     owner: Consumer, settings: configuration.Settings, choice: configuration.Choice
 ) -> tuple[Any, configuration.Choice]:
-    from mqd.client.shm.consumer import open_consumer
+    from mqd.client.shm.consumer_opening import open_consumer
 
     try:
         made = open_consumer(owner, settings, choice)

@@ -30,33 +30,27 @@ from collections.abc import Callable, Container, Iterator
 from itertools import islice
 from typing import Any
 
-from mqd.client.shm.attachment import Attachment
+from mqd.client.group.classic import ClassicCore
 from mqd.client.group.committing import Commits
-from mqd.client.config import Choice, Settings
+from mqd.client.group.consumer_protocol import GroupCore
+from mqd.client.group.coordinator import Coordinator
+from mqd.client.group.joining import classic_core, new_core, subscribed
+from mqd.client.group.rebalancing import Rebalancer
+from mqd.client.group.runner import GroupRunner
+from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Message, broker_error, failure, local_error
+from mqd.client.offsets import Key
 from mqd.client.shm.consumer_assignment import ConsumerAssignment
 from mqd.client.shm.consumer_config import ConsumerConfig
 from mqd.client.shm.consumer_offsets import CLOSE_S, INFINITY, ConsumerOffsets, deadline_of
 from mqd.client.shm.consumer_statistics import ConsumerStatistics
 from mqd.client.shm.consumer_turns import Turns
-from mqd.client.group.coordinator import Coordinator
 from mqd.client.shm.fetching import Fetcher
-from mqd.client.group.classic import ClassicCore
-from mqd.client.group.consumer_protocol import GroupCore
-from mqd.client.group.runner import GroupRunner
 from mqd.client.shm.inbox import Inbox
-from mqd.client.group.joining import classic_core, new_core, subscribed
-from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Message, broker_error, failure, local_error
-from mqd.client.offsets import Key
-from mqd.client.shm.opening import opener
 from mqd.client.shm.partitions import Part, Parts, Phase
-from mqd.client.shm.reading import BlockPool, PartitionReader
-from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.shm.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 
 POLL_RECORDS = 2048
-DATA_BYTES = 1 << 20  # for requests alone: the records come from mapped files
-REPLY_BYTES = 64 << 10
 BATCH_RECORDS_MAX = 1 << 20
 _log = logging.getLogger("mqd.client")
 _NOTHING: Iterator[Message] = iter(())
@@ -603,34 +597,3 @@ def _stop_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_stop_in_child)
-
-
-def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer:
-    """Raises KafkaException or OSError when the broker cannot be attached."""
-    config = ConsumerConfig(settings)
-    pool = BlockPool()
-
-    def attachment(name: str) -> Attachment:
-        attach = opener(settings, choice, config["client.id"], DATA_BYTES, REPLY_BYTES, DATA_BYTES)
-        return Attachment(
-            attach,
-            client_id=config["client.id"] if name == "requests" else f"{config['client.id']}-{name}",
-            request_timeout_s=config["socket.timeout.ms"] / 1000,
-            metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
-        )
-
-    def reader(native: Any, part: Part, offset: int) -> PartitionReader:
-        return PartitionReader(
-            native,
-            part.topic,
-            part.topic_id or b"",
-            part.index,
-            offset,
-            config.isolation_level,
-            bool(config["check.crcs"]),
-            pool,
-        )
-
-    return ShmConsumer(
-        config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason
-    )

@@ -194,8 +194,8 @@ def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[
     """A shared-memory producer over FakeBroker and FakeProducer; underscores in keys are dots, but
     those of callbacks.
     """
-    monkeypatch.setattr("mqd.client.shm.producer.NativeProducer", FakeProducer)
-    monkeypatch.setattr("mqd.client.shm.producer.opener", lambda *_arguments: broker.attach)
+    monkeypatch.setattr("mqd.client.shm.producer_driver.NativeProducer", FakeProducer)
+    monkeypatch.setattr("mqd.client.shm.producer_driver.opener", lambda *_arguments: broker.attach)
     given = {key if key.endswith("_cb") else key.replace("_", "."): value for key, value in config.items()}
     producer = ShmProducer(
         read({"bootstrap.servers": "x", "linger.ms": 1, "retry.backoff.ms": 1, **given}),

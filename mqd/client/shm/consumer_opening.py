@@ -1,0 +1,50 @@
+"""Makes a consumer on shared memory with all that it stands on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mqd.client.config import Choice, Settings
+from mqd.client.shm.attachment import Attachment
+from mqd.client.shm.consumer import ShmConsumer
+from mqd.client.shm.consumer_config import ConsumerConfig
+from mqd.client.shm.opening import opener
+from mqd.client.shm.partitions import Part
+from mqd.client.shm.reading import BlockPool, PartitionReader
+from mqd.client.shm.remote_reading import RemoteRecords
+
+DATA_BYTES = 1 << 20  # for requests alone: the records come from mapped files
+
+
+REPLY_BYTES = 64 << 10
+
+
+def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer:
+    """Raises KafkaException or OSError when the broker cannot be attached."""
+    config = ConsumerConfig(settings)
+    pool = BlockPool()
+
+    def attachment(name: str) -> Attachment:
+        attach = opener(settings, choice, config["client.id"], DATA_BYTES, REPLY_BYTES, DATA_BYTES)
+        return Attachment(
+            attach,
+            client_id=config["client.id"] if name == "requests" else f"{config['client.id']}-{name}",
+            request_timeout_s=config["socket.timeout.ms"] / 1000,
+            metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
+        )
+
+    def reader(native: Any, part: Part, offset: int) -> PartitionReader:
+        return PartitionReader(
+            native,
+            part.topic,
+            part.topic_id or b"",
+            part.index,
+            offset,
+            config.isolation_level,
+            bool(config["check.crcs"]),
+            pool,
+        )
+
+    return ShmConsumer(
+        config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason
+    )

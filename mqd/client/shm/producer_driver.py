@@ -1,0 +1,329 @@
+"""What drives a producer over shared memory: its state, the way of a record from its stage to the C
+core, and the driver's turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from mqd.client.config import Choice, ProducerConfig, Settings
+from mqd.client.messages import KafkaError, KafkaException, failure, local_error
+from mqd.client.partitioner import number_of
+from mqd.client.requests import PRODUCE
+from mqd.client.shm.appending import Appender, Refused, Taken
+from mqd.client.shm.attachment import Attachment
+from mqd.client.shm.compressing import Compressor
+from mqd.client.shm.delivering import Delivery, ErrorEvent, Events
+from mqd.client.shm.delivery_outcomes import Fates
+from mqd.client.shm.identity import Identity
+from mqd.client.shm.opening import opener
+from mqd.client.shm.producer_statistics import Statistics
+from mqd.client.shm.staging import STAGE_MAX, Entry, Stage, chunk_of
+from mqd.client.shm.transactional import Transactions
+from mqd.native import NativeError
+from mqd.native.client import INT64_MAX, ProducerOptions
+from mqd.native.client import Producer as NativeProducer
+
+_log = logging.getLogger("mqd.client")
+
+
+NEVER = float("inf")
+
+
+_PRODUCE_VERSION_MAX = 12
+
+
+_DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
+
+
+_LARGEST_RECORDS = 4  # of message.max.bytes, for which there is room
+
+
+_BATCH_BYTES_MIN = 128  # the C core's
+
+
+class ProducerDriver:
+    """Lock: the attachment's, for everything but what a caller stages."""
+
+    def __init__(self, settings: Settings, choice: Choice) -> None:
+        self.reason = choice.reason
+        self.config = config = ProducerConfig(settings)
+        self.events = Events()
+        self.fatal: KafkaError | None = None
+        self.held: str | None = None  # why stages stay where they are
+        self.stages: dict[str, Stage] = {}
+        self.active: set[Stage] = set()
+        self.topics: list[Stage] = []  # by number in the C core
+        self.compress_due = NEVER
+        self._turn_due = NEVER  # when the driver's next turn is, for what lingers
+        self._metadata_version = 0
+        self._flushing = 0
+        self._closed = False
+        self._pid = os.getpid()
+        self._linger_s = config["linger.ms"] / 1000
+        self.messages_max = config["queue.buffering.max.messages"] or 1 << 62
+        self._bytes_max: int = config["message.max.bytes"]
+        self._on_delivery = config["on_delivery"]
+        self._partitioner = number_of(config["partitioner"])
+        data_bytes = settings.own["mqd.buffer.bytes"] or min(
+            max(_DATA_BYTES, _LARGEST_RECORDS * config["message.max.bytes"]), _DATA_BYTES_MAX
+        )
+        self.memory_bytes: int = min(data_bytes, config["queue.buffering.max.kbytes"] << 10)
+        self.attachment = Attachment(
+            opener(settings, choice, config["client.id"], data_bytes),
+            client_id=config["client.id"],
+            request_timeout_s=config["socket.timeout.ms"] / 1000,
+            metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
+        )
+        try:
+            self.native = self._open_native()
+        except BaseException:
+            self.attachment.close()
+            raise
+        self.fates = Fates(self)
+        self.identity = Identity(self)
+        self.transactions = Transactions(self)
+        self.compressor = Compressor(self)
+        self.appender = Appender(self)
+        self.statistics = Statistics(self)
+
+    def _open_native(self) -> NativeProducer:
+        config, api = self.config, self.attachment.api
+        version = api.pick(PRODUCE, _PRODUCE_VERSION_MAX if api.transactions_v2 else _PRODUCE_VERSION_MAX - 1)
+        options = ProducerOptions(
+            acks=max(min(config["acks"], 1), -1),
+            request_timeout_ms=config["request.timeout.ms"],
+            transactional_id=config["transactional.id"] or None,
+            batch_bytes=max(config["batch.size"], _BATCH_BYTES_MIN),
+            batch_records_max=config["batch.num.messages"],
+            inflight_max=config["max.in.flight.requests.per.connection"],
+            linger_us=int(config["linger.ms"] * 1000),
+            buffer_bytes_max=config["queue.buffering.max.kbytes"] << 10,
+            produce_version=version,
+        )
+        return NativeProducer(self.attachment.native, options)
+
+    def _arm(self, stage: Stage) -> None:
+        stage.armed = True
+        stage.due = time.monotonic() + self._linger_s
+        self.active.add(stage)
+        self.attachment.wake_by(stage.due)
+
+    # -- from the stage to the C core --------------------------------------------------------------
+
+    def hand_over(self, stage: Stage) -> None:
+        """As much of a stage as goes. Lock held."""
+        while stage.entries and self.held is None and stage.number >= 0 and self.transactions.may_write(stage):
+            count = min(len(stage.entries), STAGE_MAX)
+            chunk, taken = chunk_of(stage, count), Taken()
+            try:
+                self.appender.append(stage, chunk, chunk.rows, taken)
+            except Refused as refused:
+                self.fail_entries(stage, 1, refused.error)
+                continue
+            except BaseException:
+                stage.release(taken.count)
+                self._arm(stage)
+                raise
+            stage.release(taken.count)
+            if not taken.count:
+                return
+
+    def close_open_batches(self) -> None:
+        self._send(True)
+
+    def restage(self, stage: Stage, delay: float) -> None:
+        """What kept the stage back may be gone by then. Lock held."""
+        self.active.add(stage)
+        stage.armed = True
+        stage.due = time.monotonic() + delay
+        self.attachment.wake_by(stage.due)
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()
+
+    def fail_entries(self, stage: Stage, count: int, error: KafkaError) -> None:
+        """The first records of a stage end with an error; the transaction that they are of must be
+        aborted.
+        """
+        rows = stage.entries[:count]
+        for row in rows:
+            if type(row) is Entry and row.on_delivery is not None:
+                self.leave(Delivery(stage.topic, max(row.partition, -1), -1, -1, error, [([row], range(1), 1)]))
+        stage.release(count)
+        if rows:
+            self.transactions.failed(error)
+
+    def leave(self, event: Any) -> None:
+        """An event for poll(). Lock held."""
+        self.events.leave(event)
+
+    def resolve(self, stage: Stage) -> bool:
+        """Has the topic a number in the C core? Asks for its metadata where not."""
+        metadata = self.attachment.metadata
+        info = metadata.topics.get(stage.topic)
+        if info is not None and not info.error and info.partition_count:
+            if stage.number < 0 or info.partition_count > stage.partition_count:
+                stage.number = self.native.topic(stage.topic, info.partition_count, self._partitioner)
+                stage.partition_count = info.partition_count
+                if stage.number == len(self.topics):
+                    self.topics.append(stage)
+            return True
+        now = time.monotonic()
+        if now >= stage.wanted_by:
+            stage.wanted_by = now + 0.1
+            metadata.refresh([stage.topic], allow_auto_create=self.config["allow.auto.create.topics"])
+        return False
+
+    # -- the driver's turn -------------------------------------------------------------------------
+
+    def on_turn(self, now: float) -> float | None:
+        if self._closed:
+            return None
+        self.fates.take_deliveries(now)
+        if self._metadata_version != self.attachment.metadata.version:
+            self._metadata_version = self.attachment.metadata.version
+            for stage in self.topics:
+                self.resolve(stage)  # it may have more partitions
+        due = min(self.identity.on_turn(now), self.fates.on_turn(now), self.statistics.on_turn(now))
+        for stage in list(self.active):
+            due = min(due, self._stage_turn(stage, now))
+        self._turn_due = NEVER
+        if self.held is None and self.attachment.attached:
+            self._send(self._flushing > 0)
+            self._turn_due = self._next_send()
+        return min(due, self._turn_due)
+
+    def _stage_turn(self, stage: Stage, now: float) -> float:
+        if stage.entries and self.transactions.is_broken:  # they were being looked at when it failed
+            self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
+        if stage.number < 0 and not self.resolve(stage):
+            return self._unresolved(stage, now)
+        if self._flushing or now >= stage.due:
+            self.active.discard(stage)  # before `armed`: whoever arms it from here on puts it back
+            stage.armed = False
+            self.hand_over(stage)
+            if not stage.entries:
+                return NEVER
+            stage.armed = True
+            self.active.add(stage)
+            # full or held: what happens then brings a turn, this is for what does not
+            stage.due = now + max(self._linger_s, 0.001)
+        return stage.due
+
+    def _unresolved(self, stage: Stage, now: float) -> float:
+        info = self.attachment.metadata.topics.get(stage.topic)
+        limit = stage.unresolved_since + self.config["topic.metadata.propagation.max.ms"] / 1000
+        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: may be on its way
+        hopeless = info is not None and info.error and info.error not in (3, 5)
+        if hopeless or now >= limit:
+            code = info.error if info is not None and info.error else KafkaError._UNKNOWN_TOPIC
+            self.fail_entries(stage, len(stage.entries), local_error(code))
+            stage.unresolved_since = now
+            self.active.discard(stage)
+            stage.armed = False
+            if stage.entries:
+                self._arm(stage)
+            return NEVER
+        return now + 0.05
+
+    def send_due(self) -> None:
+        """What has lingered; the driver, which may sleep for long, sees to what lingers yet. It is
+        told once: who waits for room calls this after each turn, and would bring the next.
+        """
+        if self.held is None and not self._closed:
+            self._send(self._flushing > 0 or self._linger_s == 0)
+            due = self._next_send() if self.attachment.attached else NEVER
+            if due < self._turn_due:
+                self._turn_due = due
+                self.attachment.wake_by(due)
+
+    def _next_send(self) -> float:
+        """When a batch that is open will have lingered."""
+        next_us = self.native.next_send_us()
+        return min(next_us / 1e6 if next_us != INT64_MAX else NEVER, self.compress_due)
+
+    def _send(self, everything: bool) -> None:
+        try:
+            if self.compressor.enabled:
+                self.compress_due = self.compressor.on_turn(time.monotonic(), everything)
+            self.native.send(time.monotonic_ns() // 1000, everything)
+        except NativeError:
+            pass  # the attachment has ended: the driver's next turn deals with it
+
+    def on_lost(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.set_fatal(error)
+        elif self.config["error_cb"] is not None:
+            self.leave(ErrorEvent(self.config["error_cb"], error))
+        if self.config["retries"] == 0:  # what was sent may have been written: nothing is sent twice
+            self.fates.drop_all(error)
+
+    def on_reattached(self, old: Any, new: Any) -> None:
+        self.native.move(new)
+        self.attachment.changed.notify_all()
+
+    def on_forked(self) -> None:
+        """In a child of fork: the next produce() looks, and says so."""
+        for stage in self.stages.values():
+            stage.limit = 0
+
+    def set_fatal(self, error: KafkaError, of_batch: tuple[int, int, KafkaError] | None = None) -> None:
+        """The producer is finished: what is outstanding fails, nothing more is taken. `of_batch`:
+        (number, partition, its error) of the batch that it came with.
+        """
+        if self.fatal is not None:
+            return
+        self.fatal = error
+        self.hold("fatal")
+        _log.error("%s: fatal error: %s", self.config["client.id"], error.str())
+        if self.config["error_cb"] is not None:
+            self.leave(
+                ErrorEvent(
+                    self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)
+                )
+            )
+        if of_batch is not None:
+            self.fates.give_up(*of_batch)
+        purged = local_error(KafkaError._PURGE_QUEUE)
+        self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
+        for stage in self.stages.values():
+            self.fail_entries(stage, len(stage.entries), purged)
+
+    def hold(self, why: str | None) -> None:
+        """Stages stay (a reason) or go again (None)."""
+        self.held = why
+        for stage in self.stages.values():
+            stage.limit = 0 if why is not None else len(stage.entries)
+            if why is None and stage.entries:
+                self._arm(stage)
+
+    def outstanding(self) -> int:
+        """Records that are staged or in the C core, and callbacks to be made. Lock held."""
+        if self.fates.batches and not self.native.outstanding_records:
+            self.fates.take_deliveries(time.monotonic())  # answered, but nobody has been told
+        return (
+            self.native.outstanding_records
+            + self.compressor.records
+            + self.events.unserved
+            + sum(len(stage.entries) for stage in self.stages.values())
+        )
+
+    def _require_open(self) -> None:
+        """As require_usable, but for a fatal error, of which the caller has more to say."""
+        if self._closed or os.getpid() != self._pid:
+            self.require_usable()
+
+    def require_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise failure(
+                KafkaError._STATE, "this producer was made before fork(): make a new one in the child process"
+            )
+        if self._closed:
+            raise RuntimeError("Producer has been closed")  # as confluent_kafka
+        if self.fatal is not None:
+            raise KafkaException(local_error(KafkaError._FATAL, self.fatal.str(), fatal=True))
