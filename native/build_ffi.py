@@ -9,6 +9,7 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 HEADERS = (
     "native.h",
+    "server/api.h",
     "replica/rules.h",
     "log/compaction/api.h",
     "client/client.h",

@@ -16,7 +16,15 @@ BUILD = ROOT / ".build" / "perf"
 SOURCES = Path(__file__).resolve().parent / "native"
 LOCAL_SOURCES = SOURCES / "local"
 # what the C client stands on, beside its own files (native/client)
-LOCAL_PARTS = ("wire/batch.c", "base/crc32c.c", "base/error.c", "shm/local_layout.c", "shm/layout.c", "wire/wire.c")
+LOCAL_PARTS = (
+    "wire/batch.c",
+    "base/crc32c.c",
+    "base/error.c",
+    "shm/local_layout.c",
+    "shm/layout.c",
+    "shm/slot.c",
+    "wire/wire.c",
+)
 WORKER_CPU = 0
 
 

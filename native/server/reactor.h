@@ -33,7 +33,7 @@
 #include "log/partition.h"
 #include "log/partition_follow.h"
 #include "log/reader/reader.h"
-#include "native.h"
+#include "server/api.h"
 #include "server/fetch/fetch.h"
 #include "server/local/local.h"
 #include "server/relay/relay.h"

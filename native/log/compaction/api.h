@@ -85,16 +85,4 @@ int mqd_compact_swap_install(const char *directory, int64_t base_offset);
 int mqd_compact_swap_finish(const char *directory, int64_t base_offset);
 int mqd_compact_swap_undo(const char *directory, int64_t base_offset); /* instead of install: the new files go */
 
-/* The files of the segments from `first` to `last` became those of `first` (swap_install): the
- * owner's list is shortened, readers look anew. With first == last they look anew alone. One event
- * with this token: MQD_E_STALE when these are not, or not all, segments of the partition that may
- * go. */
-int mqd_reactor_segments_replaced(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t first,
-                                  int64_t last);
-/* hold 1: no cut of the log (a follower's, to where it agrees with its leader) begins until 0 is
- * said; -1: only asked. The event's offset is how often the log was cut since it was opened: what
- * was read before another count must not take the place of anything. A cut reaches below the high
- * watermark, and so into what is compacted, after an unclean election alone. */
-int mqd_reactor_segments_hold(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int32_t hold);
-
 #endif
