@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mqd.base.config import ConfigError, Listener, advertised_listeners, parse_listeners
+from mqd.base.config import Listener, advertised_listeners, parse_listeners
+from mqd.base.property_values import ConfigError
 
 KEY_BYTES_MIN = 16
 KEY_FILE_BYTES_MAX = 4096

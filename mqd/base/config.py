@@ -3,28 +3,28 @@
 A broker's value comes from, first wins: the command line, the environment (MQD_LOG_RETENTION_MS),
 the file (server.properties), the default. A topic's value comes from, first wins: the topic, the
 broker (static, or set at run time), the default. All values stay text, as on the wire; parse_value
-gives them a type. An unknown name or a value that is not allowed is always an error: a misspelt
+gives them a type (property_values.py). An unknown name or a value that is not allowed is always an error: a misspelt
 retention deletes data.
 
-`python -m mqd.base.config --markdown` prints docs/configuration.md.
+mqd/base/config_page.py prints docs/configuration.md.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
-from mqd.base.properties import BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, Property
+from mqd.base.properties import BROKER, GROUP, LONG_MAX, TOPIC, Property
+from mqd.base.property_values import ConfigError, Value, canonical_text, parse_value
 
 __all__ = [
     "BROKER",
     "GROUP",
     "TOPIC",
-    "ConfigError",
     "Listener",
     "Property",
     "advertised_listeners",
@@ -34,7 +34,6 @@ __all__ = [
     "parse_cpus",
     "parse_listeners",
     "parse_properties",
-    "parse_value",
     "property_of",
     "topic_effective",
     "topic_value",
@@ -44,8 +43,6 @@ __all__ = [
     "validate_topic",
     "without_effect",
 ]
-
-Value = int | float | bool | str | list[str]
 
 ENVIRONMENT_PREFIX = "MQD_"
 # Variables of that prefix that are not properties: the command line's, and those of tests and
@@ -58,17 +55,6 @@ _ARENA_GRAIN_BYTES = 65536
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 
-class ConfigError(ValueError):
-    """A name is unknown or a value is not allowed. The message names the property, the value, what
-    is allowed and, if known, where it was set.
-    """
-
-    def __init__(self, message: str, name: str = "", value: str | None = None):
-        super().__init__(message)
-        self.name = name
-        self.value = value
-
-
 class Listener(msgspec.Struct, frozen=True):
     name: str
     host: str  # "" = every address
@@ -76,86 +62,6 @@ class Listener(msgspec.Struct, frozen=True):
 
 
 # -- one value -------------------------------------------------------------------------------------
-
-
-def allowed_text(prop: Property) -> str:
-    """What a value may be, for messages and the manual: "a whole number, at least 1"."""
-    if prop.choices:
-        return ("any of " if prop.kind == "list" else "one of ") + ", ".join(prop.choices)
-    noun = {
-        "int": "a whole number",
-        "long": "a whole number",
-        "double": "a number",
-        "string": "text",
-        "list": "values separated by commas",
-        "bool": " or ".join(value for value in ("true", "false") if value not in prop.refused),
-    }[prop.kind]
-    bounds = []
-    if prop.minimum is not None:
-        bounds.append(f"at least {prop.minimum}")
-    if prop.maximum is not None and prop.maximum != LONG_MAX:
-        bounds.append(f"at most {prop.maximum}")
-    elif prop.kind == "int":
-        bounds.append(f"at most {INT_MAX}")
-    return ", ".join([noun, *bounds])
-
-
-def _not_allowed(prop: Property, text: str | None, why: str = "") -> ConfigError:
-    shown = "(hidden)" if prop.sensitive else repr(text)
-    return ConfigError(f"{prop.name} cannot be {shown}: {why or 'it must be ' + allowed_text(prop)}", prop.name, text)
-
-
-def _parse_number(prop: Property, text: str) -> int | float:
-    try:
-        # int() and float() accept "1_000", "inf" and digits of other scripts; a file should not
-        if not re.fullmatch(
-            r"[+-]?[0-9]+" if prop.kind != "double" else r"[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?", text
-        ):
-            raise ValueError
-        number = float(text) if prop.kind == "double" else int(text)
-    except ValueError:
-        raise _not_allowed(prop, text) from None
-    kind_maximum = {"int": INT_MAX, "long": LONG_MAX, "double": float("inf")}[prop.kind]
-    minimum = prop.minimum if prop.minimum is not None else -kind_maximum - 1
-    maximum = min(prop.maximum, kind_maximum) if prop.maximum is not None else kind_maximum
-    if not minimum <= number <= maximum:
-        raise _not_allowed(prop, text)
-    return number
-
-
-def parse_value(prop: Property, text: str) -> Value:
-    """The typed value of `text`. Raises ConfigError. Surrounding blanks do not count."""
-    text = text.strip()
-    if prop.kind in ("int", "long", "double"):
-        return _parse_number(prop, text)
-    if prop.kind == "bool":
-        if text.lower() not in ("true", "false") or text.lower() in prop.refused:
-            raise _not_allowed(prop, text, prop.refused.get(text.lower(), ""))
-        return text.lower() == "true"
-    if prop.kind == "enum":
-        if text in prop.choices:
-            return text
-        raise _not_allowed(prop, text, prop.refused.get(text, ""))
-    if prop.kind == "list":
-        members = [member.strip() for member in text.split(",") if member.strip()]
-        if prop.choices and not members:
-            raise _not_allowed(prop, text)
-        for member in members:
-            if prop.choices and member not in prop.choices:
-                raise _not_allowed(prop, text, prop.refused.get(member, ""))
-            if prop.pattern and not re.fullmatch(prop.pattern, member):
-                raise _not_allowed(prop, text, f"{member!r} is no value of it. {prop.doc}")
-        return members
-    return text
-
-
-def _canonical(prop: Property, text: str) -> str:
-    value = parse_value(prop, text)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ",".join(value)
-    return str(value) if prop.kind in ("int", "long") else text.strip()
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -266,7 +172,7 @@ def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Ma
                 continue
             try:
                 prop = property_of(BROKER, ALIASES.get(name, name))
-                chosen[prop.name] = _canonical(prop, text)
+                chosen[prop.name] = canonical_text(prop, text)
             except ConfigError as error:
                 raise ConfigError(f"{origin}: {error}", error.name, error.value) from None
     config.update(chosen)
@@ -532,7 +438,7 @@ def validate_broker_dynamic(
                 text,
             )
         if text is not None:
-            canonical[name] = _canonical(prop, text)
+            canonical[name] = canonical_text(prop, text)
     if static is not None:
         _check_broker(broker_effective(static, canonical))
     return canonical
@@ -575,7 +481,7 @@ def validate_topic(config: Mapping[str, str | None], clustered: bool = False) ->
     for name, text in config.items():
         prop = property_of(TOPIC, name)
         if text is not None:
-            canonical[name] = _canonical(prop, text)
+            canonical[name] = canonical_text(prop, text)
     effective = {name: canonical.get(name, prop.default or "") for name, prop in TOPIC.items()}
     low, high = int(effective["min.compaction.lag.ms"]), int(effective["max.compaction.lag.ms"])
     _require(
@@ -606,7 +512,9 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
     """Checks what is to be set on a consumer group against what the broker allows; returns it in
     canonical text. Raises ConfigError.
     """
-    canonical = {name: _canonical(property_of(GROUP, name), text) for name, text in config.items() if text is not None}
+    canonical = {
+        name: canonical_text(property_of(GROUP, name), text) for name, text in config.items() if text is not None
+    }
     effective = group_effective(broker, canonical)
     for name in canonical:
         low, high = (int(broker_value(broker, bound)) for bound in _GROUP_BOUNDS[name])  # type: ignore[arg-type]
@@ -624,84 +532,3 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
         effective,
     )
     return canonical
-
-
-# -- the manual page -------------------------------------------------------------------------------
-
-
-def _markdown_table(rows: list[Property], last: str, last_of: Callable[[Property], str]) -> list[str]:
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|")
-
-    lines = [f"| Property | Default | Allowed | What it does | {last} |", "| --- | --- | --- | --- | --- |"]
-    for row in rows:
-        default = "not set" if row.default is None else f"`{row.default}`" if row.default else "empty"
-        lines.append(f"| `{row.name}` | {default} | {cell(allowed_text(row))} | {cell(row.doc)} | {last_of(row)} |")
-    return lines
-
-
-def markdown() -> str:
-    """The text of docs/configuration.md."""
-    broker = [row for row in BROKER.values() if not row.ignored]
-    ignored = [row for row in BROKER.values() if row.ignored]
-    lines = [
-        "# Configuration",
-        "",
-        "<!-- Generated by `python -m mqd.base.config --markdown`; edit mqd/base/properties.py instead. -->",
-        "",
-        (
-            "Names and defaults are Kafka's wherever Kafka has the property; mqd's own are marked (mqd). An unknown"
-            " name or a value that is not allowed stops the start"
-        ),
-        "with a message that says where it was set and what is allowed.",
-        "",
-        "A broker's value comes from, first wins:",
-        "",
-        "1. the command line: `mqd up --port 9093 --data-dir data`;",
-        "2. the environment: `MQD_LOG_RETENTION_MS=60000` sets `log.retention.ms`;",
-        "3. the file: `mqd up --config server.properties` (Java's properties syntax, as Kafka's own);",
-        "4. the default.",
-        "",
-        (
-            "A topic's value comes from the topic (`mqd topic create flights -c retention.ms=60000`, `mqd config set"
-            " topic/flights retention.ms=60000`), else from the broker's"
-        ),
-        (
-            "property of the last column, else from the default. Properties marked *at run time* can be changed on a"
-            " running broker: `mqd config set broker/1 log.retention.ms=60000`."
-        ),
-        "",
-        "## Brokers",
-        "",
-        *_markdown_table(broker, "Changes", lambda row: "at run time" if row.dynamic else "at start"),
-        "",
-        "## Topics",
-        "",
-        *_markdown_table(
-            list(TOPIC.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""
-        ),
-        "",
-        "## Consumer groups",
-        "",
-        "Of one group of the consumer protocol (KIP-848), by IncrementalAlterConfigs on a resource of type GROUP.",
-        "",
-        *_markdown_table(list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`"),
-        "",
-        "## Accepted without effect",
-        "",
-        "So that files written for Kafka work.",
-        "",
-        "| Property | Why |",
-        "| --- | --- |",
-        *(f"| `{row.name}` | {row.doc} |" for row in ignored),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    import sys
-
-    if sys.argv[1:] != ["--markdown"]:
-        sys.exit("usage: python -m mqd.base.config --markdown > docs/configuration.md")
-    sys.stdout.write(markdown())

@@ -3,7 +3,8 @@ topics.
 
 Kafka's names and defaults verbatim wherever Kafka has the property (Apache Kafka documentation,
 sections 3.1 and 3.2); mqd's own carry "(mqd)" in their text. The rows are data: parsing, merging
-and cross-checks are in mqd.base.config, the page docs/configuration.md is generated from here.
+and cross-checks are in mqd.base.config, the page docs/configuration.md is generated from here. It
+is one long table in one file.
 """
 
 import msgspec

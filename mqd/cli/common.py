@@ -49,7 +49,7 @@ def error_line(text: str) -> None:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """One line and an exit code for whatever went wrong."""
-    from mqd.base.config import ConfigError
+    from mqd.base.property_values import ConfigError
 
     if isinstance(error, ConfigError):
         return str(error), EXIT_USAGE

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
+from mqd.cli.cluster_view import Partitions, Seen, Versions, address, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
-(
-    _METADATA,
-    _API_VERSIONS,
-    _DESCRIBE_CONFIGS,
-    _UPDATE_FEATURES,
-    _DESCRIBE_QUORUM,
-    _DESCRIBE_CLUSTER,
-    _UNREGISTER,
-    _ADD_VOTER,
-    _REMOVE_VOTER,
-) = (3, 18, 32, 57, 55, 60, 64, 80, 81)
-_TOPIC = "__cluster_metadata"
+_DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
 _TIMEOUT_MS = 30_000
 _OPENS_LISTENERS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
 _CLOSED = (
@@ -36,103 +25,6 @@ def command() -> None:
 
 
 # -- what there is ---------------------------------------------------------------------------------
-
-
-class _Seen:
-    """One look at the cluster, by one of its brokers. Raises CliError."""
-
-    def __init__(self, settings: Settings) -> None:
-        from mqd.cli import voters
-        from mqd.cli.kafka_request import Broker, check
-        from mqd.protocol.messages import DescribeClusterRequest, DescribeQuorumRequest
-
-        asked = DescribeQuorumRequest.TopicData(
-            topic_name=_TOPIC, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
-        )
-        with Broker(settings.bootstrap) as broker:
-            cluster = broker.ask(_DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
-            quorum = broker.ask(_DESCRIBE_QUORUM, DescribeQuorumRequest(topics=[asked]))
-        check("the cluster", cluster.error_code, cluster.error_message)
-        check("the quorum of controllers (no leader at the moment?)", quorum.error_code, quorum.error_message)
-        self.quorum = quorum.topics[0].partitions[0]
-        check("the quorum of controllers", self.quorum.error_code, self.quorum.error_message)
-        self.cluster_id = cluster.cluster_id
-        self.brokers = sorted(cluster.brokers, key=lambda one: one.broker_id)
-        self.listeners = {
-            node.node_id: _address(node.listeners[0].host, node.listeners[0].port)
-            for node in quorum.nodes
-            if node.listeners
-        }
-        self.judged = voters.judged(self.quorum)
-        self.end_offset = max(
-            (one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id),
-            default=self.quorum.high_watermark,
-        )
-
-    @property
-    def voters(self) -> list[int]:
-        return sorted(one.replica_id for one in self.quorum.current_voters)
-
-    def replicas(self) -> list[dict[str, Any]]:
-        """Voters, then observers; lag in records, -1 where the leader has not heard of the replica."""
-        found = []
-        for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
-            for one in sorted(replicas, key=lambda one: one.replica_id):
-                newest = max(one.last_caught_up_timestamp, -1)
-                found.append(
-                    {
-                        "node": one.replica_id,
-                        "role": "leader" if one.replica_id == self.quorum.leader_id else role,
-                        "directory": _uuid_text(one.replica_directory_id),
-                        "listener": self.listeners.get(one.replica_id),
-                        "log_end_offset": one.log_end_offset,
-                        "lag": max(0, self.end_offset - one.log_end_offset) if one.log_end_offset >= 0 else -1,
-                        "last_caught_up_ms": newest,
-                    }
-                )
-        return found
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _uuid_text(value: Any) -> str:
-    from base64 import urlsafe_b64encode
-
-    return urlsafe_b64encode(bytes(value)).rstrip(b"=").decode()
-
-
-def _ago(timestamp_ms: int, now_ms: int) -> str:
-    return "never" if timestamp_ms < 0 else f"{max(0, now_ms - timestamp_ms)} ms ago"
-
-
-class _Partitions:
-    """What lacks something, over all topics; names like flights-0. Raises CliError."""
-
-    def __init__(self, settings: Settings) -> None:
-        from mqd.cli.kafka_request import Broker
-        from mqd.protocol.messages import MetadataRequest
-
-        with Broker(settings.bootstrap) as broker:
-            answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
-        found = [(topic.name, one) for topic in answer.topics for one in topic.partitions]
-        self.count = len(found)
-        self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]
-        self.without_leader = [f"{name}-{index}" for name, index, _ in self.leaderless]
-        self.not_in_sync = [
-            f"{name}-{one.partition_index}"
-            for name, one in found
-            if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
-        ]
-
-    def told(self) -> list[str]:
-        lines = []
-        if self.without_leader:
-            lines.append(f"WITHOUT A LEADER, neither read nor written: {_some(self.without_leader)}")
-        if self.not_in_sync:
-            lines.append(f"with a replica that is not in sync: {_some(self.not_in_sync)}")
-        return lines or [f"partitions: {self.count}, all replicas in sync"]
 
 
 def _is_closed(settings: Settings, nodes: list[int]) -> bool:
@@ -153,18 +45,12 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     return "cluster.seeds" in values and not any(values.values())
 
 
-def _some(names: list[str]) -> str:
-    return (
-        f"{len(names)} partition{'s' * (len(names) != 1)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-    )
-
-
 def _whole(settings: Settings) -> bool:
     """Nothing is missing: every broker in service, every voter heard of lately, every replica in
     sync. False also while nobody answers.
     """
     try:
-        seen, partitions = _Seen(settings), _Partitions(settings)
+        seen, partitions = Seen(settings), Partitions(settings)
     except CliError:
         return False
     return (
@@ -203,10 +89,9 @@ def status(settings: Settings, wait_s: float | None) -> None:
         _wait(settings, wait_s)
     from mqd.cli import offline_replicas as offline
 
-    seen, partitions = _Seen(settings), _Partitions(settings)
+    seen, partitions = Seen(settings), Partitions(settings)
     places = offline.places(
-        partitions.leaderless,
-        {one.broker_id: _address(one.host, one.port) for one in seen.brokers if not one.is_fenced},
+        partitions.leaderless, {one.broker_id: address(one.host, one.port) for one in seen.brokers if not one.is_fenced}
     )
     in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
     fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
@@ -259,12 +144,12 @@ def brokers(settings: Settings) -> None:
     """List the brokers: where clients reach them, whether they are in service, their part in the
     quorum.
     """
-    seen = _Seen(settings)
+    seen = Seen(settings)
     roles = {one["node"]: one["role"] for one in seen.replicas()}
     found = [
         {
             "node": one.broker_id,
-            "address": _address(one.host, one.port),
+            "address": address(one.host, one.port),
             "rack": one.rack,
             "state": "fenced" if one.is_fenced else "in service",
             "quorum": roles.get(one.broker_id, "-"),
@@ -286,7 +171,7 @@ def controller(settings: Settings) -> None:
     """Show the quorum of controllers as its leader sees it: voters and observers, and how far each
     is.
     """
-    seen = _Seen(settings)
+    seen = Seen(settings)
     found = seen.replicas()
     if settings.json:
         emit_json(
@@ -304,7 +189,7 @@ def controller(settings: Settings) -> None:
             one["role"],
             one["listener"] or "-",
             one["lag"] if one["lag"] >= 0 else "-",
-            _ago(one["last_caught_up_ms"], seen.judged.now_ms),
+            ago(one["last_caught_up_ms"], seen.judged.now_ms),
             one["directory"],
         )
         for one in found
@@ -330,7 +215,7 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         if len(found) != 16:
             raise CliError(f"{directory!r} is no directory id; mqd cluster controller shows them")
         return found
-    seen = _Seen(settings)
+    seen = Seen(settings)
     known = [one for one in seen.replicas() if one["node"] == node]
     if not known and _is_closed(settings, [one.broker_id for one in seen.brokers]):
         raise CliError(f"the quorum does not know node {node}; {_CLOSED}")
@@ -372,7 +257,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
     from mqd.protocol.messages import RemoveRaftVoterRequest
 
     if directory is None:
-        voters = [one for one in _Seen(settings).replicas() if one["node"] == node and one["role"] != "observer"]
+        voters = [one for one in Seen(settings).replicas() if one["node"] == node and one["role"] != "observer"]
         if not voters:
             raise CliError(f"node {node} is no voter; mqd cluster controller shows who is")
         directory = voters[0]["directory"]
@@ -496,67 +381,12 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
 
 def _done(settings: Settings, text: str) -> None:
     if settings.json:
-        emit_json({"voters": _Seen(settings).voters})
+        emit_json({"voters": Seen(settings).voters})
     else:
         click.echo(text)
 
 
 # -- versions --------------------------------------------------------------------------------------
-
-
-class _Versions:
-    """Which levels of which features the hosts in service support, each asked itself, and which are
-    in force. Raises CliError.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        from mqd.cli.kafka_request import Broker
-        from mqd.protocol.messages import ApiVersionsRequest
-
-        asked = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
-        seen = _Seen(settings)
-        self.fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
-        self.supported: dict[int, dict[str, tuple[int, int]]] = {}
-        for one in seen.brokers:
-            if one.is_fenced:
-                continue
-            with Broker(_address(one.host, one.port)) as broker:
-                answer = broker.ask(_API_VERSIONS, asked)
-            self.supported[one.broker_id] = {
-                feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features
-            }
-        with Broker(settings.bootstrap) as broker:
-            self.in_force = {
-                feature.name: feature.max_version_level
-                for feature in broker.ask(_API_VERSIONS, asked).finalized_features
-            }
-        names = sorted({name for ranges in self.supported.values() for name in ranges})
-        self.newest = {name: max(self.of(node, name)[1] for node in self.supported) for name in names}
-
-    def of(self, node: int, name: str) -> tuple[int, int]:
-        return self.supported[node].get(name, (0, 0))
-
-    def raised(self) -> dict[str, int]:
-        return {name: level for name, level in self.newest.items() if level > self.in_force.get(name, 0)}
-
-    def behind(self) -> list[str]:
-        found = []
-        for node in self.supported:
-            lacking = [
-                f"{name} {level} (it can do {self.of(node, name)[0]} to {self.of(node, name)[1]})"
-                for name, level in self.raised().items()
-                if self.of(node, name)[1] < level
-            ]
-            if lacking:
-                found.append(f"node {node} does not support {', '.join(lacking)}")
-        return found
-
-    def table(self) -> list[tuple[str, ...]]:
-        ranges = {
-            name: [f"{self.of(node, name)[0]}-{self.of(node, name)[1]}" for node in self.supported]
-            for name in self.newest
-        }
-        return [(name, str(self.in_force.get(name, 0)), *ranges[name]) for name in self.newest]
 
 
 @command.command("upgrade")
@@ -572,7 +402,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UpdateFeaturesRequest
 
-    versions = _Versions(settings)
+    versions = Versions(settings)
     raised = versions.raised()
     if not settings.json:
         emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in versions.supported)), versions.table())

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mqd.base import config as c
-from mqd.base import kafka_names
-from mqd.base.config import BROKER, TOPIC, ConfigError
+from mqd.base import config_page, kafka_names
+from mqd.base.config import BROKER, TOPIC
+from mqd.base.property_values import ConfigError, allowed_text, canonical_text, parse_value
 
 
 def refused(call, *parts: str) -> ConfigError:
@@ -22,7 +23,7 @@ def test_every_default_is_allowed_and_canonical():
         for name, prop in table.items():
             assert name == prop.name and prop.doc
             if prop.default is not None:
-                assert c._canonical(prop, prop.default) == prop.default, name
+                assert canonical_text(prop, prop.default) == prop.default, name
 
 
 def test_every_topic_property_follows_an_existing_broker_property():
@@ -119,7 +120,7 @@ def test_kafkas_stock_file_starts(tmp_path: Path):
 def test_names_of_kafka_without_effect_are_taken_and_listed():
     names = {"metric.reporters": "a.B", "group.share.max.size": "9", "offsets.load.buffer.size": "5242880"}
     assert c.without_effect(c.load_broker(None, {}, names)) == sorted(names)
-    documented = c.markdown()
+    documented = config_page.markdown()
     assert all(f"| `{name}` |" in documented for name in names)
 
 
@@ -198,7 +199,7 @@ def test_properties_syntax():
     ],
 )
 def test_values(name, text, value):
-    parsed = c.parse_value(BROKER[name], text)
+    parsed = parse_value(BROKER[name], text)
     assert parsed == value and type(parsed) is type(value)
 
 
@@ -261,7 +262,7 @@ def test_unclean_elections_are_not_left_to_a_property():
             f"{name} cannot be 'true'",
             "kafka-leader-election.sh --election-type unclean",
         )
-    assert c.allowed_text(BROKER[name]) == c.allowed_text(TOPIC[name]) == "false"
+    assert allowed_text(BROKER[name]) == allowed_text(TOPIC[name]) == "false"
 
 
 def test_sensitive_values_are_not_shown():
@@ -269,7 +270,7 @@ def test_sensitive_values_are_not_shown():
 
     secret = msgspec.structs.replace(BROKER["num.partitions"], sensitive=True)
     with pytest.raises(ConfigError) as caught:
-        c.parse_value(secret, "hunter2")
+        parse_value(secret, "hunter2")
     assert "hunter2" not in str(caught.value)
 
 
@@ -367,8 +368,8 @@ def test_cpus(tmp_path: Path):
 
 def test_the_manual_page_is_current():
     page = Path(__file__).parents[3] / "docs" / "configuration.md"
-    assert page.read_text(encoding="utf-8") == c.markdown(), (
-        "run: python -m mqd.base.config --markdown > docs/configuration.md"
+    assert page.read_text(encoding="utf-8") == config_page.markdown(), (
+        "run: python -m mqd.base.config_page > docs/configuration.md"
     )
 
 
@@ -407,4 +408,4 @@ def test_what_has_no_effect_is_named():
     with_effect = c.load_broker(
         None, {}, {"replica.lag.time.max.ms": "30000", "controller.listener.names": "CONTROLLER"}
     )
-    assert c.without_effect(with_effect) == [] and "| `replica.lag.time.max.ms` | `30000` |" in c.markdown()
+    assert c.without_effect(with_effect) == [] and "| `replica.lag.time.max.ms` | `30000` |" in config_page.markdown()

@@ -165,7 +165,7 @@ def test_errors_in_words():
     assert code == EXIT_UNREACHABLE and "is it running?" in text
     text, code = explain(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS, "Topic 'x' already exists.")))
     assert code == EXIT_FAILED and text == "Topic 'x' already exists; --if-not-exists makes that no error"
-    from mqd.base.config import ConfigError
+    from mqd.base.property_values import ConfigError
 
     assert explain(ConfigError("x is unknown"))[1] == EXIT_USAGE
 

@@ -1,0 +1,168 @@
+"""What `mqd cluster` shows of the hosts, the controllers' quorum, the partitions and the versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mqd.cli.common import Settings
+
+_METADATA, _API_VERSIONS, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER = 3, 18, 55, 60
+TOPIC = "__cluster_metadata"
+
+
+class Seen:
+    """One look at the cluster, by one of its brokers. Raises CliError."""
+
+    def __init__(self, settings: Settings) -> None:
+        from mqd.cli import voters
+        from mqd.cli.kafka_request import Broker, check
+        from mqd.protocol.messages import DescribeClusterRequest, DescribeQuorumRequest
+
+        asked = DescribeQuorumRequest.TopicData(
+            topic_name=TOPIC, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
+        )
+        with Broker(settings.bootstrap) as broker:
+            cluster = broker.ask(_DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
+            quorum = broker.ask(_DESCRIBE_QUORUM, DescribeQuorumRequest(topics=[asked]))
+        check("the cluster", cluster.error_code, cluster.error_message)
+        check("the quorum of controllers (no leader at the moment?)", quorum.error_code, quorum.error_message)
+        self.quorum = quorum.topics[0].partitions[0]
+        check("the quorum of controllers", self.quorum.error_code, self.quorum.error_message)
+        self.cluster_id = cluster.cluster_id
+        self.brokers = sorted(cluster.brokers, key=lambda one: one.broker_id)
+        self.listeners = {
+            node.node_id: address(node.listeners[0].host, node.listeners[0].port)
+            for node in quorum.nodes
+            if node.listeners
+        }
+        self.judged = voters.judged(self.quorum)
+        self.end_offset = max(
+            (one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id),
+            default=self.quorum.high_watermark,
+        )
+
+    @property
+    def voters(self) -> list[int]:
+        return sorted(one.replica_id for one in self.quorum.current_voters)
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Voters, then observers; lag in records, -1 where the leader has not heard of the replica."""
+        found = []
+        for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
+            for one in sorted(replicas, key=lambda one: one.replica_id):
+                newest = max(one.last_caught_up_timestamp, -1)
+                found.append(
+                    {
+                        "node": one.replica_id,
+                        "role": "leader" if one.replica_id == self.quorum.leader_id else role,
+                        "directory": uuid_text(one.replica_directory_id),
+                        "listener": self.listeners.get(one.replica_id),
+                        "log_end_offset": one.log_end_offset,
+                        "lag": max(0, self.end_offset - one.log_end_offset) if one.log_end_offset >= 0 else -1,
+                        "last_caught_up_ms": newest,
+                    }
+                )
+        return found
+
+
+def address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def uuid_text(value: Any) -> str:
+    from base64 import urlsafe_b64encode
+
+    return urlsafe_b64encode(bytes(value)).rstrip(b"=").decode()
+
+
+def ago(timestamp_ms: int, now_ms: int) -> str:
+    return "never" if timestamp_ms < 0 else f"{max(0, now_ms - timestamp_ms)} ms ago"
+
+
+class Partitions:
+    """What lacks something, over all topics; names like flights-0. Raises CliError."""
+
+    def __init__(self, settings: Settings) -> None:
+        from mqd.cli.kafka_request import Broker
+        from mqd.protocol.messages import MetadataRequest
+
+        with Broker(settings.bootstrap) as broker:
+            answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        found = [(topic.name, one) for topic in answer.topics for one in topic.partitions]
+        self.count = len(found)
+        self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]
+        self.without_leader = [f"{name}-{index}" for name, index, _ in self.leaderless]
+        self.not_in_sync = [
+            f"{name}-{one.partition_index}"
+            for name, one in found
+            if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
+        ]
+
+    def told(self) -> list[str]:
+        lines = []
+        if self.without_leader:
+            lines.append(f"WITHOUT A LEADER, neither read nor written: {some(self.without_leader)}")
+        if self.not_in_sync:
+            lines.append(f"with a replica that is not in sync: {some(self.not_in_sync)}")
+        return lines or [f"partitions: {self.count}, all replicas in sync"]
+
+
+def some(names: list[str]) -> str:
+    return (
+        f"{len(names)} partition{'s' * (len(names) != 1)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    )
+
+
+class Versions:
+    """Which levels of which features the hosts in service support, each asked itself, and which are
+    in force. Raises CliError.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        from mqd.cli.kafka_request import Broker
+        from mqd.protocol.messages import ApiVersionsRequest
+
+        asked = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
+        seen = Seen(settings)
+        self.fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
+        self.supported: dict[int, dict[str, tuple[int, int]]] = {}
+        for one in seen.brokers:
+            if one.is_fenced:
+                continue
+            with Broker(address(one.host, one.port)) as broker:
+                answer = broker.ask(_API_VERSIONS, asked)
+            self.supported[one.broker_id] = {
+                feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features
+            }
+        with Broker(settings.bootstrap) as broker:
+            self.in_force = {
+                feature.name: feature.max_version_level
+                for feature in broker.ask(_API_VERSIONS, asked).finalized_features
+            }
+        names = sorted({name for ranges in self.supported.values() for name in ranges})
+        self.newest = {name: max(self.of(node, name)[1] for node in self.supported) for name in names}
+
+    def of(self, node: int, name: str) -> tuple[int, int]:
+        return self.supported[node].get(name, (0, 0))
+
+    def raised(self) -> dict[str, int]:
+        return {name: level for name, level in self.newest.items() if level > self.in_force.get(name, 0)}
+
+    def behind(self) -> list[str]:
+        found = []
+        for node in self.supported:
+            lacking = [
+                f"{name} {level} (it can do {self.of(node, name)[0]} to {self.of(node, name)[1]})"
+                for name, level in self.raised().items()
+                if self.of(node, name)[1] < level
+            ]
+            if lacking:
+                found.append(f"node {node} does not support {', '.join(lacking)}")
+        return found
+
+    def table(self) -> list[tuple[str, ...]]:
+        ranges = {
+            name: [f"{self.of(node, name)[0]}-{self.of(node, name)[1]}" for node in self.supported]
+            for name in self.newest
+        }
+        return [(name, str(self.in_force.get(name, 0)), *ranges[name]) for name in self.newest]
