@@ -17,7 +17,8 @@ from mqd.cluster.host import messages
 from mqd.coordinator import load
 from mqd.coordinator.actions import Core, Cores, Effect
 from mqd.coordinator.log import AppendError, Log, Sender, Served
-from mqd.coordinator.runtime import Coordinator, Source
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.internal_topic import Source
 from mqd.coordinator.shard import Loaded
 from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, InternalTopic
 from mqd.coordinator.group.cores import GroupCores
@@ -70,7 +71,7 @@ class BrokerPartitions:
 
 
 class InternalPartitions:
-    """runtime.Partitions: one internal topic."""
+    """internal_topic.Partitions: one internal topic."""
 
     def __init__(self, broker: Broker, topic: InternalTopic) -> None:
         self._broker = broker

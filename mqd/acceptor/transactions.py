@@ -16,7 +16,8 @@ from mqd.acceptor.producer_ids import allocate
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
 from mqd.base import logging
 from mqd.coordinator.log import Log, Marker, Sender
-from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode
@@ -25,7 +26,7 @@ from mqd.coordinator.transaction import checks
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer
 from mqd.coordinator.transaction.markers import Markers, OffsetCommits
-from mqd.coordinator.transaction.core import Settings
+from mqd.coordinator.transaction.state import Settings
 
 REQUEST_TIMEOUT_S = 10.0
 CHECK_PARTITION_COUNT_MAX = 1 << 16

@@ -35,13 +35,14 @@ them.
 import asyncio
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
 
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
+from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
 from mqd.coordinator.log import AppendError, Log
-from mqd.coordinator.shard import Loaded, Shard, TooLarge, Unit
-from mqd.protocol.errors import ErrorCode, error_name
+from mqd.coordinator.place import Missed, Place
+from mqd.coordinator.shard import Shard, TooLarge, Unit
+from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
@@ -56,112 +57,6 @@ SILENT_RETRY_S = 2.0  # the same when its log directory does not answer
 MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
 log = logging.get("coordinator")
-
-
-class CoordinatorError(Exception):
-    """The request was not carried out, or nobody knows: a retriable code for the client."""
-
-    def __init__(self, error_code: int) -> None:
-        super().__init__(error_name(error_code))
-        self.error_code = int(error_code)
-
-
-class Source(NamedTuple):
-    """A partition of the internal topic, as it can be loaded now."""
-
-    leader_epoch: int
-    owner_generation: int
-    end_offset: int  # log end
-    high_watermark: int
-
-
-class Partitions(Protocol):
-    """The internal topic, as the metadata and the partition table show it."""
-
-    def count(self) -> int:
-        """0: it does not exist (yet)."""
-
-    def source(self, partition: int) -> Source | None:
-        """None: not served at the moment."""
-
-    async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
-        """Reads the log up to `end_offset`, in a thread, when it is its turn. Raises OSError; of
-        these TimeoutError when its log directory does not answer.
-        """
-
-    async def create(self) -> bool:
-        """Makes the topic; False: not now."""
-
-    def is_elsewhere(self, partition: int) -> bool:
-        """Another host leads it: its coordinator is there."""
-
-    def may_lead(self) -> bool:
-        """Has this host its lease? Asked with each request."""
-
-
-NAME_CHARS_CACHED = 256  # longer names are nobody's but a hostile client's: 65536 of them would be gigabytes
-
-
-def _hash(name: str) -> int:
-    """Java's String.hashCode, made positive as Kafka's Utils.abs does."""
-    value = _short_hash(name) if len(name) <= NAME_CHARS_CACHED else _long_hash(name)
-    if value >= 1 << 31:
-        value -= 1 << 32
-    return 0 if value == -(1 << 31) else abs(value)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _short_hash(name: str) -> int:
-    """Unsigned."""
-    value = 0
-    data = name.encode("utf-16-be", "surrogatepass")
-    for position in range(0, len(data), 2):
-        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
-    return value
-
-
-def _long_hash(name: str) -> int:
-    """The same; a loop over 32767 characters would hold everybody up for milliseconds."""
-    import numpy
-
-    units = numpy.frombuffer(name.encode("utf-16-be", "surrogatepass"), ">u2").astype(numpy.uint32)
-    powers = numpy.full(len(units), 31, numpy.uint32)
-    powers[0] = 1
-    return int((units * numpy.cumprod(powers, dtype=numpy.uint32)[::-1]).sum(dtype=numpy.uint32))
-
-
-def partition_for(name: str, partition_count: int) -> int:
-    """Which partition of the internal topic a group id or transactional id belongs to."""
-    return _hash(name) % partition_count
-
-
-class _Missed(NamedTuple):
-    """An event that cores may have to be told once more: nobody was there to hear it, or what they
-    made of it is not written yet.
-    """
-
-    written: int  # by the shard that has heard it, when it has written so many units; a later one has not heard it
-    event: object
-    names: Callable[[Shard], Iterable[str]]  # of the cores that it is for,
-    failed: frozenset[str] = frozenset()  # but not of these, which have failed of it: they would for ever
-
-
-class _Place:
-    """One partition, whether loaded or not."""
-
-    __slots__ = ("epoch", "index", "late", "loading", "missed", "not_before", "requests", "shard", "source", "writing")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.shard: Shard | None = None
-        self.source: Source | None = None
-        self.loading: asyncio.Task[None] | None = None
-        self.epoch = -1  # leader epoch that it was loaded for last, while nobody else may have led it since; -1 = none
-        self.missed: list[_Missed] = []  # since then
-        self.late: asyncio.TimerHandle | None = None  # when what is lazy is to be written
-        self.requests: set[int] = set()
-        self.not_before = 0.0
-        self.writing: asyncio.Task[None] | None = None  # the last write, of this shard or of one that was thrown away
 
 
 class Coordinator:
@@ -187,11 +82,11 @@ class Coordinator:
         self._now_ms = now_ms
         self._carry_out = carry_out
         self._after_load = after_load
-        self._places: list[_Place] = []
+        self._places: list[Place] = []
         self._futures: dict[int, asyncio.Future[object]] = {}
         self._number = 0
         self._turn: asyncio.Handle | None = None
-        self._to_write: dict[_Place, None] = {}
+        self._to_write: dict[Place, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
         self._look: asyncio.TimerHandle | None = None
@@ -304,14 +199,10 @@ class Coordinator:
         what was posted there, and commits that it took may be of what was made anew since.
         """
         if partition < len(self._places) and self._places[partition].epoch <= leader_epoch:
-            self._places[partition].epoch, self._places[partition].missed = -1, []
+            self._places[partition].forget_missed()
 
     def _tell(
-        self,
-        place: _Place,
-        event: object,
-        names: Callable[[Shard], Iterable[str]],
-        failed: frozenset[str] = frozenset(),
+        self, place: Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()
     ) -> None:
         """Now, and again by the next load if it comes to that before what follows from it is
         written. When a core fails of it all others are thrown away too, and are told again.
@@ -326,7 +217,7 @@ class Coordinator:
                 if not shard.waiting_count:
                     return
                 written = shard.written_count + shard.waiting_count
-        place.missed.append(_Missed(written, event, names, failed))
+        place.missed.append(Missed(written, event, names, failed))
 
     def core(self, name: str) -> Core | None:
         """For looking only; what it shows may not be written yet. None: no such core. Raises
@@ -399,7 +290,7 @@ class Coordinator:
             done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # if it was not gathered yet
         await future
 
-    def _active(self, name: str) -> tuple[_Place, Shard]:
+    def _active(self, name: str) -> tuple[Place, Shard]:
         partition = self.partition_for(name)
         if partition >= len(self._places):
             self.look()
@@ -415,7 +306,7 @@ class Coordinator:
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         return place, place.shard
 
-    def _absent_error(self, place: _Place) -> int:
+    def _absent_error(self, place: Place) -> int:
         if self._partitions.is_elsewhere(place.index) or not self._partitions.may_lead():
             return int(ErrorCode.NOT_COORDINATOR)
         return int(
@@ -424,7 +315,7 @@ class Coordinator:
             else ErrorCode.NOT_COORDINATOR
         )
 
-    def _handle(self, place: _Place, shard: Shard, name: str, event: object, known: bool = False) -> None:
+    def _handle(self, place: Place, shard: Shard, name: str, event: object, known: bool = False) -> None:
         try:
             (shard.handle_known if known else shard.handle)(name, event, self._now_ms())
         except TooLarge as error:
@@ -457,7 +348,7 @@ class Coordinator:
 
     # -- writing and timers ------------------------------------------------------------------------
 
-    def _wake(self, place: _Place) -> None:
+    def _wake(self, place: Place) -> None:
         """Writes once in a turn of the loop: what several requests want written in this turn goes
         together.
         """
@@ -476,14 +367,14 @@ class Coordinator:
             elif shard is not None and shard.is_lazy and place.late is None and self._loop is not None:
                 place.late = self._loop.call_later(LAZY_S, self._on_late, place)
 
-    def _on_late(self, place: _Place) -> None:
+    def _on_late(self, place: Place) -> None:
         place.late = None
         shard = place.shard
         unit = shard.next_unit(is_late=True) if shard is not None else None
         if shard is not None and unit is not None:
             self._write(place, shard, unit)
 
-    def _write(self, place: _Place, shard: Shard, unit: Unit) -> None:
+    def _write(self, place: Place, shard: Shard, unit: Unit) -> None:
         now_ms = self._now_ms()
         futures = [
             self._log.append_nowait(self.topic, place.index, batch.encode(now_ms), shard.leader_epoch)
@@ -493,7 +384,7 @@ class Coordinator:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _written(self, place: _Place, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]) -> None:
+    async def _written(self, place: Place, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]) -> None:
         results = await asyncio.gather(*futures, return_exceptions=True)
         if place.shard is not shard:
             return
@@ -582,7 +473,7 @@ class Coordinator:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "the topic was deleted")
             self._places = []
         while len(self._places) < count:
-            self._places.append(_Place(len(self._places)))
+            self._places.append(Place(len(self._places)))
         waiting = False
         for partition, place in enumerate(self._places):
             self._look_at(partition, place)
@@ -591,17 +482,14 @@ class Coordinator:
         # a directory that has failed stays so
         self._look_s = min(1.1 * self._look_s, LOOK_SLOW_S) if waiting else LOOK_S
 
-    def _look_at(self, partition: int, place: _Place) -> None:
+    def _look_at(self, partition: int, place: Place) -> None:
         assert self._loop is not None
         if place.loading is not None:
             return
         source = self._partitions.source(partition)
         if place.shard is not None:
             # R1
-            if source is None or (source.leader_epoch, source.owner_generation) != (
-                place.source.leader_epoch,
-                place.source.owner_generation,
-            ):
+            if source is None or place.source is None or not source.is_term_of(place.source):
                 self._unload(
                     place,
                     int(ErrorCode.NOT_COORDINATOR),
@@ -611,7 +499,7 @@ class Coordinator:
         if source is None:
             place.source = None
             if self._partitions.is_elsewhere(partition):
-                place.epoch, place.missed = -1, []
+                place.forget_missed()
             return
         if self._loop.time() < place.not_before or (place.writing is not None and not place.writing.done()):  # R6
             return
@@ -620,18 +508,14 @@ class Coordinator:
         self._tasks.add(place.loading)
         place.loading.add_done_callback(self._tasks.discard)
 
-    async def _load(self, partition: int, place: _Place, source: Source) -> None:
+    async def _load(self, partition: int, place: Place, source: Source) -> None:
         assert self._loop is not None
         try:
             began = self._loop.time()
             loaded = await self._partitions.load(partition, source.end_offset, self._cores)
             while True:
                 now = self._partitions.source(partition)
-                if (
-                    now is None
-                    or (now.leader_epoch, now.owner_generation) != (source.leader_epoch, source.owner_generation)
-                    or now.end_offset != source.end_offset
-                ):
+                if now is None or not now.is_term_of(source) or now.end_offset != source.end_offset:
                     return  # somebody appended or the owner changed: once more
                 if now.high_watermark >= source.end_offset:
                     break
@@ -673,7 +557,7 @@ class Coordinator:
         finally:
             place.loading = None
 
-    def _catch_up(self, place: _Place, shard: Shard) -> None:
+    def _catch_up(self, place: Place, shard: Shard) -> None:
         """With what happened while nobody was there to hear it."""
         missed, place.missed = place.missed, []
         for _, event, names, failed in missed:
@@ -683,7 +567,7 @@ class Coordinator:
             if event is not None and place.shard is shard:
                 self._tell(place, event, lambda _, name=name: (name,))
 
-    def _unload(self, place: _Place, error: int, reason: str, quiet: bool = False) -> None:
+    def _unload(self, place: Place, error: int, reason: str, quiet: bool = False) -> None:
         """Throws the cores of a partition away; whoever waits is told a retriable error."""
         shard, place.shard = place.shard, None
         if shard is None:

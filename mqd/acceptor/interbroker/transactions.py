@@ -26,7 +26,8 @@ from mqd.acceptor.broker import Broker
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AddPartitionsToTxnRequest,

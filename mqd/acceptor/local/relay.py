@@ -32,7 +32,8 @@ from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.transactions import leader_elsewhere
 from mqd.base import logging
-from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode, ProtocolError

@@ -26,7 +26,7 @@ import msgspec
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired, persists
 from mqd.coordinator.group import migration
 from mqd.coordinator.group.classic import records as classic_records
-from mqd.coordinator.group.classic.core import TIMERS as CLASSIC_TIMERS
+from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.members import Member

@@ -11,7 +11,7 @@ INVALID_PRODUCER_EPOCH, as from the partition itself.
 from collections.abc import Callable
 from typing import Protocol
 
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
 

@@ -43,37 +43,14 @@ Invariants (check() asserts those of the state; the simulator those between stat
 Bounds: HELD_MAX requests wait; the next is told CONCURRENT_TRANSACTIONS.
 """
 
-import msgspec
-
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
-from mqd.protocol.errors import ErrorCode
 from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.events import (
-    NEED_PRODUCER_ID,
-    VERSION_2,
-    Description,
-    Identity,
-    Partition,
-    WriteMarkers,
-)
-from mqd.coordinator.transaction.records import (
-    NO_PARTITIONS,
-    NULL_PARTITIONS,
-    STATE_NAMES,
-    State,
-    Value,
-    decode_value,
-    encode_key,
-    encode_partitions,
-    encode_value,
-)
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, VERSION_2, Identity, Partition, WriteMarkers
+from mqd.coordinator.transaction.records import State
+from mqd.coordinator.transaction.state import EPOCH_MAX, HELD_MAX, IDLE, PREPARING, Held, TransactionState
+from mqd.protocol.errors import ErrorCode
 
-EPOCH_MAX = 32767
-HELD_MAX = 32
 TIMER = "due"
-
-_IDLE = frozenset((State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT))
-_PREPARING = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
 
 NONE = 0
 FENCED = int(ErrorCode.PRODUCER_FENCED)
@@ -83,59 +60,10 @@ CONCURRENT = int(ErrorCode.CONCURRENT_TRANSACTIONS)
 INVALID_TIMEOUT = int(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
 
 
-class Settings(msgspec.Struct, frozen=True):
-    max_timeout_ms: int = 900_000  # transaction.max.timeout.ms
-    expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
-    answer_ms: int = 200  # how long EndTxn waits for its markers
-    hold_ms: int = 1_000  # how long other requests wait for the end of the last transaction
+class Transaction(TransactionState):
+    """One transactional id."""
 
-
-class _Held(msgspec.Struct, frozen=True):
-    until_ms: int
-    event: object
-
-
-class Transaction:
-    """One transactional id. `producer_id` -1: nothing is known of it."""
-
-    __slots__ = (
-        "_armed_ms",
-        "_attempt",
-        "_encoded",
-        "_held",
-        "_key",
-        "_settings",
-        "client_version",
-        "last_producer_epoch",
-        "last_update_ms",
-        "next_producer_id",
-        "partitions",
-        "previous_producer_id",
-        "producer_epoch",
-        "producer_id",
-        "start_ms",
-        "state",
-        "timeout_ms",
-        "transactional_id",
-    )
-
-    def __init__(self, transactional_id: str, settings: Settings) -> None:
-        self.transactional_id = transactional_id
-        self._settings = settings
-        self._key = encode_key(transactional_id)
-        self._attempt = 0
-        self._held: list[_Held] = []
-        self._armed_ms: int | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self.state = State.EMPTY
-        self.producer_id = self.previous_producer_id = self.next_producer_id = -1
-        self.producer_epoch = self.last_producer_epoch = -1
-        self.timeout_ms = 0
-        self.start_ms = self.last_update_ms = -1
-        self.client_version = 0
-        self._set_partitions({})
+    __slots__ = ()
 
     # -- the shell's side --------------------------------------------------------------------------
 
@@ -145,56 +73,16 @@ class Transaction:
         self._arm(actions)
         return actions
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log. Raises ValueError for bytes it cannot read."""
-        if value is None:
-            self._forget()
-            return
-        found = decode_value(value)
-        if not 0 <= found.producer_epoch <= EPOCH_MAX - (found.state == State.ONGOING):  # T3
-            raise ValueError(
-                f"a transaction's record in state {STATE_NAMES[found.state]} with epoch {found.producer_epoch}"
-            )
-        self.state = found.state
-        self.producer_id, self.previous_producer_id, self.next_producer_id = (
-            found.producer_id,
-            found.previous_producer_id,
-            found.next_producer_id,
-        )
-        self.producer_epoch, self.timeout_ms, self.client_version = (
-            found.producer_epoch,
-            found.timeout_ms,
-            found.client_version,
-        )
-        self.start_ms, self.last_update_ms = found.start_ms, found.last_update_ms
-        self._set_partitions(dict.fromkeys(found.partitions))
-        self.last_producer_epoch = self._last_epoch_by_rule()
-
-    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
-        raise ValueError("a record of a transactional id is in no transaction itself: this one is not a coordinator's")
-
-    def _last_epoch_by_rule(self) -> int:
-        """Kafka's schema has no place for it; after an end of version 2 it follows from the rest."""
-        if self.client_version < VERSION_2 or self.state in (State.EMPTY, State.ONGOING):
-            return -1
-        if self.state in _IDLE and self.previous_producer_id != self.producer_id:
-            return EPOCH_MAX - 1
-        return self.producer_epoch - 1
-
     def on_loaded(self, now_ms: int) -> list[Action]:
         """The clock may have been ahead when the log was written: nothing began in the future, or
         it would be under way until then (T9).
         """
         self.start_ms, self.last_update_ms = min(self.start_ms, now_ms), min(self.last_update_ms, now_ms)
         actions: list[Action] = []
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             self._write_markers(actions)
         self._arm(actions)
         return actions
-
-    @property
-    def is_empty(self) -> bool:
-        return self.producer_id < 0 and not self._held
 
     # -- InitProducerId ----------------------------------------------------------------------------
 
@@ -205,7 +93,7 @@ class Transaction:
             self._rotate(event, now_ms, actions, last_epoch=-1)
         elif not self._is_expected_producer(event):
             actions.append(Reply(event.request, Identity(FENCED)))
-        elif self.state in _PREPARING:
+        elif self.state in PREPARING:
             self._hold(event, now_ms, actions)
         elif self.state == State.ONGOING:
             self._init_in_transaction(event, now_ms, actions)
@@ -307,7 +195,7 @@ class Transaction:
         """
         if self.producer_id < 0:
             return UNKNOWN_PRODUCER
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             if (producer_id, epoch) == self._identity():
                 return CONCURRENT
             return FENCED if producer_id == self.producer_id else UNKNOWN_PRODUCER
@@ -349,7 +237,7 @@ class Transaction:
             return self._prepare(event, now_ms, actions) if is_current else FENCED
         if is_repeated:
             return FENCED if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             self._hold(event, now_ms, actions)  # of the next transaction
             return None
         return INVALID_STATE if event.committed else self._abort_nothing(event, now_ms, actions)
@@ -375,7 +263,7 @@ class Transaction:
         """In Prepare and Complete states: the same outcome is answered the same."""
         if event.committed != (self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)):
             return INVALID_STATE
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             self._hold(event, now_ms, actions)
             return None
         return NONE
@@ -440,7 +328,7 @@ class Transaction:
         """Who ended the transaction is answered before the Complete record is written: it decides
         nothing.
         """
-        if self.state not in _PREPARING or event.attempt != self._attempt:
+        if self.state not in PREPARING or event.attempt != self._attempt:
             return
         self.previous_producer_id = self.producer_id
         if self.next_producer_id >= 0:
@@ -472,36 +360,19 @@ class Transaction:
         if event.producer_id != self.producer_id:
             actions.append(
                 Reply(
-                    event.request, UNKNOWN_PRODUCER if self.state in _PREPARING or self.state == State.ONGOING else NONE
+                    event.request, UNKNOWN_PRODUCER if self.state in PREPARING or self.state == State.ONGOING else NONE
                 )
             )
         elif self.state == State.ONGOING:
             self._fence(now_ms, actions)
             self._hold(event, now_ms, actions)
-        elif self.state in _PREPARING:
+        elif self.state in PREPARING:
             self._hold(event, now_ms, actions)
         else:
             actions.append(Reply(event.request, NONE))
 
     def _on_describe(self, event: events.Describe, now_ms: int, actions: list[Action]) -> None:
         actions.append(Reply(event.request, self.description()))
-
-    def description(self) -> Description | None:
-        if self.producer_id < 0:
-            return None
-        return Description(
-            self.transactional_id,
-            STATE_NAMES[self.state],
-            self.producer_id,
-            self.producer_epoch,
-            self.timeout_ms,
-            self.start_ms,
-            tuple(self.partitions),
-        )
-
-    def open_producers(self) -> dict[int, int]:
-        """Producer id -> epoch of who has a transaction under way."""
-        return {self.producer_id: self.producer_epoch} if self.partitions else {}
 
     # -- waiting and time --------------------------------------------------------------------------
 
@@ -511,7 +382,7 @@ class Transaction:
             self._give_up(event, actions)
             return
         wait_ms = self._settings.answer_ms if type(event) is events.EndTransaction else self._settings.hold_ms
-        self._held.append(_Held(now_ms + wait_ms, event))
+        self._held.append(Held(now_ms + wait_ms, event))
 
     def _give_up(self, event: object, actions: list[Action]) -> None:
         """The markers take long. An end is decided all the same; anything else has to come again."""
@@ -535,14 +406,14 @@ class Transaction:
         if self.state == State.ONGOING:
             if now_ms >= self.start_ms + self.timeout_ms:
                 self._fence(now_ms, actions)  # T9
-        elif self.state in _IDLE and now_ms >= self.last_update_ms + self._settings.expiration_ms:
+        elif self.state in IDLE and now_ms >= self.last_update_ms + self._settings.expiration_ms:
             self._forget()
             actions.append(Persist(((self._key, None),)))
 
     def _due_ms(self) -> int | None:
         if self._held:
             return min(held.until_ms for held in self._held)
-        if self.producer_id < 0 or self.state in _PREPARING:
+        if self.producer_id < 0 or self.state in PREPARING:
             return None
         return (
             self.start_ms + self.timeout_ms
@@ -558,59 +429,6 @@ class Transaction:
         if due is not None and (self._armed_ms is None or due < self._armed_ms):
             self._armed_ms = due
             actions.append(Timer(TIMER, due))
-
-    # -- records -----------------------------------------------------------------------------------
-
-    def _set_partitions(self, partitions: dict[Partition, None]) -> None:
-        self.partitions = partitions
-        self._encoded = encode_partitions(tuple(partitions)) if partitions else NO_PARTITIONS
-
-    def _persist(self, now_ms: int, actions: list[Action], is_lazy: bool = False) -> None:
-        self.last_update_ms = now_ms
-        value = Value(
-            self.producer_id,
-            self.producer_epoch,
-            self.timeout_ms,
-            self.state,
-            (),
-            now_ms,
-            self.start_ms,
-            self.previous_producer_id,
-            self.next_producer_id,
-            self.client_version,
-        )
-        encoded = NULL_PARTITIONS if self.state == State.EMPTY else self._encoded
-        actions.append(Persist(((self._key, encode_value(value, encoded)),), is_lazy=is_lazy))
-
-    def durable(self) -> tuple[object, ...]:
-        """What a replay of the log must give (T8)."""
-        return (
-            self.state,
-            self.producer_id,
-            self.previous_producer_id,
-            self.next_producer_id,
-            self.producer_epoch,
-            self.timeout_ms,
-            self.client_version,
-            self.start_ms,
-            self.last_update_ms,
-            tuple(sorted(self.partitions)),
-        )
-
-    def check(self) -> None:
-        """Raises AssertionError."""
-        in_transaction = self.state == State.ONGOING or self.state in _PREPARING
-        assert bool(self.partitions) == in_transaction, f"T1: {self.state!r} with partitions {list(self.partitions)}"
-        assert self.producer_id >= 0 or (self.state == State.EMPTY and self.producer_epoch == -1), (
-            "T2: a state without a producer id"
-        )
-        assert self.producer_id < 0 or 0 <= self.producer_epoch <= EPOCH_MAX, f"T2: epoch {self.producer_epoch}"
-        assert self.state != State.ONGOING or self.producer_epoch < EPOCH_MAX, "T3: a client has the last epoch"
-        assert self.next_producer_id < 0 or (self.state in _PREPARING and self.producer_epoch == EPOCH_MAX), (
-            "T2: a next producer id without need"
-        )
-        assert not self._held or self.state in _PREPARING, f"T7: requests wait in {self.state!r}"
-        assert len(self._held) <= HELD_MAX
 
 
 _HANDLERS: dict[type, str] = {

@@ -41,27 +41,18 @@ Invariants (check() asserts those of the state; tests/sim/test_joint_sim.py thos
 Bounds: CHILDREN_MAX children; HELD_MAX requests wait, the next is told CONCURRENT_TRANSACTIONS.
 """
 
-import msgspec
-
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
-from mqd.protocol.errors import ErrorCode
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction import joint_records as records
-from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Description, Identity, JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer, WriteMarkers
 from mqd.coordinator.transaction.joint_records import Child
-from mqd.coordinator.transaction.records import STATE_NAMES, State
-from mqd.coordinator.transaction.core import Settings
+from mqd.coordinator.transaction.joint_state import CHILDREN_MAX, EPOCH_RETIRED, HELD_MAX, PREPARING, Held, JointState
+from mqd.coordinator.transaction.records import State
+from mqd.protocol.errors import ErrorCode
 
 PREFIX = "mqd.joint."  # of the transactional ids that are joint ones
-CHILDREN_MAX = 10_000
-HELD_MAX = 64
-FENCED_RUNS_MAX = 8
 RUN_ID_CHARS_MAX = 100
-EPOCH_RETIRED = 32_000  # a child that has come so far is dropped for another producer id
 TIMER = "due"
-
-_PREPARING = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
-_UNDER_WAY = _PREPARING | {State.ONGOING}
 
 NONE = 0
 FENCED = int(ErrorCode.PRODUCER_FENCED)
@@ -78,60 +69,10 @@ def is_valid(transactional_id: str, batch_id: int, run_id: str) -> bool:
     return transactional_id.startswith(PREFIX) and batch_id >= 0 and 0 < len(run_id) <= RUN_ID_CHARS_MAX
 
 
-class _Held(msgspec.Struct, frozen=True):
-    until_ms: int
-    event: object
+class JointTransaction(JointState):
+    """One joint transaction's id."""
 
-
-class JointTransaction:
-    """`serial` 0: nothing is known of this id."""
-
-    __slots__ = (
-        "_active",
-        "_armed_ms",
-        "_attempt",
-        "_free",
-        "_held",
-        "_key",
-        "_pending",
-        "_seen_ms",
-        "_settings",
-        "batch_id",
-        "children",
-        "committed_batch_id",
-        "fenced_run_ids",
-        "last_update_ms",
-        "run_id",
-        "serial",
-        "start_ms",
-        "state",
-        "timeout_ms",
-        "transactional_id",
-        "winners",
-    )
-
-    def __init__(self, transactional_id: str, settings: Settings) -> None:
-        self.transactional_id = transactional_id
-        self._settings = settings
-        self._key = records.TRANSACTION.encode_key(transactional_id)
-        self._attempt = 0
-        self._held: list[_Held] = []
-        self._armed_ms: int | None = None
-        self.children: dict[int, Child] = {}
-        self._forget()
-
-    def _forget(self) -> None:
-        self.state = State.EMPTY
-        self.serial = 0
-        self.batch_id = self.committed_batch_id = -1
-        self.run_id = ""
-        self.timeout_ms = 0
-        self.start_ms = self.last_update_ms = self._seen_ms = -1
-        self.winners: frozenset[int] = frozenset()
-        self.fenced_run_ids: tuple[str, ...] = ()
-        self._active: list[int] = []  # children of the transaction under way
-        self._free: list[int] = []  # the others
-        self._pending: set[int] = set()  # attempts whose markers are not written
+    __slots__ = ()
 
     # -- the shell's side --------------------------------------------------------------------------
 
@@ -141,41 +82,6 @@ class JointTransaction:
         self._arm(actions)
         return actions
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log, in any order. Raises ValueError for bytes it cannot read."""
-        kind = records.key_type_of(key)
-        if kind == records.CHILD.key_type:
-            self._replay_child(records.CHILD.decode_key(key).producer_id, value)
-        elif kind != records.TRANSACTION.key_type:
-            raise ValueError(f"a record of type {kind} under a joint transaction's id")
-        elif value is None:
-            self._forget()
-        else:
-            self._replay_transaction(records.TRANSACTION.decode_value(value))
-        self._active = [producer_id for producer_id, child in self.children.items() if self._is_active(child)]
-        self._free = [producer_id for producer_id, child in self.children.items() if not self._is_active(child)]
-
-    def _replay_child(self, producer_id: int, value: bytes | None) -> None:
-        if value is None:
-            self.children.pop(producer_id, None)
-            return
-        child = records.decode_child(value)
-        if producer_id < 0 or not 0 <= child.epoch <= EPOCH_RETIRED:
-            raise ValueError(f"a child of a joint transaction with producer id {producer_id} and epoch {child.epoch}")
-        self.children[producer_id] = child
-
-    def _replay_transaction(self, found) -> None:  # noqa: ANN001  (records.TRANSACTION.value.cls)
-        state = State(found.state)
-        if state in (State.EMPTY, State.DEAD) or found.serial < 1:
-            raise ValueError(f"a joint transaction's record in state {state!r} with serial {found.serial}")
-        self.state, self.serial, self.batch_id, self.run_id = state, found.serial, found.batch_id, found.run_id
-        self.committed_batch_id, self.timeout_ms = found.committed_batch_id, found.timeout_ms
-        self.start_ms, self.last_update_ms, self._seen_ms = found.start_ms, found.last_update_ms, found.last_update_ms
-        self.winners, self.fenced_run_ids = frozenset(found.winners), tuple(found.fenced_run_ids)
-
-    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
-        raise ValueError("a record of a transactional id is in no transaction itself: this one is not a coordinator's")
-
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Whoever writes could not be heard meanwhile: a time-out begins anew."""
         self.start_ms, self.last_update_ms, self._seen_ms = (
@@ -184,21 +90,10 @@ class JointTransaction:
             now_ms,
         )
         actions: list[Action] = []
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             self._write_markers(actions)
         self._arm(actions)
         return actions
-
-    @property
-    def is_empty(self) -> bool:
-        return self.serial == 0 and not self.children and not self._held
-
-    def _is_active(self, child: Child) -> bool:
-        return child.serial == self.serial and self.state in _UNDER_WAY
-
-    def _epoch(self, child: Child) -> int:
-        """The one in force: of a child whose transaction is over, that of the next one."""
-        return child.epoch if self._is_active(child) else child.epoch + 1
 
     # -- children ----------------------------------------------------------------------------------
 
@@ -218,7 +113,7 @@ class JointTransaction:
         is_of_this = (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
         if event.producer_id >= 0:
             return self._alive(event, is_of_this, now_ms)
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         if self.state == State.ONGOING and not is_of_this:
             return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
@@ -247,21 +142,10 @@ class JointTransaction:
             return self._answer(FENCED)
         self._fence_run(run_id)
         self._decide(State.PREPARE_ABORT, now_ms, actions)
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         getattr(self, _HANDLERS[type(event)])(event, now_ms, actions)
         return None
-
-    def _fence_run(self, successor: str) -> None:
-        if self.run_id != successor:
-            self._fence(self.run_id)
-
-    def _fence(self, run_id: str) -> bool:
-        """Whether it is new."""
-        if not run_id or run_id in self.fenced_run_ids:
-            return False
-        self.fenced_run_ids = (*self.fenced_run_ids, run_id)[-FENCED_RUNS_MAX:]
-        return True
 
     def _add_child(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointAnswer:
         if not self._free and event.spare_producer_id < 0:
@@ -282,12 +166,6 @@ class JointTransaction:
         written.append(self._child_record(producer_id))
         actions.append(Persist(tuple(written)))
         return JointAnswer(NONE, producer_id, epoch, self.committed_batch_id)
-
-    def _begin(self, batch_id: int, run_id: str, timeout_ms: int, now_ms: int) -> None:
-        self._fence_run(run_id)
-        self.serial += 1
-        self.state, self.batch_id, self.run_id, self.winners = State.ONGOING, batch_id, run_id, frozenset()
-        self.timeout_ms, self.start_ms = timeout_ms, now_ms
 
     # -- partitions --------------------------------------------------------------------------------
 
@@ -333,7 +211,7 @@ class JointTransaction:
         is_of_this = self.state == State.ONGOING and (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
         if not is_of_this and event.winners:
             return self._answer(INVALID_STATE)  # what they wrote is aborted
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         if self.state == State.ONGOING and not is_of_this:
             return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
@@ -369,13 +247,13 @@ class JointTransaction:
             if not event.run_id:
                 self._fence_run("")
             return self._finish(event, State.PREPARE_ABORT, frozenset(), now_ms, actions)
-        return self._hold(event, now_ms, actions) if self.state in _PREPARING else self._answer()
+        return self._hold(event, now_ms, actions) if self.state in PREPARING else self._answer()
 
     def _finish(
         self, event: object, state: State, winners: frozenset[int], now_ms: int, actions: list[Action]
     ) -> JointAnswer | None:
         self._decide(state, now_ms, actions, winners)
-        return self._hold(event, now_ms, actions) if self.state in _PREPARING else self._answer()
+        return self._hold(event, now_ms, actions) if self.state in PREPARING else self._answer()
 
     def _answer(self, error: int = NONE) -> JointAnswer:
         return JointAnswer(error, committed_batch_id=self.committed_batch_id)
@@ -413,7 +291,7 @@ class JointTransaction:
         """Who ended the transaction is answered before the Complete record is written: it decides
         nothing.
         """
-        if self.state not in _PREPARING or event.attempt not in self._pending:
+        if self.state not in PREPARING or event.attempt not in self._pending:
             return
         self._pending.discard(event.attempt)
         if self._pending:
@@ -472,7 +350,7 @@ class JointTransaction:
         if self.state == State.ONGOING:
             self._fence_run("")
             self._decide(State.PREPARE_ABORT, now_ms, actions)
-        if self.state in _PREPARING:
+        if self.state in PREPARING:
             if self._hold(event, now_ms, actions) is not None:
                 actions.append(Reply(event.request, CONCURRENT))
         else:
@@ -481,29 +359,6 @@ class JointTransaction:
     def _on_describe(self, event: events.Describe, now_ms: int, actions: list[Action]) -> None:
         actions.append(Reply(event.request, self.description()))
 
-    def description(self) -> Description | None:
-        """Of all children together; the producer is one of them."""
-        if self.serial == 0:
-            return None
-        producer_id = self._active[0] if self._active else -1
-        epoch = self._epoch(self.children[producer_id]) if producer_id >= 0 else -1
-        partitions = dict.fromkeys(partition for one in self._active for partition in self.children[one].partitions)
-        start_ms = self.start_ms if self.state in _UNDER_WAY else -1
-        return Description(
-            self.transactional_id,
-            STATE_NAMES[self.state],
-            producer_id,
-            epoch,
-            self.timeout_ms,
-            start_ms,
-            tuple(partitions),
-        )
-
-    def open_producers(self) -> dict[int, int]:
-        """Producer id -> epoch of those that have written in the transaction under way."""
-        bumped = self.state in _PREPARING
-        return {one: self.children[one].epoch + bumped for one in self._active if self.children[one].partitions}
-
     # -- waiting and time --------------------------------------------------------------------------
 
     def _hold(self, event: object, now_ms: int, actions: list[Action]) -> JointAnswer | None:
@@ -511,7 +366,7 @@ class JointTransaction:
         if len(self._held) >= HELD_MAX:
             return self._late_answer(event)
         wait_ms = self._settings.answer_ms if type(event) is events.EndJoint else self._settings.hold_ms
-        self._held.append(_Held(now_ms + wait_ms, event))
+        self._held.append(Held(now_ms + wait_ms, event))
         return None
 
     def _late_answer(self, event: object) -> JointAnswer:
@@ -536,9 +391,7 @@ class JointTransaction:
             if now_ms >= self._seen_ms + self.timeout_ms:
                 self._decide(State.PREPARE_ABORT, now_ms, actions)  # J9
         elif (
-            self.serial
-            and self.state not in _PREPARING
-            and now_ms >= self.last_update_ms + self._settings.expiration_ms
+            self.serial and self.state not in PREPARING and now_ms >= self.last_update_ms + self._settings.expiration_ms
         ):
             gone = [
                 (self._key, None),
@@ -551,7 +404,7 @@ class JointTransaction:
     def _due_ms(self) -> int | None:
         if self._held:
             return min(held.until_ms for held in self._held)
-        if self.serial == 0 or self.state in _PREPARING:
+        if self.serial == 0 or self.state in PREPARING:
             return None
         return (
             self._seen_ms + self.timeout_ms
@@ -565,74 +418,6 @@ class JointTransaction:
         if due is not None and (self._armed_ms is None or due < self._armed_ms):
             self._armed_ms = due
             actions.append(Timer(TIMER, due))
-
-    # -- records -----------------------------------------------------------------------------------
-
-    def _record(self, now_ms: int) -> KeyValue:
-        self.last_update_ms = now_ms
-        value = records.TRANSACTION.value.cls(
-            serial=self.serial,
-            state=int(self.state),
-            batch_id=self.batch_id,
-            run_id=self.run_id,
-            committed_batch_id=self.committed_batch_id,
-            timeout_ms=self.timeout_ms,
-            start_ms=self.start_ms,
-            last_update_ms=now_ms,
-            winners=sorted(self.winners),
-            fenced_run_ids=list(self.fenced_run_ids),
-        )
-        return self._key, records.TRANSACTION.encode_value(value)
-
-    def _child_record(self, producer_id: int) -> KeyValue:
-        return records.CHILD.encode_key(self.transactional_id, producer_id), records.encode_child(
-            self.children[producer_id]
-        )
-
-    def durable(self) -> tuple[object, ...]:
-        """What a replay of the log must give (J8)."""
-        children = tuple(
-            sorted(
-                (one, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ())
-                for one, child in self.children.items()
-            )
-        )
-        return (
-            self.state,
-            self.serial,
-            self.batch_id,
-            self.run_id,
-            self.committed_batch_id,
-            self.timeout_ms,
-            self.start_ms,
-            self.last_update_ms,
-            self.winners,
-            self.fenced_run_ids,
-            children,
-        )
-
-    def check(self) -> None:
-        """Raises AssertionError."""
-        assert sorted((*self._active, *self._free)) == sorted(self.children), (
-            "J3: a child is neither active nor free, or both"
-        )
-        assert all(self._is_active(self.children[one]) for one in self._active) and not any(
-            self._is_active(self.children[one]) for one in self._free
-        ), "J2"
-        assert self.state not in (State.ONGOING, State.PREPARE_ABORT) or self.batch_id > self.committed_batch_id, (
-            "J1: a committed batch is under way"
-        )
-        assert (
-            self.state not in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT) or self.batch_id == self.committed_batch_id
-        ), "J1: decided, not remembered"
-        assert self.state != State.ONGOING or self.run_id not in self.fenced_run_ids, "J5: an overtaken run writes"
-        assert not self._held or self.state in _PREPARING, f"J7: requests wait in {self.state!r}"
-        assert (self.state in _PREPARING) or not self._pending, "J4: markers of nothing"
-        assert (
-            len(self._held) <= HELD_MAX
-            and len(self.children) <= CHILDREN_MAX
-            and len(self.fenced_run_ids) <= FENCED_RUNS_MAX
-        )
 
 
 _HANDLERS: dict[type, str] = {

@@ -31,7 +31,7 @@ from typing import Protocol
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Effect
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode, error_name
 from mqd.coordinator.transaction.events import MarkersWritten, Partition, WriteMarkers

@@ -4,7 +4,7 @@ import asyncio
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, coordinator
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.group import DeleteGroup
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

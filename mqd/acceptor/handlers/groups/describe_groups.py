@@ -5,7 +5,7 @@ from version 6 on with GROUP_ID_NOT_FOUND.
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, coordinator, rebalance_of
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.group import Group
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqd.acceptor.broker import Broker
-from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.group import Group
 from mqd.protocol.errors import ErrorCode
 

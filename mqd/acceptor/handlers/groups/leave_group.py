@@ -4,7 +4,7 @@ administrator removes static members.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.classic.events import LeaveGroup
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import LeaveGroupRequest, LeaveGroupResponse

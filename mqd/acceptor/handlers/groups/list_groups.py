@@ -4,7 +4,7 @@ and by type where asked.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import coordinator
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.group import Group
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListGroupsRequest, ListGroupsResponse

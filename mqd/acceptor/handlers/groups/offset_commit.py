@@ -7,7 +7,7 @@ Version 10 names topics by id.
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topics.topic_names import exists, name_of
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -13,7 +13,7 @@ import asyncio
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topics.topic_names import name_of
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.offsets import FetchOffsets, OffsetsFetched
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -4,7 +4,7 @@ nobody before it is on disk.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.classic.events import SyncGroup
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

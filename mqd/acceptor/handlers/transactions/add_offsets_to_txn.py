@@ -3,7 +3,7 @@ what is added is the group's partition of __consumer_offsets.
 """
 
 from mqd.acceptor.broker import Context
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -7,7 +7,7 @@ each other.
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -1,7 +1,7 @@
 """DescribeTransactions 0 (KIP-664): state, producer and partitions of transactional ids."""
 
 from mqd.acceptor.broker import Context
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse

@@ -12,7 +12,7 @@ an empty run id an administrator aborts what is under way there
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.transactions.write_txn_markers import abort_ongoing
 from mqd.acceptor.transactions import TransactionService
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import EndTxnRequest, EndTxnResponse

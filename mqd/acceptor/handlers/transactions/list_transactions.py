@@ -5,7 +5,7 @@ state, producer id, how long they are under way, and pattern.
 from collections.abc import Callable
 
 from mqd.acceptor.broker import Context
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.regex import BadExpression, compile_regex
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

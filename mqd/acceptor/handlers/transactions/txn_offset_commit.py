@@ -6,7 +6,7 @@ pending for ever.
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.transactions import TransactionService
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.protocol.errors import ErrorCode

@@ -18,7 +18,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.interbroker.transactions import Elsewhere, abort_elsewhere, ongoing_elsewhere
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from mqd.coordinator.actions import Action, Reply
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, has_news
-from mqd.coordinator.group.consumer_protocol import Subscription, decode_subscription, encode_assignment
 from mqd.coordinator.group.consumer.records import ClassicMetadata, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
+from mqd.coordinator.group.consumer_protocol import Subscription, decode_subscription, encode_assignment
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     HeartbeatResponse,

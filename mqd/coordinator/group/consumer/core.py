@@ -37,13 +37,13 @@ docs/decisions/2026-11-21-consumer-groups.md.
 from __future__ import annotations
 
 from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, persists
-from mqd.coordinator.group.consumer import records
-from mqd.coordinator.group.consumer import requests
-from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.members import Deadlines
+from mqd.coordinator.group.consumer import records, requests
+from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
+from mqd.coordinator.group.consumer.known_members import find
 from mqd.coordinator.group.consumer.members import (
     LEFT_STATIC_EPOCH,
     NOTHING,
@@ -51,7 +51,6 @@ from mqd.coordinator.group.consumer.members import (
     STABLE,
     Member,
     Owners,
-    contains,
     intersection,
     reconciled,
 )
@@ -60,7 +59,7 @@ from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.consumer.subscriptions import Subscriptions
 from mqd.coordinator.group.offsets import CommitOffsets
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from mqd.protocol.messages import ConsumerGroupHeartbeatResponse
 
 DEADLINE_TIMER = "consumer.deadline"
 TIMERS = (DEADLINE_TIMER,)
@@ -207,7 +206,7 @@ class ConsumerGroup:
 
     def _heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
         message = event.message
-        known = self._find(event)
+        known = find(self, event)
         description = requests.described(known.description if known is not None else None, event, self.cluster.matcher)
         member, bump = self.enrolled(known, message.member_id or event.new_member_id, description)
         self.refresh(bump)
@@ -232,60 +231,6 @@ class ConsumerGroup:
 
     # -- who asks ----------------------------------------------------------------------------------
 
-    def _find(self, event: ConsumerHeartbeat) -> Member | None:
-        """The member that sends this, with a valid epoch; None: it is to be made. Changes nothing.
-        Raises Refused.
-        """
-        message = event.message
-        joins = message.member_epoch == 0
-        if message.instance_id is not None:
-            return self._find_static(message)
-        member = self.members.get(message.member_id)
-        if member is None:
-            if not joins:
-                raise Refused(
-                    ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}."
-                )
-            self.check_room()
-            return None
-        self._check_epoch(member, message)
-        return member
-
-    def _find_static(self, message: ConsumerGroupHeartbeatRequest) -> Member | None:
-        owner = self.static.get(message.instance_id)
-        if message.member_epoch == 0:
-            if owner is None:
-                known = self.members.get(message.member_id)
-                if known is None:
-                    self.check_room()
-                return known
-            if owner != message.member_id and (
-                message.member_id in self.members or not self._is_released(self.members[owner])
-            ):
-                raise Refused(
-                    ErrorCode.UNRELEASED_INSTANCE_ID,
-                    f"Static member {message.member_id} with instance id {message.instance_id} cannot join: member"
-                    f" {owner} still has it.",
-                )
-            return self.members[owner]
-        if owner is None:
-            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
-        if owner != message.member_id:
-            raise Refused(
-                ErrorCode.FENCED_INSTANCE_ID,
-                f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member"
-                f" {owner}.",
-            )
-        self._check_epoch(self.members[owner], message)
-        return self.members[owner]
-
-    @staticmethod
-    def _is_released(member: Member) -> bool:
-        """Somebody else may come in its place. A static member of the classic protocol is stopped
-        without a word, and may come back by the other protocol (KIP-848, online migration).
-        """
-        return member.is_classic or member.epoch == LEFT_STATIC_EPOCH
-
     def check_room(self) -> None:
         max_size = self.cluster.settings(self.group_id).max_size
         if len(self.members) >= max_size:
@@ -293,29 +238,6 @@ class ConsumerGroup:
                 ErrorCode.GROUP_MAX_SIZE_REACHED,
                 f"The consumer group has reached its maximum capacity of {max_size} members.",
             )
-
-    def _check_epoch(self, member: Member, message: ConsumerGroupHeartbeatRequest) -> None:
-        """The member's, or the one before from who has not heard of the new one and has nothing
-        that it may not have. 0 comes from who was fenced or lost an answer: it says that it has
-        nothing.
-        """
-        epoch = message.member_epoch
-        if epoch in (member.epoch, 0):
-            return
-        owned = requests.owned(message)
-        if (
-            epoch == member.previous_epoch
-            and epoch < member.epoch
-            and owned is not None
-            and contains(member.assigned, owned)
-        ):
-            return
-        larger = "greater" if epoch > member.epoch else "smaller"
-        raise Refused(
-            ErrorCode.FENCED_MEMBER_EPOCH,
-            f"The consumer group member has a {larger} member epoch ({epoch}) than the one known by the group"
-            f" coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
-        )
 
     # -- members -----------------------------------------------------------------------------------
 

@@ -1,0 +1,192 @@
+"""How a classic group goes from one generation to the next: the join phase and its end, and what
+those who wait are answered. Its invariants are those of core.py.
+"""
+
+from __future__ import annotations
+
+from mqd.coordinator.actions import Action, Reply, Timer
+from mqd.coordinator.group.classic.members import NEVER, Member
+from mqd.coordinator.group.classic.state import (
+    COMPLETING,
+    EMPTY,
+    NONE,
+    PREPARING,
+    REBALANCE_IN_PROGRESS,
+    STABLE,
+    UNKNOWN_MEMBER_ID,
+    ClassicState,
+    State,
+)
+from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
+
+JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
+# a join phase that found nobody looks again not sooner than this, whatever timeout its absent
+# members asked for
+NOBODY_JOINED_MS = 1_000
+VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
+
+
+class Rebalancing(ClassicState):
+    """The steps of a rebalance; which events lead to them is ClassicGroup's."""
+
+    def _touch(self, member: Member, now_ms: int) -> None:
+        member.seen_ms = now_ms
+        self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+
+    def _join_response(
+        self, member: Member, leader: str | None = None, skip_assignment: bool = False
+    ) -> JoinGroupResponse:
+        told_leader = leader if leader is not None else self.leader
+        return JoinGroupResponse(
+            generation_id=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            leader=told_leader,
+            member_id=member.member_id,
+            skip_assignment=skip_assignment,
+            members=self._joined() if told_leader == member.member_id else [],
+        )
+
+    def _joined(self) -> list:
+        """What the leader assigns partitions from."""
+        make, protocol = JoinGroupResponse.Member, self.protocol
+        return [
+            make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
+            for one in self.members.by_id.values()
+        ]
+
+    # -- rebalancing -------------------------------------------------------------------------------
+
+    def _enter(self, state: State, now_ms: int) -> None:
+        self.state, self.state_since_ms = state, now_ms
+        if state is STABLE or state is EMPTY:
+            self.rebalance_since_ms = -1
+        elif self.rebalance_since_ms < 0:
+            self.rebalance_since_ms = now_ms
+
+    def _rebalance_or_complete(self, reason: str, now_ms: int, actions: list[Action]) -> None:
+        if self.state is PREPARING:
+            self._maybe_complete_join(now_ms, actions)
+        else:
+            self._prepare_rebalance(reason, now_ms, actions)
+
+    def _rebalance_after_loss(self, reason: str, now_ms: int, actions: list[Action]) -> None:
+        """Somebody has left or died. The first rebalance of a group waits its time; it may end with
+        fewer, or with nobody.
+        """
+        if self.state is PREPARING:
+            self._maybe_complete_join(now_ms, actions)
+        elif self.state is not EMPTY:
+            self._prepare_rebalance(reason, now_ms, actions)
+
+    def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
+        """Those who wait for an assignment are sent back to join; the join phase lasts until all
+        have, at most the longest rebalance timeout. The first one after Empty waits for more
+        members to come: group.initial.rebalance.delay.ms after the last of them.
+        """
+        if self.state is COMPLETING:
+            for member in self.members.by_id.values():
+                member.assignment = b""
+                if member.sync_request is not None:
+                    self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
+                    self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+        if self.pending_sync:
+            self.pending_sync.clear()
+            actions.append(Timer(SYNC_TIMER, None))
+        is_first = self.state is EMPTY
+        self.rebalance_reason = reason
+        self._enter(PREPARING, now_ms)
+        timeout_ms = self.members.rebalance_timeout_ms
+        if is_first:
+            self._initial_until_ms = now_ms + max(timeout_ms, self.settings.initial_rebalance_delay_ms)
+            self._initial_wait_ms = now_ms + self.settings.initial_rebalance_delay_ms
+            actions.append(Timer(JOIN_TIMER, self._initial_wait_ms))
+        elif self.members.all_joined:
+            self._complete_join(now_ms, actions)
+        else:
+            actions.append(Timer(JOIN_TIMER, now_ms + timeout_ms))
+
+    def _maybe_complete_join(self, now_ms: int, actions: list[Action]) -> None:
+        if self.state is PREPARING and self._initial_wait_ms == NEVER and self.members.all_joined:
+            self._complete_join(now_ms, actions)
+
+    def _complete_join(self, now_ms: int, actions: list[Action]) -> None:
+        """The next generation. Dynamic members that have not joined are out; static ones stay and
+        keep what they had until their session ends. When none but absent static ones are left there
+        is no generation to make: those who stay away lose their sessions, whoever comes back joins.
+        """
+        for member in [
+            member
+            for member in self.members.by_id.values()
+            if member.join_request is None and member.instance_id is None
+        ]:
+            self._remove_member(member, actions)
+        self._initial_wait_ms = self._initial_until_ms = NEVER
+        if self.members.by_id and not self._elect_leader():
+            actions.append(Timer(JOIN_TIMER, now_ms + max(self.members.rebalance_timeout_ms, NOBODY_JOINED_MS)))
+            return
+        actions.append(Timer(JOIN_TIMER, None))
+        self.generation += 1
+        if self.members.by_id:
+            self._begin_sync(now_ms, actions)
+        else:
+            self.leader = self.protocol = None
+            self._enter(EMPTY, now_ms)
+            self._persist(actions)
+
+    def _elect_leader(self) -> bool:
+        """The leader stays if it has joined. False: nobody has."""
+        if self.leader is not None and self.members.by_id[self.leader].join_request is not None:
+            return True
+        joined = next((member for member in self.members.by_id.values() if member.join_request is not None), None)
+        if joined is not None:
+            self.leader = joined.member_id
+        return joined is not None
+
+    def _begin_sync(self, now_ms: int, actions: list[Action]) -> None:
+        self.protocol = self.members.elect_protocol()
+        self._enter(COMPLETING, now_ms)
+        self.pending_sync = set(self.members.by_id)
+        for member in self.members.by_id.values():
+            request = self.members.take_join(member)
+            member.is_new = False
+            if request is not None:
+                actions.append(Reply(request, self._join_response(member)))
+            self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+        actions.append(Timer(SYNC_TIMER, now_ms + self.members.rebalance_timeout_ms))
+
+    def _synced(self, member_id: str, actions: list[Action]) -> None:
+        if member_id in self.pending_sync:
+            self.pending_sync.remove(member_id)
+            if not self.pending_sync:
+                actions.append(Timer(SYNC_TIMER, None))
+
+    def _sync_response(self, member: Member) -> SyncGroupResponse:
+        return SyncGroupResponse(
+            protocol_type=self.protocol_type, protocol_name=self.protocol, assignment=member.assignment
+        )
+
+    def _answer_sync(self, member: Member, error: int, actions: list[Action]) -> None:
+        request, member.sync_request = member.sync_request, None
+        assert request is not None
+        actions.append(
+            Reply(request, SyncGroupResponse(error_code=error) if error != NONE else self._sync_response(member))
+        )
+
+    def _remove_member(self, member: Member, actions: list[Action]) -> None:
+        """Out of the group, whatever it waited for answered with UNKNOWN_MEMBER_ID: if it lives it
+        joins anew. The caller rebalances.
+        """
+        self._answer_waiting(member, UNKNOWN_MEMBER_ID, actions, "")
+        self.members.remove(member.member_id)
+        if member.member_id in self.pending_sync:
+            self._synced(member.member_id, actions)
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members.by_id), None)
+
+    def _answer_waiting(self, member: Member, error: int, actions: list[Action], member_id: str) -> None:
+        request = self.members.take_join(member)
+        if request is not None:
+            actions.append(Reply(request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None)))
+        if member.sync_request is not None:
+            self._answer_sync(member, error, actions)

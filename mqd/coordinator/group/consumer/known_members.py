@@ -1,0 +1,94 @@
+"""Which member a heartbeat is from, and whether it may send it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqd.coordinator.group.consumer import requests
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, Member, contains
+from mqd.coordinator.group.consumer.requests import Refused
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
+
+if TYPE_CHECKING:
+    from mqd.coordinator.group.consumer.core import ConsumerGroup
+
+
+def find(group: ConsumerGroup, event: ConsumerHeartbeat) -> Member | None:
+    """The member that sends this, with a valid epoch; None: it is to be made. Changes nothing.
+    Raises Refused.
+    """
+    message = event.message
+    joins = message.member_epoch == 0
+    if message.instance_id is not None:
+        return _find_static(group, message)
+    member = group.members.get(message.member_id)
+    if member is None:
+        if not joins:
+            raise Refused(
+                ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {group.group_id}."
+            )
+        group.check_room()
+        return None
+    _check_epoch(member, message)
+    return member
+
+
+def _find_static(group: ConsumerGroup, message: ConsumerGroupHeartbeatRequest) -> Member | None:
+    owner = group.static.get(message.instance_id)
+    if message.member_epoch == 0:
+        if owner is None:
+            known = group.members.get(message.member_id)
+            if known is None:
+                group.check_room()
+            return known
+        if owner != message.member_id and (
+            message.member_id in group.members or not _is_released(group.members[owner])
+        ):
+            raise Refused(
+                ErrorCode.UNRELEASED_INSTANCE_ID,
+                f"Static member {message.member_id} with instance id {message.instance_id} cannot join: member"
+                f" {owner} still has it.",
+            )
+        return group.members[owner]
+    if owner is None:
+        raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
+    if owner != message.member_id:
+        raise Refused(
+            ErrorCode.FENCED_INSTANCE_ID,
+            f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner}.",
+        )
+    _check_epoch(group.members[owner], message)
+    return group.members[owner]
+
+
+def _is_released(member: Member) -> bool:
+    """Somebody else may come in its place. A static member of the classic protocol is stopped
+    without a word, and may come back by the other protocol (KIP-848, online migration).
+    """
+    return member.is_classic or member.epoch == LEFT_STATIC_EPOCH
+
+
+def _check_epoch(member: Member, message: ConsumerGroupHeartbeatRequest) -> None:
+    """The member's, or the one before from who has not heard of the new one and has nothing
+    that it may not have. 0 comes from who was fenced or lost an answer: it says that it has
+    nothing.
+    """
+    epoch = message.member_epoch
+    if epoch in (member.epoch, 0):
+        return
+    owned = requests.owned(message)
+    if (
+        epoch == member.previous_epoch
+        and epoch < member.epoch
+        and owned is not None
+        and contains(member.assigned, owned)
+    ):
+        return
+    larger = "greater" if epoch > member.epoch else "smaller"
+    raise Refused(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The consumer group member has a {larger} member epoch ({epoch}) than the one known by the group"
+        f" coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
+    )

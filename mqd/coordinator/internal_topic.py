@@ -1,0 +1,91 @@
+"""What a coordinator asks of its internal topic (__consumer_offsets, __transaction_state), and which
+partition of it a name belongs to.
+"""
+
+import functools
+from typing import NamedTuple, Protocol
+
+from mqd.coordinator.actions import Cores
+from mqd.coordinator.shard import Loaded
+from mqd.protocol.errors import error_name
+
+
+class CoordinatorError(Exception):
+    """The request was not carried out, or nobody knows: a retriable code for the client."""
+
+    def __init__(self, error_code: int) -> None:
+        super().__init__(error_name(error_code))
+        self.error_code = int(error_code)
+
+
+class Source(NamedTuple):
+    """A partition of the internal topic, as it can be loaded now."""
+
+    leader_epoch: int
+    owner_generation: int
+    end_offset: int  # log end
+    high_watermark: int
+
+    def is_term_of(self, other: "Source") -> bool:
+        """The same leader epoch, the same life of the owner."""
+        return (self.leader_epoch, self.owner_generation) == (other.leader_epoch, other.owner_generation)
+
+
+class Partitions(Protocol):
+    """The internal topic, as the metadata and the partition table show it."""
+
+    def count(self) -> int:
+        """0: it does not exist (yet)."""
+
+    def source(self, partition: int) -> Source | None:
+        """None: not served at the moment."""
+
+    async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
+        """Reads the log up to `end_offset`, in a thread, when it is its turn. Raises OSError; of
+        these TimeoutError when its log directory does not answer.
+        """
+
+    async def create(self) -> bool:
+        """Makes the topic; False: not now."""
+
+    def is_elsewhere(self, partition: int) -> bool:
+        """Another host leads it: its coordinator is there."""
+
+    def may_lead(self) -> bool:
+        """Has this host its lease? Asked with each request."""
+
+
+NAME_CHARS_CACHED = 256  # longer names are nobody's but a hostile client's: 65536 of them would be gigabytes
+
+
+def _hash(name: str) -> int:
+    """Java's String.hashCode, made positive as Kafka's Utils.abs does."""
+    value = _short_hash(name) if len(name) <= NAME_CHARS_CACHED else _long_hash(name)
+    if value >= 1 << 31:
+        value -= 1 << 32
+    return 0 if value == -(1 << 31) else abs(value)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _short_hash(name: str) -> int:
+    """Unsigned."""
+    value = 0
+    data = name.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(data), 2):
+        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
+    return value
+
+
+def _long_hash(name: str) -> int:
+    """The same; a loop over 32767 characters would hold everybody up for milliseconds."""
+    import numpy
+
+    units = numpy.frombuffer(name.encode("utf-16-be", "surrogatepass"), ">u2").astype(numpy.uint32)
+    powers = numpy.full(len(units), 31, numpy.uint32)
+    powers[0] = 1
+    return int((units * numpy.cumprod(powers, dtype=numpy.uint32)[::-1]).sum(dtype=numpy.uint32))
+
+
+def partition_for(name: str, partition_count: int) -> int:
+    """Which partition of the internal topic a group id or transactional id belongs to."""
+    return _hash(name) % partition_count
