@@ -28,7 +28,8 @@ from mqd.cluster.metadata import features
 from mqd.cluster.metadata.rules import placement
 from mqd.cluster.broker.core import BrokerCore
 from mqd.cluster.metadata.rules.configs import ConfigRules
-from mqd.cluster.host.core import HostCore, owner_of
+from mqd.cluster.host.core import HostCore
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.core import QuorumCore

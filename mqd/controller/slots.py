@@ -3,7 +3,8 @@ there, and what the core says of them (invariants H1 to H8 of mqd/cluster/host/c
 """
 
 from mqd import native
-from mqd.cluster.host.core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen, Started
+from mqd.cluster.host.core import OWNER_NONE, AssignSlot, SlotSeen, Started
+from mqd.cluster.host.images import LOG_DIR_NONE
 from mqd.cluster.metadata.state import MetadataState
 
 

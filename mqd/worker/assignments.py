@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import msgspec
 
 from mqd.base.config import broker_value, topic_effective, topic_value
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
-from mqd.cluster.host.core import owner_of
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
 
 

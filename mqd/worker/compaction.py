@@ -48,7 +48,8 @@ from mqd.worker.background import Background
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction_steps import Uncleanable
-from mqd.worker.partitions import OpenPartition, PartitionSet
+from mqd.worker.open_partitions import OpenPartition
+from mqd.worker.partitions import PartitionSet
 
 NICENESS = 15
 RETRY_S = 60.0  # after a disk without space or descriptors

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from mqd.base import logging
-from mqd.cluster.host.core import owner_of
+from mqd.cluster.host.images import owner_of
 from mqd.log import checkpoints, directories
 from mqd.log.checkpoints import CheckpointWriter, Entry, Trust
 from mqd.log.files import Files

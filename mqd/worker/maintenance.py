@@ -38,7 +38,8 @@ from mqd.worker.background import Background
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.partitions import OpenPartition, PartitionSet
+from mqd.worker.open_partitions import OpenPartition
+from mqd.worker.partitions import PartitionSet
 
 TICK_S = 1.0
 CHECKPOINT_S = 3.0

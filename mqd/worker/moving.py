@@ -38,7 +38,8 @@ from mqd.protocol.errors import ErrorCode
 from mqd.worker.background import Background
 from mqd.worker.catalog import Catalog, Changes, Key, Owned
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.partitions import OpenPartition, PartitionSet
+from mqd.worker.open_partitions import OpenPartition
+from mqd.worker.partitions import PartitionSet
 
 PAUSE_BYTES = 1 << 20
 ROUNDS_MAX = 50

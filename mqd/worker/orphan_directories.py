@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mqd.base import logging
+from mqd.cluster.host.images import LOG_DIR_NONE, owner_of
 from mqd.cluster.host.messages import Image
-from mqd.cluster.host.core import LOG_DIR_NONE, owner_of
 from mqd.log import directories, moving
 from mqd.log.files import Files
 from mqd.worker.log_directory import LogDirectory

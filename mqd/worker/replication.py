@@ -28,10 +28,10 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_value
-from mqd.cluster.membership import handshake
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage
+from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
-from mqd.cluster.host.core import owner_of
 from mqd.worker.assignments import Assignment, Cluster
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands

@@ -44,7 +44,8 @@ from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header,
 from mqd.log.damage import Damage
 from mqd.worker.background import ELSEWHERE, Background
 from mqd.worker.catalog import Key
-from mqd.worker.partitions import OpenPartition, PartitionSet
+from mqd.worker.open_partitions import OpenPartition
+from mqd.worker.partitions import PartitionSet
 
 DAY_MS = 86_400_000
 FIRST_PASS_MS = DAY_MS

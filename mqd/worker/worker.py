@@ -52,14 +52,14 @@ from mqd.worker.controller_link import ControllerLink
 from mqd.worker.forwarding import Forwarding
 from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
+from mqd.worker.maintenance import Upkeep, scan_max_timestamp
 from mqd.worker.moving import Mover
 from mqd.worker.options import reactor_options
+from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
+from mqd.worker.partition_reporter import Telling
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
-from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
-from mqd.worker.partition_reporter import Telling
-from mqd.worker.maintenance import Upkeep, scan_max_timestamp
 
 _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0

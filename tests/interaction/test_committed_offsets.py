@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from mqd.coordinator.runtime import partition_for
+from mqd.coordinator.internal_topic import partition_for
 from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqd.coordinator.runtime import partition_for
+from mqd.coordinator.internal_topic import partition_for
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.framing import SUPPORTED
 from mqd.protocol.messages import (

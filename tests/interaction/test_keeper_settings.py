@@ -17,7 +17,8 @@ import msgspec
 import pytest
 
 from mqd.base import paths
-from mqd.base.config import ConfigError, load_broker
+from mqd.base.config import load_broker
+from mqd.base.property_values import ConfigError
 from mqd.cli.verbs import up
 from mqd.cli.verbs.up import _listeners_with_port
 from mqd.keeper import identity, loop, settings, sockets

@@ -25,7 +25,8 @@ import random
 import msgspec
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.coordinator.group.classic.core import State, ClassicGroup
+from mqd.coordinator.group.classic.core import ClassicGroup
+from mqd.coordinator.group.classic.state import State
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mqd.coordinator.group.consumer import known_members
 from mqd.coordinator.group.consumer import core as consumer
 from mqd.coordinator.group.consumer import members as consumer_members
 from mqd.coordinator.group.consumer import records
@@ -161,7 +162,7 @@ def any_epoch_will_do(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def an_old_epoch_needs_no_proof(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerGroup, "_check_epoch", lambda self, member, message: None)
+    patch.setattr(known_members, "_check_epoch", lambda member, message: None)
 
 
 @planted

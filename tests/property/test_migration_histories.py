@@ -8,6 +8,7 @@ import pytest
 
 from mqd.coordinator.group import migration
 from mqd.coordinator.group.classic.core import ClassicGroup
+from mqd.coordinator.group.consumer import known_members
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.classic_members import ClassicSide
 from mqd.coordinator.group.group import Group
@@ -78,7 +79,7 @@ def never_sends_a_classic_member_to_join(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_the_instance_id_of_a_classic_member(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerGroup, "_is_released", staticmethod(lambda member: member.epoch == -2))
+    patch.setattr(known_members, "_is_released", lambda member: member.epoch == -2)
 
 
 PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [

@@ -33,7 +33,7 @@ from mqd.cluster.host.messages import (
     TopicRemoved,
 )
 from mqd.cluster.membership.death_notice import REPEATS_MS, Notice
-from mqd.cluster.host.core import owner_of
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.events import SlotSeen
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.raft.messages import ReplicaKey

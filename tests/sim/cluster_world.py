@@ -24,7 +24,7 @@ from mqd.cluster.host import messages
 from mqd.cluster.membership import peer_messages
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.options import ControllerOptions
-from mqd.cluster.host.core import owner_of
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, decode_record
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync

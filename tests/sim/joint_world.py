@@ -30,9 +30,10 @@ from typing import Any
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
-from mqd.coordinator.transaction.joint import CONCURRENT, FENCED_RUNS_MAX, JointTransaction
+from mqd.coordinator.transaction.joint import CONCURRENT, JointTransaction
+from mqd.coordinator.transaction.joint_state import FENCED_RUNS_MAX
 from mqd.coordinator.transaction.records import State
-from mqd.coordinator.transaction.core import Settings
+from mqd.coordinator.transaction.state import Settings
 from tests.sim.transaction_world import LOST, Broken, DataPartition
 
 NAME = "mqd.joint.query"

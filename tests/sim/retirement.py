@@ -35,7 +35,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.active_controller import UNUSED_MS
+from mqd.cluster.metadata.maintenance import UNUSED_MS
 from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_SEALED, TopicState
 from mqd.worker.partition_reporter import TICK_S, Telling
 from tests.sim.clients import TIMEOUT, Client, Consumer

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from mqd.coordinator.actions import Action, Persist
-from mqd.coordinator.transaction import events, joint
+from mqd.coordinator.transaction import events, joint, joint_state
+from mqd.coordinator.transaction.state import Held
 from mqd.coordinator.transaction.events import JointAnswer, WriteMarkers
 from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.coordinator.transaction.records import State
@@ -49,6 +50,7 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 def test_children_whose_epochs_run_out_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "EPOCH_RETIRED", 2)
+    monkeypatch.setattr(joint_state, "EPOCH_RETIRED", 2)
     world = history(1, peaceful=True)
     assert max(epoch for _, epoch in world.given) < 2 and world.confirmed_max > 10
 
@@ -85,7 +87,7 @@ class WritesAgain(JointTransaction):
         if (
             answer is not None
             and event.batch_id <= self.committed_batch_id
-            and self.state not in joint._UNDER_WAY
+            and self.state not in joint_state.UNDER_WAY
             and event.spare_producer_id < 0
             and self._free
         ):
@@ -155,7 +157,7 @@ class ForgetsWaiting(JointTransaction):
 
 class AnswersTwice(JointTransaction):
     def _late_answer(self, event):
-        self._held.append(joint._Held(1 << 40, event))
+        self._held.append(Held(1 << 40, event))
         return super()._late_answer(event)
 
 

@@ -12,7 +12,8 @@ from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction import core as transaction
 from mqd.coordinator.transaction.events import Identity, WriteMarkers
 from mqd.coordinator.transaction.records import State
-from mqd.coordinator.transaction.core import EPOCH_MAX, Settings, Transaction
+from mqd.coordinator.transaction.core import Transaction
+from mqd.coordinator.transaction.state import EPOCH_MAX, Held, Settings
 from tests.sim.transaction_world import SETTINGS, World
 
 # (versions of the clients, first epoch): alone, rivals, old and new clients mixed, and producer ids
@@ -189,7 +190,7 @@ class ForgetsWaiting(Transaction):
 class AnswersTwice(Transaction):
     def _give_up(self, event, actions):
         super()._give_up(event, actions)
-        self._held.append(transaction._Held(1 << 40, event))
+        self._held.append(Held(1 << 40, event))
 
 
 class OtherOutcome(Transaction):

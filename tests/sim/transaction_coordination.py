@@ -46,7 +46,8 @@ from mqd.base import config as configuration
 from mqd.cluster.host import messages
 from mqd.coordinator.load import _State
 from mqd.coordinator.log import AppendError, Log
-from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.shard import Loaded
 from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
 from mqd.coordinator.group.cores import GroupCores

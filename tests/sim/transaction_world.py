@@ -31,7 +31,8 @@ from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
 from mqd.coordinator.transaction.records import State, Value, encode_key, encode_value
-from mqd.coordinator.transaction.core import CONCURRENT, EPOCH_MAX, Settings, Transaction
+from mqd.coordinator.transaction.core import CONCURRENT, Transaction
+from mqd.coordinator.transaction.state import EPOCH_MAX, Settings
 
 NAME = "orders"
 TIMEOUT_MS = 5_000

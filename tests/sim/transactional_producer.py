@@ -14,7 +14,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from mqd.coordinator.log import records_batch
-from mqd.coordinator.runtime import partition_for
+from mqd.coordinator.internal_topic import partition_for
 from mqd.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

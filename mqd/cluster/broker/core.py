@@ -17,12 +17,9 @@ Bounds: CHANGES_WAITING_MAX changes under way; more are refused with a retriable
 per partition.
 """
 
-from collections.abc import Collection, Hashable
-
 import msgspec
 
 from mqd.cluster.broker import messages as peer
-from mqd.cluster.host import messages
 from mqd.cluster.broker.events import (
     Action,
     ChangeRequested,
@@ -51,10 +48,8 @@ from mqd.cluster.broker.events import (
     Tick,
     ToWorker,
 )
-from mqd.cluster.metadata.options import DEFAULTS, ControllerOptions
-from mqd.cluster.host.core import owner_of
-from mqd.cluster.metadata.records import RETIRE_HIDDEN, PartitionState
-from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.broker.reports import Change, Proposal, Reports
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
@@ -93,76 +88,17 @@ SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT
 INT64_MAX = (1 << 63) - 1
 CHANGES_WAITING_MAX = 10_000
 CHANGE_WAIT_MS_MAX = 30_000
-NO_WORKER = -1
 DIRECTORIES_EVERY = 10  # heartbeats
 
 
-class _Proposal(msgspec.Struct):
-    client: Hashable
-    proposal: messages.ProposeInSync
-    sent_epoch: int = -1  # controller epoch of the newest copy; -1 = none was sent
-    sent_ms: int = 0
-    refused: bool = False  # the metadata will say more; not sent again
-
-
-class _Change(msgspec.Struct):
-    client: Hashable
-    request: messages.Request
-    since_ms: int
-    answered: peer.ChangeAnswered | None = None  # waits until this host's workers have its version
-
-
-class BrokerCore:
+class BrokerCore(Reports):
     """`state`: MetadataCore.committed, only read (and always the same object)."""
-
-    def __init__(self, node_id: int, state: MetadataState, options: ControllerOptions = DEFAULTS) -> None:
-        self.node_id = node_id
-        self.broker_epoch = -1
-        self.ready = False
-        self.fenced = True
-        self._state = state
-        self._options = options
-        self._registration: peer.RegisterBroker | None = None
-        self._process = 0  # tells this process's requests from those of its predecessor, whose numbers were the same
-        self._controller, self._controller_epoch, self._alone = -1, -1, False
-        self._lease_until_ms = 0
-        self._inherited = (-1, 0)  # (broker epoch, lease) that a predecessor left in the control segment
-        self._said: SetBroker | None = None
-        self._applied = self._told = self._committed = -1
-        self._register_at_ms = self._heartbeat_at_ms = 0
-        self._wait_said = False  # for the node id, which another one has
-        self._started_ms = -1  # what was sent before this process is not its own: a proof of death may lie between (A4)
-        self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
-        self._heartbeats = 0
-        self._directories: tuple[peer.DirectoryReport, ...] | None = None  # not yet reported
-        self._shutdown_since_ms = -1
-        self._dead = self._ended = False
-        self._proposals: dict[tuple[bytes, int], _Proposal] = {}
-        self._proposing = False  # one message is on its way
-        self._changes: dict[int, _Change] = {}
-        self._change_number = 0
-        self._lost: dict[tuple[bytes, int], int] = {}  # partition -> leader epoch that died with a worker
-        self._silent: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
-        self._moved: dict[tuple[bytes, int], str] = {}
-        self._emptied: dict[tuple[bytes, int], int] = {}
-        self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}  # worker -> what it does not serve
-        self._full: dict[int, frozenset[str]] = {}  # worker -> directories that it writes nothing to at present
-        self._repeat_at_ms = 0
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """`now_ms`: CLOCK_BOOTTIME, which goes on while the machine sleeps."""
         if self._ended:
             return []
         return [*_HANDLERS[type(event)](self, event, now_ms), *self._say()]
-
-    @property
-    def shutting_down(self) -> bool:
-        return self._shutdown_since_ms >= 0
-
-    @property
-    def in_force_version(self) -> int:
-        """Everything committed up to here is in force on this host's workers."""
-        return self._committed if self._applied >= self._told else min(self._applied, self._committed)
 
     def _say(self) -> list[Action]:
         """The control segment is told of each change; a controller process that has just been
@@ -188,9 +124,6 @@ class BrokerCore:
             return []
         self._said = said
         return [said]
-
-    def _to_controller(self, message: peer.ToActiveController) -> list[Action]:
-        return [SendPeer(self._controller, message)] if self._controller >= 0 else []
 
     # -- registration and heartbeats ---------------------------------------------------------------
 
@@ -350,7 +283,7 @@ class BrokerCore:
                 return []
             known.sent_epoch = -1
         else:
-            self._proposals[key] = _Proposal(event.client, event.proposal)
+            self._proposals[key] = Proposal(event.client, event.proposal)
         return [] if self._proposing else self._propose_new(now_ms)
 
     def _propose_new(self, now_ms: int) -> list[Action]:
@@ -434,7 +367,7 @@ class BrokerCore:
         if len(self._changes) >= CHANGES_WAITING_MAX:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many changes are under way; try again.")
         self._change_number += 1
-        self._changes[self._change_number] = _Change(event.client, event.request, now_ms)
+        self._changes[self._change_number] = Change(event.client, event.request, now_ms)
         return self._to_controller(
             peer.ChangeForwarded(self.node_id, self.broker_epoch, self._change_number, self._process, event.request)
         )
@@ -467,186 +400,6 @@ class BrokerCore:
         self._changes = {number: change for number, change in self._changes.items() if change.client != event.client}
         self._proposals = {key: entry for key, entry in self._proposals.items() if entry.client != event.client}
         return []
-
-    # -- what is said until it is seen -------------------------------------------------------------
-
-    def _partition(self, key: tuple[bytes, int]) -> PartitionState | None:
-        name = self._state.topics_by_id.get(key[0])
-        partitions = self._state.topics[name].partitions if name is not None else ()
-        return partitions[key[1]] if key[1] < len(partitions) else None
-
-    def _prune(self) -> None:
-        """What the metadata shows by now."""
-
-        def led(key: tuple[bytes, int], epoch: int) -> bool:
-            partition = self._partition(key)
-            return partition is not None and partition.leader == self.node_id and partition.leader_epoch == epoch
-
-        def elsewhere(key: tuple[bytes, int], directory: str) -> bool:
-            partition = self._partition(key)
-            return (
-                partition is not None
-                and self.node_id in partition.replicas
-                and partition.directories[partition.replicas.index(self.node_id)] != directory
-            )
-
-        self._proposals = {key: entry for key, entry in self._proposals.items() if self._concerns(key, entry.proposal)}
-        self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
-        self._silent = {
-            key: epoch
-            for key, epoch in self._silent.items()
-            if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch
-        }
-        self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
-        self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
-
-    def _concerns(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
-        """Until the metadata has a newer state of the partition: that ends every proposal that
-        rested on an older one, and the worker gets it too.
-        """
-        partition = self._partition(key)
-        return (
-            partition is not None
-            and partition.partition_epoch <= proposal.partition_epoch
-            and partition.leader_epoch <= proposal.leader_epoch
-        )
-
-    def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
-        workers: set[int] = set()
-        for key in event.partitions:
-            partition = self._partition(key)
-            if partition is not None and partition.leader == self.node_id:
-                self._lost[key] = partition.leader_epoch
-                workers.add(self._owner(*key))
-        self._silent.update(self._followed_by(workers))
-        return self._repeat(now_ms)
-
-    def _owner(self, topic_id: bytes, index: int) -> int:
-        return (
-            owner_of(topic_id, index, max(1, self._registration.worker_count)) if self._registration is not None else -1
-        )
-
-    def _followed_by(self, workers: Collection[int]) -> dict[tuple[bytes, int], int]:
-        """What these workers followed and were in sync with: partition -> its epoch. Their leaders
-        need not wait for them.
-        """
-        if not workers:
-            return {}
-        return {
-            (topic.topic_id, partition.index): partition.partition_epoch
-            for topic in self._state.topics.values()
-            for partition in topic.partitions
-            if self.node_id in partition.in_sync_replicas
-            and partition.leader != self.node_id
-            and self._owner(topic.topic_id, partition.index) in workers
-        }
-
-    def _on_replica_moved(self, event: ReplicaMoved, now_ms: int) -> list[Action]:
-        self._moved[(event.topic_id, event.index)] = event.directory
-        return self._repeat(now_ms)
-
-    def _on_replicas_failed(self, event: ReplicasFailed, now_ms: int) -> list[Action]:
-        self._failed[event.worker] = event.partitions
-        return self._repeat(now_ms)
-
-    def _on_directories_full(self, event: DirectoriesFull, now_ms: int) -> list[Action]:
-        self._full.pop(event.worker, None)
-        if not event.directories:
-            return []
-        self._full[event.worker] = event.directories
-        return self._repeat(now_ms)
-
-    def _waited_for(self) -> list[tuple[bytes, int]]:
-        """What lies in a full directory of its owner, is counted on, and could do without this
-        host: the controller judges the same.
-        """
-        state, node = self._state, self.node_id
-        return [
-            (topic.topic_id, partition.index)
-            for topic in state.topics.values()
-            for partition in topic.partitions
-            if node in partition.in_sync_replicas
-            and len(partition.in_sync_replicas) > state.min_in_sync(topic, partition)
-            and partition.directories[partition.replicas.index(node)]
-            in self._full.get(self._owner(topic.topic_id, partition.index), ())
-        ]
-
-    def _look_at_directories(self) -> None:
-        """What lies in a directory that cannot be used, or is not there any more, no worker is
-        asked to serve: that fails too.
-        """
-        self._failed.pop(NO_WORKER, None)
-        if self._registration is None:
-            return
-        usable = {entry.directory_id for entry in self._registration.directories if entry.usable}
-        bad = {
-            name
-            for (node, name), count in self._state.partition_counts.items()
-            if node == self.node_id and count and name not in usable and (name or not usable)
-        }
-        if bad:
-            self._failed[NO_WORKER] = tuple(
-                (topic.topic_id, partition.index)
-                for topic in self._state.topics.values()
-                for partition in topic.partitions
-                if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
-            )
-
-    def _counted_on(self) -> list[tuple[bytes, int]]:
-        """Of what fails here, that which others still believe in, or may choose because nobody
-        leads.
-        """
-        failed = [key for keys in self._failed.values() for key in keys]
-        found = [(key, self._partition(key)) for key in failed]
-        return [
-            key
-            for key, partition in found
-            if partition is not None
-            and (
-                partition.leader in (self.node_id, -1)
-                or self.node_id in partition.in_sync_replicas
-                or self.node_id in partition.eligible_leader_replicas
-            )
-        ]
-
-    def _on_partition_emptied(self, event: PartitionEmptied, now_ms: int) -> list[Action]:
-        self._emptied[(event.topic_id, event.index)] = event.leader_epoch
-        return self._repeat(now_ms)
-
-    def _repeat(self, now_ms: int) -> list[Action]:
-        self._prune()
-        if self.broker_epoch < 0:
-            return []
-        self._repeat_at_ms = now_ms + self._options.heartbeat_ms // 2
-        actions: list[Action] = []
-        if self._lost or self._silent:
-            lost = [(topic_id, index, epoch) for (topic_id, index), epoch in self._lost.items()]
-            silent = [(topic_id, index, epoch) for (topic_id, index), epoch in self._silent.items()]
-            actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, silent))
-            if not self._lost:
-                # said as often as the leaderships were: if it was in vain, its leaders find out by
-                # themselves
-                self._silent.clear()
-        if self._emptied:
-            emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
-            actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
-            self._emptied = {
-                key: epoch
-                for key, epoch in self._emptied.items()
-                if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN
-            }
-        failed, full = self._counted_on() if self._failed else [], self._waited_for() if self._full else []
-        if failed or full:
-            actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))
-        for (topic_id, index), directory in self._moved.items():
-            actions += self._to_controller(
-                peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory)
-            )
-        if self._dead:
-            actions += self._to_controller(
-                peer.ProofOfDeath(self.node_id, self.broker_epoch, self._controller_epoch, now_ms)
-            )
-        return actions
 
     # -- ending ------------------------------------------------------------------------------------
 

@@ -31,12 +31,11 @@ Invariants (check())
 Bounds: COMMANDS_MAX commands under way.
 """
 
-import zlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable
 
 from mqd.base.collector import paused
 from mqd.cluster.host import messages
-from mqd.cluster.host.commands import OWNER_NONE, Command, HostCommands, Subscriber
+from mqd.cluster.host.commands import OWNER_NONE, Subscriber
 from mqd.cluster.host.events import (
     Action,
     AppliedEverywhere,
@@ -62,11 +61,9 @@ from mqd.cluster.host.events import (
     WorkerApplied,
     WorkerDied,
 )
-from mqd.cluster.host.slots import Slots
+from mqd.cluster.host.images import LOG_DIR_NONE, TopicImages, owner_of
 from mqd.cluster.metadata.core import Publish
-from mqd.cluster.metadata.records import BrokerState, PartitionState, TopicState
-from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
-from mqd.cluster.metadata.rules.placement import Directory, choose_directory
+from mqd.cluster.metadata.records import BrokerState
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
@@ -97,24 +94,6 @@ __all__ = [
     "owner_of",
 ]
 
-LOG_DIR_NONE = 255
-
-
-def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
-    """The partitions of one topic go round the workers; where the round begins depends on the
-    topic.
-    """
-    return (zlib.crc32(topic_id) + index) % worker_count
-
-
-def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
-    """The slot says it already; or more than a state that is only catching up; or it is the witness
-    of a death (then the next epoch brings the rest).
-    """
-    if seen is None or seen.leader_epoch != image.leader_epoch:
-        return seen is not None and seen.leader_epoch > image.leader_epoch
-    return seen.stale or (seen.owner == image.owner and (seen.owner == OWNER_NONE or seen.log_dir == image.log_dir))
-
 
 def broker_image(broker: BrokerState) -> messages.BrokerImage:
     return messages.BrokerImage(
@@ -134,41 +113,11 @@ def broker_image(broker: BrokerState) -> messages.BrokerImage:
     )
 
 
-class HostCore(HostCommands):
+class HostCore(TopicImages):
     """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state given with Started
     is the metadata core's committed one and is only read. `controller_id`: the active controller as
     far as it is known.
     """
-
-    def __init__(
-        self, node_id: int, controller_id: int, worker_count: int, slot_count: int, log_dirs: Mapping[str, int]
-    ) -> None:
-        self.node_id = node_id
-        self._controller_id = controller_id
-        self._worker_count = worker_count
-        self._log_dirs = dict(log_dirs)
-        self._free_bytes: dict[str, int] = {}  # by directory id, as last measured
-        self._state = MetadataState()
-        self._images: dict[str, messages.TopicImage] = {}
-        self._names: dict[bytes, str] = {}  # topic id -> name, of the images
-        self._slots = Slots(slot_count)
-        self._choosing: dict[Partition, str] = {}  # chosen log directories that are not recorded yet
-        self._alive: set[int] = set()
-        self._generations: dict[int, int] = {}
-        self._fenced: dict[int, dict[Partition, int]] = {}  # worker -> partition -> the leader epoch that died with it
-        self._subscribers: dict[Hashable, Subscriber] = {}
-        self._commands: dict[int, Command] = {}
-        self._command_id = 0
-        self._withheld: list[str] = []  # as the acceptor was told it
-        self._version = 0
-        self._applied_version = -1
-
-    @property
-    def version(self) -> int:
-        """Of the newest news: what workers have to have in force to have everything that concerns
-        them.
-        """
-        return self._version
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         version = self._version
@@ -223,12 +172,6 @@ class HostCore(HostCommands):
         for slot, (_, topic_id, index) in zip(event.torn, sorted(homeless)):
             self._slots.adopt((topic_id, index), slot)
             used.add(slot)
-
-    def _partition_state(self, partition: Partition) -> PartitionState | None:
-        name = self._state.topics_by_id.get(partition[0])
-        if name is None or not 0 <= partition[1] < len(self._state.topics[name].partitions):
-            return None
-        return self._state.topics[name].partitions[partition[1]]
 
     # -- metadata ----------------------------------------------------------------------------------
 
@@ -304,185 +247,9 @@ class HostCore(HostCommands):
     def _client_quotas(self) -> list[messages.ClientQuota]:
         return [messages.ClientQuota(entity, quotas) for entity, quotas in self._state.client_quotas.items()]
 
-    # -- topics ------------------------------------------------------------------------------------
-
-    def _changed(
-        self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]
-    ) -> list[messages.FromController]:
-        """What there is to tell of it. `indexes`: only these partitions have changed, None = any."""
-        old = self._images.get(topic.name)
-        known = old is not None and old.topic_id == topic.topic_id
-        only = (
-            list(indexes)
-            if indexes is not None
-            and known
-            and topic.name not in self._withheld
-            and all(index < len(old.partitions) for index in indexes)
-            else None
-        )
-        actions += self._put(topic, {}, only)
-        if only is not None:
-            image = self._images[topic.name]
-            return [messages.PartitionsPut(self._version, topic.topic_id, [image.partitions[index] for index in only])]
-        if self._waits_for_slots(topic):
-            image = self._images.get(topic.name)
-            if (
-                image is None
-                or not known
-                or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config)
-            ):
-                return []  # told when all of it has slots: whoever asked for it is to find all of it
-        return [messages.TopicPut(self._version, self._images[topic.name])]
-
-    def _put(
-        self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], only: list[int] | None = None
-    ) -> list[Action]:
-        actions: list[Action] = []
-        old = self._images.get(topic.name)
-        before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
-        images = list(before) if only is not None else []
-        for index in only if only is not None else range(len(topic.partitions)):
-            image = self._image(topic.topic_id, topic.partitions[index], actions)
-            if only is not None:
-                images[index] = image
-            else:
-                images.append(image)
-            was, seen = before[index] if index < len(before) else None, in_place.get((topic.topic_id, index))
-            unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (
-                image.slot,
-                image.owner,
-                image.leader_epoch,
-                image.log_dir,
-            )
-            if image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
-                known = was if was is not None else seen
-                moved = (
-                    known is not None
-                    and image.leader == self.node_id
-                    and (known.owner, known.leader_epoch) == (image.owner, image.leader_epoch)
-                )
-                actions.append(
-                    AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch, moved)
-                )
-        for image in before[len(topic.partitions) :]:
-            self._give_up((topic.topic_id, image.index))
-        # H6; _place_waiting comes back to them
-        while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
-            images.pop()
-        if images:
-            internal = topic.name in INTERNAL_TOPICS
-            self._images[topic.name] = messages.TopicImage(
-                topic.name,
-                topic.topic_id,
-                images,
-                topic.config,
-                internal,
-                len(topic.partitions),
-                topic.first_leader_epoch,
-            )
-            self._names[topic.topic_id] = topic.name
-        return actions
-
-    def _image(self, topic_id: bytes, partition: PartitionState, actions: list[Action]) -> messages.PartitionImage:
-        key = (topic_id, partition.index)
-        slot, owner, log_dir = -1, OWNER_NONE, LOG_DIR_NONE
-        if self.node_id not in partition.replicas:
-            self._give_up(key)
-        elif directory := partition.directories[partition.replicas.index(self.node_id)]:
-            self._choosing.pop(key, None)
-            slot, log_dir = self._slots.take(key), self._log_dirs.get(directory, LOG_DIR_NONE)
-            if slot >= 0 and log_dir != LOG_DIR_NONE:
-                owner = owner_of(topic_id, partition.index, self._worker_count)
-        else:
-            self._slots.give_up(key, self._version, self._alive)  # of a replica that has left meanwhile
-            if key not in self._choosing and self._log_dirs:
-                actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
-        return self._described(partition, slot, owner, log_dir)
-
-    @staticmethod
-    def _described(partition: PartitionState, slot: int, owner: int, log_dir: int) -> messages.PartitionImage:
-        return messages.PartitionImage(
-            index=partition.index,
-            slot=slot,
-            owner=owner,
-            log_dir=log_dir,
-            leader=partition.leader,
-            leader_epoch=partition.leader_epoch,
-            replicas=list(partition.replicas),
-            in_sync_replicas=list(partition.in_sync_replicas),
-            partition_epoch=partition.partition_epoch,
-            adding=list(partition.adding_replicas),
-            removing=list(partition.removing_replicas),
-            eligible=list(partition.eligible_leader_replicas),
-            last_known_eligible=list(partition.last_known_eligible),
-            recovering=partition.recovering,
-            retiring=partition.retiring,
-            redirect=partition.redirect,
-        )
-
-    def _choose_directory(self, key: Partition) -> str:
-        counts = {name: self._state.partition_counts.get((self.node_id, name), 0) for name in self._log_dirs}
-        for name in self._choosing.values():
-            counts[name] += 1
-        chosen = choose_directory(
-            [
-                Directory(name, f"{index:03}", self._free_bytes.get(name, 0), True)
-                for name, index in self._log_dirs.items()
-            ],
-            counts,
-        )
-        assert chosen is not None
-        self._choosing[key] = chosen
-        return chosen
-
     def _on_directories_measured(self, event: DirectoriesMeasured, now_ms: int) -> list[Action]:
         self._free_bytes = event.free_bytes
         return []
-
-    def _give_up(self, key: Partition) -> int:
-        self._choosing.pop(key, None)
-        return self._slots.give_up(key, self._version, self._alive)
-
-    def _remove(self, topic: TopicState) -> list[messages.FromController]:
-        for partition in topic.partitions:
-            self._slots.unplaced.pop((topic.topic_id, partition.index), None)
-            self._choosing.pop((topic.topic_id, partition.index), None)
-        image = self._images.get(topic.name)
-        if image is None or image.topic_id != topic.topic_id:
-            return []
-        return [messages.TopicRemoved(self._version, topic.name, topic.topic_id, self._forget(image))]
-
-    def _forget(self, image: messages.TopicImage) -> list[int]:
-        """Its slots, which are retiring now."""
-        del self._images[image.name], self._names[image.topic_id]
-        slots = [self._give_up((image.topic_id, partition.index)) for partition in image.partitions]
-        return [slot for slot in slots if slot >= 0]
-
-    def _free_retired(self) -> list[Action]:
-        ready = self._slots.free_retired()
-        actions: list[Action] = [ClearSlot(slot) for slot in ready]
-        if ready and self._slots.unplaced:
-            actions += self._place_waiting()
-        return actions
-
-    def _place_waiting(self) -> list[Action]:
-        actions: list[Action] = []
-        for name in {self._state.topics_by_id.get(topic_id): None for topic_id, _ in self._slots.unplaced}:
-            topic = self._state.topics.get(name) if name is not None else None
-            if topic is not None:
-                actions += self._put(topic, {})
-                if not self._waits_for_slots(topic):
-                    actions += self._broadcast(messages.TopicPut(self._version, self._images[topic.name]))
-        return actions
-
-    def _waits_for_slots(self, topic: TopicState) -> bool:
-        """Its request is answered when the slots are there and every worker has them."""
-        unplaced = self._slots.unplaced
-        return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
-
-    def _names_waiting(self) -> list[str]:
-        names = {self._state.topics_by_id.get(topic_id) for topic_id, _ in self._slots.unplaced}
-        return sorted(name for name in names if name is not None)
 
     def _tell_withheld(self, actions: list[Action], version: int) -> list[Action]:
         """The acceptor never takes a topic for gone that it was not told of: it hears that one is
@@ -502,16 +269,6 @@ class HostCore(HostCommands):
         )
         self._withheld = now
         return [*first, *actions, *last]
-
-    def topic_image(self, topic: TopicState) -> messages.TopicImage:
-        """For an answer: with slots when the topic exists; a validated topic that does not has
-        none.
-        """
-        image = self._images.get(topic.name)
-        if image is not None and image.topic_id == topic.topic_id:
-            return image
-        partitions = [self._described(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
-        return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
     # -- subscribers -------------------------------------------------------------------------------
 
@@ -553,14 +310,6 @@ class HostCore(HostCommands):
             self.node_id,
             self._names_waiting(),
         )
-
-    def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
-        """To all; or to those of one role."""
-        return [
-            Send(one.client, message)
-            for one in self._subscribers.values()
-            if not one.held and (role is None or one.role == role)
-        ]
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:
         return [*self._drop(event.client), *self._maybe_applied()]
@@ -611,13 +360,6 @@ class HostCore(HostCommands):
             self._fenced[index] = lost
             actions.append(RaiseEpochs(tuple(lost)))
         return actions + self._free_retired()
-
-    def _told(self, partition: Partition) -> messages.PartitionImage | None:
-        """As subscribers know it. The committed state may be ahead: several batches are committed
-        at once, their publications come one by one.
-        """
-        image = self._images.get(self._names.get(partition[0], ""))
-        return image.partitions[partition[1]] if image is not None and partition[1] < len(image.partitions) else None
 
     def _unfence(self) -> list[Action]:
         actions: list[Action] = []

@@ -52,7 +52,6 @@ from mqd.cluster.membership.gossip_messages import (
     Left,
     Load,
     Nack,
-    Packet,
     PacketOut,
     Ping,
     PingRequest,

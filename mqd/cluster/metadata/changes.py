@@ -8,19 +8,20 @@ the others (KIP-455, KIP-460). All records of one request are one batch.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mqd.cluster.metadata.rules import placement
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.maintenance import grouped
+from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, Record, TopicState
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.rules import elections as election_rules
+from mqd.cluster.metadata.rules import placement
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
-from mqd.cluster.host import messages
 from mqd.cluster.metadata.rules import topics as rules
-from mqd.cluster.metadata.active_controller import ActiveController, grouped
 from mqd.cluster.metadata.rules.configs import ConfigRules
-from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, Record, TopicState
 from mqd.cluster.metadata.state import MetadataState
-from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
 RESULTS_MAX = 200_000  # partitions of one request

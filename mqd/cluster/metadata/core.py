@@ -19,18 +19,12 @@ Invariants (check())
 Bounds: REQUESTS_WAITING_MAX requests; more are refused with a retriable error.
 """
 
-from collections.abc import Callable, Hashable
-
 import msgspec
 
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata import changes, features
-from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.rules import topics as rules
+from mqd.cluster.metadata import changes, features
 from mqd.cluster.metadata.active_controller import ActiveController
-from mqd.cluster.metadata.rules.configs import ConfigRules
-from mqd.cluster.metadata.options import DEFAULTS, ControllerOptions
 from mqd.cluster.metadata.events import (
     Action,
     AppliedByHost,
@@ -48,8 +42,8 @@ from mqd.cluster.metadata.events import (
     OffsetsTaken,
     PeerReceived,
     Persist,
-    PersistFailed,
     Persisted,
+    PersistFailed,
     Publish,
     Reply,
     Resigned,
@@ -57,30 +51,20 @@ from mqd.cluster.metadata.events import (
     SnapshotInstalled,
     Tick,
 )
+from mqd.cluster.metadata.log_tail import Batch, LogTail, PeerWaiting, Waiting
 from mqd.cluster.metadata.records import (
-    BrokerChanged,
-    BrokerConfigured,
     BrokerRegistered,
     BrokerState,
-    BrokerUnregistered,
-    ClientQuotaSet,
     ClusterCreated,
     FeatureLevelSet,
     GroupConfigured,
     LeaderEpochsRaised,
-    PartitionsAdded,
-    PartitionsChanged,
-    PartitionsVanished,
     ProducerIdsAllocated,
     Record,
-    ReplicaMoved,
-    TopicConfigured,
-    TopicCreated,
-    TopicRemoved,
     TopicState,
 )
-from mqd.cluster.metadata.state import MetadataState
-from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.metadata.rules import topics as rules
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
@@ -114,72 +98,13 @@ __all__ = [
 APPLY_WAIT_MS_MAX = 30_000
 REQUESTS_WAITING_MAX = 10_000
 PEERS_WAITING_MAX = 10_000
-INT64_MAX = (1 << 63) - 1
 NOT_ACTIVE = "This host is not the active controller."
 
 
-class _Batch(msgspec.Struct):
-    records: tuple[Record, ...]  # none: control records of the quorum's own
-    version: int
-
-
-class _Waiting(msgspec.Struct):
-    client: Hashable
-    answer: messages.Answer
-    topic_name: str | None
-    version: int
-    needs_apply: bool
-    since_ms: int
-
-
-class _PeerWaiting(msgspec.Struct):
-    """What a broker is told when everything up to `version` is committed."""
-
-    node_id: int
-    message: broker_messages.FromActiveController
-    version: int
-
-
-class MetadataCore:
+class MetadataCore(LogTail):
     """`active`: decides from the start without a quorum (a host alone). With a quorum it is False:
     BecameActive and Resigned tell.
     """
-
-    def __init__(
-        self,
-        state: MetadataState,
-        node_id: int,
-        config_rules: ConfigRules,
-        new_id: Callable[[], bytes],
-        partition_count_max: int,
-        active: bool = True,
-        options: ControllerOptions = DEFAULTS,
-    ) -> None:
-        self.committed = state
-        self.tail = state.copy() if active else state
-        self.node_id = node_id
-        self._rules = config_rules
-        self._new_id = new_id
-        self._partition_count_max = partition_count_max
-        self._directories: tuple[Directory, ...] = ()
-        self._pending: list[_Batch] = []
-        self._waiting: list[_Waiting] = []
-        self._peers: list[_PeerWaiting] = []
-        self._lost: set[tuple[bytes, int]] = set()  # leaderships whose new epoch could not be written yet
-        self._applied_version = 0
-        self._attempt = 0
-        self._options = options
-        self._quorum = not active
-        self._lease_until_ms = INT64_MAX if active else 0
-        self._active = ActiveController(0, state, options, 0, clustered=False) if active else None
-
-    @property
-    def idle(self) -> bool:
-        return not self._pending and not self._waiting and not self._peers
-
-    @property
-    def active(self) -> bool:
-        return self._active is not None
 
     @property
     def next_expiry_ms(self) -> int | None:
@@ -278,7 +203,7 @@ class MetadataCore:
         waits_for = self.tail.version
         # those concern no worker
         needs_apply = any(not isinstance(record, (GroupConfigured, ProducerIdsAllocated)) for record in records)
-        self._waiting.append(_Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
+        self._waiting.append(Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 
     def _decide(self, request: messages.Request) -> tuple[messages.Answer, str | None, list[Record]]:
@@ -301,9 +226,6 @@ class MetadataCore:
             return messages.Answer(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
         return decision.answer, decision.topic_name, decision.records
 
-    def _level(self) -> int:
-        return features.in_force(self.tail.features)[features.MQD_VERSION]
-
     def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
         return self._persist(
             settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory)
@@ -315,111 +237,6 @@ class MetadataCore:
             state.apply(record)
         return state.topics.get(name)
 
-    # -- the log -----------------------------------------------------------------------------------
-
-    def _persist(self, records: list[Record]) -> list[Action]:
-        if not records:
-            return []
-        if self._active is None:
-            return []
-        base_offset = self.tail.version
-        for record in records:
-            assert not features.needed(record) or features.needed(record) <= self._level(), (
-                f"C5: {record} at {features.MQD_VERSION} {self._level()}"
-            )
-            self.tail.apply(record)
-        self._pending.append(_Batch(tuple(records), self.tail.version))
-        return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
-
-    def _on_persisted(self, event: Persisted, now_ms: int) -> list[Action]:
-        actions: list[Action] = []
-        while self._pending and self._pending[0].version <= event.version:
-            batch = self._pending.pop(0)
-            committed = self.committed
-            removed = tuple(
-                committed.topics[committed.topics_by_id[record.topic_id]]
-                for record in batch.records
-                if isinstance(record, TopicRemoved)
-            )
-            vanishing = self._vanishing(batch.records)
-            for record in batch.records:
-                committed.apply(record)
-            committed.version = batch.version
-            if batch.records:
-                actions.append(self._publication(batch, removed, vanishing))
-        return actions + self._answer_ready()
-
-    def _vanishing(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
-        topics, ids = self.committed.topics, self.committed.topics_by_id
-        return tuple(
-            (topics[ids[record.topic_id]], record.partition_count)
-            for record in records
-            if isinstance(record, PartitionsVanished)
-        )
-
-    def _publication(
-        self, batch: _Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]
-    ) -> Publish:
-        names: dict[str, None] = {}
-        partial: dict[str, dict[int, None]] = {}  # topics of which only these partitions changed
-        whole: set[str] = set()
-        broker_config, brokers_changed, groups = None, False, []
-        quotas = levels = False
-        for record in batch.records:
-            match record:
-                case TopicCreated():
-                    names[record.topic.name] = None
-                    whole.add(record.topic.name)
-                case ClientQuotaSet():
-                    quotas = True
-                case FeatureLevelSet():
-                    levels = True
-                case PartitionsAdded() | TopicConfigured() | PartitionsVanished():
-                    name = self._name_of(record.topic_id)
-                    if name is not None:  # else removed in the same batch
-                        names[name] = None
-                        whole.add(name)
-                case ReplicaMoved() | LeaderEpochsRaised() | PartitionsChanged():
-                    name = self._name_of(record.topic_id)
-                    if name is not None:
-                        names[name] = None
-                        partial.setdefault(name, {}).update(dict.fromkeys(self._touched(record)))
-                case BrokerConfigured():
-                    broker_config = self.committed.broker_config(self.node_id)
-                case BrokerRegistered() | ClusterCreated() | BrokerChanged() | BrokerUnregistered():
-                    brokers_changed = True
-                case GroupConfigured():
-                    groups.append(record.group_id)
-        topics = tuple(self.committed.topics[name] for name in names)
-        changed = (
-            tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole)
-            if self._quorum
-            else ()
-        )
-        return Publish(
-            batch.version,
-            topics,
-            removed,
-            broker_config,
-            brokers_changed,
-            tuple(groups),
-            quotas,
-            levels,
-            changed,
-            vanishing,
-        )
-
-    def _name_of(self, topic_id: bytes) -> str | None:
-        return self.committed.topics_by_id.get(topic_id)
-
-    def _touched(self, record: ReplicaMoved | LeaderEpochsRaised | PartitionsChanged) -> tuple[int, ...]:
-        if isinstance(record, ReplicaMoved):
-            return (record.index,)
-        if isinstance(record, PartitionsChanged):
-            return tuple(change.index for change in record.changes)
-        self._lost.difference_update((record.topic_id, index) for index in record.partitions)
-        return record.partitions
-
     # -- the quorum --------------------------------------------------------------------------------
 
     def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
@@ -427,7 +244,7 @@ class MetadataCore:
             return self._on_persisted(Persisted(event.version), now_ms)
         # On the active controller too: what was forgotten because a later proposal failed, and is
         # committed all the same.
-        self._pending.append(_Batch(event.records, event.version))
+        self._pending.append(Batch(event.records, event.version))
         actions = self._on_persisted(Persisted(event.version), now_ms)
         self.tail = self.committed.copy() if self._active is not None else self.committed
         return actions
@@ -502,7 +319,7 @@ class MetadataCore:
     def _on_offsets_taken(self, event: OffsetsTaken, now_ms: int) -> list[Action]:
         if self._active is not None and event.version > self.tail.version:
             self.tail.version = event.version
-            self._pending.append(_Batch((), event.version))
+            self._pending.append(Batch((), event.version))
         return []
 
     def _on_lease_changed(self, event: LeaseChanged, now_ms: int) -> list[Action]:
@@ -550,7 +367,7 @@ class MetadataCore:
         asks again.
         """
         actions = self._persist(records)
-        self._peers.append(_PeerWaiting(node_id, message, self.tail.version))
+        self._peers.append(PeerWaiting(node_id, message, self.tail.version))
         if len(self._peers) > PEERS_WAITING_MAX:
             del self._peers[0]
         return actions + self._answer_ready()
@@ -561,7 +378,7 @@ class MetadataCore:
             topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
             return [SendPeer(node_id, self._change_answered(message, answer, None), topic)]
         actions = self._persist(records)
-        self._peers.append(_PeerWaiting(node_id, self._change_answered(message, answer, topic_name), self.tail.version))
+        self._peers.append(PeerWaiting(node_id, self._change_answered(message, answer, topic_name), self.tail.version))
         return actions + self._answer_ready()
 
     def _change_answered(
@@ -609,45 +426,11 @@ class MetadataCore:
             self._active.on_persist_failed(self.tail, now_ms)
         return actions
 
-    def _forget(self, error: int, reason: str, kept: list[_Batch]) -> list[Action]:
-        self._attempt += 1
-        self._pending = kept
-        self.tail = self.committed.copy() if self._active is not None else self.committed
-        for batch in kept:
-            for record in batch.records:
-                self.tail.apply(record)
-            self.tail.version = batch.version
-        version = self.tail.version
-        failed = [waiting for waiting in self._waiting if waiting.version > version]
-        self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
-        return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]
-
     # -- answers -----------------------------------------------------------------------------------
 
     def _on_applied_by_host(self, event: AppliedByHost, now_ms: int) -> list[Action]:
         self._applied_version = max(self._applied_version, event.version)
         return self._answer_ready()
-
-    def _answer_ready(self) -> list[Action]:
-        ready, waiting = [], []
-        for entry in self._waiting:
-            done = entry.version <= self.committed.version and (
-                not entry.needs_apply or entry.version <= self._applied_version
-            )
-            (ready if done else waiting).append(entry)
-        self._waiting = waiting
-        return [self._reply(entry) for entry in ready] + self._answer_peers()
-
-    def _answer_peers(self) -> list[Action]:
-        version = self.committed.version
-        ready = [SendPeer(entry.node_id, entry.message) for entry in self._peers if entry.version <= version]
-        if ready:
-            self._peers = [entry for entry in self._peers if entry.version > version]
-        return ready
-
-    def _reply(self, entry: _Waiting) -> Reply:
-        topic = self.committed.topics.get(entry.topic_name) if entry.topic_name is not None else None
-        return Reply(entry.client, entry.answer, topic)
 
     def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
         self._waiting = [entry for entry in self._waiting if entry.client != event.client]

@@ -8,10 +8,9 @@ import msgspec
 
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.rules import topics as rules
 from mqd.cluster.metadata.records import Record, TopicState
-from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.metadata.state import MetadataState
 
 # -- events ----------------------------------------------------------------------------------------
 

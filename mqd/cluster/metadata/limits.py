@@ -6,8 +6,8 @@ IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnect
 unread (mqd/controller/server.py, SEND_BYTES_MAX); the rest of that is for the news behind it.
 """
 
-from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
 REPLICAS_MAX = 16

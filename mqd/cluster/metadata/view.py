@@ -8,9 +8,9 @@ out, whatever their record still says.
 from collections.abc import Callable, Iterator
 
 from mqd.cluster.metadata.records import PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
-from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import Target, settle, wanted_min_in_sync
 from mqd.cluster.metadata.rules.redirects import held
+from mqd.cluster.metadata.state import MetadataState
 
 Edit = Callable[[TopicState, PartitionState, Target], None]
 # whether this node lives and cannot serve its replica (its disk failed)

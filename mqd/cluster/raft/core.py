@@ -33,11 +33,11 @@ from __future__ import annotations
 import random
 
 from mqd.cluster.raft import events
-from mqd.cluster.raft.lease import lease_deadline_ns
 from mqd.cluster.raft.election import Election
 from mqd.cluster.raft.events import NO_DEADLINE, Effect, Event, QuorumSettings, Stored, VoteState
 from mqd.cluster.raft.follower import Following
 from mqd.cluster.raft.leader import Leadership, QuorumView
+from mqd.cluster.raft.lease import lease_deadline_ns
 from mqd.cluster.raft.messages import (
     BeginEpoch,
     EndEpoch,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqd.cluster.raft.lease import majority
 from mqd.cluster.raft.events import VoteState
+from mqd.cluster.raft.lease import majority
 from mqd.cluster.raft.messages import VoteRequest, VoteResponse
 
 if TYPE_CHECKING:

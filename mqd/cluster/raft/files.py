@@ -21,7 +21,8 @@ Pure functions over bytes. Whatever does not match raises ValueError (a batch: C
 them).
 """
 
-from struct import Struct, error as StructError
+from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 
 import msgspec

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mqd.cluster.raft.lease import majority_value
 from mqd.cluster.raft.events import (
     NO_DEADLINE,
     BecameActive,
     ControlAppended,
     Deposed,
     Note,
-    Propose,
     ProposalsDropped,
+    Propose,
     ReadSnapshot,
     SnapshotRead,
 )
+from mqd.cluster.raft.lease import majority_value
 from mqd.cluster.raft.messages import (
     BATCH_BYTES_MAX,
     DATA,

@@ -10,8 +10,8 @@ metadata log (log_memory.py: their course), which every controller has, whoever 
 from collections.abc import Iterable
 
 from mqd.cluster.metadata.records import BrokerState
-from mqd.cluster.raft.messages import GROWING, SHRUNK, VOTERS_WANTED, ReplicaKey, Voter, Voters
 from mqd.cluster.raft.identity import directory_bytes
+from mqd.cluster.raft.messages import GROWING, SHRUNK, VOTERS_WANTED, ReplicaKey, Voter, Voters
 
 
 def key_of(broker: BrokerState) -> ReplicaKey | None:

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 
 from mqd.cluster.raft import events
-from mqd.cluster.raft.lease import Promise
 from mqd.cluster.raft.events import NO_DEADLINE, Effect, QuorumSettings, Stored, VoteState
+from mqd.cluster.raft.lease import Promise
 from mqd.cluster.raft.log_memory import MemoryLog
 from mqd.cluster.raft.messages import Batch, QuorumMessage, ReplicaKey, SnapshotMeta, Voters
 

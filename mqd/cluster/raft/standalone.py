@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from mqd.cluster.metadata.records import decode_record
 from mqd.cluster.raft.core import standalone
+from mqd.cluster.raft.identity import MetadataCorrupt, settle_key
 from mqd.cluster.raft.messages import DATA, SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore, encode_state
-from mqd.cluster.raft.identity import MetadataCorrupt, settle_key
 
 
 class Standalone(NamedTuple):

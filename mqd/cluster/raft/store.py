@@ -41,12 +41,12 @@ from typing import NamedTuple
 import msgspec
 
 from mqd import native
-from mqd.cluster.raft import files
-from mqd.cluster.raft.files import Mark
 from mqd.cluster.metadata.state import MetadataState, Snapshot
+from mqd.cluster.raft import files
 from mqd.cluster.raft.events import Stored, VoteState
-from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta, Voter
+from mqd.cluster.raft.files import Mark
 from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt
+from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta, Voter
 from mqd.log.batches import CorruptBatch, walk
 
 RESERVE_BYTES = 1 << 20

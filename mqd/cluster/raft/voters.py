@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
-from mqd.cluster.raft.lease import majority
 from mqd.cluster.raft.events import NO_DEADLINE, AddVoter, RemoveVoter, UpdateVoter, VoterChangeEnded
+from mqd.cluster.raft.lease import majority
 from mqd.cluster.raft.messages import VOTERS_MAX, ReplicaKey, Voter, Voters, voters_batch
 from mqd.protocol.errors import ErrorCode
 

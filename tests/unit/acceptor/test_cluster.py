@@ -27,7 +27,7 @@ from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.cluster.metadata.records import RETIRE_HIDDEN
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from mqd.native import SlotRole, SlotState, SlotView
 from mqd.protocol.api import decode_request, encode_response

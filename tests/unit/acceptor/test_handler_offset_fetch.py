@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mqd.acceptor.handlers.groups.offset_fetch import handle
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol import codec
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

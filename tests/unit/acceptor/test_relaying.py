@@ -15,7 +15,7 @@ from mqd.acceptor.broker import Address
 from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.local.relay import ENVELOPE, Principal, Relaying
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.messages import (
     AddPartitionsToTxnRequest,

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from mqd.base import cluster_config
-from mqd.base.config import ConfigError, load_broker
+from mqd.base.config import load_broker
+from mqd.base.property_values import ConfigError
 from mqd.controller import options
 from mqd.keeper import sockets
 

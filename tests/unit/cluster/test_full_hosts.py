@@ -16,7 +16,8 @@ from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.active_controller import UPKEEP_MS, ActiveController
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.maintenance import UPKEEP_MS
 from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, BrokerConfigured, PartitionsChanged, PartitionState

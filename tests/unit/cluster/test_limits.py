@@ -7,7 +7,8 @@ from tests.unit.cluster.test_rules import TOPIC, cluster, topic
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.metadata import limits
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
-from mqd.cluster.metadata.active_controller import UNABLE_MS, ActiveController
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.maintenance import UNABLE_MS
 from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.host.messages import AddPartitions, CreateTopic, Image, PartitionImage, TopicImage

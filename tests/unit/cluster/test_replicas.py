@@ -22,7 +22,7 @@ from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.view import View
-from mqd.cluster.host.core import owner_of
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.metadata.records import (
     BrokerRegistered,
     PartitionChange,

@@ -10,7 +10,8 @@ from mqd.base.config import load_broker
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.metadata import changes
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.active_controller import UNABLE_HEARTBEATS, UPKEEP_MS, ActiveController
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.maintenance import UNABLE_HEARTBEATS, UPKEEP_MS
 from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.options import ControllerOptions

@@ -7,7 +7,8 @@ import mmap
 import pytest
 
 from mqd import native
-from mqd.cluster.host.core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen
+from mqd.cluster.host.core import OWNER_NONE, AssignSlot, SlotSeen
+from mqd.cluster.host.images import LOG_DIR_NONE
 from mqd.cluster.metadata.state import MetadataState
 from mqd.controller import slots
 

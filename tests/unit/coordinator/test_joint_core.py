@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqd.coordinator.actions import Action, Persist, Reply, TimerFired
-from mqd.coordinator.transaction import events, joint
+from mqd.coordinator.transaction import events, joint, joint_state
 from mqd.coordinator.transaction import joint_records as records
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
 from mqd.coordinator.transaction.joint import (
     CONCURRENT,
     FENCED,
-    HELD_MAX,
     INVALID_STATE,
     INVALID_TIMEOUT,
     PREFIX,
@@ -24,8 +23,10 @@ from mqd.coordinator.transaction.joint import (
     UNKNOWN_PRODUCER,
     JointTransaction,
 )
+from mqd.coordinator.transaction.joint_state import HELD_MAX
 from mqd.coordinator.transaction.records import State, encode_key
-from mqd.coordinator.transaction.core import Settings, Transaction
+from mqd.coordinator.transaction.core import Transaction
+from mqd.coordinator.transaction.state import Settings
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)
 NAME = PREFIX + "query"
@@ -189,10 +190,10 @@ def test_what_was_decided_is_carried_out_by_the_next_coordinator() -> None:
 
 def test_runs_that_were_overtaken_are_remembered_up_to_a_bound() -> None:
     it = Driver()
-    for number in range(joint.FENCED_RUNS_MAX + 2):
+    for number in range(joint_state.FENCED_RUNS_MAX + 2):
         it.child(0, run=f"run-{number}")
     assert it.enlist(0, "run-3") == error(FENCED) and it.end(0, run="run-3") == error(FENCED)
-    assert "run-0" not in it.core.fenced_run_ids and len(it.core.fenced_run_ids) == joint.FENCED_RUNS_MAX
+    assert "run-0" not in it.core.fenced_run_ids and len(it.core.fenced_run_ids) == joint_state.FENCED_RUNS_MAX
 
 
 def test_an_earlier_batch_does_not_end_a_later_one() -> None:
@@ -269,6 +270,7 @@ def test_what_is_not_used_any_more_is_forgotten() -> None:
 
 def test_children_whose_epochs_run_out_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "EPOCH_RETIRED", 1)
+    monkeypatch.setattr(joint_state, "EPOCH_RETIRED", 1)
     it = Driver()
     first = it.child(0, A)
     it.end(0, first)

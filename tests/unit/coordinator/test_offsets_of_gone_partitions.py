@@ -14,7 +14,7 @@ import pytest
 
 from mqd.acceptor.coordinators import InternalPartitions
 from mqd.cluster.host import messages
-from mqd.coordinator.runtime import partition_for
+from mqd.coordinator.internal_topic import partition_for
 from mqd.coordinator.topics import GROUPS
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import PartitionsGone

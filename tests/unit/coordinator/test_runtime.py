@@ -13,8 +13,9 @@ import pytest
 from mqd.acceptor.coordinators import InternalPartitions
 from mqd.cluster.host import messages
 from mqd.coordinator.log import BYTES_MAX, AppendError
-from mqd.coordinator import runtime
-from mqd.coordinator.runtime import RETRY_S, CoordinatorError, partition_for
+from mqd.coordinator import internal_topic
+from mqd.coordinator.runtime import RETRY_S
+from mqd.coordinator.internal_topic import CoordinatorError, partition_for
 from mqd.coordinator.group import records
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import SlotState
@@ -122,16 +123,16 @@ def test_names_are_spread_as_kafka_spreads_them() -> None:
     assert partition_for("polygenelubricants", 50) == 0
     assert partition_for("\U0001f600", 1 << 30) == 1772899 and partition_for("", 50) == 0
     for name in ("x" * 32767, "polygenelubricants" * 100, "\U0001f600" * 5000):  # another way, the same number
-        assert runtime._long_hash(name) == runtime._short_hash.__wrapped__(name)
+        assert internal_topic._long_hash(name) == internal_topic._short_hash.__wrapped__(name)
 
 
 def test_long_names_are_not_kept() -> None:
     """A client that names thousands of groups of 32 KiB does not get them remembered."""
-    before = runtime._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize
+    before = internal_topic._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize
     for number in range(50):
         partition_for(f"{number}" + "x" * 30_000, 50)
         records.encode_offset_key(f"{number}" + "x" * 30_000, "t", 0)
-    assert (runtime._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize) == before
+    assert (internal_topic._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize) == before
 
 
 def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mqd.coordinator.log import AppendError
-from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.coordinator.transaction import checks, markers

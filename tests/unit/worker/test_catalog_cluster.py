@@ -16,7 +16,7 @@ from mqd.cluster.host.messages import (
     TopicPut,
     TopicRemoved,
 )
-from mqd.cluster.host.core import owner_of
+from mqd.cluster.host.images import owner_of
 from mqd.worker.assignments import Member
 from mqd.worker.catalog import Catalog, Changes
 

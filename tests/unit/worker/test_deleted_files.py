@@ -15,7 +15,7 @@ from mqd.log import segments
 from mqd.log.files import NativeFiles
 from mqd.worker import maintenance as upkeep
 from mqd.worker.catalog import Owned
-from mqd.worker.partitions import OpenPartition
+from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.maintenance import Upkeep
 
 LOG_DIR = SimpleNamespace(index=0, timestamps=segments.TimestampCache(lambda *_: (0, -1)))

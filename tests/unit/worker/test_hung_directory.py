@@ -20,7 +20,8 @@ from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
 from mqd.worker.compaction import Compactor
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.partitions import OpenPartition, PartitionSet
+from mqd.worker.partitions import PartitionSet
+from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.maintenance import Upkeep
 
 GENERATION = 7

@@ -18,7 +18,7 @@ from mqd.worker import background
 from mqd.worker import maintenance as upkeep
 from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
-from mqd.worker.partitions import OpenPartition
+from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.maintenance import Upkeep
 
 PATIENCE_S = 20.0

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from mqd.cluster.broker.messages import RegisterBroker
-from mqd.cluster.metadata.view import Unable, View, nobody_unable
 from mqd.cluster.metadata.features import unsupported
 from mqd.cluster.metadata.records import (
     BrokerChanged,
@@ -30,10 +29,11 @@ from mqd.cluster.metadata.records import (
     Record,
     TopicState,
 )
-from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import Target, effective_min_in_sync, without
 from mqd.cluster.metadata.rules.placement import Directory, choose_directory
-from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
+from mqd.cluster.metadata.view import Unable, View, nobody_unable
 from mqd.protocol.errors import ErrorCode
 
 FLUSH_ON_ACK = "flush.on.ack"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from mqd.base import cluster_config
 from mqd.base import config as tables
-from mqd.base.config import BROKER, GROUP, TOPIC, ConfigError, Property
+from mqd.base.config import BROKER, GROUP, TOPIC, Property
+from mqd.base.property_values import ConfigError
 
 RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_GROUP = 2, 4, 32  # Kafka's ConfigResource types
 _TABLES: dict[int, Mapping[str, Property]] = {RESOURCE_TOPIC: TOPIC, RESOURCE_BROKER: BROKER, RESOURCE_GROUP: GROUP}

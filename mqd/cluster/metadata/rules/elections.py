@@ -4,11 +4,11 @@ preferred replica (rules R13, R16).
 
 from collections.abc import Mapping
 
-from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import PREFERRED, UNCLEAN, Target, without
 from mqd.cluster.metadata.rules.redirects import parts
-from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 ELECT_PREFERRED, ELECT_UNCLEAN = 0, 1

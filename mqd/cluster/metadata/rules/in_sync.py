@@ -15,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from mqd.cluster.broker.messages import InSyncProposal, InSyncResult
-from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
-from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import Target
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 

@@ -11,10 +11,9 @@ returns; one that only adds (an internal topic grows) carries none and is never 
 
 from collections.abc import Callable, Sequence
 
-from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
-from mqd.cluster.metadata.state import INTERNAL_TOPICS
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import (
     Target,
     default_replication_factor,
@@ -24,7 +23,8 @@ from mqd.cluster.metadata.rules.partitions import (
 )
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_one
 from mqd.cluster.metadata.rules.redirects import in_progress
-from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 # an internal topic that grows towards a disk without space waits for so long before it grows

@@ -29,7 +29,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.records import (
     RETIRE_HIDDEN,
     RETIRE_NOT,
@@ -41,12 +40,13 @@ from mqd.cluster.metadata.records import (
     Record,
     TopicState,
 )
-from mqd.cluster.metadata.state import INTERNAL_TOPICS, changed
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import Target
 from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.rules.reassignments import reassign
 from mqd.cluster.metadata.rules.redirects import better_leader, followers, in_progress, retiring_from, staying
-from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, changed
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 

@@ -6,11 +6,12 @@ code. Sources: KIP-113, KIP-546, KIP-584, KIP-1022.
 """
 
 import math
+
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.features import FEATURES, MQD_VERSION, levels
 from mqd.cluster.metadata.records import ClientQuotaSet, Entity, FeatureLevelSet, Record, ReplicaMoved
-from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
 CLIENT_QUOTA_COUNT_MAX = 4096  # what the table in the control segment holds

@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from mqd.base.config import ConfigError
+from mqd.base.property_values import ConfigError
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import (
     BrokerConfigured,
@@ -27,7 +25,8 @@ from mqd.cluster.metadata.records import (
     TopicRemoved,
     TopicState,
 )
-from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.rules.partitions import (
     DEFAULT,
     MIN_IN_SYNC,
@@ -37,7 +36,8 @@ from mqd.cluster.metadata.rules.partitions import (
     wanted_min_in_sync,
 )
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
-from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 TOPIC_NAME_CHARS_MAX = 249

@@ -1,0 +1,299 @@
+"""What the active controller does by itself, from time to time: leaders for partitions without one,
+topics that retire, replicas of hosts that are lost or drained, internal topics that grow, and the
+moves of a balance.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.records import (
+    RETIRE_HIDDEN,
+    RETIRE_SEALED,
+    PartitionChange,
+    PartitionsChanged,
+    PartitionState,
+    Record,
+    TopicState,
+)
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import elections as election_rules
+from mqd.cluster.metadata.rules import placement
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.rules.partitions import default_replication_factor
+from mqd.cluster.metadata.rules.placement import Directories, Directory, Move
+from mqd.cluster.metadata.sessions import BrokerSessions
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
+from mqd.cluster.metadata.view import Unable, View
+
+UNABLE_HEARTBEATS = 3  # a loss of records is decided on what is true now
+UNABLE_MS = 30_000  # so long a replica that said that it is not served is not chosen for another that says so
+UPKEEP_MS = 1_000  # how often replicas on their way are looked after
+UNUSED_MS = 5_000  # a hidden partition's leader says every second that it is not used; that is believed for so long
+
+
+class Shutdown(msgspec.Struct):
+    """A broker that wants to end."""
+
+    since_ms: int
+    moved_at: int = -1  # version by which all that could be moved has been; everybody has to know of it
+
+
+def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Record]:
+    found: dict[bytes, list[PartitionChange]] = {}
+    for topic, change in changes:
+        found.setdefault(topic.topic_id, []).append(change)
+    return [PartitionsChanged(topic_id, tuple(entries)) for topic_id, entries in found.items()]
+
+
+class Maintenance:
+    """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
+
+    def __init__(
+        self,
+        epoch: int,
+        state: MetadataState,
+        options: ControllerOptions,
+        now_ms: int,
+        clustered: bool,
+        own: int = -1,
+        before: int = -1,
+    ) -> None:
+        """`before`: the last epoch in which another controller can have been active. `clustered`
+        False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this
+        host; once it was heard its session does not end by silence, for that would be this
+        process's own, and its lease has no end while it is the only voter.
+        """
+        self.epoch, self._before = epoch, before
+        self._own = own
+        self._options = options
+        self.sessions = BrokerSessions(options.session_ms)
+        self.proposals = Proposals(options.mutants)
+        self._reported: dict[int, tuple[Directory, ...]] = {}
+        self._versions: dict[int, int] = {}  # node id -> metadata in force there
+        self._shutdowns: dict[int, Shutdown] = {}
+        self._heard: dict[int, int] = {}  # node id -> when it last said anything, fenced or not
+        self._fenced_since: dict[int, int] = {}
+        self._unfenced_since: dict[int, int] = {}
+        self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
+        self._balancing = False
+        self._balanced_topics: frozenset[str] | None = None
+        # (node id, partition) -> when it was last said that it is not served there
+        self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}
+        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
+        # topic id -> partition -> leader epoch in which it was said to be empty
+        self._emptied: dict[bytes, dict[int, int]] = {}
+        # topic id -> hidden partition -> (leader epoch, when): nobody writes to it
+        self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}
+        self._next_balance_ms = now_ms + options.balance_check_ms
+        self._next_upkeep_ms = now_ms
+        # internal topics' partitions that grow towards a disk without space -> since when
+        self._no_space: dict[tuple[bytes, int], int] = {}
+        # by then whoever cannot serve has said so
+        self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms
+        self._ticked_ms = now_ms
+        self._fencing: dict[int, int] = {}  # node id -> offset of the log from which on it is fenced
+        self._sent: dict[int, int] = {}  # node id -> when its newest heartbeat was sent, by its clock
+        if clustered:
+            for node, broker in state.brokers.items():
+                if broker.fenced:
+                    self._fenced_since[node] = now_ms
+                else:
+                    self.sessions.heard(
+                        node, now_ms if "L2_SESSION" not in options.mutants else now_ms - options.session_ms
+                    )
+                    self._unfenced_since[node] = now_ms
+
+    def view(self, state: MetadataState) -> View:
+        return View(state, self._options.mutants, unable=self._unable_in(state))
+
+    def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
+        """By what was said of single replicas, and of whole directories."""
+        within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
+        said, directories = self.unable(within_ms), self.directories(state)
+
+        def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
+            if node in said.get((topic.topic_id, partition.index), ()):
+                return True
+            return node in partition.replicas and directories.failed(
+                node, partition.directories[partition.replicas.index(node)]
+            )
+
+        return unable
+
+    def directories(self, state: MetadataState) -> Directories:
+        return Directories(state, self._reported)
+
+    def _retirements(self, state: MetadataState, now_ms: int) -> list[Record]:
+        records: list[Record] = []
+        view = self.view(state)
+        for topic in state.topics.values():
+            if not retire_rules.going(topic):
+                self._phases.pop(topic.topic_id, None)
+                self._unused.pop(topic.topic_id, None)
+                continue
+            phase = retire_rules.phase(topic)
+            moves = retire_rules.draw_near(view, topic, self.directories(state))
+            if moves:
+                records += grouped(moves)
+                continue
+            known = self._phases.get(topic.topic_id)
+            if known is None or known[0] != phase:
+                known = self._phases[topic.topic_id] = (phase, now_ms)
+            waited_ms = now_ms - known[1]
+            records += retire_rules.seal(view, topic)
+            if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
+                records += retire_rules.release(view, topic)
+            elif (
+                phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms)
+            ):
+                records += retire_rules.vanish(view, topic)
+        for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
+            del self._phases[topic_id]
+            self._emptied.pop(topic_id, None)
+            self._unused.pop(topic_id, None)
+        return records
+
+    def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
+        """Whether each leader of its hidden partitions has just said that nobody has written there
+        for the grace. Silence is no answer.
+        """
+        told = self._unused.get(topic.topic_id, {})
+        for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
+            epoch, told_ms = told.get(partition.index, (-1, 0))
+            if epoch != partition.leader_epoch or now_ms - told_ms > UNUSED_MS:
+                return False
+        return True
+
+    # -- upkeep ------------------------------------------------------------------------------------
+
+    def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
+        """These moves, a few at a time, and then what is left to move, until all is even. Forgotten
+        with this controller; then it is asked for again.
+        """
+        self._moves = {(move.name, move.index): move for move in moves}
+        self._balancing = bool(moves)
+        self._balanced_topics = topics
+
+    def _upkeep(self, state: MetadataState, now_ms: int) -> list[Record]:
+        """The first of these that has something to do: each rests on the state that the one before
+        left.
+        """
+        return (
+            self._leaders_found(state, now_ms)
+            or self._retirements(state, now_ms)
+            or self._returned(state)
+            or self._replace(state, now_ms)
+            or self._grow(state, now_ms)
+            or self._begin_moves(state)
+        )
+
+    def _leaders_found(self, state: MetadataState, now_ms: int) -> list[Record]:
+        return grouped(election_rules.found_again(self.view(state))) if now_ms >= self._elects_from_ms else []
+
+    def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
+        """Lost for long, or drained."""
+        delay_ms = self._options.replication_delay_ms
+        lost = [
+            node
+            for node, since in sorted(self._fenced_since.items())
+            if delay_ms >= 0 and now_ms - since >= delay_ms and node in state.brokers and state.brokers[node].fenced
+        ]
+        return sorted({*lost, *(node for node, broker in state.brokers.items() if broker.draining)})
+
+    def _replace(self, state: MetadataState, now_ms: int) -> list[Record]:
+        nodes = self._leaving(state, now_ms)
+        return (
+            grouped(
+                reassign_rules.replacements(
+                    self.view(state), nodes, self.directories(state), self._options.drain_moves_max
+                )
+            )
+            if nodes
+            else []
+        )
+
+    def _returned(self, state: MetadataState) -> list[Record]:
+        """Replicas on their way from a host that is back, or is not drained any more, stay where
+        they are.
+        """
+        leaving = {node for node, broker in state.brokers.items() if broker.fenced or broker.draining}
+        nodes = {
+            partition.replacing
+            for topic in state.topics.values()
+            for partition in topic.partitions
+            if partition.replacing >= 0
+        } - leaving
+        view = self.view(state)
+        return grouped(change for node in sorted(nodes) for change in reassign_rules.taken_back(view, node))
+
+    def _grow(self, state: MetadataState, now_ms: int) -> list[Record]:
+        if (
+            not any(name in state.topics for name in INTERNAL_TOPICS)
+            or default_replication_factor(len(self.view(state).nodes())) <= 1
+        ):
+            return []
+        known, self._no_space = self._no_space, {}
+
+        def waited(topic: TopicState, partition: PartitionState) -> bool:
+            key = (topic.topic_id, partition.index)
+            since = known.get(key, now_ms)
+            if now_ms - since < reassign_rules.GROW_ELSEWHERE_MS:
+                self._no_space[key] = since
+                return False
+            return True
+
+        return grouped(
+            reassign_rules.grown_internal(
+                self.view(state), self.directories(state), self._options.drain_moves_max, waited
+            )
+        )
+
+    def _begin_moves(self, state: MetadataState) -> list[Record]:
+        if not self._balancing:
+            return []
+        under_way = sum(
+            1
+            for topic in state.topics.values()
+            for partition in topic.partitions
+            if reassign_rules.in_progress(partition)
+        )
+        if not self._moves and not under_way:
+            topics = self._balanced_topics
+            nodes = self.view(state).nodes()
+            self.balance(
+                placement.balance(
+                    state,
+                    nodes,
+                    lambda name: topics is None or name in topics,
+                    full=self.directories(state).full_hosts(nodes),
+                ),
+                topics,
+            )
+        view, directories = self.view(state), self.directories(state)
+        room = self._options.drain_moves_max - under_way
+        changes: list[tuple[TopicState, PartitionChange]] = []
+        for key, move in list(self._moves.items()):
+            if len(changes) >= room:
+                break
+            del self._moves[key]
+            topic = state.topics.get(move.name)
+            if (
+                topic is None
+                or move.index >= len(topic.partitions)
+                or reassign_rules.in_progress(topic.partitions[move.index])
+            ):
+                continue
+            try:
+                reassign_rules.check_target(view, topic.partitions[move.index], move.replicas, True)
+                change = reassign_rules.reassign(view, topic, topic.partitions[move.index], move.replicas, directories)
+            except Refusal:
+                continue
+            if change is not None:
+                changes.append((topic, change))
+        if not changes and not self._moves and not under_way:
+            self._balancing = False  # all is even, or nothing of it can be done now
+        return grouped(changes)

@@ -1,0 +1,216 @@
+"""The partitions that this worker has open: how one is taken back from the reactor and closed, what
+checkpoints say of them, and the clean end.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from mqd import native
+from mqd.base import logging
+from mqd.log.checkpoints import Entry
+from mqd.log.compaction import CompactionPolicy
+from mqd.log.files import Files
+from mqd.log.retention import RetentionPolicy
+from mqd.worker import shortened_log as shortened
+from mqd.worker.background import Background, unless_hung
+from mqd.worker.catalog import Catalog, Key, Owned
+from mqd.worker.commands import ReactorCommands
+from mqd.worker.log_directory import LogDirectory
+
+
+class OpenPartition(msgspec.Struct):
+    owned: Owned
+    path: Path
+    log_start_offset: int
+    policy: RetentionPolicy
+    compaction: CompactionPolicy
+    # held by whoever moves the log start or replaces segments
+    files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    closing: bool = False
+    truncated: bool = False  # its log was cut, perhaps below the checkpoint's recovery point
+    catching_up: shortened.Shortened | None = None  # N5
+
+
+async def each(work: Iterable) -> None:
+    """All of it, side by side; raises the first failure after all have ended."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+class OpenPartitions:
+    """`open`: by key. `failures`: slot -> why it is not served."""
+
+    def __init__(
+        self,
+        worker: int,
+        log_dirs: list[LogDirectory],
+        control: native.Control,
+        reactor: native.Reactor,
+        commands: ReactorCommands,
+        background: Background,
+        catalog: Catalog,
+        static_config: dict[str, str],
+        files: Files,
+    ):
+        self._worker = worker
+        self.log_dirs = log_dirs
+        self._control = control
+        self._reactor = reactor
+        self._commands = commands
+        self._background = background
+        self._catalog = catalog
+        self._static_config = static_config
+        self._files = files
+        self.open: dict[Key, OpenPartition] = {}
+        self.by_slot: dict[int, OpenPartition] = {}
+        self.failures: dict[int, str] = {}
+        self.scanned_bytes = 0  # what opening had to read, in all
+        # whoever works on its files lets go of it
+        self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
+        self._clustered = False  # the reactor was told of other hosts once
+        self._deleting: set[asyncio.Task[None]] = set()
+        self._log = logging.get("worker.partitions")
+
+    @property
+    def broker_config(self) -> dict[str, str]:
+        return {**self._static_config, **self._catalog.broker_config}
+
+    @staticmethod
+    def _entry(owned: Owned, offset: int) -> Entry:
+        return Entry(owned.topic, owned.index, offset, owned.topic_id)
+
+    # -- closing and deleting ----------------------------------------------------------------------
+
+    async def _take_back(self, opened: OpenPartition, files_at_rest: bool = False) -> native.Partition | None:
+        """`files_at_rest`: nobody changes its files any more, then."""
+        opened.closing = True
+        if self.before_close is not None:
+            await self.before_close(opened)  # first: who is to let go may be waiting for the lock
+        if not files_at_rest:
+            return await self._from_reactor(opened.owned)
+        async with opened.files_lock:
+            return await self._from_reactor(opened.owned)
+
+    async def _from_reactor(self, owned: Owned) -> native.Partition | None:
+        try:
+            return (await self._commands.run(self._reactor.partition_close, owned.slot)).partition
+        except native.NativeError as error:
+            self._log.error("reactor did not give a partition back", partition=owned.name, reason=str(error))
+            return None
+        finally:
+            self.open.pop(owned.key, None)
+            self.by_slot.pop(owned.slot, None)
+            self.failures.pop(owned.slot, None)
+
+    async def close_for_move(self, opened: OpenPartition) -> bool:
+        """Clean, so that its files are all there is to it. False: it is closed, but not cleanly."""
+        partition = await self._take_back(opened, files_at_rest=True)
+        return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
+
+    async def _close_kept(self, owned: Owned) -> None:
+        opened = self.open.get(owned.key)
+        if opened is not None and (partition := await self._take_back(opened)) is not None:
+            await self._close(owned, partition, clean=True)
+
+    async def _close(self, owned: Owned, partition: native.Partition, clean: bool) -> int:
+        """The log end offset that is on disk now, -1 when closing failed."""
+        try:
+            log_end_offset = partition.log_end_offset
+            await self._background.urgent(owned.log_dir, partition.close, clean)
+            return log_end_offset
+        except native.NativeError as error:
+            self._log.warning(
+                "partition did not close cleanly; the next start checks its log",
+                partition=owned.name,
+                reason=str(error),
+            )
+            return -1
+
+    # -- checkpoints and the end -------------------------------------------------------------------
+
+    def checkpoint_entries(self, log_dir: int) -> tuple[list[Entry], list[Entry]]:
+        """(recovery points, log starts) of what is open, from the published positions: a durable
+        offset is published after the flush that makes it true.
+        """
+        points, starts = [], []
+        for opened in self.open.values():
+            if opened.owned.log_dir == log_dir and not opened.closing:
+                view = self._control.slot_view(opened.owned.slot)
+                points.append(self._entry(opened.owned, view.durable_offset))
+                starts.append(self._entry(opened.owned, view.log_start_offset))
+        return points, starts
+
+    def high_watermarks(self, log_dir: int) -> list[Entry]:
+        """Of the partitions with several replicas, as published."""
+        replicated = [
+            opened.owned
+            for opened in self.open.values()
+            if opened.owned.replicated and opened.owned.log_dir == log_dir and not opened.closing
+        ]
+        return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
+
+    async def close_all(self, generation: int) -> list[LogDirectory]:
+        """The clean end: every partition back from the reactor, flushed and closed; checkpoints;
+        then the marker of each directory where all went well. Returns the directories that did not
+        answer: they are given up without a marker, so that the next start checks their logs, and
+        threads may still be busy there.
+        """
+        for task in list(self._deleting):
+            task.cancel()
+        await asyncio.gather(*self._deleting, return_exceptions=True)
+        hung: list[LogDirectory] = []
+        await each(self._end_directory(log_dir, generation, hung) for log_dir in self.log_dirs)
+        return hung
+
+    async def _end_directory(self, log_dir: LogDirectory, generation: int, hung: list[LogDirectory]) -> None:
+        loop = asyncio.get_running_loop()
+        opened_here = [opened for opened in self.open.values() if opened.owned.log_dir == log_dir.index]
+        ends: list[tuple[Owned, int, int]] = []
+        stepped_s = loop.time()
+
+        async def end(opened: OpenPartition) -> None:
+            nonlocal stepped_s
+            start = self._control.slot_view(opened.owned.slot).log_start_offset
+            partition = await self._take_back(opened)
+            log_end = await self._close(opened.owned, partition, clean=True) if partition is not None else -1
+            ends.append((opened.owned, log_end, start))
+            stepped_s = loop.time()
+
+        async def end_all() -> None:
+            await each(end(opened) for opened in opened_here)
+            await self._finish_directory(log_dir, ends, generation)
+
+        if not await unless_hung(end_all(), lambda: stepped_s):
+            hung.append(log_dir)
+            self._log.error(
+                "log directory does not answer: given up, not closed cleanly; the next start checks its logs",
+                directory=str(log_dir.path),
+                partitions=len(opened_here),
+                closed=len(ends),
+            )
+
+    async def _finish_directory(
+        self, log_dir: LogDirectory, here: list[tuple[Owned, int, int]], generation: int
+    ) -> None:
+        closed = [end for end in here if end[1] >= 0]
+        if log_dir.failure or not here:
+            return
+        points = [self._entry(owned, log_end) for owned, log_end, _ in closed]
+        starts = [self._entry(owned, start) for owned, _, start in here]
+        if len(closed) < len(here):
+            return  # the last checkpoint stays true for those that did not close, and for the others
+        written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
+        known = [
+            self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
+            for owned, _, _ in here
+            if owned.replicated
+        ]
+        await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)
+        # one that could not be opened was not checked in this life: no marker may speak for it
+        if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):
+            await self._background.slow(log_dir.index, log_dir.mark_clean, generation)
