@@ -1,5 +1,5 @@
 """What must hold of partitions whatever happens, checked while it happens. Names of invariants are
-those of the design page (section 7).
+those of docs/design/cluster.md, section 7.
 
 `committed` is a ghost: for each partition everything that was ever below any replica's high
 watermark, in order. What is in it stays: another entry at the same offset is P5, a leader without

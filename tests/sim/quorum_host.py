@@ -275,7 +275,7 @@ class Host:
 
     def heartbeat(self) -> None:
         """Asks who it thinks leads for a lease; as the active controller fences who is silent. The
-        rules of cluster.md 3.4, in small.
+        rules of docs/design/cluster.md, 3.4, in small.
         """
         world, core = self.world, self.core
         target = world.hosts.get(core.leader)

@@ -1,5 +1,5 @@
 """The metadata quorum as a state machine without I/O: a pull Raft with pre-vote, check-quorum and a
-majority-granted lease (cluster.md, section 3).
+majority-granted lease (docs/design/cluster.md, section 3).
 
     role         leaves by
     UNATTACHED   hearing of a leader -> FOLLOWER; a voter's patience ends -> PROSPECTIVE. Asks

@@ -32,7 +32,7 @@ NO_DEADLINE = (1 << 63) - 1
 
 
 class QuorumSettings(msgspec.Struct, frozen=True):
-    """Times in nanoseconds; all follow from the promise P (cluster.md 3.3)."""
+    """Times in nanoseconds; all follow from the promise P (docs/design/cluster.md, 3.3)."""
 
     # P: after an answer of the leader a replica votes for nobody else for so long; also when it
     # begins to miss the leader

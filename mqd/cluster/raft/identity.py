@@ -2,7 +2,7 @@
 DATA_DIR/metadata/meta.properties.
 
 A directory that was emptied gets another id, so a host that lost its metadata is a new one:
-nobody's voter, whatever its node id says (cluster.md 3.1).
+nobody's voter, whatever its node id says (docs/design/cluster.md, 3.1).
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode

@@ -1,5 +1,5 @@
-"""The two halves of the controller's lease (cluster.md 3.3): what a replica promises, and what a
-leader may conclude from it.
+"""The two halves of the controller's lease (docs/design/cluster.md, 3.3): what a replica promises,
+and what a leader may conclude from it.
 
 A replica that takes an answer of the leader votes for nobody during P from then on, by its own
 clock. The leader learns of that promise from the next Fetch, which repeats the leader's own stamp

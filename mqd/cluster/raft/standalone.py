@@ -1,7 +1,7 @@
 """force-standalone: one host goes on alone after a majority of the quorum's voters was lost for
 good. Offline, by an operator's order, and at the price that it names: what the lost majority had
 committed and this host had not yet, is gone; what this host had and nobody committed, is in force
-(cluster.md 3.5).
+(docs/design/cluster.md, 3.5).
 
 The generation of the cluster rises with it, so that a lost voter that turns up again is refused
 instead of electing another leader beside this one.
