@@ -3,13 +3,13 @@
  *
  * mqd_crc32c(0, a ++ b) == mqd_crc32c(mqd_crc32c(0, a), b).
  *
- * The crc32 instruction takes three cycles and can start every cycle, so one stream uses a third of
- * it. Long input is cut in three equal parts whose checksums run side by side and are then joined:
- * shifting a checksum over n bytes is a multiplication by x^(8n) modulo the polynomial. One
+ * On x86-64 the crc32 instruction takes three cycles and can start every cycle, so one stream uses a
+ * third of it. Long input is cut in three equal parts whose checksums run side by side and are then
+ * joined: shifting a checksum over n bytes is a multiplication by x^(8n) modulo the polynomial. One
  * carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies by x^32; the
  * reflected product brings one more x), does it. The method is Gopal et al., "Fast CRC computation
  * for iSCSI polynomial using CRC32 instruction", Intel 2011. Below SHORT_BYTES_MAX the joining
- * costs more than it saves.
+ * costs more than it saves. ARM's instructions are the same but for their names.
  *
  * Tables and constants are computed when the library is loaded, before any thread can call; then
  * everything is read-only.
@@ -65,9 +65,11 @@ static uint32_t crc_table(uint32_t crc, const uint8_t *bytes, size_t size)
 
 typedef uint32_t crc_function(uint32_t crc, const uint8_t *bytes, size_t size);
 
-#if defined(__x86_64__)
-#include <immintrin.h>
+#if defined(__x86_64__) || defined(__aarch64__)
+#define HARDWARE 1
+#endif
 
+#if HARDWARE
 /* Three parts of this many bytes each; a multiple of 8. Long first, so that little is left for the
  * slower ones. */
 static const uint32_t part_bytes[] = {1024, 256, 64};
@@ -99,58 +101,119 @@ static inline uint64_t load_64(const uint8_t *bytes)
     return word;
 }
 
-__attribute__((target("sse4.2"))) static uint32_t crc_sse42(uint32_t crc, const uint8_t *bytes, size_t size)
+/* The instructions by one name each, and whether this machine has them: chosen at run time, so that
+ * one build serves every machine. */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+
+/* With crc32 by name: not every compiler takes it to be part of sse4.2. */
+#define WITH_CRC __attribute__((target("sse4.2,crc32")))
+#define WITH_CRC_AND_MULTIPLY __attribute__((target("sse4.2,crc32,pclmul")))
+#define crc_8 _mm_crc32_u8
+#define crc_16 _mm_crc32_u16
+#define crc_32 _mm_crc32_u32
+#define crc_64 _mm_crc32_u64
+typedef uint64_t crc_state; /* as the instruction has it: no step in between that cuts it to 32 bits */
+#define multiply(a, b)                                                                                                 \
+    ((uint64_t)_mm_cvtsi128_si64(                                                                                      \
+        _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)(a)), _mm_cvtsi64_si128((int64_t)(b)), 0)))
+
+/* The instruction cpuid itself: __builtin_cpu_supports is what the compiler's runtime library makes
+ * of it, and that of zig always says no. */
+static bool has_feature(unsigned bit)
 {
-    uint64_t state = crc;
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit);
+}
+
+static bool has_crc(void)
+{
+    return has_feature(bit_SSE4_2);
+}
+
+static bool has_multiply(void)
+{
+    return has_feature(bit_PCLMUL);
+}
+#else
+#include <arm_acle.h>
+#include <arm_neon.h>
+#include <sys/auxv.h>
+
+#define WITH_CRC __attribute__((target("+crc")))
+#define WITH_CRC_AND_MULTIPLY __attribute__((target("+crc+aes")))
+#define crc_8 __crc32cb
+#define crc_16 __crc32ch
+#define crc_32 __crc32cw
+#define crc_64 __crc32cd
+typedef uint32_t crc_state;
+#define multiply(a, b) ((uint64_t)vmull_p64(a, b))
+
+/* asm/hwcap.h */
+#define CAPABILITY_PMULL (1ul << 4)
+#define CAPABILITY_CRC32 (1ul << 7)
+
+static bool has_crc(void)
+{
+    return (getauxval(AT_HWCAP) & CAPABILITY_CRC32) != 0;
+}
+
+static bool has_multiply(void)
+{
+    return (getauxval(AT_HWCAP) & CAPABILITY_PMULL) != 0;
+}
+#endif
+
+WITH_CRC static uint32_t crc_one_stream(uint32_t crc, const uint8_t *bytes, size_t size)
+{
+    crc_state state = crc;
     for (; size >= 8; bytes += 8, size -= 8)
-        state = _mm_crc32_u64(state, load_64(bytes));
+        state = crc_64(state, load_64(bytes));
     crc = (uint32_t)state;
     if (size & 4) {
-        crc = _mm_crc32_u32(crc, load_little_32(bytes));
+        crc = crc_32(crc, load_little_32(bytes));
         bytes += 4;
     }
     if (size & 2) {
         uint16_t half;
         memcpy(&half, bytes, 2);
-        crc = _mm_crc32_u16(crc, half);
+        crc = crc_16(crc, half);
         bytes += 2;
     }
-    return size & 1 ? _mm_crc32_u8(crc, *bytes) : crc;
+    return size & 1 ? crc_8(crc, *bytes) : crc;
 }
 
-__attribute__((target("sse4.2,pclmul"))) static inline uint32_t crc_three_parts(uint32_t crc, const uint8_t *bytes,
-                                                                                size_t part, uint32_t one, uint32_t two)
+WITH_CRC_AND_MULTIPLY static inline uint32_t crc_three_parts(uint32_t crc, const uint8_t *bytes, size_t part,
+                                                             uint32_t one, uint32_t two)
 {
-    uint64_t first = crc, second = 0, third = 0;
+    crc_state first = crc, second = 0, third = 0;
     for (const uint8_t *end = bytes + part; bytes < end; bytes += 8) {
-        first = _mm_crc32_u64(first, load_64(bytes));
-        second = _mm_crc32_u64(second, load_64(bytes + part));
-        third = _mm_crc32_u64(third, load_64(bytes + 2 * part));
+        first = crc_64(first, load_64(bytes));
+        second = crc_64(second, load_64(bytes + part));
+        third = crc_64(third, load_64(bytes + 2 * part));
     }
-    __m128i a = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)first), _mm_cvtsi64_si128(two), 0);
-    __m128i b = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)second), _mm_cvtsi64_si128(one), 0);
-    return (uint32_t)(third ^ _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(_mm_xor_si128(a, b))));
+    return (uint32_t)(third ^ crc_64(0, multiply(first, two) ^ multiply(second, one)));
 }
 
-__attribute__((target("sse4.2,pclmul"))) static uint32_t crc_3way(uint32_t crc, const uint8_t *bytes, size_t size)
+WITH_CRC_AND_MULTIPLY static uint32_t crc_3way(uint32_t crc, const uint8_t *bytes, size_t size)
 {
     if (size > SHORT_BYTES_MAX)
         for (size_t i = 0; i < PART_KIND_COUNT; i++)
             for (size_t part = part_bytes[i]; size >= 3 * part; bytes += 3 * part, size -= 3 * part)
                 crc = crc_three_parts(crc, bytes, part, shift_one[i], shift_two[i]);
-    return crc_sse42(crc, bytes, size);
+    return crc_one_stream(crc, bytes, size);
 }
 
-static crc_function *const functions[MQD_CRC32C_KIND_COUNT] = {crc_bitwise, crc_table, crc_sse42, crc_3way};
+static crc_function *const functions[MQD_CRC32C_KIND_COUNT] = {crc_bitwise, crc_table, crc_one_stream, crc_3way};
 
 bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 {
-    __builtin_cpu_init();
     switch (kind) {
-    case MQD_CRC32C_SSE42:
-        return __builtin_cpu_supports("sse4.2");
+    case MQD_CRC32C_ONE_STREAM:
+        return has_crc();
     case MQD_CRC32C_3WAY:
-        return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+        return has_crc() && has_multiply();
     default:
         return kind < MQD_CRC32C_KIND_COUNT;
     }

@@ -6,10 +6,10 @@
 #include "native.h"
 
 enum mqd_crc32c_kind {
-    MQD_CRC32C_BITWISE, /* the definition */
-    MQD_CRC32C_TABLE,   /* eight tables, eight bytes a step; any machine */
-    MQD_CRC32C_SSE42,   /* one stream of the crc32 instruction */
-    MQD_CRC32C_3WAY,    /* three streams, joined by carry-less multiplication; falls to one stream for short input */
+    MQD_CRC32C_BITWISE,    /* the definition */
+    MQD_CRC32C_TABLE,      /* eight tables, eight bytes a step; any machine */
+    MQD_CRC32C_ONE_STREAM, /* of the crc32 instruction: x86-64 with SSE 4.2, ARMv8 with CRC */
+    MQD_CRC32C_3WAY,       /* three streams, joined by carry-less multiplication; falls to one stream for short input */
     MQD_CRC32C_KIND_COUNT
 };
 

@@ -1,7 +1,7 @@
 #include "base/crc32c.h"
 #include "mqd_test.h"
 
-static const char *const names[] = {"bitwise", "table", "sse4.2", "3-way"};
+static const char *const names[] = {"bitwise", "table", "one stream", "3-way"};
 
 /* RFC 3720 B.4 and the well-known check value. */
 TEST(known_values)
