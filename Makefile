@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.h native/build_ffi.py $(foreach folder,native/* native/*/*,$(folder)/*.[ch]))
 
-.PHONY: demo demo-spark cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint venv clean native-test
+.PHONY: demo demo-spark cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint wheels venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -71,6 +71,11 @@ bench-peers: venv $(VENV)/.charts
 $(VENV)/.charts: $(VENV)/.installed
 	-$(BIN)/python -m pip install --quiet 'matplotlib>=3.8,<4'
 	touch $@
+
+# The sdist and manylinux wheels for x86_64 and aarch64, into dist/.
+wheels: venv
+	$(BIN)/python -m pip install --quiet --editable '.[package]'
+	$(BIN)/python native/wheels.py
 
 lint: venv
 	$(BIN)/lint-imports

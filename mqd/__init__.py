@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from mqd.client import confluent as _confluent
 
+__version__ = "0.1.0"  # here and nowhere else: pyproject.toml and `mqd --version` read it
+
 TYPE_CHECKING = False  # typing costs more to import than the rest of this module
 if TYPE_CHECKING:  # found by __getattr__ below when the program runs
     from confluent_kafka import (

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from mqd import __version__
 from mqd.cli.common import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -104,9 +105,7 @@ def _nobody_reads() -> bool:
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from importlib.metadata import version  # 15 ms that no other command should pay
-
-        click.echo(f"mqd {version('mqd')}")
+        click.echo(f"mqd {__version__}")
         ctx.exit()
 
 

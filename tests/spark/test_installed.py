@@ -126,7 +126,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, flights: Broker) -> Inst
         shutil.copytree(
             ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "build", "*.so", "*.o", "_native.c")
         )
-    for name in ("pyproject.toml", "setup.py", "pyspark_mqd.py", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "pyspark_mqd.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
     here.run(f"pip wheel --quiet --no-deps --wheel-dir {place / 'wheels'} {tree}")
     shutil.rmtree(tree)

