@@ -61,6 +61,14 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         if first_image.is_set() and metadata.features != features:
             api_versions.publish(client.control, metadata)
         first_image.set()
+        for topic, partition in metadata.take_unclean():
+            log.error(
+                "a leader was chosen out of the in-sync set: what it lacks is lost, acknowledged records too",
+                topic=topic,
+                partition=partition.index,
+                leader=partition.leader,
+                leader_epoch=partition.leader_epoch,
+            )
         if broker.coordinators is not None:
             broker.coordinators.on_metadata(message)
 

@@ -37,6 +37,8 @@ class Metadata:
         # partition of an internal topic -> the newest leader epoch that another host leads, or may
         # have led, since take_elsewhere()
         self._elsewhere: dict[tuple[str, int], int] = {}
+        self.unclean_count = 0  # of all partitions of the cluster, since this process began
+        self._unclean: list[tuple[str, messages.PartitionImage]] = []  # since take_unclean()
         self._gone: dict[str, int] = {}  # topic -> partitions that it has kept, since take_gone()
         self._sorted: list[str] | None = None
         # topic id -> (partitions from this index on, version), while it matters
@@ -95,6 +97,20 @@ class Metadata:
         elsewhere, self._elsewhere = self._elsewhere, {}
         return elsewhere
 
+    def take_unclean(self) -> list[tuple[str, messages.PartitionImage]]:
+        """Topic and partition of each leader that was chosen out of the in-sync set since the last
+        time: what it lacks is lost.
+        """
+        unclean, self._unclean = self._unclean, []
+        return unclean
+
+    def _note_unclean(self, old: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
+        for new in partitions:
+            was = old.partitions[new.index] if new.index < len(old.partitions) else None
+            if new.recovering and was is not None and not (was.recovering and was.leader_epoch == new.leader_epoch):
+                self.unclean_count += 1
+                self._unclean.append((old.name, new))
+
     def _note_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
         """`topic`: as it was. An epoch that nobody told this process of may have been anybody's."""
         if not topic.internal:
@@ -122,7 +138,10 @@ class Metadata:
                 self._note_lost(old, told.get(old.name))
         self._node_id = image.node_id
         for topic in image.topics:
-            self._note_elsewhere(self.topics.get(topic.name, topic), topic.partitions)
+            before = self.topics.get(topic.name, topic)
+            self._note_elsewhere(before, topic.partitions)
+            if before.topic_id == topic.topic_id:
+                self._note_unclean(before, topic.partitions)
         known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
         self._visible_from = {
             topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known
@@ -142,6 +161,8 @@ class Metadata:
         if old is not None:
             self._note_lost(old, topic)
             self._note_elsewhere(old, topic.partitions)
+            if old.topic_id == topic.topic_id:
+                self._note_unclean(old, topic.partitions)
         if old is None or old.topic_id != topic.topic_id:
             if old is not None:
                 self.names.pop(old.topic_id, None)
@@ -157,6 +178,7 @@ class Metadata:
         if topic is None:
             return
         self._note_elsewhere(topic, message.partitions)
+        self._note_unclean(topic, message.partitions)
         partitions = list(topic.partitions)
         for partition in message.partitions:
             if partition.index < len(partitions):

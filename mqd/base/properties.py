@@ -38,12 +38,6 @@ class Property(msgspec.Struct, frozen=True):
 _NO_RECOMPRESSION = "the broker does not recompress; set compression.type on the producer and leave producer here"
 _CLEANUP_POLICIES = ("delete", "compact")
 _COMPRESSION_REFUSED = {name: _NO_RECOMPRESSION for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd")}
-_UNCLEAN_REFUSED = {
-    "true": (
-        "a leader that may lack acknowledged records is chosen by an operator only, partition by partition:"
-        " kafka-leader-election.sh --election-type unclean (ElectLeaders). Leave false here"
-    )
-}
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
@@ -445,9 +439,9 @@ def _topics() -> list[Property]:
             "unclean.leader.election.enable",
             "bool",
             "false",
-            "Who may lack acknowledged records never leads by itself. An operator can choose that for a partition:"
-            " kafka-leader-election.sh --election-type unclean.",
-            refused=_UNCLEAN_REFUSED,
+            "true: when no replica in sync lives, one that lacks records leads after a second, and what it lacks is"
+            " lost, acknowledged records too. false: the partition waits; an operator can choose such a leader by"
+            " kafka-leader-election.sh --election-type unclean. Of the file, the active controller's counts.",
             dynamic=True,
         ),
         Property(
@@ -1093,7 +1087,8 @@ def _topic_table() -> list[Property]:
         (
             "unclean.leader.election.enable",
             "unclean.leader.election.enable",
-            "Who may lack acknowledged records never leads by itself; see docs/operations.md for an operator's choice.",
+            "true: when no replica in sync lives, one that lacks records leads, and what it lacks is lost, acknowledged"
+            " records too.",
         ),
         (
             "delete.retention.ms",

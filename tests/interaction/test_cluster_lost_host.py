@@ -6,11 +6,12 @@ records.
 from __future__ import annotations
 
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from mqd.cli.kafka_request import Broker as Asked
 from mqd.protocol.errors import ErrorCode
@@ -38,6 +39,7 @@ QUICK = {
 SLOW_BYTES_PER_S = 20_000
 VALUES = [b"%06d" % number + b"x" * 1000 for number in range(3000)]  # more than two minutes at that rate
 ELECT_LEADERS, PREFERRED, UNCLEAN = 43, 0, 1
+UNCLEAN_ENABLE = "unclean.leader.election.enable"
 
 
 @pytest.fixture
@@ -135,20 +137,43 @@ def leader(cluster: Cluster, topic: str) -> int | None:
     return found.leader if found else None
 
 
-def test_an_operator_may_make_a_replica_leader_that_lacks_records(never_replaced: Cluster) -> None:
-    cluster = never_replaced
+def only_one_has_all(cluster: Cluster, name: str, both: list[bytes], one: list[bytes]) -> None:
+    """A partition of brokers 1 and 2, of which 1 alone has `one` and is dead. Nobody leads it."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    topic = NewTopic("chosen", num_partitions=1, replica_assignment=[[1, 2]], config={"min.insync.replicas": "1"})
-    admin.create_topics([topic])["chosen"].result(PATIENCE_S)
-    both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))
-    until("both are in sync", lambda: in_sync(cluster, "chosen") == {1, 2}, cluster)
-    produce(cluster, "chosen", both)
+    topic = NewTopic(name, num_partitions=1, replica_assignment=[[1, 2]], config={"min.insync.replicas": "1"})
+    admin.create_topics([topic])[name].result(PATIENCE_S)
+    until("both are in sync", lambda: in_sync(cluster, name) == {1, 2}, cluster)
+    produce(cluster, name, both)
     cluster.brokers[2].kill_all()
-    until("the second is out of the in-sync set", lambda: in_sync(cluster, "chosen") == {1}, cluster)
-    produce(cluster, "chosen", one)
+    until("the second is out of the in-sync set", lambda: in_sync(cluster, name) == {1}, cluster)
+    produce(cluster, name, one)
     cluster.brokers[1].kill_all()
     cluster.brokers[2].start()
-    until("nobody leads: the second is not known to have all", lambda: leader(cluster, "chosen") == -1, cluster)
+    until("nobody leads: the second is not known to have all", lambda: leader(cluster, name) == -1, cluster)
+
+
+def test_unclean_leader_election_enable_is_told_loudly(never_replaced: Cluster) -> None:
+    cluster = never_replaced
+    both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))
+    only_one_has_all(cluster, "enabled", both, one)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    wanted = ConfigEntry(UNCLEAN_ENABLE, "true", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource("topic", "enabled", incremental_configs=[wanted])
+    admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+    until("the second leads", lambda: leader(cluster, "enabled") == 2, cluster)
+    produce(cluster, "enabled", after)
+    assert read(cluster, "enabled", len(both) + len(after)) == [*both, *after]
+    told = cluster.brokers[3].logs(1_000)
+    assert "a leader was chosen out of the in-sync set" in told and "topic=enabled partition=0 leader=2" in told, told
+    address = f"http://127.0.0.1:{cluster.brokers[3].status()['metrics_port']}/metrics"
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as page:
+        assert "mqd_unclean_leader_elections_total 1.0" in page.read().decode()
+
+
+def test_an_operator_may_make_a_replica_leader_that_lacks_records(never_replaced: Cluster) -> None:
+    cluster = never_replaced
+    both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))
+    only_one_has_all(cluster, "chosen", both, one)
     assert elected(cluster.brokers[3], "chosen", PREFERRED) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     assert elected(cluster.brokers[3], "chosen", UNCLEAN) == 0
     until("the second leads", lambda: leader(cluster, "chosen") == 2, cluster)

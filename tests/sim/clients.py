@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tests.sim.disks import Entry
+from tests.sim.history import History
 from tests.sim.kernel import MILLISECOND, Kernel, Network, Process, Timer, Violation
 from tests.sim.model_worker import ModelWorker
 from tests.sim.partition_replica import OUT_OF_ORDER
@@ -25,6 +26,7 @@ class ClusterView(Protocol):
     client_node: int
     producer_ids: int
     values: int
+    history: History
 
     def leader_hint(self, partition: Any) -> tuple[int, int]: ...
     def replica_hint(self, partition: Any) -> int: ...
@@ -134,12 +136,12 @@ class Producer(Client):
             self.done += 1
             self.again(self.pause)
         elif error == OUT_OF_ORDER:
-            if self.all_acks:
+            if self.all_acks and not self.world.history.unclean:
                 raise Violation(
                     "C2", f"{partition}: producer {self.id} is out of order at sequence {self.next[partition]}"
                 )
             self.sent = None
-            self._renew()  # acks=1 lost something: a new producer
+            self._renew()  # acks=1, or an unclean election, lost something: a new producer
             self.again(self.pause)
         else:
             self.again(40 * MILLISECOND)

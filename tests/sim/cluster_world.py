@@ -23,9 +23,10 @@ import msgspec
 from mqd.cluster.host import messages
 from mqd.cluster.membership import peer_messages
 from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.host.images import owner_of
-from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, decode_record
+from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, PartitionState, decode_record
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
 from mqd.cluster.raft.core import QuorumCore
@@ -104,6 +105,7 @@ class Plan(msgspec.Struct, frozen=True):
     producers: int = 3
     groups: int = 0  # that commit offsets
     members: int = 0  # groups with members: group_members.py
+    unclean: bool = False  # unclean.leader.election.enable of the topics
     retire: int = 0  # partitions of a topic that gets fewer: retirement.py
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     # share of requests with markers after which their acceptor dies; they arrive seconds later
@@ -219,7 +221,15 @@ class ClusterWorld:
         for name, flush in (("flushed", "true"), ("cached", "false")):
             self.admin.wanted.append(
                 messages.CreateTopic(
-                    name, plan.partitions, replicas, {}, {"flush.on.ack": flush, "min.insync.replicas": "2"}
+                    name,
+                    plan.partitions,
+                    replicas,
+                    {},
+                    {
+                        "flush.on.ack": flush,
+                        "min.insync.replicas": "2",
+                        **({UNCLEAN_ENABLE: "true"} if plan.unclean else {}),
+                    },
                 )
             )
 
@@ -387,11 +397,21 @@ class ClusterWorld:
                 )
                 if was is None or was.leader_epoch != partition.leader_epoch:
                     history.chosen(key, partition.leader_epoch)
+                    if was is not None and partition.recovering and partition.leader >= 0:
+                        self._chosen_uncleanly(key, was, partition)
                 history.dirty[key] = None
         if self.retirement is not None:
             self.retirement.applied(before)
         if isinstance(record, BrokerRegistered | BrokerChanged):
             history.dirty.update(dict.fromkeys(self.partitions()))
+
+    def _chosen_uncleanly(self, key: Partition, was: PartitionState, now: PartitionState) -> None:
+        """UNCLEAN: only where it is configured, and only where no replica that has everything lives."""
+        if now.leader in was.in_sync_replicas + was.eligible_leader_replicas:
+            return  # of one that was chosen so before, and has not yet said that it is in order
+        if not self.plan.unclean:
+            raise Violation("UNCLEAN", f"{key}: {now.leader} leads, which was not in sync: {was}")
+        self.history.chosen_uncleanly(key, now.leader_epoch)
 
     def _check_fencing(self, record: BrokerChanged) -> None:
         """L2. A host that has ended, or whose data plane has died, has no lease that anybody could

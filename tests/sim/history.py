@@ -5,8 +5,9 @@ those of docs/design/cluster.md, section 7.
 watermark, in order. What is in it stays: another entry at the same offset is P5, a leader without
 it is P3, and a consumer that saw something else is C3.
 
-What an unclean election may lose is forgiven: forget() cuts the ghost to the new leader's log (the
-operator was told).
+What an unclean election may lose is forgiven: when its leader begins, forget() cuts the ghost to its
+log. Until then nothing can be said of the partition, and what replicas of earlier leader epochs have
+is the log as it was.
 """
 
 from __future__ import annotations
@@ -53,7 +54,19 @@ class History:
         self.began: dict[tuple[Any, int], int] = {}
         self.epochs: dict[Any, tuple[int, int]] = {}
         self.dirty: dict[Any, None] = {}
-        self.counts = {"acked": 0, "committed": 0, "elections": 0, "reads": 0, "refused": 0, "truncated": 0}
+        self.unclean: dict[Any, int] = {}  # partition -> newest leader epoch that was chosen uncleanly
+        self.unsettled: set[Any] = set()  # such a leader is chosen and has not begun
+        self.before: dict[Any, list[list[Entry]]] = {}  # what was committed before each of them began
+        self.counts = {
+            "unclean": 0,
+            "lost": 0,
+            "acked": 0,
+            "committed": 0,
+            "elections": 0,
+            "reads": 0,
+            "refused": 0,
+            "truncated": 0,
+        }
         self.aware = True  # false while a scenario breaks things by hand
         # what was durable, and is gone with its disk or behind a flipped bit
         self.lost_logs: dict[Any, list[list[Entry]]] = {}
@@ -67,6 +80,8 @@ class History:
         """A high watermark rose: P4, P5, C2."""
         partition, log, high = place.partition, place.log, place.core.high_watermark
         self.dirty[partition] = None
+        if partition in self.unsettled or place.core.leader_epoch < self.unclean.get(partition, -1):
+            return
         if high > log.end:
             raise Violation(
                 "A1", f"{partition}: node {worker.host.node} has high watermark {high} and only {log.end} entries"
@@ -119,6 +134,9 @@ class History:
         view = self._view(partition)
         if view is None or view.leader_epoch != place.core.leader_epoch or view.leader != worker.host.node:
             return  # of an epoch that is over: it can do nothing
+        if partition in self.unsettled:
+            self.unsettled.discard(partition)
+            self.forget(partition, log)
         committed = self.committed.get(partition, ())
         if log.end < len(committed):
             raise Violation(
@@ -170,7 +188,8 @@ class History:
         """C3: whoever reads, reads what was committed."""
         self.counts["reads"] += len(entries)
         committed = self.committed.get(partition, [])
-        if entries and committed[offset : offset + len(entries)] != entries:
+        known = (committed, *self.before.get(partition, ()))
+        if entries and not any(log[offset : offset + len(entries)] == entries for log in known):
             raise Violation(
                 "C3",
                 f"{partition}: a reader at {offset} got {entries[:3]}, committed is {committed[offset : offset + 3]}",
@@ -186,13 +205,23 @@ class History:
                 f" when epoch {place.core.leader_epoch} began",
             )
 
+    def chosen_uncleanly(self, partition: Any, leader_epoch: int) -> None:
+        self.unclean[partition] = leader_epoch
+        self.unsettled.add(partition)
+        self.counts["unclean"] += 1
+
     def forget(self, partition: Any, log: PartitionLog) -> None:
         """An unclean election made this log the truth."""
         committed = self.committed.setdefault(partition, [])
+        self.before.setdefault(partition, []).append(list(committed))
         same = 0
         while same < min(len(committed), log.end) and committed[same] == log.entries[same]:
             same += 1
         del committed[same:]
+        for key in self.began:
+            if key[0] == partition:
+                self.began[key] = min(same, self.began[key])
+        self.counts["lost"] += sum(offset >= same for offset in self.acked.get(partition, ()))
         self.acked[partition] = {
             offset: entry for offset, entry in self.acked.get(partition, {}).items() if offset < same
         }
@@ -216,7 +245,7 @@ class History:
 
     def _check_partition(self, partition: Any) -> None:
         view = self._view(partition)
-        if view is None:
+        if view is None or partition in self.unsettled:
             return
         self._check_view(partition, view)
         committed = self.committed.get(partition, [])

@@ -53,10 +53,24 @@ def last_markers(seed: int) -> Plan:
     return msgspec.structs.replace(transactions(seed), faults=("mend",), last_markers=0.1)
 
 
+def unclean(seed: int) -> Plan:
+    """Leaders out of the in-sync set where no replica in sync lives; hosts die often."""
+    drawn = draw_plan(Random(f"unclean plan {seed}"))
+    return msgspec.structs.replace(
+        drawn,
+        unclean=True,
+        groups=0,
+        drift_max=0.001,
+        drift_is_bounded=True,
+        faults=("many_down", "restart", "isolate", "mend"),
+    )
+
+
 KINDS = {
     "coordinators": Kind(coordinators, 6_000, TransactionCluster),
     "last_markers": Kind(last_markers, 6_000, TransactionCluster),
     "members": Kind(members, 6_000),
     "retire": Kind(retire, 6_000),
+    "unclean": Kind(unclean, 6_000),
     "transactions": Kind(transactions, 6_000, TransactionCluster),
 }

@@ -28,6 +28,8 @@ class Outcome(NamedTuple):
     stuck: int
     kinds: dict[str, int]
     kind: str = ""  # of plans.py
+    unclean: int = 0  # leaders chosen out of the in-sync set
+    lost: int = 0  # acknowledged records that they lacked
 
 
 def outcome(
@@ -57,6 +59,8 @@ def outcome(
         getattr(world, "stuck_count", 0),
         kinds,
         kind,
+        counts["unclean"],
+        counts["lost"],
     )
 
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.sim.cluster_world import ClusterWorld, Plan
+from tests.sim.plans import KINDS
 from tests.sim.schedules import outcome, outcomes, report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,20 @@ def test_schedules_hold_the_invariants(part: int) -> None:
         min(result.events for result in found) >= EVENTS_MIN and sum(result.faults for result in found) > 10 * count
     ), "too little happens to prove anything"
     assert sum(result.acked for result in found) > 20 * count
+
+
+def test_acknowledged_records_are_lost_where_unclean_elections_are_wanted() -> None:
+    """The cluster heals all the same. Where they are not wanted none is made (UNCLEAN), and every
+    acknowledged record is there (C1): with the same faults.
+    """
+    count = 60
+    found = outcomes(range(count), kind="unclean")
+    assert not report(found), "\n" + report(found)
+    assert sum(result.unclean for result in found) > 20 and sum(result.lost for result in found) > 100
+    plans = [msgspec.structs.replace(KINDS["unclean"].plan(seed), unclean=False) for seed in range(count)]
+    without = [outcome(seed, plan=plan, chaos=KINDS["unclean"].chaos) for seed, plan in enumerate(plans)]
+    assert not report(without), "\n" + report(without)
+    assert sum(result.acked for result in without) > 20 * count and not any(result.lost for result in without)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -5,7 +5,7 @@ acceptor's metadata; called by the scrape's thread.
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
@@ -51,6 +51,11 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
         "mqd_cluster_partitions_without_leader",
         "Partitions of the whole cluster that nobody leads",
         value=without_leader,
+    )
+    yield CounterMetricFamily(
+        "mqd_unclean_leader_elections",
+        "Leaders chosen out of the in-sync set, of the whole cluster, that this acceptor was told of: records are lost",
+        value=metadata.unclean_count,
     )
     yield GaugeMetricFamily(
         "mqd_partitions_under_replicated",

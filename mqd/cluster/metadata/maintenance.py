@@ -192,7 +192,12 @@ class Maintenance:
         )
 
     def _leaders_found(self, state: MetadataState, now_ms: int) -> list[Record]:
-        return grouped(election_rules.found_again(self.view(state))) if now_ms >= self._elects_from_ms else []
+        if now_ms < self._elects_from_ms:
+            return []
+        view = self.view(state)
+        return grouped(
+            election_rules.found_again(view) or election_rules.chosen_uncleanly(view, self._options.unclean_elections)
+        )
 
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
         """Lost for long, or drained."""

@@ -29,6 +29,8 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # partition.retire.grace.ms: how long emptied partitions, hidden from Metadata, still take in
     # what producers with old metadata send
     retire_grace_ms: int = 600_000
+    # unclean.leader.election.enable of this host's file: for topics of which the metadata say nothing
+    unclean_elections: bool = False
     register_retry_ms: int = 200  # a broker asks again
     # R6 R6b R8_ELR R9 R10 KIP903 UNCLEAN R14 L2_SESSION PROOF_BROKER PROOF_CONTROLLER (see the
     # rules' heads)

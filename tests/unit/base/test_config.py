@@ -250,19 +250,11 @@ def test_topic_values_are_made_canonical_and_null_means_the_brokers():
     refused(lambda: c.validate_topic({"replica.lag.max.messages": "0"}), "some records behind", "or to -1")
 
 
-def test_unclean_elections_are_not_left_to_a_property():
+def test_unclean_elections_may_be_wanted():
     name = "unclean.leader.election.enable"
-    assert (
-        c.validate_topic({name: "False"}) == {name: "false"}
-        and c.without_effect(c.load_broker(None, {}, {name: "false"})) == []
-    )
     for call in (c.validate_topic, c.validate_broker_dynamic, lambda chosen: c.load_broker(None, {}, chosen)):
-        refused(
-            lambda call=call: call({name: "true"}),
-            f"{name} cannot be 'true'",
-            "kafka-leader-election.sh --election-type unclean",
-        )
-    assert allowed_text(BROKER[name]) == allowed_text(TOPIC[name]) == "false"
+        assert call({name: "True"})[name] == "true"
+    assert c.load_broker(None, {}, {})[name] == "false"
 
 
 def test_sensitive_values_are_not_shown():
@@ -389,7 +381,7 @@ def test_every_property_that_is_not_ignored_is_read_somewhere():
         if not prop.ignored and f'"{name}"' not in code and name not in followed
     ]
     # the one allowed value is what is done anyway
-    assert [name for name in unread if name not in ("compression.type", "unclean.leader.election.enable")] == []
+    assert [name for name in unread if name != "compression.type"] == []
 
 
 def test_every_property_that_is_ignored_is_read_nowhere():

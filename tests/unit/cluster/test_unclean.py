@@ -13,11 +13,12 @@ from mqd.cluster.host import messages
 from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.maintenance import UNABLE_HEARTBEATS, UPKEEP_MS
 from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, found_again
 from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.rules.topics import Placement
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import Target
 from mqd.protocol.errors import ErrorCode as E
@@ -28,11 +29,12 @@ OPTIONS = ControllerOptions()
 class Controller:
     """The active one; `state`: a partition with replicas on 1, 2 and 3."""
 
-    def __init__(self, **fields) -> None:
-        self.state: MetadataState = topic(
-            cluster(3), (1, 2, 3), config={"min.insync.replicas": "1", "flush.on.ack": "true"}, **fields
-        )
-        self.active = ActiveController(1, self.state, OPTIONS, 0, True)
+    def __init__(self, of_file: bool = False, config: dict[str, str] | None = None, **fields) -> None:
+        """`of_file`: unclean.leader.election.enable of the active controller's file."""
+        config = {"min.insync.replicas": "1", "flush.on.ack": "true", **(config or {})}
+        self.state: MetadataState = topic(cluster(3), (1, 2, 3), config=config, **fields)
+        options = msgspec.structs.replace(OPTIONS, unclean_elections=of_file)
+        self.active = ActiveController(1, self.state, options, 0, True)
         self.now_ms = 0
 
     @property
@@ -301,3 +303,87 @@ def test_by_default_a_topic_has_as_many_replicas_as_hosts_with_a_usable_director
     assert decision.answer.error == 0, decision.answer.message
     one.apply(decision.records)
     assert set(one.state.topics["new"].partitions[0].replicas) == {1, 2}
+
+
+# -- unclean.leader.election.enable ----------------------------------------------------------------
+
+ENABLE = "unclean.leader.election.enable"
+GRACE_MS = UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms  # a new active controller hears what is served first
+
+
+def altered(one: Controller, resource: int, name: str, config: dict[str, str]) -> int:
+    """The error."""
+    operations = [messages.ConfigOperation(key, "set", value) for key, value in config.items()]
+    request = messages.Request(1, messages.AlterConfig(resource, name, operations, False))
+    place = Placement(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
+    rules = ConfigRules(load_broker(None, {}, {}))
+    try:
+        decision = changes.decide(one.state, one.active, request, place, rules, lambda: b"n" * 16)
+    except Refusal as refusal:
+        return refusal.error
+    one.apply(decision.records)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("of_file", "of_all", "of_topic", "elects"),
+    [
+        (False, None, None, False),
+        (True, None, None, True),
+        (True, "false", None, False),
+        (False, "true", None, True),
+        (False, "true", "false", False),
+        (True, "false", "true", True),
+    ],
+)
+def test_whose_configuration_counts(of_file: bool, of_all: str | None, of_topic: str | None, elects: bool) -> None:
+    one = Controller(of_file, {ENABLE: of_topic} if of_topic else None, in_sync_replicas=(1,))
+    if of_all:
+        assert altered(one, RESOURCE_BROKER, "", {ENABLE: of_all}) == 0
+    one.fenced(1)
+    assert one.partition.leader == -1, "at first nobody: one that has everything may be back at once"
+    one.after(GRACE_MS, True)
+    assert one.partition.leader == (2 if elects else -1)
+    assert one.partition.recovering is elects and one.partition.in_sync_replicas == ((2,) if elects else ())
+
+
+def test_a_change_of_the_topic_elects_within_a_second() -> None:
+    one = Controller(in_sync_replicas=(1,))
+    one.fenced(1)
+    one.after(GRACE_MS, True)
+    assert one.partition.leader == -1
+    assert altered(one, RESOURCE_TOPIC, "t", {ENABLE: "true"}) == 0
+    one.after(UPKEEP_MS, True)
+    assert (one.partition.leader, one.partition.recovering) == (2, True)
+
+
+def test_a_replica_that_has_everything_is_preferred() -> None:
+    one = Controller(True, in_sync_replicas=(1, 3))
+    one.fenced(1)
+    assert one.partition.leader == 3, "in sync: nothing is lost"
+    one.after(GRACE_MS, True)
+    assert one.partition.leader == 3 and not one.partition.recovering
+    one.fenced(3)
+    one.apply([BrokerChanged(3, 30, fenced=False)])
+    one.after(UPKEEP_MS, True)
+    assert (one.partition.leader, one.partition.recovering) == (3, False), "back in time"
+
+
+def test_a_leader_whose_disk_failed_gives_way() -> None:
+    one = Controller(True, in_sync_replicas=(1,))
+    one.fails(1)
+    assert one.partition.leader == -1
+    one.after(GRACE_MS, True)
+    assert (one.partition.leader, one.partition.recovering) == (2, True)
+
+
+def test_nobody_alive_is_nobody_chosen() -> None:
+    one = Controller(True, in_sync_replicas=(1,))
+    for node in (3, 2, 1):
+        one.fenced(node)
+    one.after(GRACE_MS, True)
+    assert one.partition.leader == -1
+
+
+def test_it_is_not_for_one_broker() -> None:
+    assert altered(Controller(), RESOURCE_BROKER, "1", {ENABLE: "true"}) == E.INVALID_REQUEST

@@ -1,5 +1,5 @@
-"""Who leads: elections that a client asks for (KIP-460), and leaderships that go back to the
-preferred replica (rules R13, R16).
+"""Who leads: elections that a client asks for (KIP-460), those out of the in-sync set where the
+configuration says so, and leaderships that go back to the preferred replica (rules R13, R16).
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 ELECT_PREFERRED, ELECT_UNCLEAN = 0, 1
+UNCLEAN_ENABLE = "unclean.leader.election.enable"
 
 
 def preferred_replica(partition: PartitionState) -> int:
@@ -87,6 +88,33 @@ def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
             ):
                 continue
             if (change := view.settled(topic, Target(partition))) is not None and change.leader is not None:
+                found.append((topic, change))
+    return found
+
+
+def unclean_wanted(view: View, topic: TopicState, of_file: bool) -> bool:
+    """As configured: for the topic, for all brokers in the metadata log, else `of_file`: by the
+    active controller's file, as in Kafka.
+    """
+    value = topic.config.get(UNCLEAN_ENABLE) or view.state.broker_configs.get("", {}).get(UNCLEAN_ENABLE)
+    return value == "true" if value else of_file
+
+
+def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, PartitionChange]]:
+    """Leaders for partitions of which no replica that has all records lives, where
+    unclean.leader.election.enable says so. What such a leader lacks is lost, acknowledged records
+    too. Those that can be led by another one are not asked for here (found_again comes first).
+    """
+    found = []
+    for topic in view.state.topics.values():
+        if not unclean_wanted(view, topic, of_file):
+            continue
+        for partition in topic.partitions:
+            if partition.leader >= 0 or not any(map(view.unfenced, partition.replicas)):
+                continue
+            target = Target(partition)
+            target.elect = UNCLEAN
+            if (change := view.settled(topic, target)) is not None and change.leader is not None:
                 found.append((topic, change))
     return found
 

@@ -35,6 +35,7 @@ from mqd.cluster.metadata.rules.partitions import (
     there_before,
     wanted_min_in_sync,
 )
+from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
 from mqd.cluster.metadata.view import View
@@ -435,14 +436,13 @@ def alter_config(
     if change.resource_type == RESOURCE_BROKER:
         _check_broker_name(state, change.resource_name)
         current = state.broker_configs.get(change.resource_name, {})
-        if change.resource_name and any(
-            operation.name == MIN_IN_SYNC and operation.operation == "set" for operation in change.operations
-        ):
-            raise Refusal(
-                ErrorCode.INVALID_REQUEST,
-                f"{MIN_IN_SYNC} cannot be set for one broker: a partition moves between them. Set it for a topic, or"
-                " for all brokers.",
-            )
+        for operation in change.operations if change.resource_name else ():
+            if operation.name in (MIN_IN_SYNC, UNCLEAN_ENABLE) and operation.operation == "set":
+                raise Refusal(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{operation.name} cannot be set for one broker: a partition moves between them. Set it for a"
+                    " topic, or for all brokers.",
+                )
         config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         if not change.resource_name and config.get(MIN_IN_SYNC) != current.get(MIN_IN_SYNC):
             for topic in state.topics.values():
