@@ -20,7 +20,7 @@ from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.metadata.rules import topics as rules
-from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
@@ -74,8 +74,9 @@ def decide(
         case messages.DrainBroker():
             return done(_drain(state, change))
         case messages.RetirePartitions():
+            policy = config_rules.default(RESOURCE_TOPIC, "cleanup.policy", state.broker_config(place.node_id)) or ""
             return done(
-                retire_rules.retire(place.view, change.name, change.partition_count, change.allow_moved_keys),
+                retire_rules.retire(place.view, change.name, change.partition_count, change.allow_moved_keys, policy),
                 change.name,
             )
         case messages.ReleaseRetired():

@@ -20,6 +20,7 @@ from mqd.cluster.metadata.rules import elections as election_rules
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.view import View
 from mqd.cluster.host.images import owner_of
@@ -320,6 +321,17 @@ def emptied(world: World, indexes) -> None:
 
 def phases(world: World) -> list[int]:
     return [partition.retiring for partition in partitions(world)]
+
+
+def test_a_topic_that_is_compacted_by_the_brokers_default_keeps_its_partitions(world: World) -> None:
+    """What is never deleted from would never become empty."""
+    operations = [messages.ConfigOperation("log.cleanup.policy", "set", "compact")]
+    assert world.ask(messages.AlterConfig(RESOURCE_BROKER, "", operations, False)).error == 0
+    refused = world.ask(messages.RetirePartitions("t", 3))
+    assert refused.error == E.POLICY_VIOLATION and "never deleted from" in refused.message
+    operations = [messages.ConfigOperation("cleanup.policy", "set", "compact,delete")]
+    assert world.ask(messages.AlterConfig(RESOURCE_TOPIC, "t", operations, False)).error == 0
+    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
 
 
 def test_partitions_are_sealed_then_redirected_then_hidden_then_gone(world: World) -> None:

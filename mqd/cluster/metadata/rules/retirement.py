@@ -59,10 +59,13 @@ def phase(topic: TopicState) -> int:
     return topic.partitions[-1].retiring
 
 
-def retire(view: View, name: str, partition_count: int, allow_moved_keys: bool) -> list[Record]:
+def retire(
+    view: View, name: str, partition_count: int, allow_moved_keys: bool, policy_default: str = "delete"
+) -> list[Record]:
     """Says which partitions go, and where their records will. The active controller does the rest
-    (draw_near, seal). Raises Refusal. Open transactions on the partitions are the caller's to look
-    for: only their leaders know of them (they refuse to seal, see the decision note).
+    (draw_near, seal). Open transactions on the partitions are the caller's to look for: only their
+    leaders know of them (they refuse to seal, see the decision note). `policy_default`:
+    cleanup.policy of a topic that sets none. Raises Refusal.
     """
     topic = view.state.topics.get(name)
     if topic is None:
@@ -93,7 +96,7 @@ def retire(view: View, name: str, partition_count: int, allow_moved_keys: bool) 
             f"{partition_count} does not divide {current}: keys of the partitions that remain would move to others, and"
             f" their order would be lost. Choose a divisor of {current}, or allow it for a topic without keys.",
         )
-    if "cleanup.policy" in topic.config and "delete" not in topic.config["cleanup.policy"]:
+    if "delete" not in topic.config.get("cleanup.policy", policy_default):
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
             f"The topic {name} is compacted and never deleted from: its retired partitions would not become empty. Add"
