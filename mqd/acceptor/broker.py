@@ -35,6 +35,7 @@ class PartitionTable(Protocol):
 
     metadata_version: int
     lease_deadline_ns: int
+    log_level: int  # of all processes of the broker, a syslog number
 
     def slot_view(self, slot: int) -> SlotView: ...
 

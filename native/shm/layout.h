@@ -62,7 +62,7 @@ struct mqd_control_header {
     int64_t broker_epoch;
     uint64_t incarnation;
     int64_t lease_deadline_ns; /* CLOCK_BOOTTIME; INT64_MAX while the quorum is this host alone */
-    uint32_t log_level;        /* keeper writes; syslog-like 0..7 */
+    uint32_t log_level;        /* keeper and acceptor write; syslog-like 0..7 */
     uint32_t reserved1;
     uint8_t pad1[MQD_CACHE_LINE - 40];
 

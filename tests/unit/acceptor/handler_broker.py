@@ -64,6 +64,14 @@ class Table:
     def lease_deadline_ns(self) -> int:
         return self._control.lease_deadline_ns
 
+    @property
+    def log_level(self) -> int:
+        return self._control.log_level
+
+    @log_level.setter
+    def log_level(self, level: int) -> None:
+        self._control.log_level = level
+
     def endpoint_generation(self, endpoint: int) -> int:
         return self._control.endpoint_generation(endpoint)
 

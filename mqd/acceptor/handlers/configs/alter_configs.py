@@ -7,8 +7,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.configs import broker_loggers
 from mqd.cluster.host import messages
 from mqd.cluster.host.messages import ConfigOperation
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse
@@ -62,6 +64,12 @@ async def alter(broker: Broker, resources: list[Resource], replace: bool, valida
             return Result(
                 resource.type, resource.name, int(ErrorCode.INVALID_REQUEST), "Each resource must appear at most once."
             )
+        if resource.type == broker_loggers.RESOURCE_BROKER_LOGGER and not replace:
+            try:
+                broker_loggers.alter(broker, resource.name, resource.operations, validate_only)
+            except Refusal as refusal:
+                return Result(resource.type, resource.name, refusal.error, refusal.message)
+            return Result(resource.type, resource.name, 0, None)
         change = messages.AlterConfig(resource.type, resource.name, resource.operations, replace)
         answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)
         return Result(resource.type, resource.name, answer.error, answer.message)

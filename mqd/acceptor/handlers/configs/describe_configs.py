@@ -1,9 +1,9 @@
-"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, and consumer
-groups; with synonyms and documentation when asked for.
+"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, its
+loggers, and consumer groups; with synonyms and documentation when asked for.
 """
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.configs import config_entries
+from mqd.acceptor.handlers.configs import broker_loggers, config_entries
 from mqd.acceptor.handlers.configs.config_entries import Entry
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.cluster.metadata.rules.topics import Refusal, check_topic_name
@@ -59,10 +59,12 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         if not resource.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
         return config_entries.of_group(broker, broker.metadata.group_configs.get(resource.resource_name, {}), names)
+    if resource.resource_type == broker_loggers.RESOURCE_BROKER_LOGGER:
+        return broker_loggers.describe(broker, resource.resource_name, names)
     raise Refusal(
         ErrorCode.INVALID_REQUEST,
-        f"Unsupported resource type {resource.resource_type}: topics (2), brokers (4) and groups (32) have"
-        " configurations.",
+        f"Unsupported resource type {resource.resource_type}: topics (2), brokers (4), broker loggers (8) and groups (32)"
+        " have configurations.",
     )
 
 

@@ -3,12 +3,13 @@ subscriptions alone, of which there are none.
 """
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.configs.broker_loggers import RESOURCE_BROKER_LOGGER
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
-RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS = 8, 16
+RESOURCE_CLIENT_METRICS = 16
 _KNOWN = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP)
 
 
