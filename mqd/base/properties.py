@@ -959,7 +959,8 @@ def _engine() -> list[Property]:
             "worker.count",
             "int",
             "0",
-            "(mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota).",
+            "(mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota), as far as"
+            " their shared memory fits in /dev/shm.",
             minimum=0,
             maximum=64,
         ),

@@ -364,8 +364,6 @@ class Keeper(BrokerState):
             generation=made.generation,
             worker_count=self.settings.worker_count,
             control_name=made.control_name,
-            links_name=made.links_name,
-            arena_names=made.arena_names,
             arena_bytes=made.arena_bytes,
             keeper_pid=os.getpid(),
             supervisor_pid=self.supervisor_pid,
@@ -374,6 +372,7 @@ class Keeper(BrokerState):
             handoff_count=len(handoffs),
             listener_count=len(listeners),
             lock_count=len(lock_fds),
+            segment_count=len(made.segment_fds),
             local_listener_count=len(local),
             cluster_socket_count=len(cluster),
             controller_listener=between.controller_told if between is not None else None,
@@ -386,6 +385,7 @@ class Keeper(BrokerState):
             *(one.fileno() for one in sockets[0]),
             *lock_fds,
             *(one.fileno() for one in sockets[1]),
+            *made.segment_fds,
         ]
 
     def _on_ready(self, process: Process, message: Ready) -> None:

@@ -16,12 +16,10 @@ from mqd import native
 from mqd.base import logging
 from mqd.base.clock import now_ms
 from mqd.keeper import identity, sockets
-from mqd.keeper.settings import Settings
+from mqd.keeper.settings import CONTROL_ARENA_BYTES, Settings
 from mqd.shm import locks, rendezvous, segments
 
 log = logging.get("keeper")
-
-CONTROL_ARENA_BYTES = 8 << 20  # acceptor and controller: responses and control records, not record traffic
 
 
 class Resources(msgspec.Struct):
@@ -39,9 +37,8 @@ class Resources(msgspec.Struct):
     control: native.Control
     control_lock: int  # tells other brokers that this one lives
     control_name: str
-    links_name: str
-    arena_names: list[str]  # by endpoint
-    arena_bytes: list[int]
+    arena_bytes: list[int]  # by endpoint
+    segment_fds: list[int]  # in the order of Welcome.segment_count
 
     @property
     def endpoint_count(self) -> int:
@@ -72,7 +69,7 @@ def make(settings: Settings) -> Resources:
     arena_bytes = [int(settings.config["receive.arena.bytes"])] * worker_count + [CONTROL_ARENA_BYTES] * 2
     arenas = {segments.arena_name(base, endpoint): size_bytes for endpoint, size_bytes in enumerate(arena_bytes)}
     with segments.taking_over(base):
-        control, control_lock = _make_segments(base, settings, generation, arenas)
+        control, control_lock, segment_fds = _make_segments(base, settings, generation, arenas)
     addresses = [_address(listener) for listener in listeners]
     local_listener, links_made = _listen_local(settings, addresses)
     return Resources(
@@ -90,17 +87,16 @@ def make(settings: Settings) -> Resources:
         control=control,
         control_lock=control_lock,
         control_name=segments.control_name(base),
-        links_name=segments.links_name(base),
-        arena_names=list(arenas),
         arena_bytes=arena_bytes,
+        segment_fds=segment_fds,
     )
 
 
 def _make_segments(
     base: str, settings: Settings, generation: int, arenas: dict[str, int]
-) -> tuple[native.Control, int]:
-    """Anew, all of them: the control segment, and the descriptor of its flock. `arenas`: name ->
-    bytes. Raises SegmentError; none is left then.
+) -> tuple[native.Control, int, list[int]]:
+    """All of them: the control segment, the descriptor of its flock, and those that other processes
+    get. `arenas`: name -> bytes. Raises SegmentError; none is left then.
     """
     segments.clean(base)
     try:
@@ -112,10 +108,15 @@ def _make_segments(
         native.links_format(links, len(arenas))
         for name, size_bytes in arenas.items():
             segments.create(name, size_bytes).close()
+        fds = [
+            segments.descriptor(segments.control_name(base)),
+            segments.descriptor(segments.control_name(base), writable=False),
+            *(segments.descriptor(name) for name in (segments.links_name(base), *arenas)),
+        ]
     except BaseException:
         segments.clean(base)
         raise
-    return control, control_lock
+    return control, control_lock, fds
 
 
 def _listen_local(

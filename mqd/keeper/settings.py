@@ -21,6 +21,7 @@ from mqd.base.paths import Layout, default_data_dir, layout
 # Variables of our prefix that are not properties: read by supervisord.conf, by the file layer and
 # by the processes themselves.
 _NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
+CONTROL_ARENA_BYTES = 8 << 20  # acceptor and controller: responses and control records, not record traffic
 _CLIENTS_OWN = "MQD_SOCKET"  # of clients on this host (mqd/shm/rendezvous.py)
 
 
@@ -42,7 +43,7 @@ def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def resolve(config: dict[str, str], places: Layout, worker_count: int | None = None) -> Settings:
     """Fills in what depends on the host and the data directory. Raises ConfigError."""
-    from mqd.base.config import broker_value, usable_cpu_count
+    from mqd.base.config import broker_value
     from mqd.base.property_values import ConfigError
 
     named = config.get("log.dirs")
@@ -60,9 +61,29 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
             named,
         )
     told = broker_value(config, "worker.count")
-    count = worker_count or (told if isinstance(told, int) else 0) or usable_cpu_count()
+    count = worker_count or (told if isinstance(told, int) else 0) or _default_worker_count(config, places)
     config = {**config, "log.dirs": ",".join(log_dirs), "worker.count": str(count)}
     return Settings(places, config, count, log_dirs)
+
+
+def _default_worker_count(config: dict[str, str], places: Layout) -> int:
+    """One for each usable CPU, as far as their shared memory fits; at least one, and then the keeper
+    says what is missing.
+    """
+    from mqd import native
+    from mqd.base.config import broker_value, usable_cpu_count
+    from mqd.shm import segments
+
+    count, free = usable_cpu_count(), segments.free_bytes(places.data_dir)
+    if free is None:
+        return count
+    arena_bytes = int(broker_value(config, "receive.arena.bytes"))  # type: ignore[arg-type]
+
+    def needed(workers: int) -> int:
+        rest = native.control_size_bytes() + native.links_size_bytes(workers + 2)
+        return rest + workers * arena_bytes + 2 * CONTROL_ARENA_BYTES
+
+    return next((workers for workers in range(count, 1, -1) if needed(workers) <= free), 1)
 
 
 def save(settings: Settings) -> None:

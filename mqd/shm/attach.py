@@ -118,6 +118,7 @@ class KeeperClient:
 
     welcome, config     what the keeper said; the broker's properties (name -> text, resolved)
     control             native.Control, attached
+    control_read_fd     the control segment opened for reading alone, to be given to local clients
     links               mapping of the links segment
     endpoint, endpoint_index, endpoint_count, generation    the own end of the links; the generation
                                                             this life of it has
@@ -145,9 +146,10 @@ class KeeperClient:
         self.lock_fds = [next(take) for _ in range(welcome.lock_count)]
         self.local_listener = socket.socket(fileno=next(take)) if welcome.local_listener_count else None
         self.cluster_sockets = [socket.socket(fileno=next(take)) for _ in range(welcome.cluster_socket_count)]
+        segment_fds = [next(take) for _ in range(welcome.segment_count)]
         self.endpoint_index = welcome.endpoint
         self.endpoint_count = welcome.eventfd_count
-        self._map()
+        self._map(*segment_fds)
         self._open_parents()
 
     @classmethod
@@ -182,6 +184,7 @@ class KeeperClient:
                 + answer.lock_count
                 + answer.local_listener_count
                 + answer.cluster_socket_count
+                + answer.segment_count
             )
             if len(fds) != announced:
                 raise KeeperError(f"the keeper sent {len(fds)} descriptors, not what it announced")
@@ -193,13 +196,13 @@ class KeeperClient:
             connection.close()
             raise
 
-    def _map(self) -> None:
-        welcome = self.welcome
-        self.control = native.Control.attach(segments.attach(welcome.control_name, native.control_size_bytes()))
-        self.links = segments.attach(welcome.links_name, native.links_size_bytes(self.endpoint_count))
+    def _map(self, control_fd: int, control_read_fd: int, links_fd: int, *arena_fds: int) -> None:
+        self.control = native.Control.attach(segments.attach(control_fd, "control", native.control_size_bytes()))
+        self.control_read_fd = control_read_fd
+        self.links = segments.attach(links_fd, "links", native.links_size_bytes(self.endpoint_count))
         self.arenas: list[mmap.mmap | None] = [
-            segments.attach(name, size_bytes, writable=endpoint == self.endpoint_index) if name else None
-            for endpoint, (name, size_bytes) in enumerate(zip(welcome.arena_names, welcome.arena_bytes, strict=True))
+            segments.attach(fd, f"arena-{endpoint}", size_bytes, writable=endpoint == self.endpoint_index)
+            for endpoint, (fd, size_bytes) in enumerate(zip(arena_fds, self.welcome.arena_bytes, strict=True))
         ]
         self.arena = self.arenas[self.endpoint_index]
         self.generation = self.control.endpoint_generation(self.endpoint_index)

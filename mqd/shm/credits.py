@@ -15,6 +15,9 @@ K3  a worker may hold connections up to `granted`; it leases ahead, since connec
 
 Said of connections; of memory (local.memory.max.bytes) it is the same, in MiB.
 
+K4  when the semaphores are removed under a running broker (systemd's RemoveIPC=, ipcrm), the first
+    worker that notices makes them again, and each takes from the new one what it holds.
+
 Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: four small
 ones per data directory remain after a kill -9 of everything, and the next start uses them again;
 the keeper removes them at its clean end (`remove`).
@@ -23,6 +26,7 @@ the keeper removes them at its clean end (`remove`).
 import fcntl
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -71,10 +75,10 @@ def _key(name: str, number: int) -> int:
 class Credits:
     """One worker's lease. Not thread-safe."""
 
-    def __init__(self, semaphore: sysv_ipc.Semaphore, budget: Budget, worker_count: int):
-        semaphore.undo = True
-        semaphore.block = False
-        self._semaphore = semaphore
+    def __init__(self, open_semaphore: Callable[[bool], sysv_ipc.Semaphore], budget: Budget, worker_count: int):
+        """`open_semaphore(again)`: the credits of this life of the keeper, made if need be."""
+        self._open = open_semaphore
+        self._semaphore = open_semaphore(False)
         self.budget = budget
         self._worker_count = worker_count
         self.held_blocks = 0
@@ -93,16 +97,20 @@ class Credits:
         the workers of one broker share. Raises OSError with the way out.
         """
         budget = Budget.of(connection_count_max, worker_count)
-        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            return cls(_current(name, generation, budget.block_count), budget, worker_count)
-        except sysv_ipc.Error as error:
-            raise OSError(
-                f"cannot get the semaphore of {what}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`"
-            ) from error
-        finally:
-            os.close(fd)
+
+        def open_semaphore(again: bool) -> sysv_ipc.Semaphore:
+            fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                return _current(name, generation, budget.block_count, again)
+            except sysv_ipc.Error as error:
+                raise OSError(
+                    f"cannot get the semaphore of {what}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`"
+                ) from error
+            finally:
+                os.close(fd)
+
+        return cls(open_semaphore, budget, worker_count)
 
     @property
     def granted(self) -> int:
@@ -115,14 +123,20 @@ class Credits:
 
     def adjust(self, connection_count: int) -> bool:
         """Leases or gives back; True when `granted` changed. Never below what `connection_count`
-        uses, as long as it is held. When the semaphore is gone (the broker is ending, or somebody
-        removed it with ipcrm), what is held stays in force.
+        uses, as long as it is held. When the semaphore is gone, it is made again (K4); until that
+        succeeds, what is held stays in force.
         """
         before = self.held_blocks
         try:
             self._adjust(connection_count)
         except sysv_ipc.ExistentialError:
-            return False
+            try:
+                self._semaphore = self._open(True)
+                self.held_blocks = 0
+                self._acquire(before)
+                self._adjust(connection_count)
+            except (OSError, sysv_ipc.Error):
+                self.held_blocks = self.held_blocks or before
         return self.held_blocks != before
 
     def _adjust(self, connection_count: int) -> None:
@@ -168,15 +182,20 @@ def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
         return sysv_ipc.Semaphore(key), False
 
 
-def _current(name: str, generation: int, block_count: int) -> sysv_ipc.Semaphore:
-    """The credits of this life of the keeper, made if need be (K2)."""
+def _current(name: str, generation: int, block_count: int, again: bool) -> sysv_ipc.Semaphore:
+    """The credits of this life of the keeper, made if need be (K2). `again`: this worker has had them
+    already, so another life's are not its to replace; raises ExistentialError for them.
+    """
     mark = generation % _SEMAPHORE_MAX
     remembered, _ = _open(_key(name, 1), _SEMAPHORE_MAX)  # no generation: one that was made and not yet set
+    if again and remembered.value not in (mark, _SEMAPHORE_MAX):
+        raise sysv_ipc.ExistentialError(f"the semaphores belong to another life of the broker than {generation}")
     credits, made = _open(_key(name, 0), block_count)
     if remembered.value != mark and not made:
         credits.remove()
         credits, _ = _open(_key(name, 0), block_count)
     remembered.value = mark  # last: a crash before leaves what the next worker makes anew
+    credits.undo, credits.block = True, False
     return credits
 
 

@@ -29,10 +29,8 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     endpoint: int
     generation: int
     worker_count: int
-    control_name: str  # POSIX shared memory names
-    links_name: str
-    arena_names: list[str]  # by endpoint; "" = has none
-    arena_bytes: list[int]
+    control_name: str  # POSIX shared memory name: what the semaphores of this broker are named after
+    arena_bytes: list[int]  # by endpoint
     keeper_pid: int
     supervisor_pid: int
     listeners: list[tuple[str, int]]  # acceptor: what the listening sockets are bound to (host, port)
@@ -40,6 +38,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     handoff_count: int
     listener_count: int
     lock_count: int
+    segment_count: int  # control segment, the same for reading alone, links, arenas by endpoint
     config: dict[str, str]  # the broker's properties, resolved and validated
     local_listener_count: int = 0
     cluster_socket_count: int = 0

@@ -11,7 +11,9 @@ cleaned away.
    uses. Whoever removes what bears a dead broker's names, its successor or a sweeping keeper, holds
    the flock on the dead one's control segment meanwhile: hosts that lost power together start
    together, and one would sweep what the other has just made anew.
-4. Names follow from the data directory's device and inode: the same under every path to it,
+4. A name is for making and for cleaning away. Other processes get descriptors from the keeper, which
+   last when systemd (RemoveIPC=) or an operator empties /dev/shm under a running broker.
+5. Names follow from the data directory's device and inode: the same under every path to it,
    different for each directory.
 """
 
@@ -82,39 +84,58 @@ def create(name: str, size_bytes: int) -> mmap.mmap:
         memory.close_fd()
 
 
-def open_read_only(name: str) -> int:
-    """A descriptor of an existing segment that can be mapped for reading alone; to be given to
-    others. Raises SegmentError.
+def descriptor(name: str, writable: bool = True) -> int:
+    """A descriptor of an existing segment, to be given to other processes: it leads to the segment
+    also when the name is gone. Raises SegmentError.
     """
+    flags = os.O_RDWR if writable else os.O_RDONLY
     try:
-        return os.open(f"{SHM_DIRECTORY}{name}", os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"{SHM_DIRECTORY}{name}", flags | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise SegmentError(
             error.errno or errno.EIO, f"cannot open the shared memory segment {name}: {error.strerror}"
         ) from error
 
 
-def attach(name: str, size_bytes: int | None = None, writable: bool = True) -> mmap.mmap:
-    """Maps an existing segment, whole. `size_bytes`: what it must have at least. Raises
-    SegmentError.
+def attach(fd: int, what: str, size_bytes: int, writable: bool = True) -> mmap.mmap:
+    """Maps a segment by the descriptor that the keeper gave, whole, and closes the descriptor.
+    `size_bytes`: what it must have at least. Raises SegmentError.
     """
     try:
-        memory = posix_ipc.SharedMemory(name, 0, read_only=not writable)
-    except posix_ipc.ExistentialError as error:
-        raise SegmentError(errno.ENOENT, f"there is no shared memory segment {name}: its keeper has ended") from error
-    except (posix_ipc.Error, OSError) as error:
-        raise SegmentError(errno.EACCES, f"cannot open the shared memory segment {name}: {error}") from error
-    try:
-        actual = os.fstat(memory.fd).st_size
-        if actual == 0 or (size_bytes is not None and actual < size_bytes):
+        actual = os.fstat(fd).st_size
+        if actual == 0 or actual < size_bytes:
             raise SegmentError(
                 errno.EINVAL,
-                f"the shared memory segment {name} has {actual} bytes, expected {size_bytes or 'some'}: restart the"
-                " whole broker",
+                f"the shared memory segment {what} has {actual} bytes, expected {size_bytes}: restart the whole broker",
             )
-        return mmap.mmap(memory.fd, actual, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+        return mmap.mmap(fd, actual, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+    except SegmentError:
+        raise
+    except OSError as error:
+        raise SegmentError(
+            error.errno or errno.EIO, f"cannot map the shared memory segment {what}: {error.strerror}"
+        ) from error
     finally:
-        memory.close_fd()
+        os.close(fd)
+
+
+def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
+    """Shared memory that a start with this data directory may have: what is free, and what a dead
+    broker of it has left. None: unbounded, or not known.
+    """
+    try:
+        about = os.statvfs(SHM_DIRECTORY)
+    except OSError:
+        return None
+    if about.f_blocks == 0:
+        return None
+    left = 0
+    with contextlib.suppress(OSError):  # no data directory yet
+        base = prefix(data_dir)
+        for entry in os.scandir(SHM_DIRECTORY):
+            if f"/{entry.name}".startswith(f"{base}-"):
+                left += entry.stat(follow_symlinks=False).st_blocks * 512
+    return about.f_bavail * about.f_frsize + left
 
 
 def unlink(name: str) -> bool:

@@ -8,13 +8,11 @@ acceptor gives each client to the worker that has the fewest.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from mqd import native
 from mqd.base.config import broker_value
-from mqd.shm import segments
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits, local_memory
 
@@ -28,7 +26,7 @@ def attachment_share(attachment_count_max: int, worker_count: int) -> int:
 
 class LocalBudget:
     """One worker's. `control_fd`: the control segment opened read-only, what clients are given of
-    it; -1 where there are no local clients.
+    it, the KeeperClient's; -1 where there are no local clients.
     """
 
     def __init__(self, control_fd: int, attachment_count_max: int, credits: Credits | None):
@@ -48,7 +46,7 @@ class LocalBudget:
             local_memory(name), client.welcome.generation, lock_path, mebibytes, worker_count, "local.memory.max.bytes"
         )
         credits.adjust(0)
-        return cls(segments.open_read_only(name), attachment_share(attachment_count_max, worker_count), credits)
+        return cls(client.control_read_fd, attachment_share(attachment_count_max, worker_count), credits)
 
     def adjust(self, used_bytes: int) -> bool:
         """Leases or gives back; True when `apply` has something new to tell."""
@@ -62,6 +60,3 @@ class LocalBudget:
     def close(self) -> None:
         if self._credits is not None:
             self._credits.close()
-        if self.control_fd >= 0:
-            os.close(self.control_fd)
-            self.control_fd = -1

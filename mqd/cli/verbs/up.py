@@ -125,7 +125,11 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
     help="Where everything is kept.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="Port for clients; 0: a free one.  [default: 9092]")
-@click.option("--workers", type=click.IntRange(1, 64), help="Worker processes.  [default: one per usable CPU]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    help="Worker processes.  [default: one per usable CPU that /dev/shm has room for]",
+)
 @click.option(
     "--config",
     "config_file",

@@ -19,18 +19,24 @@ def base(tmp_path):
     segments.clean(name)
 
 
-def test_a_segment_is_shared_by_name(base):
+def test_a_segment_is_shared_by_descriptor_also_when_its_name_is_gone(base):
     made = segments.create(segments.control_name(base), 8192)
     made[100:103] = b"abc"
-    seen = segments.attach(segments.control_name(base), 8192)
+    fd = segments.descriptor(segments.control_name(base))
+    segments.unlink(segments.control_name(base))
+    seen = segments.attach(fd, "control", 8192)
     assert seen[100:103] == b"abc"
 
 
 def test_a_reader_cannot_write(base):
     segments.create(segments.arena_name(base, 0), 4096)
-    seen = segments.attach(segments.arena_name(base, 0), 4096, writable=False)
+    fd = segments.descriptor(segments.arena_name(base, 0))
+    seen = segments.attach(fd, "arena-0", 4096, writable=False)
     with pytest.raises(TypeError):
         seen[0] = 1
+    fd = segments.descriptor(segments.arena_name(base, 0), writable=False)
+    with pytest.raises(segments.SegmentError, match="arena-0: Permission denied"):
+        segments.attach(fd, "arena-0", 4096)
 
 
 def test_only_the_owner_may_open_it(base):
@@ -54,11 +60,19 @@ def test_more_than_the_system_has_is_an_error_with_a_way_out_and_leaves_nothing(
 
 def test_a_segment_that_is_missing_or_too_small_is_refused(base):
     with pytest.raises(segments.SegmentError) as error:
-        segments.attach(segments.control_name(base))
+        segments.descriptor(segments.control_name(base))
     assert error.value.errno == errno.ENOENT
     segments.create(segments.control_name(base), 4096)
     with pytest.raises(segments.SegmentError, match="restart the whole broker"):
-        segments.attach(segments.control_name(base), 8192)
+        segments.attach(segments.descriptor(segments.control_name(base)), "control", 8192)
+
+
+def test_what_a_dead_broker_of_the_directory_left_counts_as_free(base, tmp_path):
+    free = os.statvfs("/dev/shm")
+    segments.create(segments.control_name(base), 64 << 20)
+    # others use /dev/shm meanwhile: half of the segment is enough to tell
+    assert segments.free_bytes(tmp_path) > segments.free_bytes(tmp_path / "no-such") + (32 << 20)
+    assert free.f_blocks == 0 or segments.free_bytes(tmp_path) <= free.f_blocks * free.f_frsize + (64 << 20)
 
 
 def test_leftovers_are_cleaned_and_mappings_survive(base):

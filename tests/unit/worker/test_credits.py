@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sysv_ipc
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,3 +147,29 @@ def test_many_processes_attach_at_once(name: str, tmp_path: Path) -> None:
         for pid in pids:
             kill(pid)
     assert ours.free_blocks == ours.budget.block_count
+
+
+def test_semaphores_that_are_removed_are_made_again_and_hold_what_was_held(name: str, tmp_path: Path) -> None:
+    """systemd's RemoveIPC= takes them from a running broker."""
+    first, second = attach(name, tmp_path), attach(name, tmp_path)
+    first.adjust(3000)
+    second.adjust(100)
+    held = first.held_blocks + second.held_blocks
+    credits.remove(name)
+    first.adjust(3000)
+    assert first.granted >= 3000
+    second.adjust(100)
+    assert first.held_blocks + second.held_blocks == held
+    assert first.free_blocks == second.free_blocks == first.budget.block_count - held
+    third = attach(name, tmp_path)  # a successor finds the same
+    assert third.free_blocks == first.free_blocks
+
+
+def test_one_of_the_two_semaphores_removed(name: str, tmp_path: Path) -> None:
+    ours = attach(name, tmp_path)
+    ours.adjust(1000)
+    for number in (0, 1):
+        sysv_ipc.Semaphore(credits._key(name, number)).remove()
+        theirs = attach(name, tmp_path)
+        ours.adjust(1000)
+        assert ours.granted >= 1000 and theirs.free_blocks == ours.budget.block_count - ours.held_blocks
