@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.h native/build_ffi.py $(foreach folder,native/* native/*/*,$(folder)/*.[ch]))
+NATIVE_STYLED := $(shell find native -name build -prune -o -name "*.[ch]" -print)
 
-.PHONY: demo demo-spark cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint wheels venv clean native-test
+.PHONY: demo demo-spark cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint lint-c format wheels venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -42,7 +43,7 @@ native-test:
 	$(MAKE) -C native/tests check
 
 # tests/run_quick.py runs native-test too, beside the tests that wait.
-test: venv $(VENV)/.spark
+test: lint $(VENV)/.spark
 	$(BIN)/python -m tests.run_quick
 
 test-long: venv $(VENV)/.spark
@@ -77,8 +78,28 @@ wheels: venv
 	$(BIN)/python -m pip install --quiet --editable '.[package]'
 	$(BIN)/python native/wheels.py
 
-lint: venv
-	$(BIN)/lint-imports
+# The tools as pyproject.toml pins them; without the package, which would be built again.
+$(VENV)/.lint: $(VENV)/.installed pyproject.toml
+	$(BIN)/python -m pip install --quiet $$($(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["lint"])')
+	touch $@
+
+# tests/tidy: layers of imports and includes, lengths, commit titles, names on the pages.
+lint: $(VENV)/.lint
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE_STYLED)
+	$(BIN)/python -m pytest -q tests/tidy
+
+# Formats what is not, and mends what ruff can mend.
+format: $(VENV)/.lint
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/ruff format --quiet .
+	$(BIN)/clang-format -i $(NATIVE_STYLED)
+
+# clang-tidy over the C core, with the checks of native/.clang-tidy: minutes, so apart.
+lint-c: $(VENV)/.lint
+	$(BIN)/clang-tidy --quiet $(filter %.c,$(NATIVE_SOURCES)) -- -std=gnu11 -D_GNU_SOURCE -Inative
 
 clean:
 	rm -rf $(VENV) build *.egg-info mqd/_native.c mqd/*.so

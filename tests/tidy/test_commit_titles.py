@@ -1,0 +1,40 @@
+"""Titles of commits: `area: what changes`, at most 72 characters; why is in the body."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SINCE = "797f2db182a90cb439f56c403c6d9c060c19afea"  # older ones are as they are
+LENGTH_MAX = 72
+FORM = re.compile(r"[\w.,/() -]+: \S.*[^.]|Merge .+|Revert .+")
+
+
+def wrong(title: str) -> bool:
+    return len(title) > LENGTH_MAX or not FORM.fullmatch(title)
+
+
+def titles() -> list[str]:
+    """Of the commits after SINCE; none in a source distribution or a shallow clone without it."""
+    if not (ROOT / ".git").exists():
+        return []
+    known = subprocess.run(["git", "cat-file", "-e", f"{SINCE}^{{commit}}"], cwd=ROOT, capture_output=True)
+    if known.returncode:
+        return []
+    command = ["git", "log", "--format=%s", f"{SINCE}..HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_titles_say_where_and_what() -> None:
+    assert [title for title in titles() if wrong(title)] == []
+
+
+@pytest.mark.parametrize(
+    "title", ["mend the tests", "log: " + "x" * 68, "log: the end is here.", "log:without a space", "log: "]
+)
+def test_a_wrong_title_is_found(title: str) -> None:
+    assert wrong(title)
