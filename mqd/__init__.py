@@ -35,41 +35,39 @@ __version__ = "0.1.0"  # here and nowhere else: pyproject.toml and `mqd --versio
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of this module
 if TYPE_CHECKING:  # found by __getattr__ below when the program runs
-    from confluent_kafka import (
-        AcknowledgeType as AcknowledgeType,
-        ConcurrentModificationException as ConcurrentModificationException,
-        ConsumerGroupState as ConsumerGroupState,
-        ConsumerGroupTopicPartitions as ConsumerGroupTopicPartitions,
-        ConsumerGroupType as ConsumerGroupType,
-        DeserializingConsumer as DeserializingConsumer,
-        DeserializingShareConsumer as DeserializingShareConsumer,
-        ElectionType as ElectionType,
-        IllegalStateException as IllegalStateException,
-        IsolationLevel as IsolationLevel,
-        KafkaError as KafkaError,
-        KafkaException as KafkaException,
-        Messages as Messages,
-        Node as Node,
-        OFFSET_BEGINNING as OFFSET_BEGINNING,
-        OFFSET_END as OFFSET_END,
-        OFFSET_INVALID as OFFSET_INVALID,
-        OFFSET_STORED as OFFSET_STORED,
-        SerializingProducer as SerializingProducer,
-        ShareConsumer as ShareConsumer,
-        TIMESTAMP_CREATE_TIME as TIMESTAMP_CREATE_TIME,
-        TIMESTAMP_LOG_APPEND_TIME as TIMESTAMP_LOG_APPEND_TIME,
-        TIMESTAMP_NOT_AVAILABLE as TIMESTAMP_NOT_AVAILABLE,
-        ThrottleEvent as ThrottleEvent,
-        TopicCollection as TopicCollection,
-        TopicPartition as TopicPartition,
-        TopicPartitionInfo as TopicPartitionInfo,
-        Uuid as Uuid,
-        consistent as consistent,
-        fnv1a as fnv1a,
-        libversion as libversion,
-        murmur2 as murmur2,
-        version as version,
-    )
+    from confluent_kafka import OFFSET_BEGINNING as OFFSET_BEGINNING
+    from confluent_kafka import OFFSET_END as OFFSET_END
+    from confluent_kafka import OFFSET_INVALID as OFFSET_INVALID
+    from confluent_kafka import OFFSET_STORED as OFFSET_STORED
+    from confluent_kafka import TIMESTAMP_CREATE_TIME as TIMESTAMP_CREATE_TIME
+    from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME as TIMESTAMP_LOG_APPEND_TIME
+    from confluent_kafka import TIMESTAMP_NOT_AVAILABLE as TIMESTAMP_NOT_AVAILABLE
+    from confluent_kafka import AcknowledgeType as AcknowledgeType
+    from confluent_kafka import ConcurrentModificationException as ConcurrentModificationException
+    from confluent_kafka import ConsumerGroupState as ConsumerGroupState
+    from confluent_kafka import ConsumerGroupTopicPartitions as ConsumerGroupTopicPartitions
+    from confluent_kafka import ConsumerGroupType as ConsumerGroupType
+    from confluent_kafka import DeserializingConsumer as DeserializingConsumer
+    from confluent_kafka import DeserializingShareConsumer as DeserializingShareConsumer
+    from confluent_kafka import ElectionType as ElectionType
+    from confluent_kafka import IllegalStateException as IllegalStateException
+    from confluent_kafka import IsolationLevel as IsolationLevel
+    from confluent_kafka import KafkaError as KafkaError
+    from confluent_kafka import KafkaException as KafkaException
+    from confluent_kafka import Messages as Messages
+    from confluent_kafka import Node as Node
+    from confluent_kafka import SerializingProducer as SerializingProducer
+    from confluent_kafka import ShareConsumer as ShareConsumer
+    from confluent_kafka import ThrottleEvent as ThrottleEvent
+    from confluent_kafka import TopicCollection as TopicCollection
+    from confluent_kafka import TopicPartition as TopicPartition
+    from confluent_kafka import TopicPartitionInfo as TopicPartitionInfo
+    from confluent_kafka import Uuid as Uuid
+    from confluent_kafka import consistent as consistent
+    from confluent_kafka import fnv1a as fnv1a
+    from confluent_kafka import libversion as libversion
+    from confluent_kafka import murmur2 as murmur2
+    from confluent_kafka import version as version
 
     from mqd.client.admin import AdminClient as AdminClient
     from mqd.client.async_consumer import AsyncConsumer as AsyncConsumer

@@ -1,55 +1,55 @@
 # mypy: disable-error-code="attr-defined"
+from confluent_kafka.admin import CONFIG_SOURCE_DEFAULT_CONFIG as CONFIG_SOURCE_DEFAULT_CONFIG
+from confluent_kafka.admin import CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG as CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG
 from confluent_kafka.admin import (
-    AclBinding as AclBinding,
-    AclBindingFilter as AclBindingFilter,
-    AclOperation as AclOperation,
-    AclPermissionType as AclPermissionType,
-    AlterConfigOpType as AlterConfigOpType,
-    BrokerMetadata as BrokerMetadata,
-    CONFIG_SOURCE_DEFAULT_CONFIG as CONFIG_SOURCE_DEFAULT_CONFIG,
-    CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG as CONFIG_SOURCE_DYNAMIC_BROKER_CONFIG,
     CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG as CONFIG_SOURCE_DYNAMIC_DEFAULT_BROKER_CONFIG,
-    CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG as CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG,
-    CONFIG_SOURCE_GROUP_CONFIG as CONFIG_SOURCE_GROUP_CONFIG,
-    CONFIG_SOURCE_STATIC_BROKER_CONFIG as CONFIG_SOURCE_STATIC_BROKER_CONFIG,
-    CONFIG_SOURCE_UNKNOWN_CONFIG as CONFIG_SOURCE_UNKNOWN_CONFIG,
-    ClusterMetadata as ClusterMetadata,
-    ConfigEntry as ConfigEntry,
-    ConfigResource as ConfigResource,
-    ConfigSource as ConfigSource,
-    ConsumerGroupDescription as ConsumerGroupDescription,
-    ConsumerGroupListing as ConsumerGroupListing,
-    DeletedRecords as DeletedRecords,
-    DescribeClusterResult as DescribeClusterResult,
-    GroupMember as GroupMember,
-    GroupMetadata as GroupMetadata,
-    KafkaError as KafkaError,
-    KafkaException as KafkaException,
-    ListConsumerGroupsResult as ListConsumerGroupsResult,
-    ListOffsetsResultInfo as ListOffsetsResultInfo,
-    MemberAssignment as MemberAssignment,
-    MemberDescription as MemberDescription,
-    NewPartitions as NewPartitions,
-    NewTopic as NewTopic,
-    OFFSET_INVALID as OFFSET_INVALID,
-    OffsetSpec as OffsetSpec,
-    PartitionMetadata as PartitionMetadata,
-    RESOURCE_ANY as RESOURCE_ANY,
-    RESOURCE_BROKER as RESOURCE_BROKER,
-    RESOURCE_GROUP as RESOURCE_GROUP,
-    RESOURCE_TOPIC as RESOURCE_TOPIC,
-    RESOURCE_TRANSACTIONAL_ID as RESOURCE_TRANSACTIONAL_ID,
-    RESOURCE_UNKNOWN as RESOURCE_UNKNOWN,
-    ResourcePatternType as ResourcePatternType,
-    ResourceType as ResourceType,
-    ScramCredentialInfo as ScramCredentialInfo,
-    ScramMechanism as ScramMechanism,
-    TopicDescription as TopicDescription,
-    TopicMetadata as TopicMetadata,
-    UserScramCredentialAlteration as UserScramCredentialAlteration,
-    UserScramCredentialDeletion as UserScramCredentialDeletion,
-    UserScramCredentialUpsertion as UserScramCredentialUpsertion,
-    UserScramCredentialsDescription as UserScramCredentialsDescription,
 )
+from confluent_kafka.admin import CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG as CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG
+from confluent_kafka.admin import CONFIG_SOURCE_GROUP_CONFIG as CONFIG_SOURCE_GROUP_CONFIG
+from confluent_kafka.admin import CONFIG_SOURCE_STATIC_BROKER_CONFIG as CONFIG_SOURCE_STATIC_BROKER_CONFIG
+from confluent_kafka.admin import CONFIG_SOURCE_UNKNOWN_CONFIG as CONFIG_SOURCE_UNKNOWN_CONFIG
+from confluent_kafka.admin import OFFSET_INVALID as OFFSET_INVALID
+from confluent_kafka.admin import RESOURCE_ANY as RESOURCE_ANY
+from confluent_kafka.admin import RESOURCE_BROKER as RESOURCE_BROKER
+from confluent_kafka.admin import RESOURCE_GROUP as RESOURCE_GROUP
+from confluent_kafka.admin import RESOURCE_TOPIC as RESOURCE_TOPIC
+from confluent_kafka.admin import RESOURCE_TRANSACTIONAL_ID as RESOURCE_TRANSACTIONAL_ID
+from confluent_kafka.admin import RESOURCE_UNKNOWN as RESOURCE_UNKNOWN
+from confluent_kafka.admin import AclBinding as AclBinding
+from confluent_kafka.admin import AclBindingFilter as AclBindingFilter
+from confluent_kafka.admin import AclOperation as AclOperation
+from confluent_kafka.admin import AclPermissionType as AclPermissionType
+from confluent_kafka.admin import AlterConfigOpType as AlterConfigOpType
+from confluent_kafka.admin import BrokerMetadata as BrokerMetadata
+from confluent_kafka.admin import ClusterMetadata as ClusterMetadata
+from confluent_kafka.admin import ConfigEntry as ConfigEntry
+from confluent_kafka.admin import ConfigResource as ConfigResource
+from confluent_kafka.admin import ConfigSource as ConfigSource
+from confluent_kafka.admin import ConsumerGroupDescription as ConsumerGroupDescription
+from confluent_kafka.admin import ConsumerGroupListing as ConsumerGroupListing
+from confluent_kafka.admin import DeletedRecords as DeletedRecords
+from confluent_kafka.admin import DescribeClusterResult as DescribeClusterResult
+from confluent_kafka.admin import GroupMember as GroupMember
+from confluent_kafka.admin import GroupMetadata as GroupMetadata
+from confluent_kafka.admin import KafkaError as KafkaError
+from confluent_kafka.admin import KafkaException as KafkaException
+from confluent_kafka.admin import ListConsumerGroupsResult as ListConsumerGroupsResult
+from confluent_kafka.admin import ListOffsetsResultInfo as ListOffsetsResultInfo
+from confluent_kafka.admin import MemberAssignment as MemberAssignment
+from confluent_kafka.admin import MemberDescription as MemberDescription
+from confluent_kafka.admin import NewPartitions as NewPartitions
+from confluent_kafka.admin import NewTopic as NewTopic
+from confluent_kafka.admin import OffsetSpec as OffsetSpec
+from confluent_kafka.admin import PartitionMetadata as PartitionMetadata
+from confluent_kafka.admin import ResourcePatternType as ResourcePatternType
+from confluent_kafka.admin import ResourceType as ResourceType
+from confluent_kafka.admin import ScramCredentialInfo as ScramCredentialInfo
+from confluent_kafka.admin import ScramMechanism as ScramMechanism
+from confluent_kafka.admin import TopicDescription as TopicDescription
+from confluent_kafka.admin import TopicMetadata as TopicMetadata
+from confluent_kafka.admin import UserScramCredentialAlteration as UserScramCredentialAlteration
+from confluent_kafka.admin import UserScramCredentialDeletion as UserScramCredentialDeletion
+from confluent_kafka.admin import UserScramCredentialsDescription as UserScramCredentialsDescription
+from confluent_kafka.admin import UserScramCredentialUpsertion as UserScramCredentialUpsertion
 
 from mqd.client.admin import AdminClient as AdminClient

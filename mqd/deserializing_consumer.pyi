@@ -1,19 +1,17 @@
 # mypy: disable-error-code="attr-defined"
-from confluent_kafka.deserializing_consumer import (
-    ConsumeError as ConsumeError,
-    DeserializingConsumer as DeserializingConsumer,
-    K as K,
-    KeyDeserializationError as KeyDeserializationError,
-    MessageField as MessageField,
-    SerializationContext as SerializationContext,
-    SharedClusterIdResolver as SharedClusterIdResolver,
-    TYPE_CHECKING as TYPE_CHECKING,
-    V as V,
-    ValueDeserializationError as ValueDeserializationError,
-    build_serdes as build_serdes,
-    close_serdes as close_serdes,
-    pop_serde_props as pop_serde_props,
-    propagate_cluster_id_resolver as propagate_cluster_id_resolver,
-)
+from confluent_kafka.deserializing_consumer import TYPE_CHECKING as TYPE_CHECKING
+from confluent_kafka.deserializing_consumer import ConsumeError as ConsumeError
+from confluent_kafka.deserializing_consumer import DeserializingConsumer as DeserializingConsumer
+from confluent_kafka.deserializing_consumer import K as K
+from confluent_kafka.deserializing_consumer import KeyDeserializationError as KeyDeserializationError
+from confluent_kafka.deserializing_consumer import MessageField as MessageField
+from confluent_kafka.deserializing_consumer import SerializationContext as SerializationContext
+from confluent_kafka.deserializing_consumer import SharedClusterIdResolver as SharedClusterIdResolver
+from confluent_kafka.deserializing_consumer import V as V
+from confluent_kafka.deserializing_consumer import ValueDeserializationError as ValueDeserializationError
+from confluent_kafka.deserializing_consumer import build_serdes as build_serdes
+from confluent_kafka.deserializing_consumer import close_serdes as close_serdes
+from confluent_kafka.deserializing_consumer import pop_serde_props as pop_serde_props
+from confluent_kafka.deserializing_consumer import propagate_cluster_id_resolver as propagate_cluster_id_resolver
 
 from mqd.client.messages import Message as Message

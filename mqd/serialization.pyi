@@ -1,17 +1,15 @@
 # mypy: disable-error-code="attr-defined"
-from confluent_kafka.serialization import (
-    Deserializer as Deserializer,
-    DeserializerBuilder as DeserializerBuilder,
-    DoubleDeserializer as DoubleDeserializer,
-    DoubleSerializer as DoubleSerializer,
-    IntegerDeserializer as IntegerDeserializer,
-    IntegerSerializer as IntegerSerializer,
-    KafkaException as KafkaException,
-    MessageField as MessageField,
-    SerializationContext as SerializationContext,
-    SerializationError as SerializationError,
-    Serializer as Serializer,
-    SerializerBuilder as SerializerBuilder,
-    StringDeserializer as StringDeserializer,
-    StringSerializer as StringSerializer,
-)
+from confluent_kafka.serialization import Deserializer as Deserializer
+from confluent_kafka.serialization import DeserializerBuilder as DeserializerBuilder
+from confluent_kafka.serialization import DoubleDeserializer as DoubleDeserializer
+from confluent_kafka.serialization import DoubleSerializer as DoubleSerializer
+from confluent_kafka.serialization import IntegerDeserializer as IntegerDeserializer
+from confluent_kafka.serialization import IntegerSerializer as IntegerSerializer
+from confluent_kafka.serialization import KafkaException as KafkaException
+from confluent_kafka.serialization import MessageField as MessageField
+from confluent_kafka.serialization import SerializationContext as SerializationContext
+from confluent_kafka.serialization import SerializationError as SerializationError
+from confluent_kafka.serialization import Serializer as Serializer
+from confluent_kafka.serialization import SerializerBuilder as SerializerBuilder
+from confluent_kafka.serialization import StringDeserializer as StringDeserializer
+from confluent_kafka.serialization import StringSerializer as StringSerializer

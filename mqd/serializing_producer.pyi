@@ -1,16 +1,14 @@
 # mypy: disable-error-code="attr-defined"
-from confluent_kafka.serializing_producer import (
-    K as K,
-    KeySerializationError as KeySerializationError,
-    MessageField as MessageField,
-    SerializationContext as SerializationContext,
-    SerializingProducer as SerializingProducer,
-    SharedClusterIdResolver as SharedClusterIdResolver,
-    TYPE_CHECKING as TYPE_CHECKING,
-    V as V,
-    ValueSerializationError as ValueSerializationError,
-    build_serdes as build_serdes,
-    close_serdes as close_serdes,
-    pop_serde_props as pop_serde_props,
-    propagate_cluster_id_resolver as propagate_cluster_id_resolver,
-)
+from confluent_kafka.serializing_producer import TYPE_CHECKING as TYPE_CHECKING
+from confluent_kafka.serializing_producer import K as K
+from confluent_kafka.serializing_producer import KeySerializationError as KeySerializationError
+from confluent_kafka.serializing_producer import MessageField as MessageField
+from confluent_kafka.serializing_producer import SerializationContext as SerializationContext
+from confluent_kafka.serializing_producer import SerializingProducer as SerializingProducer
+from confluent_kafka.serializing_producer import SharedClusterIdResolver as SharedClusterIdResolver
+from confluent_kafka.serializing_producer import V as V
+from confluent_kafka.serializing_producer import ValueSerializationError as ValueSerializationError
+from confluent_kafka.serializing_producer import build_serdes as build_serdes
+from confluent_kafka.serializing_producer import close_serdes as close_serdes
+from confluent_kafka.serializing_producer import pop_serde_props as pop_serde_props
+from confluent_kafka.serializing_producer import propagate_cluster_id_resolver as propagate_cluster_id_resolver

@@ -20,13 +20,12 @@ import msgspec
 from mqd.base.config import load_broker
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import core as host_core
-from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.active_controller import ActiveController
-from mqd.cluster.metadata.rules.configs import ConfigRules
-from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.host.core import HostCore
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import (
     BrokerRegistered,
     BrokerState,
@@ -37,6 +36,7 @@ from mqd.cluster.metadata.records import (
     decode_record,
     encode_record,
 )
+from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.store import decode_state, encode_state
 

@@ -15,22 +15,21 @@ import sys
 
 from mqd import native
 from mqd.acceptor import dispatch
-from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.accepting import Acceptor
-from mqd.acceptor.interbroker.server import SERVED, Between
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers.cluster import api_versions
+from mqd.acceptor.interbroker.client import Peers
+from mqd.acceptor.interbroker.server import SERVED, Between
 from mqd.acceptor.link import Link
+from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.clients import LocalClients
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics.page import Metrics
-from mqd.acceptor.interbroker.client import Peers
 from mqd.acceptor.transactions import coordinate
-from mqd.base import cluster_config
+from mqd.base import cluster_config, logging, paths, watchdog
 from mqd.base import config as configuration
-from mqd.base import logging, paths, watchdog
 from mqd.native import ProcessState
 from mqd.shm import rendezvous
 from mqd.shm.attach import KeeperClient, KeeperError

@@ -16,15 +16,15 @@ from mqd.base import logging
 from mqd.cluster.host import messages
 from mqd.coordinator import load
 from mqd.coordinator.actions import Core, Cores, Effect
-from mqd.coordinator.log import AppendError, Log, Sender, Served
-from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.internal_topic import Source
-from mqd.coordinator.shard import Loaded
-from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, InternalTopic
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings, PartitionsGone
 from mqd.coordinator.group.settings import ClassicSettings
+from mqd.coordinator.internal_topic import Source
+from mqd.coordinator.log import AppendError, Log, Sender, Served
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.shard import Loaded
+from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, InternalTopic
 from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode
 

@@ -12,21 +12,21 @@ from typing import Protocol
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.interbroker.client import Peers
-from mqd.acceptor.producer_ids import allocate
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
+from mqd.acceptor.producer_ids import allocate
 from mqd.base import logging
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import Log, Marker, Sender
 from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
-from mqd.native import ProducerView
-from mqd.protocol.errors import ErrorCode
-from mqd.protocol.redirected import redirected_producer
 from mqd.coordinator.transaction import checks
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer
 from mqd.coordinator.transaction.markers import Markers, OffsetCommits
 from mqd.coordinator.transaction.state import Settings
+from mqd.native import ProducerView
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.redirected import redirected_producer
 
 REQUEST_TIMEOUT_S = 10.0
 CHECK_PARTITION_COUNT_MAX = 1 << 16

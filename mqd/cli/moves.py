@@ -103,7 +103,7 @@ def _over_racks(
     while len(chosen) < factor:
         used = Counter(racks.get(broker) for broker in chosen)
 
-        def cost(broker: int) -> tuple[int, int, int, int]:
+        def cost(broker: int, used: Counter[str | None] = used) -> tuple[int, int, int, int]:
             return (
                 used[racks.get(broker)],
                 current.index(broker) if broker in current else len(current),
@@ -279,7 +279,7 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
         return
     with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
-            patiently(lambda: stall.look(remaining))
+            patiently(lambda left=remaining: stall.look(left))
             show(max(total - len(remaining), 0))
             time.sleep(LOOK_S)  # other hosts' doing
             remaining = patiently(left)

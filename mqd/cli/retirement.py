@@ -112,7 +112,7 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
                 patiently(lambda: ask(cluster.first, topic, 0, RELEASE))
-        patiently(lambda: show(state, readers))
+        patiently(lambda now=state, behind=readers: show(now, behind))
         if state.step == NONE or state.step >= until:
             return state, readers
         time.sleep(LOOK_S)  # other hosts' doing

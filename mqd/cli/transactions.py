@@ -9,6 +9,7 @@ from mqd.base.clock import now_ms
 from mqd.cli.broker_lookup import COORDINATOR_AWAY, TRANSACTION, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text
+from mqd.coordinator.transaction.joint import PREFIX as JOINT_PREFIX
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     DescribeProducersRequest,
@@ -19,7 +20,6 @@ from mqd.protocol.messages import (
     WriteTxnMarkersRequest,
 )
 from mqd.protocol.redirected import origin_of
-from mqd.coordinator.transaction.joint import PREFIX as JOINT_PREFIX
 
 INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = (
     22,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from mqd.cli import moves
 from mqd.cli import offline_replicas as offline
-from mqd.cli.moves import Move, Partition, Plan
 from mqd.cli.kafka_request import Broker, check
+from mqd.cli.moves import Move, Partition, Plan
 from mqd.protocol.messages import MetadataRequest
 
 DONE, UNDER_WAY, OTHERWISE = "done", "under way", "otherwise"

@@ -24,19 +24,19 @@ from mqd.base import clock, logging, paths, watchdog
 from mqd.base import config as configuration
 from mqd.base.blocking_pool import in_thread
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata import features
-from mqd.cluster.metadata.rules import placement
 from mqd.cluster.broker.core import BrokerCore
-from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.host.core import HostCore
 from mqd.cluster.host.images import owner_of
+from mqd.cluster.metadata import features
 from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.rules import placement
+from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import Stored
+from mqd.cluster.raft.identity import MetadataCorrupt, directory_bytes, directory_text, settle_key
 from mqd.cluster.raft.messages import ReplicaKey, SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore
-from mqd.cluster.raft.identity import MetadataCorrupt, directory_bytes, directory_text, settle_key
 from mqd.controller import directories, options, quotas, session
 from mqd.controller.alone import Alone
 from mqd.controller.directories import DirectoryRefused

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from mqd.base import clock, logging
-from mqd.cluster.raft import events
 from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft import events
 from mqd.cluster.raft.messages import Batch, SnapshotMeta
 from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from mqd.base import clock, cluster_config, logging
 from mqd.base.blocking_pool import in_thread
 from mqd.cluster.membership import death_notice, death_proofs
-from mqd.cluster.raft import events as quorum_events
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip_events import MemberView, Profile
+from mqd.cluster.raft import events as quorum_events
 from mqd.cluster.raft.messages import ReplicaKey
 from mqd.controller import directories, gossip
 

@@ -13,11 +13,11 @@ import msgspec
 
 from mqd.base import cluster_config, logging
 from mqd.cluster.membership import formation, handshake
-from mqd.cluster.metadata import features
 from mqd.cluster.membership.formation import FormationAsk, FormationCore, Member
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
-from mqd.cluster.raft.messages import ReplicaKey
+from mqd.cluster.metadata import features
 from mqd.cluster.raft.identity import directory_text
+from mqd.cluster.raft.messages import ReplicaKey
 from mqd.controller.forming import Forming
 from mqd.controller.host_gossip import HostGossip, disk_bytes
 from mqd.controller.peers import Connection, Peers

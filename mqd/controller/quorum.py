@@ -12,9 +12,9 @@ import msgspec
 
 from mqd.base import clock, logging
 from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.raft import events
 from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.metadata.records import decode_record, encode_record
+from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import NO_DEADLINE
 from mqd.cluster.raft.messages import DATA, Voters

@@ -17,17 +17,17 @@ from mqd import native
 from mqd.base import clock, logging
 from mqd.base.blocking_pool import in_thread
 from mqd.cluster.broker import core as broker_core
-from mqd.cluster.host import core as host_core
-from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.broker import messages as peer
-from mqd.cluster.host import messages
-from mqd.cluster.raft import events
 from mqd.cluster.broker.core import BrokerCore
+from mqd.cluster.host import core as host_core
+from mqd.cluster.host import messages
 from mqd.cluster.host.core import HostCore
 from mqd.cluster.host.events import ControllerChanged, StateReplaced
-from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.membership.peer_messages import PeerProtocolError
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.store import QuorumStore
 from mqd.controller import directories, quotas, slots, voters

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from mqd.base import clock, logging
 from mqd.cluster.host import messages
-from mqd.cluster.raft import promotion
-from mqd.cluster.raft import events
+from mqd.cluster.raft import events, promotion
 from mqd.cluster.raft.leader import ReplicaView
 from mqd.cluster.raft.messages import ReplicaKey, Voter
 from mqd.protocol.errors import ErrorCode

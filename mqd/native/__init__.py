@@ -28,30 +28,30 @@ from mqd.native.batches import (
 from mqd.native.compacting import (
     CompactFigures,
     CompactGroup,
+    Compaction,
     CompactOptions,
     CompactState,
-    Compaction,
     compact_swap_finish,
     compact_swap_install,
     compact_swap_prepare,
     compact_swap_undo,
 )
 from mqd.native.control import (
-    Control,
-    Counter,
     HISTOGRAM_BUCKET_COUNT,
-    Histogram,
     LOG_DIR_COUNT_MAX,
     OWNER_NONE,
     PARTITION_SLOT_COUNT,
+    TOPIC_NAME_BYTES_MAX,
+    WORKER_COUNT_MAX,
+    Control,
+    Counter,
+    Histogram,
     ProcessState,
     QuotaKind,
     Quotas,
     SlotRole,
     SlotState,
     SlotView,
-    TOPIC_NAME_BYTES_MAX,
-    WORKER_COUNT_MAX,
     abi_hash,
     control_size_bytes,
     local_abi_hash,
@@ -69,14 +69,10 @@ from mqd.native.files import (
     file_unlink,
 )
 from mqd.native.links import (
-    Arena,
     CHECK_PARSE,
     CHECK_RECORDS,
     CHECK_TRANSACTION,
-    Descriptor,
-    DescriptorKind,
     ENDPOINT_COUNT_MAX,
-    Endpoint,
     LINK_DESCRIPTOR_COUNT,
     PRODUCE_ACKS_ALL,
     PRODUCE_ACKS_NONE,
@@ -87,19 +83,23 @@ from mqd.native.links import (
     RESPONSE_CACHEABLE,
     RESPONSE_MORE,
     RESPONSE_NONE,
+    Arena,
+    Descriptor,
+    DescriptorKind,
+    Endpoint,
     links_format,
     links_size_bytes,
 )
 from mqd.native.partitions import (
     INT64_MAX,
+    TRUNCATED_PREFIX,
     LogOptions,
     Partition,
-    TRUNCATED_PREFIX,
     ProducerView,
     Recovery,
     producer_views,
 )
-from mqd.native.reactor import Backend, Event, EventKind, FetcherOptions, Reactor, ReactorOptions, SLOT_NONE
+from mqd.native.reactor import SLOT_NONE, Backend, Event, EventKind, FetcherOptions, Reactor, ReactorOptions
 
 __all__ = [
     "Arena",

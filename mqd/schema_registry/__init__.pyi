@@ -1,35 +1,33 @@
 # mypy: disable-error-code="attr-defined"
-from confluent_kafka.schema_registry import (
-    Association as Association,
-    AssociationCreateOrUpdateInfo as AssociationCreateOrUpdateInfo,
-    AssociationCreateOrUpdateRequest as AssociationCreateOrUpdateRequest,
-    AssociationInfo as AssociationInfo,
-    AssociationResponse as AssociationResponse,
-    AsyncSchemaRegistryClient as AsyncSchemaRegistryClient,
-    ConfigCompatibilityLevel as ConfigCompatibilityLevel,
-    MessageField as MessageField,
-    Metadata as Metadata,
-    MetadataProperties as MetadataProperties,
-    MetadataTags as MetadataTags,
-    RegisteredSchema as RegisteredSchema,
-    Rule as Rule,
-    RuleKind as RuleKind,
-    RuleMode as RuleMode,
-    RuleParams as RuleParams,
-    RuleSet as RuleSet,
-    Schema as Schema,
-    SchemaReference as SchemaReference,
-    SchemaRegistryClient as SchemaRegistryClient,
-    SchemaRegistryError as SchemaRegistryError,
-    SerializationContext as SerializationContext,
-    SerializationError as SerializationError,
-    ServerConfig as ServerConfig,
-    dual_schema_id_deserializer as dual_schema_id_deserializer,
-    header_schema_id_serializer as header_schema_id_serializer,
-    prefix_schema_id_deserializer as prefix_schema_id_deserializer,
-    prefix_schema_id_serializer as prefix_schema_id_serializer,
-    record_subject_name_strategy as record_subject_name_strategy,
-    reference_subject_name_strategy as reference_subject_name_strategy,
-    topic_record_subject_name_strategy as topic_record_subject_name_strategy,
-    topic_subject_name_strategy as topic_subject_name_strategy,
-)
+from confluent_kafka.schema_registry import Association as Association
+from confluent_kafka.schema_registry import AssociationCreateOrUpdateInfo as AssociationCreateOrUpdateInfo
+from confluent_kafka.schema_registry import AssociationCreateOrUpdateRequest as AssociationCreateOrUpdateRequest
+from confluent_kafka.schema_registry import AssociationInfo as AssociationInfo
+from confluent_kafka.schema_registry import AssociationResponse as AssociationResponse
+from confluent_kafka.schema_registry import AsyncSchemaRegistryClient as AsyncSchemaRegistryClient
+from confluent_kafka.schema_registry import ConfigCompatibilityLevel as ConfigCompatibilityLevel
+from confluent_kafka.schema_registry import MessageField as MessageField
+from confluent_kafka.schema_registry import Metadata as Metadata
+from confluent_kafka.schema_registry import MetadataProperties as MetadataProperties
+from confluent_kafka.schema_registry import MetadataTags as MetadataTags
+from confluent_kafka.schema_registry import RegisteredSchema as RegisteredSchema
+from confluent_kafka.schema_registry import Rule as Rule
+from confluent_kafka.schema_registry import RuleKind as RuleKind
+from confluent_kafka.schema_registry import RuleMode as RuleMode
+from confluent_kafka.schema_registry import RuleParams as RuleParams
+from confluent_kafka.schema_registry import RuleSet as RuleSet
+from confluent_kafka.schema_registry import Schema as Schema
+from confluent_kafka.schema_registry import SchemaReference as SchemaReference
+from confluent_kafka.schema_registry import SchemaRegistryClient as SchemaRegistryClient
+from confluent_kafka.schema_registry import SchemaRegistryError as SchemaRegistryError
+from confluent_kafka.schema_registry import SerializationContext as SerializationContext
+from confluent_kafka.schema_registry import SerializationError as SerializationError
+from confluent_kafka.schema_registry import ServerConfig as ServerConfig
+from confluent_kafka.schema_registry import dual_schema_id_deserializer as dual_schema_id_deserializer
+from confluent_kafka.schema_registry import header_schema_id_serializer as header_schema_id_serializer
+from confluent_kafka.schema_registry import prefix_schema_id_deserializer as prefix_schema_id_deserializer
+from confluent_kafka.schema_registry import prefix_schema_id_serializer as prefix_schema_id_serializer
+from confluent_kafka.schema_registry import record_subject_name_strategy as record_subject_name_strategy
+from confluent_kafka.schema_registry import reference_subject_name_strategy as reference_subject_name_strategy
+from confluent_kafka.schema_registry import topic_record_subject_name_strategy as topic_record_subject_name_strategy
+from confluent_kafka.schema_registry import topic_subject_name_strategy as topic_subject_name_strategy

@@ -1,17 +1,15 @@
 # mypy: disable-error-code="attr-defined"
-from confluent_kafka.schema_registry.avro import (
-    AsyncAvroDeserializer as AsyncAvroDeserializer,
-    AsyncAvroDeserializerBuilder as AsyncAvroDeserializerBuilder,
-    AsyncAvroSerializer as AsyncAvroSerializer,
-    AsyncAvroSerializerBuilder as AsyncAvroSerializerBuilder,
-    AvroDeserializer as AvroDeserializer,
-    AvroDeserializerBuilder as AvroDeserializerBuilder,
-    AvroSerializer as AvroSerializer,
-    AvroSerializerBuilder as AvroSerializerBuilder,
-    LocalSchemaRepository as LocalSchemaRepository,
-    get_inline_tags as get_inline_tags,
-    get_type as get_type,
-    parse_schema_with_repo as parse_schema_with_repo,
-    transform as transform,
-    validate_message as validate_message,
-)
+from confluent_kafka.schema_registry.avro import AsyncAvroDeserializer as AsyncAvroDeserializer
+from confluent_kafka.schema_registry.avro import AsyncAvroDeserializerBuilder as AsyncAvroDeserializerBuilder
+from confluent_kafka.schema_registry.avro import AsyncAvroSerializer as AsyncAvroSerializer
+from confluent_kafka.schema_registry.avro import AsyncAvroSerializerBuilder as AsyncAvroSerializerBuilder
+from confluent_kafka.schema_registry.avro import AvroDeserializer as AvroDeserializer
+from confluent_kafka.schema_registry.avro import AvroDeserializerBuilder as AvroDeserializerBuilder
+from confluent_kafka.schema_registry.avro import AvroSerializer as AvroSerializer
+from confluent_kafka.schema_registry.avro import AvroSerializerBuilder as AvroSerializerBuilder
+from confluent_kafka.schema_registry.avro import LocalSchemaRepository as LocalSchemaRepository
+from confluent_kafka.schema_registry.avro import get_inline_tags as get_inline_tags
+from confluent_kafka.schema_registry.avro import get_type as get_type
+from confluent_kafka.schema_registry.avro import parse_schema_with_repo as parse_schema_with_repo
+from confluent_kafka.schema_registry.avro import transform as transform
+from confluent_kafka.schema_registry.avro import validate_message as validate_message

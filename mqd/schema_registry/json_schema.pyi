@@ -1,16 +1,14 @@
 # mypy: disable-error-code="attr-defined"
-from confluent_kafka.schema_registry.json_schema import (
-    AsyncJSONDeserializer as AsyncJSONDeserializer,
-    AsyncJSONDeserializerBuilder as AsyncJSONDeserializerBuilder,
-    AsyncJSONSerializer as AsyncJSONSerializer,
-    AsyncJSONSerializerBuilder as AsyncJSONSerializerBuilder,
-    DEFAULT_SPEC as DEFAULT_SPEC,
-    JSONDeserializer as JSONDeserializer,
-    JSONDeserializerBuilder as JSONDeserializerBuilder,
-    JSONSerializer as JSONSerializer,
-    JSONSerializerBuilder as JSONSerializerBuilder,
-    get_inline_tags as get_inline_tags,
-    get_type as get_type,
-    transform as transform,
-    validate_message as validate_message,
-)
+from confluent_kafka.schema_registry.json_schema import DEFAULT_SPEC as DEFAULT_SPEC
+from confluent_kafka.schema_registry.json_schema import AsyncJSONDeserializer as AsyncJSONDeserializer
+from confluent_kafka.schema_registry.json_schema import AsyncJSONDeserializerBuilder as AsyncJSONDeserializerBuilder
+from confluent_kafka.schema_registry.json_schema import AsyncJSONSerializer as AsyncJSONSerializer
+from confluent_kafka.schema_registry.json_schema import AsyncJSONSerializerBuilder as AsyncJSONSerializerBuilder
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer as JSONDeserializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializerBuilder as JSONDeserializerBuilder
+from confluent_kafka.schema_registry.json_schema import JSONSerializer as JSONSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializerBuilder as JSONSerializerBuilder
+from confluent_kafka.schema_registry.json_schema import get_inline_tags as get_inline_tags
+from confluent_kafka.schema_registry.json_schema import get_type as get_type
+from confluent_kafka.schema_registry.json_schema import transform as transform
+from confluent_kafka.schema_registry.json_schema import validate_message as validate_message

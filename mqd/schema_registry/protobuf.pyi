@@ -1,20 +1,20 @@
 # mypy: disable-error-code="attr-defined"
+from confluent_kafka.schema_registry.protobuf import AsyncProtobufDeserializer as AsyncProtobufDeserializer
 from confluent_kafka.schema_registry.protobuf import (
-    AsyncProtobufDeserializer as AsyncProtobufDeserializer,
     AsyncProtobufDeserializerBuilder as AsyncProtobufDeserializerBuilder,
-    AsyncProtobufSerializer as AsyncProtobufSerializer,
-    AsyncProtobufSerializerBuilder as AsyncProtobufSerializerBuilder,
-    ProtobufDeserializer as ProtobufDeserializer,
-    ProtobufDeserializerBuilder as ProtobufDeserializerBuilder,
-    ProtobufSerializer as ProtobufSerializer,
-    ProtobufSerializerBuilder as ProtobufSerializerBuilder,
-    decimal_to_protobuf as decimal_to_protobuf,
-    get_inline_tags as get_inline_tags,
-    get_type as get_type,
-    is_map_field as is_map_field,
-    protobuf_to_decimal as protobuf_to_decimal,
-    protobuf_to_variant as protobuf_to_variant,
-    transform as transform,
-    validate_message as validate_message,
-    variant_to_protobuf as variant_to_protobuf,
 )
+from confluent_kafka.schema_registry.protobuf import AsyncProtobufSerializer as AsyncProtobufSerializer
+from confluent_kafka.schema_registry.protobuf import AsyncProtobufSerializerBuilder as AsyncProtobufSerializerBuilder
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer as ProtobufDeserializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializerBuilder as ProtobufDeserializerBuilder
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer as ProtobufSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializerBuilder as ProtobufSerializerBuilder
+from confluent_kafka.schema_registry.protobuf import decimal_to_protobuf as decimal_to_protobuf
+from confluent_kafka.schema_registry.protobuf import get_inline_tags as get_inline_tags
+from confluent_kafka.schema_registry.protobuf import get_type as get_type
+from confluent_kafka.schema_registry.protobuf import is_map_field as is_map_field
+from confluent_kafka.schema_registry.protobuf import protobuf_to_decimal as protobuf_to_decimal
+from confluent_kafka.schema_registry.protobuf import protobuf_to_variant as protobuf_to_variant
+from confluent_kafka.schema_registry.protobuf import transform as transform
+from confluent_kafka.schema_registry.protobuf import validate_message as validate_message
+from confluent_kafka.schema_registry.protobuf import variant_to_protobuf as variant_to_protobuf

@@ -1,29 +1,33 @@
 # mypy: disable-error-code="attr-defined"
+from confluent_kafka.schema_registry.schema_registry_client import VALID_AUTH_PROVIDERS as VALID_AUTH_PROVIDERS
+from confluent_kafka.schema_registry.schema_registry_client import Association as Association
 from confluent_kafka.schema_registry.schema_registry_client import (
-    Association as Association,
     AssociationCreateOrUpdateInfo as AssociationCreateOrUpdateInfo,
-    AssociationCreateOrUpdateRequest as AssociationCreateOrUpdateRequest,
-    AssociationInfo as AssociationInfo,
-    AssociationResponse as AssociationResponse,
-    AsyncSchemaRegistryClient as AsyncSchemaRegistryClient,
-    ConfigCompatibilityLevel as ConfigCompatibilityLevel,
-    Metadata as Metadata,
-    MetadataProperties as MetadataProperties,
-    MetadataTags as MetadataTags,
-    RegisteredSchema as RegisteredSchema,
-    Rule as Rule,
-    RuleKind as RuleKind,
-    RuleMode as RuleMode,
-    RuleParams as RuleParams,
-    RuleSet as RuleSet,
-    Schema as Schema,
-    SchemaReference as SchemaReference,
-    SchemaRegistryClient as SchemaRegistryClient,
-    SchemaRegistryError as SchemaRegistryError,
-    ServerConfig as ServerConfig,
-    VALID_AUTH_PROVIDERS as VALID_AUTH_PROVIDERS,
-    full_jitter as full_jitter,
-    is_retriable as is_retriable,
-    is_success as is_success,
-    normalize_identity_pool as normalize_identity_pool,
 )
+from confluent_kafka.schema_registry.schema_registry_client import (
+    AssociationCreateOrUpdateRequest as AssociationCreateOrUpdateRequest,
+)
+from confluent_kafka.schema_registry.schema_registry_client import AssociationInfo as AssociationInfo
+from confluent_kafka.schema_registry.schema_registry_client import AssociationResponse as AssociationResponse
+from confluent_kafka.schema_registry.schema_registry_client import (
+    AsyncSchemaRegistryClient as AsyncSchemaRegistryClient,
+)
+from confluent_kafka.schema_registry.schema_registry_client import ConfigCompatibilityLevel as ConfigCompatibilityLevel
+from confluent_kafka.schema_registry.schema_registry_client import Metadata as Metadata
+from confluent_kafka.schema_registry.schema_registry_client import MetadataProperties as MetadataProperties
+from confluent_kafka.schema_registry.schema_registry_client import MetadataTags as MetadataTags
+from confluent_kafka.schema_registry.schema_registry_client import RegisteredSchema as RegisteredSchema
+from confluent_kafka.schema_registry.schema_registry_client import Rule as Rule
+from confluent_kafka.schema_registry.schema_registry_client import RuleKind as RuleKind
+from confluent_kafka.schema_registry.schema_registry_client import RuleMode as RuleMode
+from confluent_kafka.schema_registry.schema_registry_client import RuleParams as RuleParams
+from confluent_kafka.schema_registry.schema_registry_client import RuleSet as RuleSet
+from confluent_kafka.schema_registry.schema_registry_client import Schema as Schema
+from confluent_kafka.schema_registry.schema_registry_client import SchemaReference as SchemaReference
+from confluent_kafka.schema_registry.schema_registry_client import SchemaRegistryClient as SchemaRegistryClient
+from confluent_kafka.schema_registry.schema_registry_client import SchemaRegistryError as SchemaRegistryError
+from confluent_kafka.schema_registry.schema_registry_client import ServerConfig as ServerConfig
+from confluent_kafka.schema_registry.schema_registry_client import full_jitter as full_jitter
+from confluent_kafka.schema_registry.schema_registry_client import is_retriable as is_retriable
+from confluent_kafka.schema_registry.schema_registry_client import is_success as is_success
+from confluent_kafka.schema_registry.schema_registry_client import normalize_identity_pool as normalize_identity_pool

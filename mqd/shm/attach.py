@@ -345,7 +345,7 @@ class KeeperClient:
         """The keeper is not restarted, so without it the whole broker ends: also where `mqd up` is
         not there to see to it. By pidfd: it is supervisord or nobody.
         """
-        for fd, reason in self._parent_fds[1:]:
+        for fd, _ in self._parent_fds[1:]:
             try:
                 signal.pidfd_send_signal(fd, signal.SIGTERM)
             except ProcessLookupError:

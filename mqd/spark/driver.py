@@ -346,7 +346,7 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         if archive is not None:
             archived, wanted = history.plan(options, starts, ends, latest, driver.ids(), archive)
         ranges = []
-        for key, (first, behind) in ((key, one) for key in keys for one in wanted[key]):
+        for key, (first, behind) in ((each, one) for each in keys for one in wanted[each]):
             start, end = _within(driver, key, first, behind, earliest[key], latest[key])
             if end > start:
                 ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))

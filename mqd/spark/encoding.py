@@ -19,7 +19,6 @@ import random
 import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa

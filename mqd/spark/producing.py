@@ -69,7 +69,7 @@ Key = tuple[str, int]
 # local_link.MEMORY_BYTES
 CONNECTIONS_MAX = 4
 # of this process, by all that is said of them: time-outs are a query's own. Asked for last, last
-_connections: dict[tuple[int, bytes], "Connections"] = {}
+_connections: dict[tuple[int, bytes], Connections] = {}
 
 
 class Connections:

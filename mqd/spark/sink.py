@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from mqd.coordinator.transaction.joint import PREFIX as JOINT
 from mqd.spark.options import MqdOptionError
 from mqd.spark.sink_options import SinkOptions, sink_options
-from mqd.coordinator.transaction.joint import PREFIX as JOINT
 
 if TYPE_CHECKING:
     import pyarrow

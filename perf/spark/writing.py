@@ -34,10 +34,10 @@ def _batches(rows: int, value_bytes: int) -> Iterator[Any]:
 def task(
     name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], **given: str
 ) -> Figure:
+    from mqd.coordinator.transaction.joint import PREFIX
     from mqd.spark import writing
     from mqd.spark.options import Options, kafka_settings
     from mqd.spark.sink_options import COLUMNS, SinkOptions
-    from mqd.coordinator.transaction.joint import PREFIX
 
     columns = tuple(name if name in ("key", "value") else "" for name in COLUMNS)
     options = SinkOptions(

@@ -234,10 +234,9 @@ class ChaosHost(Broker):
         """Until nothing goes any more. Only on a file system of its own."""
         assert self.extras.disk_bytes, "the disk of this machine is not ours to fill"
         # what is buffered would fail at the close once more
-        with (self.data_dir / BALLAST).open("wb", buffering=0) as file:
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(1 << 20))
+        with (self.data_dir / BALLAST).open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20))
 
     def free_disk(self) -> None:
         (self.data_dir / BALLAST).unlink(missing_ok=True)

@@ -18,8 +18,8 @@ from mqd.protocol.messages import (
     DescribeUserScramCredentialsRequest,
     ElectLeadersRequest,
     ListConfigResourcesRequest,
-    RemoveRaftVoterRequest,
     ListPartitionReassignmentsRequest,
+    RemoveRaftVoterRequest,
     UnregisterBrokerRequest,
     UpdateFeaturesRequest,
 )

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mqd.coordinator.transaction.joint import PREFIX
 from mqd.spark import writing
 from mqd.spark.options import KafkaSettings
 from mqd.spark.sink_options import COLUMNS, SinkOptions
-from mqd.coordinator.transaction.joint import PREFIX
 
 BATCH, TASKS, PIECES = 600, 3, 4
 

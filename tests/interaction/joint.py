@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mqd.coordinator.transaction.joint import PREFIX
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest
-from mqd.coordinator.transaction.joint import PREFIX
 from tests.interaction.traffic import INIT_PRODUCER_ID, eventually
 from tests.interaction.transactional import END_TXN, FIND_COORDINATOR, RawProducer, fresh
 

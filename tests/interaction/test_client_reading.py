@@ -14,8 +14,8 @@ import confluent_kafka
 import pytest
 
 from mqd.client.offsets import positions_request, read_positions
-from mqd.client.shm.reading import PartitionReader
 from mqd.client.record_batch import RecordBatchView
+from mqd.client.shm.reading import PartitionReader
 from mqd.native import NativeError
 from mqd.native.client import Client
 from mqd.protocol.api import decode_response, encode_request

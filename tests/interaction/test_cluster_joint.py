@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from mqd.coordinator.transaction.joint import PREFIX
 from mqd.spark.encoding import Encoder
 from mqd.spark.joint import Child, Joint
 from mqd.spark.options import KafkaSettings
 from mqd.spark.producing import Producer, connections
 from mqd.spark.sink_options import COLUMNS, SinkOptions
-from mqd.coordinator.transaction.joint import PREFIX
 from tests.cluster import Cluster
 from tests.interaction.cluster_clients import PATIENCE_S, create, partitions, until
 from tests.interaction.transactional import fresh

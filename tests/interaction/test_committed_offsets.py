@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from mqd.coordinator.internal_topic import partition_for
 from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
+from mqd.coordinator.internal_topic import partition_for
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     CreateTopicsRequest,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -360,5 +359,5 @@ def test_forged_markers(watch, bystander):
         for partition in range(50):
             assert mark(5, 3, "__transaction_state", partition) == mark(5, 3, "__consumer_offsets", partition) == 0
         assert mark(5, 3, "nowhere") == E.UNKNOWN_TOPIC_OR_PARTITION
-        for number in range(50):
+        for _ in range(50):
             assert RawProducer(kafka).init().error_code == 0

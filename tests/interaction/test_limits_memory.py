@@ -130,7 +130,7 @@ class Crowd:
     def sessions(self, chance: random.Random) -> None:
         """New ones all the time, of partitions that do not exist."""
         with self.watch.connect() as kafka:
-            for number in range(20):
+            for _ in range(20):
                 request = fetch_request(
                     f"none-{chance.randrange(1000)}", {index: 0 for index in range(chance.choice((1, 2000)))}
                 )

@@ -400,4 +400,4 @@ def test_a_descriptor_that_comes_with_a_packet_is_nobodys(shared_broker):
 
 
 def test_the_welcome_says_who_refuses():
-    assert WELCOME.size == 256 and MAGIC == int.from_bytes(b"MQDLOCL1", "little")
+    assert WELCOME.size == 256 and int.from_bytes(b"MQDLOCL1", "little") == MAGIC

@@ -74,7 +74,7 @@ def test_every_page_has_commands_and_shows_what_they_print() -> None:
         command
         for block in found
         for command in block.commands
-        if command.startswith(f"mqd topic create flights --partitions 6 --replication-factor 3")
+        if command.startswith("mqd topic create flights --partitions 6 --replication-factor 3")
     ]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from perf.peers import command, maven, plan, stream_peer
 from perf.peers.apache_kafka import POM
-from perf.peers.driving import KAFKA_TOOLS, EncodedFrames, LoadFailed, Librdkafka, run
+from perf.peers.driving import KAFKA_TOOLS, EncodedFrames, Librdkafka, LoadFailed, run
 from perf.peers.peer import Load, Unavailable
 from perf.peers.plan import Step
 from tests.broker import Broker

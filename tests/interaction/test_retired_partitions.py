@@ -22,8 +22,8 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import mqd
-from mqd.cli.main import main as cli
 from mqd.cli.kafka_request import Broker as Requests
+from mqd.cli.main import main as cli
 from mqd.cli.retirement import CREATE_PARTITIONS, HIDDEN, REDIRECTED, SEALED, STATUS
 from mqd.protocol.messages import CreatePartitionsRequest
 from tests.broker import Broker

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from mqd.coordinator.transaction.joint import PREFIX
 from mqd.spark.encoding import Encoder, MqdWriteError
 from mqd.spark.joint import Child, Joint
 from mqd.spark.options import KafkaSettings
 from mqd.spark.producing import Producer, connections
 from mqd.spark.sink_options import COLUMNS, SinkOptions
 from mqd.spark.wire import Cluster
-from mqd.coordinator.transaction.joint import PREFIX
 from tests.broker import Broker
 from tests.interaction.traffic import eventually
 from tests.interaction.transactional import connect, fetch_committed, fresh, read_committed, topic_of

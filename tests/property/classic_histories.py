@@ -26,8 +26,8 @@ import msgspec
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.classic.core import ClassicGroup
-from mqd.coordinator.group.classic.state import State
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.classic.state import State
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
@@ -119,14 +119,12 @@ class History:
                     self.timers.pop(action.name, None)
                 else:
                     self.timers[action.name] = action.at_ms
-            elif isinstance(action, Persist):
-                self.unwritten.append(action)
-            elif self.unwritten:
+            elif isinstance(action, Persist) or self.unwritten:
                 self.unwritten.append(action)
             else:
                 self._say(action)
         state, timers = self.core.state, self.timers
-        assert (State.PREPARING_REBALANCE == state) == ("classic.join" in timers), f"G5: {state} with {timers}"
+        assert (state == State.PREPARING_REBALANCE) == ("classic.join" in timers), f"G5: {state} with {timers}"
         assert bool(self.core.pending_sync) == ("classic.sync" in timers), f"G5: {self.core.pending_sync} with {timers}"
         assert "classic.session" in timers or self.core.members.deadlines.next_ms is None, (
             "G4: nobody watches the sessions"
@@ -218,9 +216,7 @@ class History:
         if client is None or client.waits_for != reply.request:
             return
         client.waits_for = None
-        if isinstance(event, LeaveGroup):
-            client.forget()
-        elif response.error_code in (
+        if isinstance(event, LeaveGroup) or response.error_code in (
             E.UNKNOWN_MEMBER_ID,
             E.FENCED_INSTANCE_ID,
             E.ILLEGAL_GENERATION,

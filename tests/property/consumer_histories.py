@@ -24,8 +24,8 @@ import random
 from collections import Counter
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH
 from mqd.coordinator.group.offsets import CommitOffsets

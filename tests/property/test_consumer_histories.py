@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqd.coordinator.group.consumer import known_members
 from mqd.coordinator.group.consumer import core as consumer
+from mqd.coordinator.group.consumer import known_members, records
 from mqd.coordinator.group.consumer import members as consumer_members
-from mqd.coordinator.group.consumer import records
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.members import NOTHING, REVOKING, STABLE, Member, Owners
 from mqd.coordinator.group.consumer.records import Current

@@ -9,8 +9,8 @@ import pytest
 from mqd.coordinator.group import migration
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.consumer import known_members
-from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.classic_members import ClassicSide
+from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.group import Group
 from tests.property.migration_histories import MigrationHistory
 

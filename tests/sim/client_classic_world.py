@@ -15,8 +15,8 @@ from __future__ import annotations
 from mqd.client.group.classic import ClassicCore, ClassicSettings, State
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.classic.core import ClassicGroup
-from mqd.coordinator.group.classic.state import State as GroupState
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.classic.state import State as GroupState
 from mqd.coordinator.group.consumer.cluster import FixedCluster
 from mqd.coordinator.group.settings import ClassicSettings as GroupSettings
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest

@@ -40,8 +40,8 @@ from mqd.client.group.events import (
     Unanswered,
 )
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.requests import problem_of
 from mqd.coordinator.group.settings import ConsumerSettings

@@ -18,6 +18,8 @@ import msgspec
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.broker.messages import RegisterBroker
+from mqd.cluster.host.events import SlotSeen
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import (
     Answer,
     Applied,
@@ -33,8 +35,6 @@ from mqd.cluster.host.messages import (
     TopicRemoved,
 )
 from mqd.cluster.membership.death_notice import REPEATS_MS, Notice
-from mqd.cluster.host.images import owner_of
-from mqd.cluster.host.events import SlotSeen
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.raft.messages import ReplicaKey
 from mqd.worker.assignments import Assignment as WorkerAssignment

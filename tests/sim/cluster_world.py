@@ -21,14 +21,14 @@ from typing import Any
 import msgspec
 
 from mqd.cluster.host import messages
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.membership import peer_messages
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, PartitionState, decode_record
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
-from mqd.cluster.metadata.options import ControllerOptions
-from mqd.cluster.host.images import owner_of
-from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, PartitionState, decode_record
-from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import QuorumSettings
 from mqd.cluster.raft.messages import DATA, Batch, SnapshotMeta, Voter

@@ -17,11 +17,10 @@ import msgspec
 
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.broker.core import BrokerCore
 from mqd.cluster.host import core as host_core
 from mqd.cluster.host import events as host_events
-from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.raft import events
-from mqd.cluster.broker.core import BrokerCore
+from mqd.cluster.host.core import HostCore
 from mqd.cluster.host.messages import (
     Applied,
     DeleteRecords,
@@ -33,10 +32,11 @@ from mqd.cluster.host.messages import (
 )
 from mqd.cluster.membership.death_notice import Notice
 from mqd.cluster.membership.death_proofs import DeathProofs, last_words
-from mqd.cluster.host.core import HostCore
+from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.metadata.records import decode_record, encode_record
 from mqd.cluster.metadata.state import MetadataState, Snapshot
+from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import NO_DEADLINE
 from mqd.cluster.raft.messages import DATA

@@ -20,7 +20,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqd.coordinator.actions import TimerFired
-from mqd.coordinator.shard import Loaded, Shard, Unit
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import (
@@ -32,6 +31,7 @@ from mqd.coordinator.group.offsets import (
     OffsetsSettings,
 )
 from mqd.coordinator.group.settings import ClassicSettings
+from mqd.coordinator.shard import Loaded, Shard, Unit
 from tests.sim.clients import Client
 from tests.sim.kernel import MILLISECOND, Process, Violation
 

@@ -14,8 +14,8 @@ Checked at each record, or at the end of its batch
 from __future__ import annotations
 
 from mqd.client.group.assignors import decode_assignment
-from mqd.coordinator.group.consumer import records as consumer_records
 from mqd.coordinator.group.classic.records import GroupRecord, decode_value
+from mqd.coordinator.group.consumer import records as consumer_records
 from mqd.coordinator.group.consumer.records import Current
 from mqd.coordinator.group.records import (
     CONSUMER_GROUP_TYPES,

@@ -34,7 +34,7 @@ from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings, ConsumerSettings
 from tests.sim.client_classic_world import COOPERATIVE, EAGER
 from tests.sim.client_group_world import INTERVAL_MS, MAX_POLL_MS, SESSION_MS, SUBSCRIPTIONS, TOPICS
-from tests.sim.group_ledger import Ledger, Ledgers, Place
+from tests.sim.group_ledger import Ledger, Ledgers
 from tests.sim.group_member import ClassicMember, ConsumerMember, Member
 from tests.sim.kernel import MILLISECOND, SECOND, Violation
 

@@ -364,7 +364,7 @@ class ModelWorker:
             self._parked.append(
                 (self._token, asked, caller, self.kernel.timer(PARK_MAX, self.process, self._unpark, self._token))
             )
-        for partition, fetch, answer in answers:
+        for partition, _, answer in answers:
             place = self.places.get(partition)
             if place is not None and place.core.leading:
                 self._moved(place, answer.changed)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import mqd._native
 from cffi import FFI
+
 from mqd.log.batches import BatchInfo, parse_header
 from mqd.log.records import records
 from tests.sim.disks import PartitionLog

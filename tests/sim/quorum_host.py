@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mqd.cluster.raft import events
 from mqd.cluster.membership.death_notice import REPEATS_MS
+from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import NO_DEADLINE
 from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta

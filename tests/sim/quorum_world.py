@@ -28,9 +28,9 @@ from typing import NamedTuple
 import msgspec
 
 from mqd.cluster.raft import events
-from mqd.cluster.raft.lease import majority
-from mqd.cluster.raft.core import QuorumBroken, QuorumCore
+from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import NO_DEADLINE, QuorumSettings
+from mqd.cluster.raft.lease import majority
 from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta, Voter, VoteRequest, VoteResponse
 from tests.sim.kernel import MILLISECOND, SECOND, Clock, Kernel, Network, Process, Violation
 from tests.sim.quorum_disk import QuorumDisk

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from mqd.cluster.broker import messages as peer
-from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.broker.core import BrokerCore
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.membership.death_notice import Notice
 from mqd.cluster.membership.death_proofs import NOTICES_MAX, DeathProofs
-from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, BrokerState, PartitionsChanged, PartitionState, TopicState
+from mqd.cluster.metadata.rules.in_sync import Proposals
 from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.view import View
 from mqd.cluster.raft.events import LeaderDied
 from mqd.protocol.errors import ErrorCode
 from tests.sim.cluster_world import ClusterWorld, Plan

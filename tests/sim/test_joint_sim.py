@@ -9,10 +9,10 @@ import pytest
 
 from mqd.coordinator.actions import Action, Persist
 from mqd.coordinator.transaction import events, joint, joint_state
-from mqd.coordinator.transaction.state import Held
 from mqd.coordinator.transaction.events import JointAnswer, WriteMarkers
 from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.coordinator.transaction.records import State
+from mqd.coordinator.transaction.state import Held
 from tests.sim.joint_world import JointWorld
 
 STEPS = 4_000

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from mqd.coordinator.actions import Action, Persist, Reply
-from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction import core as transaction
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.events import Identity, WriteMarkers
 from mqd.coordinator.transaction.records import State
-from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.state import EPOCH_MAX, Held, Settings
 from tests.sim.transaction_world import SETTINGS, World
 

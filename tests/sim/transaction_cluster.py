@@ -19,8 +19,8 @@ from unittest import mock
 
 from mqd.base.logging import Logger
 from mqd.cluster.host import messages
-from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.coordinator.group.records import encode_offset_key
+from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.coordinator.transaction.records import State
 from tests.sim.cluster_world import ClusterWorld, Partition, Plan
 from tests.sim.kernel import MILLISECOND, SECOND, Violation

@@ -39,27 +39,27 @@ from mqd.acceptor.handlers.transactions import (
     txn_offset_commit,
     write_txn_markers,
 )
-from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.interbroker.client import PeerError
+from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import _CHECK, _CHECK_PARTITION, TransactionService
 from mqd.base import config as configuration
 from mqd.cluster.host import messages
-from mqd.coordinator.load import _State
-from mqd.coordinator.log import AppendError, Log
-from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.shard import Loaded
-from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
-from mqd.native import SlotState
-from mqd.protocol.framing import RequestHeader
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.load import _State
+from mqd.coordinator.log import AppendError, Log
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.shard import Loaded
+from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
+from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import WriteMarkers
 from mqd.coordinator.transaction.records import State
-from mqd.coordinator.transaction.core import Transaction
+from mqd.native import SlotState
+from mqd.protocol.framing import RequestHeader
 from tests.sim.event_loop import SimLoop
 from tests.sim.kernel import MILLISECOND, Violation
 from tests.sim.native_producers import parsed

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.core import CONCURRENT, Transaction
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
 from mqd.coordinator.transaction.records import State, Value, encode_key, encode_value
-from mqd.coordinator.transaction.core import CONCURRENT, Transaction
 from mqd.coordinator.transaction.state import EPOCH_MAX, Settings
 
 NAME = "orders"

@@ -13,8 +13,8 @@ from collections.abc import Generator
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from mqd.coordinator.log import records_batch
 from mqd.coordinator.internal_topic import partition_for
+from mqd.coordinator.log import records_batch
 from mqd.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

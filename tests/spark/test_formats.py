@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.broker import Broker
 from tests.spark.connector import jars
 from tests.spark.support import new_topic, produce

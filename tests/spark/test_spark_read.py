@@ -5,7 +5,7 @@ be read is said.
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,7 @@ def test_every_kind_of_record(spark: Any, broker: Broker, everything: str, trans
         assert [(row.key, row.value) for row in one] == [(b"no value", None), (b"", b"x" * 3000)]
         assert [row.headers for row in (*zero, one[0])] == [None] * 4
         assert [tuple(header) for header in one[1].headers] == [("a", b"1"), ("a", None), ("b", b"")]
-        assert zero[2].timestamp.replace(tzinfo=timezone.utc) == datetime.fromtimestamp(
-            (1_700_000_000_123 + place) / 1000, timezone.utc
-        )
+        assert zero[2].timestamp.replace(tzinfo=UTC) == datetime.fromtimestamp((1_700_000_000_123 + place) / 1000, UTC)
 
 
 def test_offsets_times_and_parts(spark: Any, broker: Broker) -> None:

@@ -17,8 +17,8 @@ from mqd.acceptor.interbroker.server import own_identity, read_frame, set_option
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import looked_up
-from mqd.cluster.membership import handshake
 from mqd.cluster.host.messages import BrokerImage
+from mqd.cluster.membership import handshake
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.codec import owner_of
 from mqd.protocol.errors import ProtocolError

@@ -25,9 +25,10 @@ from typing import NamedTuple
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
 from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AddPartitionsToTxnRequest,
@@ -39,7 +40,6 @@ from mqd.protocol.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
 
 MARKERS_PER_REQUEST = 1000
 MARKERS_VERSION, ADD_VERSION, LIST_VERSION, END_VERSION = 2, 5, 1, 4

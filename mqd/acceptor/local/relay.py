@@ -28,12 +28,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from mqd.acceptor.broker import Address, Broker
-from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.transactions import leader_elsewhere
+from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.base import logging
-from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.runtime import Coordinator
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode, ProtocolError

@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from mqd import native
-from mqd.acceptor.metrics import cluster as cluster_metrics
-from mqd.acceptor.metrics import groups as group_metrics
 from mqd.acceptor.broker import OWNER_NONE, Broker
 from mqd.acceptor.handlers.cluster.describe_log_dirs import size_of
+from mqd.acceptor.metrics import cluster as cluster_metrics
+from mqd.acceptor.metrics import groups as group_metrics
 from mqd.acceptor.metrics.directories import Kept
 from mqd.acceptor.metrics.server import MetricsServer, listen
 from mqd.log import compaction_report, damage

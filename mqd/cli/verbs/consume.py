@@ -6,7 +6,7 @@ from datetime import datetime
 import click
 
 from mqd.cli.common import Settings, complete_topic, options, pairs
-from mqd.cli.records import compile_format, envelope, parse_start, parse_time, Start
+from mqd.cli.records import Start, compile_format, envelope, parse_start, parse_time
 
 
 @click.command(

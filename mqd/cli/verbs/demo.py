@@ -238,7 +238,8 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self._shown and sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bars
 
             self._bars = Bars(
                 TextColumn("{task.description:<12}"),
@@ -317,8 +318,8 @@ class _Consumer(threading.Thread):
             self.failure = error
 
     def _read(self, bootstrap: str, partitions: list[int], total: int, progress: Progress) -> None:
-        from mqd.cli.topic_reading import Reader
         from mqd.cli.records import Start
+        from mqd.cli.topic_reading import Reader
 
         reader = Reader(bootstrap, TOPIC, {"queued.min.messages": "200000", "fetch.message.max.bytes": "4194304"})
         try:

@@ -309,7 +309,7 @@ def draw(rows: list[Window], picture: Path) -> bool:
         title="Departures more than 15 minutes late, %",
         xlabel="2013",
         xticks=range(1, 13),
-        xticklabels="Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(),
+        xticklabels=["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"],
         xlim=(0.6, 12.4),
     )
     monthly.set_ylim(bottom=0)

@@ -25,7 +25,6 @@ from typing import Any
 
 from mqd.client import requests
 from mqd.client.group.coordinator import Coordinator
-from mqd.client.shm.inbox import Inbox
 from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
 from mqd.client.offsets import (
     COMMIT_BY_ID_VERSION,
@@ -38,6 +37,7 @@ from mqd.client.offsets import (
     commit_version_max,
     read_commit,
 )
+from mqd.client.shm.inbox import Inbox
 from mqd.protocol.errors import ErrorCode
 
 QUEUE_MAX = 10_000

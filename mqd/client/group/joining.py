@@ -4,10 +4,10 @@ reads it.
 
 from __future__ import annotations
 
-from mqd.client.shm.consumer_config import ConsumerConfig
 from mqd.client.group.assignors import ASSIGNORS
 from mqd.client.group.classic import ClassicCore, ClassicSettings
 from mqd.client.group.consumer_protocol import GroupCore, Settings
+from mqd.client.shm.consumer_config import ConsumerConfig
 
 
 def new_core(config: ConsumerConfig, own_id: str) -> GroupCore:

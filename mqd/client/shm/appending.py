@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mqd.client.shm.delivering import Part
 from mqd.client.messages import KafkaError, local_error
+from mqd.client.shm.delivering import Part
 from mqd.client.shm.staging import Chunk, Stage, native_columns
 from mqd.native import E_INVALID, NativeError
 

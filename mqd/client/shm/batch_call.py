@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.shm.appending import PART_MAX, Refused, Taken
 from mqd.client.shm.delivering import CallReport
-from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.shm.staging import Chunk, Stage
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mqd.client.shm.fetching import Fetcher
 from mqd.client.messages import OFFSET_INVALID, KafkaError, TopicPartition, failure, local_error
 from mqd.client.offsets import PartitionResult
+from mqd.client.shm.fetching import Fetcher
 from mqd.client.shm.partitions import Part
 
 

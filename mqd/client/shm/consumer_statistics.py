@@ -9,8 +9,8 @@ import os
 import time
 from typing import Any
 
-from mqd.client.shm.inbox import Inbox
 from mqd.client.group.rebalancing import Call
+from mqd.client.shm.inbox import Inbox
 from mqd.client.shm.producer_statistics import NOT_COUNTED
 
 _NEVER = float("inf")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from mqd.client.messages import KafkaError
 from mqd.client.group.rebalancing import Call
+from mqd.client.messages import KafkaError
 
 
 class Turns:

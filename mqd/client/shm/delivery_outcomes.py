@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from mqd.client.shm.delivering import Batch, CallReport, Delivery, Part
 from mqd.client.messages import KafkaError, broker_error, local_error
+from mqd.client.shm.delivering import Batch, CallReport, Delivery, Part
 from mqd.native import NativeError
 from mqd.native.client import Delivery as NativeDelivery
 from mqd.protocol.errors import ErrorCode, is_retriable

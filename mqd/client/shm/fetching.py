@@ -35,9 +35,7 @@ from itertools import islice
 from typing import Any
 
 from mqd.client import offsets, requests
-from mqd.client.shm.consumer_config import EARLIEST, ERROR, ConsumerConfig
 from mqd.client.group.coordinator import Coordinator
-from mqd.client.shm.inbox import Inbox
 from mqd.client.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -48,6 +46,8 @@ from mqd.client.messages import (
     local_error,
 )
 from mqd.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from mqd.client.shm.consumer_config import EARLIEST, ERROR, ConsumerConfig
+from mqd.client.shm.inbox import Inbox
 from mqd.client.shm.parking import PositionSession
 from mqd.client.shm.partitions import Part, Parts, Phase
 from mqd.protocol.errors import ErrorCode

@@ -33,8 +33,8 @@ import confluent_kafka
 
 from mqd.client.config import Settings
 from mqd.client.messages import KafkaError
-from mqd.client.shm.reading import Problem
 from mqd.client.record_batch import RecordBatchView
+from mqd.client.shm.reading import Problem
 from mqd.protocol.errors import ErrorCode
 
 AHEAD_RECORDS = 20_000

@@ -31,7 +31,7 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
     *get_args(broker_messages.FromActiveController),
 )
 
-PeerMessage = Union[MESSAGES]  # type: ignore[valid-type]
+PeerMessage = Union[MESSAGES]  # type: ignore[valid-type]  # noqa: UP007
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(PeerMessage)

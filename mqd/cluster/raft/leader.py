@@ -267,7 +267,7 @@ class Leadership:
     # -- fetches -----------------------------------------------------------------------------------
 
     def on_fetch(self, fetch: Fetch, now_ns: int) -> None:
-        core, log = self.core, self.core.log
+        log = self.core.log
         replica = self._replica(fetch.replica)
         replica.heard_ns = now_ns
         self.note_stamp(replica, fetch.stamp_ns, now_ns)

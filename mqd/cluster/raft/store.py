@@ -334,7 +334,7 @@ class QuorumStore:
 
     # -- beginning ---------------------------------------------------------------------------------
 
-    def found(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:
+    def found(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:  # noqa: B008 (frozen)
         """On an empty directory: this replica begins with the empty state and these voters. Raises
         OSError: nothing counts yet, the next start finds it empty.
         """

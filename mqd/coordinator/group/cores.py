@@ -15,7 +15,6 @@ from mqd.coordinator.group.offsets import Offsets
 from mqd.coordinator.group.records import (
     CONSUMER_GROUP_TYPES,
     GROUP_METADATA,
-    OFFSET_COMMIT,
     decode_offset_value,
     group_of_key,
     key_type_of,

@@ -26,14 +26,14 @@ import msgspec
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired, persists
 from mqd.coordinator.group import migration
 from mqd.coordinator.group.classic import records as classic_records
-from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.members import Member
+from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
 from mqd.coordinator.group.classic.state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, Holder, State
+from mqd.coordinator.group.consumer.cluster import Cluster, FixedCluster
 from mqd.coordinator.group.consumer.core import DEADLINE_TIMER as CONSUMER_TIMER
 from mqd.coordinator.group.consumer.core import ConsumerGroup
-from mqd.coordinator.group.consumer.cluster import Cluster, FixedCluster
 from mqd.coordinator.group.consumer.describe import holders
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
 from mqd.coordinator.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS, CommitOffsets, Offsets, OffsetsSettings

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from mqd.coordinator.actions import Action, KeyValue, Reply
 from mqd.coordinator.group.classic import records as classic_records
-from mqd.coordinator.group.consumer import records
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.members import Member as ClassicMember
 from mqd.coordinator.group.classic.state import CONSUMER_PROTOCOL
-from mqd.coordinator.group.consumer.core import ConsumerGroup
+from mqd.coordinator.group.consumer import records
 from mqd.coordinator.group.consumer.classic_members import METADATA_BYTES_MAX
 from mqd.coordinator.group.consumer.cluster import Cluster
+from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.members import STABLE, Member
-from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from mqd.coordinator.group.consumer.records import ClassicMetadata, Current, Description, Partitions
+from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 

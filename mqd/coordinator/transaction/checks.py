@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.protocol.errors import ErrorCode
 from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
+from mqd.protocol.errors import ErrorCode
 
 ADDS_SINCE_PRODUCE = 12
 ABORTABLE_SINCE_PRODUCE = 11

@@ -3,9 +3,9 @@ says which kind.
 """
 
 from mqd.coordinator.transaction import joint_records
+from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.joint import PREFIX, JointTransaction
 from mqd.coordinator.transaction.records import decode_key
-from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.state import Settings
 
 

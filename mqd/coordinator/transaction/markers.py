@@ -30,11 +30,11 @@ from typing import Protocol
 
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Effect
-from mqd.coordinator.log import AppendError
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.log import AppendError
 from mqd.coordinator.topics import GROUPS
-from mqd.protocol.errors import ErrorCode, error_name
 from mqd.coordinator.transaction.events import MarkersWritten, Partition, WriteMarkers
+from mqd.protocol.errors import ErrorCode, error_name
 
 RETRY_S = (0.01, 0.05, 0.2, 1.0)  # the last one from then on
 WARN_AFTER = 10

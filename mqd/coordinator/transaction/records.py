@@ -16,8 +16,8 @@ import struct
 
 import msgspec
 
-from mqd.protocol.codec_encoder import uvarint
 from mqd.coordinator.transaction.events import Partition
+from mqd.protocol.codec_encoder import uvarint
 
 KEY_VERSION = 0
 VALUE_VERSION = 1

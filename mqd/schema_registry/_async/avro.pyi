@@ -1,33 +1,31 @@
 # mypy: disable-error-code="attr-defined"
-from confluent_kafka.schema_registry._async.avro import (
-    AVRO_TYPE as AVRO_TYPE,
-    AsyncAvroDeserializer as AsyncAvroDeserializer,
-    AsyncAvroDeserializerBuilder as AsyncAvroDeserializerBuilder,
-    AsyncAvroSerializer as AsyncAvroSerializer,
-    AsyncAvroSerializerBuilder as AsyncAvroSerializerBuilder,
-    AsyncBaseDeserializer as AsyncBaseDeserializer,
-    AsyncBaseSerializer as AsyncBaseSerializer,
-    AsyncSchemaRegistryClient as AsyncSchemaRegistryClient,
-    DeserializerBuilder as DeserializerBuilder,
-    MessageField as MessageField,
-    ParsedSchemaCache as ParsedSchemaCache,
-    RuleMode as RuleMode,
-    RulePhase as RulePhase,
-    RuleRegistry as RuleRegistry,
-    Schema as Schema,
-    SchemaId as SchemaId,
-    SerializationContext as SerializationContext,
-    SerializationError as SerializationError,
-    SerializerBuilder as SerializerBuilder,
-    ValidationRulesExecution as ValidationRulesExecution,
-    async_build_serde as async_build_serde,
-    asyncinit as asyncinit,
-    clear_original_key as clear_original_key,
-    dual_schema_id_deserializer as dual_schema_id_deserializer,
-    get_inline_tags as get_inline_tags,
-    parse_schema_with_repo as parse_schema_with_repo,
-    prefix_schema_id_serializer as prefix_schema_id_serializer,
-    set_original_key as set_original_key,
-    transform as transform,
-    validate_message as validate_message,
-)
+from confluent_kafka.schema_registry._async.avro import AVRO_TYPE as AVRO_TYPE
+from confluent_kafka.schema_registry._async.avro import AsyncAvroDeserializer as AsyncAvroDeserializer
+from confluent_kafka.schema_registry._async.avro import AsyncAvroDeserializerBuilder as AsyncAvroDeserializerBuilder
+from confluent_kafka.schema_registry._async.avro import AsyncAvroSerializer as AsyncAvroSerializer
+from confluent_kafka.schema_registry._async.avro import AsyncAvroSerializerBuilder as AsyncAvroSerializerBuilder
+from confluent_kafka.schema_registry._async.avro import AsyncBaseDeserializer as AsyncBaseDeserializer
+from confluent_kafka.schema_registry._async.avro import AsyncBaseSerializer as AsyncBaseSerializer
+from confluent_kafka.schema_registry._async.avro import AsyncSchemaRegistryClient as AsyncSchemaRegistryClient
+from confluent_kafka.schema_registry._async.avro import DeserializerBuilder as DeserializerBuilder
+from confluent_kafka.schema_registry._async.avro import MessageField as MessageField
+from confluent_kafka.schema_registry._async.avro import ParsedSchemaCache as ParsedSchemaCache
+from confluent_kafka.schema_registry._async.avro import RuleMode as RuleMode
+from confluent_kafka.schema_registry._async.avro import RulePhase as RulePhase
+from confluent_kafka.schema_registry._async.avro import RuleRegistry as RuleRegistry
+from confluent_kafka.schema_registry._async.avro import Schema as Schema
+from confluent_kafka.schema_registry._async.avro import SchemaId as SchemaId
+from confluent_kafka.schema_registry._async.avro import SerializationContext as SerializationContext
+from confluent_kafka.schema_registry._async.avro import SerializationError as SerializationError
+from confluent_kafka.schema_registry._async.avro import SerializerBuilder as SerializerBuilder
+from confluent_kafka.schema_registry._async.avro import ValidationRulesExecution as ValidationRulesExecution
+from confluent_kafka.schema_registry._async.avro import async_build_serde as async_build_serde
+from confluent_kafka.schema_registry._async.avro import asyncinit as asyncinit
+from confluent_kafka.schema_registry._async.avro import clear_original_key as clear_original_key
+from confluent_kafka.schema_registry._async.avro import dual_schema_id_deserializer as dual_schema_id_deserializer
+from confluent_kafka.schema_registry._async.avro import get_inline_tags as get_inline_tags
+from confluent_kafka.schema_registry._async.avro import parse_schema_with_repo as parse_schema_with_repo
+from confluent_kafka.schema_registry._async.avro import prefix_schema_id_serializer as prefix_schema_id_serializer
+from confluent_kafka.schema_registry._async.avro import set_original_key as set_original_key
+from confluent_kafka.schema_registry._async.avro import transform as transform
+from confluent_kafka.schema_registry._async.avro import validate_message as validate_message

@@ -1,32 +1,36 @@
 # mypy: disable-error-code="attr-defined"
+from confluent_kafka.schema_registry._async.json_schema import DEFAULT_SPEC as DEFAULT_SPEC
+from confluent_kafka.schema_registry._async.json_schema import JSON_TYPE as JSON_TYPE
+from confluent_kafka.schema_registry._async.json_schema import AsyncBaseDeserializer as AsyncBaseDeserializer
+from confluent_kafka.schema_registry._async.json_schema import AsyncBaseSerializer as AsyncBaseSerializer
+from confluent_kafka.schema_registry._async.json_schema import AsyncJSONDeserializer as AsyncJSONDeserializer
 from confluent_kafka.schema_registry._async.json_schema import (
-    AsyncBaseDeserializer as AsyncBaseDeserializer,
-    AsyncBaseSerializer as AsyncBaseSerializer,
-    AsyncJSONDeserializer as AsyncJSONDeserializer,
     AsyncJSONDeserializerBuilder as AsyncJSONDeserializerBuilder,
-    AsyncJSONSerializer as AsyncJSONSerializer,
-    AsyncJSONSerializerBuilder as AsyncJSONSerializerBuilder,
-    AsyncSchemaRegistryClient as AsyncSchemaRegistryClient,
-    DEFAULT_SPEC as DEFAULT_SPEC,
-    DeserializerBuilder as DeserializerBuilder,
-    JSON_TYPE as JSON_TYPE,
-    MessageField as MessageField,
-    ParsedSchemaCache as ParsedSchemaCache,
-    RuleMode as RuleMode,
-    RulePhase as RulePhase,
-    RuleRegistry as RuleRegistry,
-    Schema as Schema,
-    SchemaId as SchemaId,
-    SerializationContext as SerializationContext,
-    SerializationError as SerializationError,
-    SerializerBuilder as SerializerBuilder,
-    ValidationRulesExecution as ValidationRulesExecution,
-    async_build_serde as async_build_serde,
-    asyncinit as asyncinit,
-    clear_original_key as clear_original_key,
-    dual_schema_id_deserializer as dual_schema_id_deserializer,
-    prefix_schema_id_serializer as prefix_schema_id_serializer,
-    set_original_key as set_original_key,
-    transform as transform,
-    validate_message as validate_message,
 )
+from confluent_kafka.schema_registry._async.json_schema import AsyncJSONSerializer as AsyncJSONSerializer
+from confluent_kafka.schema_registry._async.json_schema import AsyncJSONSerializerBuilder as AsyncJSONSerializerBuilder
+from confluent_kafka.schema_registry._async.json_schema import AsyncSchemaRegistryClient as AsyncSchemaRegistryClient
+from confluent_kafka.schema_registry._async.json_schema import DeserializerBuilder as DeserializerBuilder
+from confluent_kafka.schema_registry._async.json_schema import MessageField as MessageField
+from confluent_kafka.schema_registry._async.json_schema import ParsedSchemaCache as ParsedSchemaCache
+from confluent_kafka.schema_registry._async.json_schema import RuleMode as RuleMode
+from confluent_kafka.schema_registry._async.json_schema import RulePhase as RulePhase
+from confluent_kafka.schema_registry._async.json_schema import RuleRegistry as RuleRegistry
+from confluent_kafka.schema_registry._async.json_schema import Schema as Schema
+from confluent_kafka.schema_registry._async.json_schema import SchemaId as SchemaId
+from confluent_kafka.schema_registry._async.json_schema import SerializationContext as SerializationContext
+from confluent_kafka.schema_registry._async.json_schema import SerializationError as SerializationError
+from confluent_kafka.schema_registry._async.json_schema import SerializerBuilder as SerializerBuilder
+from confluent_kafka.schema_registry._async.json_schema import ValidationRulesExecution as ValidationRulesExecution
+from confluent_kafka.schema_registry._async.json_schema import async_build_serde as async_build_serde
+from confluent_kafka.schema_registry._async.json_schema import asyncinit as asyncinit
+from confluent_kafka.schema_registry._async.json_schema import clear_original_key as clear_original_key
+from confluent_kafka.schema_registry._async.json_schema import (
+    dual_schema_id_deserializer as dual_schema_id_deserializer,
+)
+from confluent_kafka.schema_registry._async.json_schema import (
+    prefix_schema_id_serializer as prefix_schema_id_serializer,
+)
+from confluent_kafka.schema_registry._async.json_schema import set_original_key as set_original_key
+from confluent_kafka.schema_registry._async.json_schema import transform as transform
+from confluent_kafka.schema_registry._async.json_schema import validate_message as validate_message

@@ -11,8 +11,9 @@ from mqd.spark.pipelines.manifest import Archive, ArchiveError
 from mqd.spark.pipelines.settings import SettingsError
 
 if TYPE_CHECKING:
-    from mqd.spark.pipelines.parquet import ArchivedTask
     from pyspark.sql import DataFrame, SparkSession
+
+    from mqd.spark.pipelines.parquet import ArchivedTask
 
 Offsets = Mapping[str, Mapping[str, int]]
 
@@ -91,7 +92,7 @@ def _tasks(
 
     found: dict[tuple[str, int], list[ArchivedTask]] = {}
     for topic in topics:
-        for file, span in ((file, span) for file in archive.of(topic) for span in file.spans):
+        for file, span in ((each, span) for each in archive.of(topic) for span in each.spans):
             start, end = (
                 max(span.first, _bound(offsets[0], topic, span.partition, 0)),
                 min(span.end, _bound(offsets[1], topic, span.partition, span.end)),

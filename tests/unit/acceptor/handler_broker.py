@@ -18,17 +18,17 @@ from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import coordinate
 from mqd.base.config import load_broker
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.host import messages
 from mqd.cluster.broker.core import BrokerCore
-from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.host import messages
 from mqd.cluster.host.core import HostCore
 from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import QuorumSettings
+from mqd.cluster.raft.identity import directory_text, settle_key
 from mqd.cluster.raft.messages import SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore
-from mqd.cluster.raft.identity import directory_text, settle_key
 from mqd.controller import directories
 from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.protocol.api import decode_response, encode_request

@@ -9,26 +9,27 @@ import time
 import msgspec
 import pytest
 
-from mqd.acceptor.interbroker import client as peers
-from mqd.acceptor.interbroker import server as between
-from mqd.acceptor.interbroker import transactions as remote_transactions
-from mqd.acceptor.interbroker.server import Between, judge
 from mqd.acceptor.broker import Address, Broker, Context
 from mqd.acceptor.coordinators import BrokerPartitions, InternalPartitions
 from mqd.acceptor.handlers.cluster import describe_cluster, list_partition_reassignments
 from mqd.acceptor.handlers.topics import describe_topic_partitions
 from mqd.acceptor.handlers.topics import metadata as metadata_handler
-from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.interbroker import client as peers
+from mqd.acceptor.interbroker import server as between
+from mqd.acceptor.interbroker import transactions as remote_transactions
 from mqd.acceptor.interbroker.client import PeerError, Peers
+from mqd.acceptor.interbroker.server import Between, judge
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
+from mqd.acceptor.metadata import Metadata
 from mqd.base.config import load_broker
 from mqd.cluster.host import messages
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.cluster.metadata.records import RETIRE_HIDDEN
-from mqd.coordinator.log import AppendError
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.log import AppendError
 from mqd.coordinator.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from mqd.coordinator.transaction.events import AddPartitions, VerifyPartitions
 from mqd.native import SlotRole, SlotState, SlotView
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode
@@ -43,7 +44,6 @@ from mqd.protocol.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from mqd.coordinator.transaction.events import AddPartitions, VerifyPartitions
 
 NODE = 2
 TOPIC = b"t" * 16

@@ -12,8 +12,8 @@ import pytest
 from mqd import native
 from mqd.acceptor import throttle
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC
 from mqd.cluster.metadata.features import FEATURES, founding_levels, levels
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC
 from mqd.cluster.raft.events import QuorumSettings
 from mqd.controller import quotas
 from mqd.native import QuotaKind

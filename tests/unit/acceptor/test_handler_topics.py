@@ -28,8 +28,8 @@ from mqd.protocol.messages import (
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog
 from tests.unit.acceptor.handler_broker import HandlerBroker
-from tests.unit.log.log_files import encode_batch, write_segment
 from tests.unit.acceptor.test_handler_metadata import create, versions
+from tests.unit.log.log_files import encode_batch, write_segment
 
 TOPIC, BROKER = 2, 4
 

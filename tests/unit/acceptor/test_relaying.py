@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.broker import Address
-from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.acceptor.interbroker.client import PeerError
+from mqd.acceptor.link import LISTENER_LOCAL
+from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.relay import ENVELOPE, Principal, Relaying
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response

@@ -7,7 +7,7 @@ import pytest
 from mqd.base import config as c
 from mqd.base import config_page, kafka_names
 from mqd.base.config import BROKER, TOPIC
-from mqd.base.property_values import ConfigError, allowed_text, canonical_text, parse_value
+from mqd.base.property_values import ConfigError, canonical_text, parse_value
 
 
 def refused(call, *parts: str) -> ConfigError:

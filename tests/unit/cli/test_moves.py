@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mqd.cli import kafka_request as request
 from mqd.cli import main as main_module
 from mqd.cli import moves
-from mqd.cli import kafka_request as request
 from mqd.cli import offline_replicas as offline
 from mqd.cli.common import CliError
 from mqd.protocol.messages import (

@@ -12,8 +12,8 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError, KafkaException  # noqa: E402
 
 from mqd.cli import topic_reading as reading  # noqa: E402
-from mqd.cli.topic_reading import Reader  # noqa: E402
 from mqd.cli.records import Start  # noqa: E402
+from mqd.cli.topic_reading import Reader  # noqa: E402
 
 NOW = 10_000
 END = KafkaError._PARTITION_EOF

@@ -2,16 +2,16 @@
 
 import io
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import click
 import pytest
 
 from mqd.cli import records
-from mqd.cli.verbs import demo
 from mqd.cli.records import Start
+from mqd.cli.verbs import demo
 
-NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
 
 class Message:

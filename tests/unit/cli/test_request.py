@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqd.cli import moves
 from mqd.cli import kafka_request as request
+from mqd.cli import moves
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.kafka_request import Broker, patiently
 from mqd.protocol.api import decode_request, encode_response, with_length
@@ -161,8 +161,8 @@ def test_groups_behind_one_that_cannot_be_deleted_are_deleted_and_told(
 ) -> None:
     from types import SimpleNamespace
 
-    from mqd.cli import main
     from mqd.cli import broker_lookup as cluster
+    from mqd.cli import main
 
     class Cluster:
         def __init__(self, bootstrap: str) -> None: ...

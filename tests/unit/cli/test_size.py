@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mqd.cli import main as main_module
 from mqd.cli import sizing
-from mqd.cli.verbs import size
 from mqd.cli.common import EXIT_FAILED, EXIT_USAGE
-from mqd.cli.sizing import Figures, Host, Load, Unsizable, plan, shipped_figures
+from mqd.cli.sizing import Figures, Host, Load, plan, shipped_figures
+from mqd.cli.verbs import size
 
 WEEK = 7 * 86400.0
 FIGURES = Figures(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mqd.cli.verbs import sql
 from mqd.cli.common import NobodyReadsError
+from mqd.cli.verbs import sql
 from tests.unit.cli.unread_stdout import unread
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from mqd.cli import voters
 from mqd.cli import kafka_request as request
 from mqd.cli import main as main_module
+from mqd.cli import voters
 from mqd.protocol.messages import (
     DescribeClusterResponse,
     DescribeConfigsResponse,

@@ -13,13 +13,13 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from mqd.client import requests
-from mqd.client.shm.attachment import Attachment
 from mqd.client.config import read
-from mqd.client.shm.consumer_config import ConsumerConfig
 from mqd.client.messages import Message
 from mqd.client.offsets import EARLIEST_TIMESTAMP
-from mqd.client.shm.reading import Problem
+from mqd.client.shm.attachment import Attachment
 from mqd.client.shm.consumer import ShmConsumer
+from mqd.client.shm.consumer_config import ConsumerConfig
+from mqd.client.shm.reading import Problem
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     FindCoordinatorResponse,

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from mqd.client import requests
-from mqd.client.shm.attachment import Attachment
 from mqd.client.group.coordinator import Coordinator
 from mqd.client.messages import KafkaError, KafkaException, local_error
+from mqd.client.shm.attachment import Attachment
 from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse
 from tests.unit.client.client_broker import FakeBroker
 

@@ -93,7 +93,8 @@ def test_what_uses_a_client_is_known(name: str) -> None:
 
 
 def test_clients_are_ours() -> None:
-    from mqd import admin, aio, avro, client, cimpl as extension  # fmt: skip
+    from mqd import admin, aio, avro, client  # fmt: skip
+    from mqd import cimpl as extension
 
     assert mqd.Producer is client.Producer is extension.Producer
     assert mqd.Consumer is client.Consumer is extension.Consumer

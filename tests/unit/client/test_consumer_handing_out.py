@@ -14,13 +14,13 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from mqd.client import consumer as client_consumer
 from mqd.client import requests
 from mqd.client.async_consumer import AsyncConsumer
-from mqd.client.group.committing import Commit
 from mqd.client.config import read
+from mqd.client.group.committing import Commit
+from mqd.client.group.rebalancing import Call
 from mqd.client.messages import Message
+from mqd.client.shm.consumer import POLL_RECORDS
 from mqd.client.shm.partitions import Phase
 from mqd.client.shm.reading import Problem
-from mqd.client.group.rebalancing import Call
-from mqd.client.shm.consumer import POLL_RECORDS
 from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client.client_consumer import TOPIC, ConsumerWorld, consume_is_left, make, places  # noqa: F401 (fixtures)

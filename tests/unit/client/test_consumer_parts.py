@@ -14,10 +14,9 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from mqd.client import offsets
+from mqd.client.config import read
 from mqd.client.group import rebalancing
 from mqd.client.group.committing import QUEUE_MAX, Commits
-from mqd.client.config import read
-from mqd.client.shm.consumer_config import ConsumerConfig
 from mqd.client.group.consumer_protocol import MAX_POLL_EXCEEDED, RELEASE_WAIT_MS, GroupCore, Settings, State
 from mqd.client.group.events import (
     Answered,
@@ -37,11 +36,12 @@ from mqd.client.group.events import (
     TopicsKnown,
     Unanswered,
 )
-from mqd.client.shm.inbox import Inbox
+from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult
+from mqd.client.shm.consumer_config import ConsumerConfig
+from mqd.client.shm.inbox import Inbox
 from mqd.client.shm.partitions import Part, Parts, Phase
-from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from mqd.client.shm import closing
 from mqd.client.messages import KafkaError, KafkaException, Message, local_error
+from mqd.client.shm import closing
 from mqd.client.shm.producer import ShmProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client.client_broker import FakeBroker

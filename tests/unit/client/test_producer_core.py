@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from mqd.client import requests
-from mqd.client.shm import compressing
 from mqd.client.config import read
-from mqd.client.shm.delivery_outcomes import Verdict, judge
 from mqd.client.messages import KafkaError, KafkaException, Message
 from mqd.client.producer import Producer
+from mqd.client.shm import compressing
+from mqd.client.shm.delivery_outcomes import Verdict, judge
 from mqd.client.tcp.producer import TcpProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client.client_broker import FakeBroker

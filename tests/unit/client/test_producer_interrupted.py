@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mqd.client import requests
-from mqd.client.shm import appending, compressing
 from mqd.client.messages import KafkaError, KafkaException
+from mqd.client.shm import appending, compressing
 from mqd.client.shm.producer import ShmProducer
 from tests.unit.client.client_broker import FakeBroker
 from tests.unit.client.client_native import Reports, broker, make  # noqa: F401 (fixtures)

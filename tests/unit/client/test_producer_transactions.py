@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mqd.client import requests
-from mqd.client.shm import transactional
 from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, TopicPartition
+from mqd.client.shm import transactional
 from mqd.client.shm.producer import ShmProducer
 from mqd.protocol.api import decode_request
 from mqd.protocol.errors import ErrorCode

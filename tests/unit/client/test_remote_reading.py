@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.client.shm import remote_reading
 from mqd.client.config import Settings
 from mqd.client.messages import KafkaError
+from mqd.client.shm import remote_reading
 from mqd.client.shm.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 

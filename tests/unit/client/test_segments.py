@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("mqd._native")
 
 from mqd.client.messages import Message, encode_headers  # noqa: E402
-from mqd.client.shm.reading import BLOCK_COUNT_MAX, BLOCK_RECORDS, BlockPool, PartitionReader  # noqa: E402
 from mqd.client.record_batch import Blobs, RecordBatchView  # noqa: E402
+from mqd.client.shm.reading import BLOCK_COUNT_MAX, BLOCK_RECORDS, BlockPool, PartitionReader  # noqa: E402
 from mqd.native.reader import SegmentReader  # noqa: E402
 from mqd.protocol.crc32c import crc32c  # noqa: E402
 from mqd.protocol.records import Record, decode_records, encode_batch  # noqa: E402

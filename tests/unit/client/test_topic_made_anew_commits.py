@@ -24,7 +24,6 @@ from tests.unit.client.client_consumer import (
     begins_anew,
     hears_that_it_is_gone,
     look_again,
-    make,
     next_record,
 )  # noqa: F401 (fixtures)
 

@@ -4,19 +4,19 @@ replicas follow, what each side believes of the other.
 
 import msgspec
 import pytest
-from tests.unit.controller.controller_world import OPTIONS, Host, World
-from tests.unit.cluster.test_rules import registration
 
 from mqd.base.config import load_broker
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.records import PartitionState, TopicRemoved
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.cluster.test_rules import registration
+from tests.unit.controller.controller_world import OPTIONS, Host, World
 
 
 @pytest.fixture

@@ -4,20 +4,20 @@ while they live together, who is let in, what is written.
 
 import msgspec
 import pytest
-from tests.unit.controller.controller_world import FEATURES as OLD
-from tests.unit.controller.controller_world import World
-from tests.unit.cluster.test_brokers import run
 
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.membership import peer_messages
-from mqd.cluster.metadata import features
-from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.host import messages
+from mqd.cluster.membership import peer_messages
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata import features
 from mqd.cluster.metadata.features import FEATURES, MQD_VERSION
 from mqd.cluster.metadata.records import FeatureLevelSet, GroupConfigured, decode_record, encode_record
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.cluster.test_brokers import run
+from tests.unit.controller.controller_world import FEATURES as OLD
+from tests.unit.controller.controller_world import World
 
 NEW = features.supported()
 UPGRADE = 1

@@ -9,9 +9,8 @@ import pytest
 from mqd.cluster.membership import formation
 from mqd.cluster.membership.formation import (
     Answered,
-    AskSeed,
     Asked,
-    FormationAsk,
+    AskSeed,
     FormationCore,
     Found,
     Join,

@@ -5,25 +5,25 @@ move up, by single traces of the rules.
 from collections import Counter
 
 import pytest
-from tests.unit.controller.controller_world import World
-from tests.unit.cluster.test_brokers import partitions, run
-from tests.unit.cluster.test_replicas import NONE
-from tests.unit.cluster.test_rules import cluster, do, topic
 
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata.rules import brokers as broker_rules
-from mqd.cluster.metadata.rules import reassignments as reassign_rules
-from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.maintenance import UPKEEP_MS
-from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, BrokerConfigured, PartitionsChanged, PartitionState
-from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose, choose_one
 from mqd.cluster.metadata.rules.reassignments import GROW_ELSEWHERE_MS
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.view import View
+from tests.unit.cluster.test_brokers import partitions, run
+from tests.unit.cluster.test_replicas import NONE
+from tests.unit.cluster.test_rules import cluster, do, topic
+from tests.unit.controller.controller_world import World
 
 MIB = 1 << 20
 

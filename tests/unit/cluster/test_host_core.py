@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from mqd.cluster.host import messages
 from mqd.cluster.host import core as host_core
+from mqd.cluster.host import messages
 from mqd.cluster.host.core import OWNER_NONE, HostCore
 from mqd.cluster.metadata.core import Publish
 from mqd.cluster.metadata.records import (

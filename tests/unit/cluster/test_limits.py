@@ -2,22 +2,22 @@
 
 import msgspec
 import pytest
-from tests.unit.cluster.test_rules import TOPIC, cluster, topic
 
 from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.host.messages import AddPartitions, CreateTopic, Image, PartitionImage, TopicImage
 from mqd.cluster.metadata import limits
-from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.maintenance import UNABLE_MS
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.rules.configs import ConfigRules
-from mqd.cluster.host.messages import AddPartitions, CreateTopic, Image, PartitionImage, TopicImage
 from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX, Directories
 from mqd.cluster.metadata.rules.topics import Placement, add_partitions, create_topic
 from mqd.cluster.metadata.state import MetadataState
-from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX, Directories
-from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.cluster.test_rules import TOPIC, cluster, topic
 
 NONE: frozenset[str] = frozenset()
 HOSTS = 20

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
 
 

@@ -1,18 +1,18 @@
 """min.insync.replicas: what is written with a new topic, and when the number may change."""
 
 import pytest
-from tests.unit.controller.controller_world import World
-from tests.unit.cluster.test_rules import cluster, topic
 
 from mqd.base.config import load_broker
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.rules import topics as metadata_rules
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.records import TopicConfigured
-from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import topics as metadata_rules
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.rules.placement import Directories
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.cluster.test_rules import cluster, topic
+from tests.unit.controller.controller_world import World
 
 
 def test_a_smaller_minimum_does_not_forget_who_is_eligible() -> None:

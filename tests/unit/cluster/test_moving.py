@@ -3,25 +3,25 @@ none waits for a host that cannot take it, by single traces of the rules.
 """
 
 import pytest
-from tests.unit.controller.controller_world import World
-from tests.unit.cluster.test_brokers import partitions, run
-from tests.unit.cluster.test_replicas import NONE, begin, cancel, elect, in_sync, move, phases, together, until
-from tests.unit.cluster.test_rules import cluster, do, topic
 
+from mqd.cluster.broker.messages import DirectoryReport, RegisterBroker
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.records import PartitionChange, PartitionsChanged, PartitionState
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.rules import elections as election_rules
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules import topics as metadata_rules
-from mqd.cluster.host import messages
-from mqd.cluster.broker.messages import DirectoryReport, RegisterBroker
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.records import PartitionChange, PartitionsChanged, PartitionState
-from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import there_before
 from mqd.cluster.metadata.rules.placement import Directories
-from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.cluster.test_brokers import partitions, run
+from tests.unit.cluster.test_replicas import NONE, begin, cancel, elect, in_sync, move, phases, together, until
+from tests.unit.cluster.test_rules import cluster, do, topic
+from tests.unit.controller.controller_world import World
 
 
 def returned(state: MetadataState, node: int, clean: bool = False, anew: str = "") -> PartitionState:

@@ -8,14 +8,9 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from tests.unit.controller.controller_world import World
-from tests.unit.cluster.test_brokers import partitions, run
-from tests.unit.cluster.test_rules import TOPIC, cluster, do, proposal, topic
 
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.rules.in_sync import Proposals
 from mqd.cluster.metadata.records import (
     PartitionsAdded,
     PartitionState,
@@ -25,14 +20,19 @@ from mqd.cluster.metadata.records import (
     decode_record,
     encode_record,
 )
-from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.cluster.metadata.rules.elections import ELECT_UNCLEAN
+from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.state import MetadataState, Snapshot
+from mqd.cluster.metadata.view import View
 from mqd.native import ProducerView, SlotState
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import CreatePartitionsRequest
 from mqd.protocol.redirected import redirected_producer
 from tests.unit.acceptor.handler_broker import ACCEPTOR, HandlerBroker
 from tests.unit.acceptor.test_handler_metadata import create
+from tests.unit.cluster.test_brokers import partitions, run
+from tests.unit.cluster.test_rules import TOPIC, cluster, do, proposal, topic
+from tests.unit.controller.controller_world import World
 
 WAY_OUT = ("mqd topic reassign", "--election-type unclean", "lost for good")
 

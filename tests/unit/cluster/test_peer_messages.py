@@ -8,8 +8,8 @@ import pytest
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages as controller_messages
 from mqd.cluster.membership import formation, peer_messages
-from mqd.cluster.raft import messages as quorum_messages
 from mqd.cluster.membership.peer_messages import PeerProtocolError, body_bytes, decode, encode
+from mqd.cluster.raft import messages as quorum_messages
 
 
 def test_every_core_has_its_messages_in_one_union():

@@ -13,10 +13,6 @@ import msgspec
 import pytest
 
 from mqd import native
-from mqd.cluster.raft import files as metadata_files
-from mqd.cluster.raft import identity as replica_identity
-from mqd.cluster.raft import store as quorum_store
-from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 from mqd.cluster.metadata.records import (
     ClusterCreated,
     PartitionState,
@@ -29,7 +25,11 @@ from mqd.cluster.metadata.records import (
     encode_record,
 )
 from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft import files as metadata_files
+from mqd.cluster.raft import identity as replica_identity
+from mqd.cluster.raft import store as quorum_store
 from mqd.cluster.raft.events import VoteState
+from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt, settle_key
 from mqd.cluster.raft.messages import (
     DATA,
     LEADER_CHANGE,
@@ -42,7 +42,7 @@ from mqd.cluster.raft.messages import (
     make_batch,
     voters_batch,
 )
-from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt, settle_key
+from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 from mqd.log.batches import parse_header
 from mqd.log.records import records
 from mqd.protocol import records as codec

@@ -7,23 +7,12 @@ from collections import Counter
 
 import msgspec
 import pytest
-from tests.unit.controller.controller_world import World
-from tests.unit.cluster.test_brokers import partitions, run
-from tests.unit.cluster.test_rules import cluster, do, judge, proposal, topic
 
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.metadata.rules import placement
-from mqd.cluster.metadata.rules import brokers as broker_rules
-from mqd.cluster.metadata.rules import elections as election_rules
-from mqd.cluster.metadata.rules import reassignments as reassign_rules
-from mqd.cluster.metadata.rules import retirement as retire_rules
-from mqd.cluster.metadata.rules import settings as settings_rules
-from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.view import View
 from mqd.cluster.host.images import owner_of
+from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.records import (
     BrokerRegistered,
     PartitionChange,
@@ -32,10 +21,21 @@ from mqd.cluster.metadata.records import (
     TopicCreated,
     decode_record,
 )
-from mqd.cluster.metadata.state import MetadataState
-from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules import elections as election_rules
+from mqd.cluster.metadata.rules import placement
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC
+from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.cluster.test_brokers import partitions, run
+from tests.unit.cluster.test_rules import cluster, do, judge, proposal, topic
+from tests.unit.controller.controller_world import World
 
 NONE = frozenset()
 

@@ -4,13 +4,9 @@ Mutants that chance does not find are shown here.
 
 import msgspec
 import pytest
-from tests.unit.controller.controller_world import FEATURES, OPTIONS
 
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.active_controller import ActiveController
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.rules.in_sync import Proposals
 from mqd.cluster.metadata.records import (
     BrokerRegistered,
     BrokerState,
@@ -20,10 +16,14 @@ from mqd.cluster.metadata.records import (
     TopicCreated,
     TopicState,
 )
-from mqd.cluster.metadata.state import MetadataState
-from mqd.cluster.metadata.rules.partitions import effective_min_in_sync
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.rules.partitions import effective_min_in_sync
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.controller.controller_world import FEATURES, OPTIONS
 
 TOPIC = b"t" * 16
 KEY = (TOPIC, 0)

@@ -3,9 +3,9 @@ model of the replicas' logs (controller_world.py). A failing seed replays as it 
 """
 
 import pytest
-from tests.unit.controller.controller_world import World
 
 from mqd.cluster.host import messages
+from tests.unit.controller.controller_world import World
 
 
 def history(seed: int, steps: int, mutants: tuple[str, ...] = ()) -> World:

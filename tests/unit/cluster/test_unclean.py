@@ -4,24 +4,24 @@ all records. Until somebody decides, the partition is neither written nor read.
 
 import msgspec
 import pytest
-from tests.unit.cluster.test_rules import TOPIC, cluster, registration, topic
 
 from mqd.base.config import load_broker
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata import changes
 from mqd.cluster.host import messages
+from mqd.cluster.metadata import changes
 from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.maintenance import UNABLE_HEARTBEATS, UPKEEP_MS
-from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.options import ControllerOptions
-from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, found_again
 from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, TopicState
-from mqd.cluster.metadata.rules.topics import Placement
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
+from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, found_again
 from mqd.cluster.metadata.rules.partitions import Target
+from mqd.cluster.metadata.rules.topics import Placement
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
+from tests.unit.cluster.test_rules import TOPIC, cluster, registration, topic
 
 OPTIONS = ControllerOptions()
 

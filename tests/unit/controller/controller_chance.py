@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqd.cluster.broker import core as broker_core
-from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.host import messages
+from mqd.cluster.metadata import core as metadata_core
 
 if TYPE_CHECKING:
     from tests.unit.controller.controller_world import Host, World

@@ -21,18 +21,18 @@ Checked after each step: both cores' check(), and over the model
 import random
 
 import msgspec
-from tests.unit.controller.controller_chance import Chance
 
 from mqd.base.config import load_broker
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerRegistered, PartitionsChanged, Record, decode_record, encode_record
+from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.metadata.state import MetadataState
+from tests.unit.controller.controller_chance import Chance
 
 OPTIONS = ControllerOptions(
     replication_delay_ms=60_000,
@@ -647,7 +647,7 @@ class World(Chance):
                     registered = state.brokers.get(node)
                     if host.up and host.broker.broker_epoch != (registered.epoch if registered is not None else None):
                         continue  # restarted, and not yet known of
-                    if not host.up and registered is not None and not (host.clean_epoch == registered.epoch):
+                    if not host.up and registered is not None and host.clean_epoch != registered.epoch:
                         continue
                     if node in partition.replicas and key in host.logs:
                         assert host.logs[key][: len(true)] == true, (

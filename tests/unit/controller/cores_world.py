@@ -7,14 +7,13 @@ import random
 import msgspec
 
 from mqd.base.config import load_broker
-from mqd.cluster.host import messages
 from mqd.cluster.host import core as host_core
+from mqd.cluster.host import messages
 from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.records import Record, decode_record, encode_record
-from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.rules.placement import INTERNAL_SLOTS, Directory
 from mqd.cluster.metadata.state import MetadataState
-from mqd.cluster.metadata.rules.placement import INTERNAL_SLOTS
 
 NODE = 1
 ACCEPTOR = "acceptor"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from tests.unit.controller.controller_world import World
 
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages
+from tests.unit.controller.controller_world import World
 
 
 def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no_longer() -> None:

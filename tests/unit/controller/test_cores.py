@@ -2,18 +2,16 @@
 restarts.
 """
 
-import random
-
 import msgspec
 import pytest
-from tests.unit.controller.cores_world import NODE, World, alter, create
 
-from mqd.cluster.host import messages
 from mqd.cluster.host import core as host_core
+from mqd.cluster.host import messages
 from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.records import decode_record, encode_record
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.protocol.errors import ErrorCode
+from tests.unit.controller.cores_world import NODE, World, alter, create
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from tests.unit.cluster.test_rules import cluster, topic
 
 from mqd.cluster.broker import core as broker_core
 from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.rules.placement import Directory
-from mqd.cluster.raft.messages import ReplicaKey
 from mqd.cluster.raft.identity import directory_text
+from mqd.cluster.raft.messages import ReplicaKey
 from mqd.controller import __main__ as controller
 from mqd.controller import directories
 from mqd.controller import shell as shells
 from mqd.controller.__main__ import Process
 from mqd.controller.directories import Measures
 from mqd.controller.host_gossip import HostGossip, disk_bytes
+from tests.unit.cluster.test_rules import cluster, topic
 
 FREE = 1 << 40
 

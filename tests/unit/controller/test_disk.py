@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.cluster.raft import promotion
-from mqd.cluster.raft import events
 from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft import events, promotion
 from mqd.cluster.raft.events import VoteState
+from mqd.cluster.raft.identity import directory_text
 from mqd.cluster.raft.log_memory import MemoryLog
 from mqd.cluster.raft.messages import (
     DATA,
@@ -27,7 +27,6 @@ from mqd.cluster.raft.messages import (
     voters_batch,
 )
 from mqd.cluster.raft.store import FlushFailed
-from mqd.cluster.raft.identity import directory_text
 from mqd.controller import session
 from mqd.controller.disk import Disk, StoreSnapshot
 from mqd.controller.quorum import Quorum

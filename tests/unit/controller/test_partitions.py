@@ -3,11 +3,11 @@ deleted, directories that are gone; quotas and features.
 """
 
 import pytest
-from tests.unit.controller.cores_world import ACCEPTOR, NODE, World, create
 
-from mqd.cluster.host import messages
 from mqd.cluster.host import core as host_core
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
+from tests.unit.controller.cores_world import ACCEPTOR, NODE, World, create
 
 
 @pytest.fixture

@@ -9,15 +9,19 @@ import random
 import pytest
 
 from mqd.coordinator.actions import Persist, TimerFired
-from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.coordinator.group.consumer.core import TIMERS as CONSUMER_TIMERS
+from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
 from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.core import TIMERS as CONSUMER_TIMERS
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.records import State, Value, encode_key, encode_partitions, encode_value
+from mqd.coordinator.transaction.state import Settings
 from mqd.protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     HeartbeatRequest,
@@ -25,10 +29,6 @@ from mqd.protocol.messages import (
     LeaveGroupRequest,
     SyncGroupRequest,
 )
-from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.records import State, Value, encode_key, encode_partitions, encode_value
-from mqd.coordinator.transaction.cores import Transactions
-from mqd.coordinator.transaction.state import Settings
 from tests.unit.coordinator.group_shell import GroupShell
 
 SUBSCRIPTION = b"\0\1\0\0\0\1\0\1t\0\0\0\0\0\0\0\0"

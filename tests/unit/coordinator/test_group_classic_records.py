@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from mqd.coordinator.log import BATCH_BYTES_MAX
 from mqd.coordinator.group.classic import records
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.records import GroupRecord, MemberRecord
 from mqd.coordinator.group.settings import ClassicSettings
+from mqd.coordinator.log import BATCH_BYTES_MAX
 
 MEMBERS = (
     MemberRecord("m-1", None, "client", "/10.0.0.1", 60_000, 10_000, b"sub", b"assigned"),

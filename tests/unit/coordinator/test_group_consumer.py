@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqd.coordinator.group import regex
-from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from mqd.coordinator.group.consumer.requests import problem_of
+from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode as E

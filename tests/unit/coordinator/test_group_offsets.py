@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TransactionEnded
-from mqd.coordinator.load import load
-from mqd.coordinator.shard import Unit
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import DeleteGroup, Group
 from mqd.coordinator.group.offsets import (
@@ -30,6 +28,8 @@ from mqd.coordinator.group.offsets import (
 )
 from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
 from mqd.coordinator.group.settings import ClassicSettings
+from mqd.coordinator.load import load
+from mqd.coordinator.shard import Unit
 from mqd.protocol.errors import ErrorCode
 from tests.unit.coordinator.group_shell import GroupShell
 from tests.unit.coordinator.test_load import Files

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mqd.coordinator.actions import Action, Persist, Reply, TimerFired
 from mqd.coordinator.transaction import events, joint, joint_state
 from mqd.coordinator.transaction import joint_records as records
+from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
 from mqd.coordinator.transaction.joint import (
@@ -25,7 +26,6 @@ from mqd.coordinator.transaction.joint import (
 )
 from mqd.coordinator.transaction.joint_state import HELD_MAX
 from mqd.coordinator.transaction.records import State, encode_key
-from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.state import Settings
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)

@@ -12,10 +12,10 @@ from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import TransactionService
 from mqd.cluster.host import messages
 from mqd.coordinator.log import AppendError, Log, Marker, Served
+from mqd.coordinator.transaction.events import WriteMarkers
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER
 from mqd.protocol.redirected import origin_of, redirected_producer
-from mqd.coordinator.transaction.events import WriteMarkers
 
 MARKER = Marker("t", 3, 7, 1, 5, True, 1_000, is_bumped=True)
 

@@ -14,15 +14,15 @@ import pytest
 
 from mqd.acceptor.coordinators import InternalPartitions
 from mqd.cluster.host import messages
-from mqd.coordinator.internal_topic import partition_for
-from mqd.coordinator.topics import GROUPS
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import PartitionsGone
+from mqd.coordinator.internal_topic import partition_for
+from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DeleteTopicsRequest
 from tests.unit.acceptor.handler_broker import ACCEPTOR, NODE, HandlerBroker
-from tests.unit.coordinator.test_runtime import commit, fetch, run, shard_of, store, until
 from tests.unit.acceptor.test_handler_metadata import create
+from tests.unit.coordinator.test_runtime import commit, fetch, run, shard_of, store, until
 
 OTHER = NODE + 1
 

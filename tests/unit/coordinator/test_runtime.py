@@ -12,11 +12,11 @@ import pytest
 
 from mqd.acceptor.coordinators import InternalPartitions
 from mqd.cluster.host import messages
-from mqd.coordinator.log import BYTES_MAX, AppendError
 from mqd.coordinator import internal_topic
-from mqd.coordinator.runtime import RETRY_S
-from mqd.coordinator.internal_topic import CoordinatorError, partition_for
 from mqd.coordinator.group import records
+from mqd.coordinator.internal_topic import CoordinatorError, partition_for
+from mqd.coordinator.log import BYTES_MAX, AppendError
+from mqd.coordinator.runtime import RETRY_S
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode

@@ -9,9 +9,9 @@ import random
 import pytest
 
 from mqd.coordinator import timers
-from mqd.coordinator.timers import Timers
 from mqd.coordinator.group.classic import members as classic_members
 from mqd.coordinator.group.classic.members import NEVER, Deadlines, Watched
+from mqd.coordinator.timers import Timers
 
 WEEKS_MS = 2**31 - 1
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.core import CONCURRENT, FENCED, INVALID_STATE, UNKNOWN_PRODUCER, Transaction
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
 from mqd.coordinator.transaction.records import State, Value, decode_key, decode_value, encode_key, encode_value
-from mqd.coordinator.transaction.core import CONCURRENT, FENCED, INVALID_STATE, UNKNOWN_PRODUCER, Transaction
 from mqd.coordinator.transaction.state import EPOCH_MAX, HELD_MAX, Settings
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)

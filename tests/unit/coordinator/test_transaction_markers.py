@@ -10,13 +10,13 @@ from collections.abc import Coroutine
 import msgspec
 import pytest
 
-from mqd.coordinator.log import AppendError
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.log import AppendError
 from mqd.coordinator.topics import GROUPS
-from mqd.protocol.errors import ErrorCode
 from mqd.coordinator.transaction import checks, markers
 from mqd.coordinator.transaction.events import AddPartitions, MarkersWritten, VerifyPartitions, WriteMarkers
 from mqd.coordinator.transaction.markers import Markers, OffsetCommits
+from mqd.protocol.errors import ErrorCode
 
 T0, T1, G3 = ("t", 0), ("t", 1), (GROUPS, 3)
 

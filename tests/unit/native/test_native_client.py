@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqd.native import client as native_client
 from mqd.native import E_INVALID, NativeError, ffi
+from mqd.native import client as native_client
 from mqd.native.client import Client, Columns, Delivery, Partitioner, Producer, partition_for, records_encode
 from mqd.protocol.records import Record, encode_batch
 

@@ -96,8 +96,9 @@ def test_a_plain_batch_byte_by_byte() -> None:
     head = "0000000000000064 0000004a 00000007 02"
     rest = "0000 00000001 00000000000003e8 00000000000003ed ffffffffffffffff ffff ffffffff 00000002"
     records = "1c 00 00 00 02 6b 06 6f6e65 02 02 68 02 76" + "12 00 0a 02 01 06 74776f 00"
-    assert BATCH == bytes.fromhex(head) + struct.pack(">I", crc32c(bytes.fromhex(rest + records))) + bytes.fromhex(
-        rest + records
+    assert (
+        bytes.fromhex(head) + struct.pack(">I", crc32c(bytes.fromhex(rest + records))) + bytes.fromhex(rest + records)
+        == BATCH
     )
     assert check_crc(BATCH)
     assert [record.offset for record in decode_batch(BATCH)] == [100, 101]

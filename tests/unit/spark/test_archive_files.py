@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mqd.spark.pipelines import manifest, parquet
-from mqd.spark.pipelines.manifest import KEEP_S, Archive, ArchiveError, ArchivedFile, Commit
+from mqd.spark.pipelines.manifest import KEEP_S, Archive, ArchivedFile, ArchiveError, Commit
 from mqd.spark.pipelines.parquet import ArchivedTask, OrderError, read, read_in_order, written
 from mqd.spark.schema import arrow_schema
 from mqd.spark.wire import MqdReadError

@@ -15,10 +15,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from mqd.cli.common import CliError
+from mqd.cli.verbs import pipeline as pipeline_command
 from mqd.spark.driver import Driver
 from mqd.spark.options import source_options
-from mqd.cli.verbs import pipeline as pipeline_command
-from mqd.cli.common import CliError
 from mqd.spark.pipelines import compacting, queries, running, session
 from mqd.spark.pipelines.manifest import ArchivedFile, ArchiveError, Span
 from mqd.spark.pipelines.settings import Archive, Replay, Source, Table

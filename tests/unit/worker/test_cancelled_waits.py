@@ -14,8 +14,8 @@ import pytest
 from mqd.base import logging
 from mqd.controller.gossip import Gossip
 from mqd.worker.compaction import Compactor
-from mqd.worker.replication import Link, Replication, Target, _Connection
 from mqd.worker.maintenance import Upkeep
+from mqd.worker.replication import Link, Replication, Target, _Connection
 
 TURNS = 8  # more than any of them takes from one wait to the next
 

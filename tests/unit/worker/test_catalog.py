@@ -11,9 +11,9 @@ from mqd import native
 from mqd.cluster.host.messages import Image, PartitionImage, TopicImage
 from mqd.worker.assignments import Cluster, settings_of
 from mqd.worker.catalog import Catalog, Changes
+from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.options import log_options, reactor_options, retention_policy
 from mqd.worker.partitions import PartitionSet
-from mqd.worker.open_partitions import OpenPartition
 from tests.unit.worker.test_strays import PlainFiles
 
 A, B = b"a" * 16, b"b" * 16

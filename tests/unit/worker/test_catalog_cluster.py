@@ -4,6 +4,7 @@ replicas, replicas that leave, brokers.
 
 import msgspec
 
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import (
     BrokerConfigPut,
     BrokerImage,
@@ -16,7 +17,6 @@ from mqd.cluster.host.messages import (
     TopicPut,
     TopicRemoved,
 )
-from mqd.cluster.host.images import owner_of
 from mqd.worker.assignments import Member
 from mqd.worker.catalog import Catalog, Changes
 

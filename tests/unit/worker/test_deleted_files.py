@@ -15,8 +15,8 @@ from mqd.log import segments
 from mqd.log.files import NativeFiles
 from mqd.worker import maintenance as upkeep
 from mqd.worker.catalog import Owned
-from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.maintenance import Upkeep
+from mqd.worker.open_partitions import OpenPartition
 
 LOG_DIR = SimpleNamespace(index=0, timestamps=segments.TimestampCache(lambda *_: (0, -1)))
 

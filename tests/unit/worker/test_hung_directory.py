@@ -20,9 +20,9 @@ from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
 from mqd.worker.compaction import Compactor
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.partitions import PartitionSet
-from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.maintenance import Upkeep
+from mqd.worker.open_partitions import OpenPartition
+from mqd.worker.partitions import PartitionSet
 
 GENERATION = 7
 

@@ -18,8 +18,8 @@ from mqd.worker import background
 from mqd.worker import maintenance as upkeep
 from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
-from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.maintenance import Upkeep
+from mqd.worker.open_partitions import OpenPartition
 
 PATIENCE_S = 20.0
 HUNG, SOUND = 0, 1

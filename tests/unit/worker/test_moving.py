@@ -16,8 +16,8 @@ from mqd.worker.background import Background
 from mqd.worker.catalog import Catalog, Changes, Owned
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.moving import Mover
-from mqd.worker.partitions import PartitionSet
 from mqd.worker.open_partitions import OpenPartition
+from mqd.worker.partitions import PartitionSet
 from tests.unit.log.log_files import PlainFiles
 
 TOPIC_ID = b"m" * 16

@@ -14,11 +14,11 @@ import pytest
 
 from mqd import native
 from mqd.base.config import BROKER
-from mqd.cluster.membership import handshake
+from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
+from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
-from mqd.cluster.host.images import owner_of
 from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
 from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Link, Replication, Target, spare_links, wanted_links
 

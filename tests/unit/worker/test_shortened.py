@@ -12,8 +12,8 @@ from mqd.log.directories import partition_path
 from mqd.worker import shortened_log as shortened
 from mqd.worker.assignments import Assignment, Member
 from mqd.worker.catalog import Catalog
-from mqd.worker.partitions import PartitionSet
 from mqd.worker.open_partitions import OpenPartition
+from mqd.worker.partitions import PartitionSet
 from mqd.worker.shortened_log import Shortened
 from tests.unit.cluster.test_unclean import OPTIONS, Controller
 from tests.unit.worker.test_strays import PlainFiles

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.cluster.metadata import state as metadata_state
-from mqd.cluster.host.messages import Image, PartitionImage, TopicImage
 from mqd.cluster.host.images import owner_of
+from mqd.cluster.host.messages import Image, PartitionImage, TopicImage
+from mqd.cluster.metadata import state as metadata_state
 from mqd.cluster.metadata.records import PartitionState, TopicCreated, TopicRemoved, TopicState
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.log import directories, moving

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from mqd import native
-
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context
 from mqd.cluster.host.messages import PartitionImage
 from mqd.log import moving, segments

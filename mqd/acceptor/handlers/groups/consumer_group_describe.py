@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.acceptor.handlers.groups.group_requests import ask, coordinator, rebalance_of
-from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.coordinator.group.consumer.events import ConsumerDescribe
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse

@@ -6,9 +6,9 @@ from uuid import uuid4
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.requests import problem_of
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse

@@ -4,8 +4,8 @@ import asyncio
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, coordinator
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.group import DeleteGroup
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DeleteGroupsRequest, DeleteGroupsResponse

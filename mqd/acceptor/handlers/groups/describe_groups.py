@@ -3,10 +3,10 @@ from version 6 on with GROUP_ID_NOT_FOUND.
 """
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.acceptor.handlers.groups.group_requests import NAME_BYTES_MAX, coordinator, rebalance_of
-from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.coordinator.group.group import Group
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse

@@ -7,8 +7,8 @@ without its lease.
 """
 
 from mqd.acceptor.broker import Context
-from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.runtime import Coordinator
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqd.acceptor.broker import Broker
-from mqd.coordinator.runtime import Coordinator
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.group import Group
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.runtime import Coordinator
 from mqd.protocol.errors import ErrorCode
 
 NAME_BYTES_MAX = 32767  # what a record's string holds

@@ -4,8 +4,8 @@ administrator removes static members.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.classic.events import LeaveGroup
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import LeaveGroupRequest, LeaveGroupResponse
 

@@ -4,8 +4,8 @@ and by type where asked.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import coordinator
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.group import Group
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListGroupsRequest, ListGroupsResponse
 

@@ -7,8 +7,8 @@ Version 10 names topics by id.
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topics.topic_names import exists, name_of
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetCommitRequest, OffsetCommitResponse

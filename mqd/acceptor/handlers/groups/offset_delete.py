@@ -4,8 +4,8 @@ to.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.topics.topic_names import exists
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.offsets import DeleteOffsets, OffsetsDeleted
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetDeleteRequest, OffsetDeleteResponse

@@ -13,8 +13,8 @@ import asyncio
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topics.topic_names import name_of
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.offsets import FetchOffsets, OffsetsFetched
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse

@@ -4,8 +4,8 @@ nobody before it is on disk.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.classic.events import SyncGroup
+from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import SyncGroupRequest, SyncGroupResponse

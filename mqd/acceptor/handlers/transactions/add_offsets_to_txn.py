@@ -5,10 +5,10 @@ what is added is the group's partition of __consumer_offsets.
 from mqd.acceptor.broker import Context
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.transaction.events import AddPartitions
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from mqd.coordinator.transaction.events import AddPartitions
 
 KNOWS_PRODUCER_FENCED = 2
 

@@ -9,11 +9,11 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.transaction import checks
+from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
-from mqd.coordinator.transaction import checks
-from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition
 
 KNOWS_PRODUCER_FENCED = 2
 BATCHED_SINCE = 4

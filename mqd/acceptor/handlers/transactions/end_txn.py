@@ -13,10 +13,10 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.transactions.write_txn_markers import abort_ongoing
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.transaction import events, joint
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import EndTxnRequest, EndTxnResponse
-from mqd.coordinator.transaction import events, joint
 
 VERSION_2_SINCE = 5
 KNOWS_PRODUCER_FENCED = 2

@@ -11,10 +11,10 @@ TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the one code that every client takes as f
 from mqd.acceptor.broker import Context
 from mqd.acceptor.producer_ids import allocate
 from mqd.acceptor.transactions import TransactionService
+from mqd.coordinator.transaction import events, joint
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
-from mqd.coordinator.transaction import events, joint
 
 KNOWS_PRODUCER_FENCED = 4
 

@@ -5,15 +5,15 @@ state, producer id, how long they are under way, and pattern.
 from collections.abc import Callable
 
 from mqd.acceptor.broker import Context
-from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.group.regex import BadExpression, compile_regex
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.transaction.core import Transaction
+from mqd.coordinator.transaction.events import Description
+from mqd.coordinator.transaction.joint import JointTransaction
+from mqd.coordinator.transaction.records import STATE_NAMES, State
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListTransactionsRequest, ListTransactionsResponse
-from mqd.coordinator.transaction.events import Description
-from mqd.coordinator.transaction.records import STATE_NAMES, State
-from mqd.coordinator.transaction.joint import JointTransaction
-from mqd.coordinator.transaction.core import Transaction
 
 _NAMES = {*STATE_NAMES.values(), "PrepareEpochFence"}
 _UNDER_WAY = {STATE_NAMES[state] for state in (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)}

@@ -6,13 +6,13 @@ pending for ever.
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.transactions import TransactionService
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
-from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
+from mqd.coordinator.transaction import checks
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
-from mqd.coordinator.transaction import checks
 
 ADDS_SINCE = 5
 ABORTABLE_SINCE = 4

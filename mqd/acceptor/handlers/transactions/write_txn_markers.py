@@ -17,16 +17,16 @@ import asyncio
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.interbroker.transactions import Elsewhere, abort_elsewhere, ongoing_elsewhere
 from mqd.acceptor.transactions import TransactionService
-from mqd.coordinator.log import AppendError
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.log import AppendError
 from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.transaction.core import Transaction
+from mqd.coordinator.transaction.events import VERSION_2, AbortByAdministrator, Partition
+from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from mqd.protocol.redirected import origin_of
-from mqd.coordinator.transaction.events import VERSION_2, AbortByAdministrator, Partition
-from mqd.coordinator.transaction.joint import JointTransaction
-from mqd.coordinator.transaction.core import Transaction
 
 Marker = WriteTxnMarkersRequest.Marker
 Errors = dict[Partition, int]

@@ -27,6 +27,7 @@ from mqd.cluster.metadata.records import (
 )
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC, ConfigRules
+from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
 from mqd.cluster.metadata.rules.partitions import (
     DEFAULT,
     MIN_IN_SYNC,
@@ -35,7 +36,6 @@ from mqd.cluster.metadata.rules.partitions import (
     there_before,
     wanted_min_in_sync,
 )
-from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
 from mqd.cluster.metadata.view import View

@@ -275,7 +275,7 @@ def check_assignment(members: Members, counts: Counts, found: Mapping[str, Parti
         for topic, indexes in partitions.items():
             assert topic in members[member_id].topics, f"A1: {member_id} does not subscribe to {topic.hex()}"
             assert (
-                indexes and list(indexes) == sorted(set(indexes)) and 0 <= indexes[0] and indexes[-1] < counts[topic]
+                indexes and list(indexes) == sorted(set(indexes)) and indexes[0] >= 0 and indexes[-1] < counts[topic]
             ), f"A2: {indexes}"
             for index in indexes:
                 assert (topic, index) not in owners, f"A1: {topic.hex()}-{index} has two owners"
