@@ -166,6 +166,8 @@ enum mqd_counter {
     MQD_COUNT_BATCHES_REDIRECTED,
     MQD_COUNT_IN_SYNC_SHRINKS,
     MQD_COUNT_IN_SYNC_EXPANDS,
+    MQD_GAUGE_LARGE_REQUEST_BYTES,
+    MQD_COUNT_LARGE_STALLS,
     MQD_COUNTER_COUNT
 };
 enum mqd_histogram {
@@ -359,6 +361,8 @@ int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes);
 /* one more reference on the run that holds this offset */
 void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset);
 int mqd_arena_release(struct mqd_arena *arena, uint64_t offset); /* returns 1 when the run became free */
+/* The length of the run that `offset` lies in, and where it begins; 0: nothing is allocated there. */
+uint64_t mqd_arena_run(struct mqd_arena *arena, uint64_t offset, uint64_t *start);
 uint32_t mqd_arena_extents_used(struct mqd_arena *arena);
 uint32_t mqd_arena_extents_total(struct mqd_arena *arena);
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
-from mqd.base.properties import BROKER, GROUP, LONG_MAX, TOPIC, Property
+from mqd.base.properties import BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, Property
 from mqd.base.property_values import ConfigError, Value, canonical_text, parse_value
 
 __all__ = [
@@ -52,6 +52,7 @@ ENVIRONMENT_RESERVED = frozenset(
 )
 ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
 _ARENA_GRAIN_BYTES = 65536
+_LENGTH_WORD_BYTES = 4
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 
@@ -176,11 +177,9 @@ def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Ma
             except ConfigError as error:
                 raise ConfigError(f"{origin}: {error}", error.name, error.value) from None
     config.update(chosen)
-    if "socket.request.max.bytes" in chosen and "receive.arena.bytes" not in chosen:
-        wanted = 2 * int(config["socket.request.max.bytes"])
-        config["receive.arena.bytes"] = str(
-            max(int(config["receive.arena.bytes"]), -(-wanted // _ARENA_GRAIN_BYTES) * _ARENA_GRAIN_BYTES)
-        )
+    if "large.request.memory.bytes" not in chosen:
+        most = max(int(config["large.request.memory.bytes"]), int(config["socket.request.max.bytes"]))
+        config["large.request.memory.bytes"] = str(most)
     _check_broker(config)
     return config
 
@@ -249,9 +248,9 @@ def _check_broker(config: Mapping[str, str]) -> None:
 
     at_most(
         "socket.request.max.bytes",
-        "receive.arena.bytes",
-        2,
-        "a request may take half of the arena; raise receive.arena.bytes or lower socket.request.max.bytes",
+        "large.request.memory.bytes",
+        1,
+        "such a request could never be received; raise large.request.memory.bytes or lower socket.request.max.bytes",
     )
     at_most(
         "message.max.bytes",
@@ -472,10 +471,22 @@ def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict
     return {name: topic[name] if name in topic else _of_broker(broker, prop) for name, prop in TOPIC.items()}
 
 
-def validate_topic(config: Mapping[str, str | None], clustered: bool = False) -> dict[str, str]:
+def arena_bytes(config: Mapping[str, str]) -> tuple[int, int]:
+    """Shared memory of one worker for what it receives: how much of it is reserved, and how long it
+    is with the memory of large requests, which is taken when it is needed.
+    """
+    reserved = int(config["receive.arena.bytes"])
+    large = int(config["large.request.memory.bytes"]) + _LENGTH_WORD_BYTES
+    return reserved, reserved + -(-large // _ARENA_GRAIN_BYTES) * _ARENA_GRAIN_BYTES
+
+
+def validate_topic(
+    config: Mapping[str, str | None], clustered: bool = False, request_bytes_max: int = INT_MAX
+) -> dict[str, str]:
     """Checks what is to be set on a topic; returns it in canonical text (None: dropped, the
     broker's value counts). `clustered`: this host can have more than one replica of a partition
-    made. Raises ConfigError (INVALID_CONFIG, 40).
+    made. `request_bytes_max`: this host's socket.request.max.bytes. Raises ConfigError
+    (INVALID_CONFIG, 40).
     """
     canonical: dict[str, str] = {}
     for name, text in config.items():
@@ -497,6 +508,14 @@ def validate_topic(config: Mapping[str, str | None], clustered: bool = False) ->
         f"{bound}=0 cannot be: every follower is some records behind while records are written; set it to 1 or more, or"
         " to -1 for no bound",
         bound,
+        effective,
+    )
+    largest = int(canonical.get("max.message.bytes") or 0)
+    _require(
+        largest <= request_bytes_max,
+        f"max.message.bytes={largest} is larger than socket.request.max.bytes={request_bytes_max}: such a batch could"
+        " never arrive; lower it, or raise socket.request.max.bytes of the brokers",
+        "max.message.bytes",
         effective,
     )
     _check_replicas(effective, clustered)

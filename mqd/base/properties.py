@@ -117,10 +117,30 @@ def _listeners() -> list[Property]:
         Property(
             "socket.request.max.bytes",
             "int",
-            "8388608",
-            "The largest request. At most half of receive.arena.bytes, which grows with it unless it is set too.",
+            "104857600",
+            "The largest request; one that says it is larger ends its connection. No topic's max.message.bytes may be"
+            " above it.",
             minimum=65536,
             maximum=1 << 30,
+        ),
+        Property(
+            "large.request.memory.bytes",
+            "long",
+            "268435456",
+            "(mqd) Shared memory of one worker for requests that are larger than half of receive.arena.bytes. It is"
+            " taken as their bytes come, and given back. Requests that find it in use wait, unread. At least"
+            " socket.request.max.bytes; grows with it unless it is set too.",
+            minimum=1 << 20,
+            maximum=1 << 34,
+        ),
+        Property(
+            "large.request.timeout.ms",
+            "int",
+            "30000",
+            "(mqd) A client that has begun such a request and sends nothing for so long is disconnected: after 2"
+            " seconds when others wait for the memory, or when its request is not whole by then.",
+            minimum=1000,
+            maximum=INT_MAX,
         ),
         Property(
             "queued.max.request.bytes",
@@ -995,7 +1015,8 @@ def _engine() -> list[Property]:
             "receive.arena.bytes",
             "long",
             "16777216",
-            "(mqd) Shared memory of one worker for what it receives.",
+            "(mqd) Shared memory of one worker for what it receives; requests of more than half of it are received in"
+            " large.request.memory.bytes.",
             minimum=1 << 20,
             maximum=1 << 32,
         ),

@@ -14,6 +14,7 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.base.clock import now_ms
+from mqd.base.config import arena_bytes
 from mqd.keeper import identity, sockets
 from mqd.keeper.settings import CONTROL_ARENA_BYTES, Settings
 from mqd.shm import locks, rendezvous, segments
@@ -65,8 +66,8 @@ def make(settings: Settings) -> Resources:
     if swept := segments.sweep():
         log.info("shared memory of brokers that were killed is free again", count=len(swept))
     endpoint_count = worker_count + 2
-    arena_bytes = [int(settings.config["receive.arena.bytes"])] * worker_count + [CONTROL_ARENA_BYTES] * 2
-    arenas = {segments.arena_name(base, endpoint): size_bytes for endpoint, size_bytes in enumerate(arena_bytes)}
+    sizes = [arena_bytes(settings.config)] * worker_count + [(CONTROL_ARENA_BYTES, CONTROL_ARENA_BYTES)] * 2
+    arenas = {segments.arena_name(base, endpoint): size for endpoint, size in enumerate(sizes)}
     with segments.taking_over(base):
         control, control_lock, segment_fds = _make_segments(base, settings, generation, arenas)
     addresses = [_address(listener) for listener in listeners]
@@ -86,16 +87,16 @@ def make(settings: Settings) -> Resources:
         control=control,
         control_lock=control_lock,
         control_name=segments.control_name(base),
-        arena_bytes=arena_bytes,
+        arena_bytes=[size_bytes for _, size_bytes in sizes],
         segment_fds=segment_fds,
     )
 
 
 def _make_segments(
-    base: str, settings: Settings, generation: int, arenas: dict[str, int]
+    base: str, settings: Settings, generation: int, arenas: dict[str, tuple[int, int]]
 ) -> tuple[native.Control, int, list[int]]:
     """All of them: the control segment, the descriptor of its flock, and those that other processes
-    get. `arenas`: name -> bytes. Raises SegmentError; none is left then.
+    get. `arenas`: name -> bytes reserved, and in all. Raises SegmentError; none is left then.
     """
     segments.clean(base)
     try:
@@ -105,8 +106,8 @@ def _make_segments(
         control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
         links = segments.create(segments.links_name(base), native.links_size_bytes(len(arenas)))
         native.links_format(links, len(arenas))
-        for name, size_bytes in arenas.items():
-            segments.create(name, size_bytes).close()
+        for name, (reserved_bytes, size_bytes) in arenas.items():
+            segments.create(name, size_bytes, reserved_bytes).close()
         fds = [
             segments.descriptor(segments.control_name(base)),
             segments.descriptor(segments.control_name(base), writable=False),

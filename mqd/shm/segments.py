@@ -62,8 +62,11 @@ def arena_name(base: str, endpoint: int) -> str:
     return f"{base}-arena-{endpoint}"
 
 
-def create(name: str, size_bytes: int) -> mmap.mmap:
-    """A new segment of zeroes, all of it reserved, mapped writable. Raises SegmentError."""
+def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mmap.mmap:
+    """A new segment of zeroes, mapped writable. All of it is reserved, or so much of its beginning:
+    storing to the rest is SIGBUS where /dev/shm is full. Raises SegmentError.
+    """
+    reserved_bytes = size_bytes if reserved_bytes is None else reserved_bytes
     try:
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=MODE)
     except (posix_ipc.Error, OSError) as error:
@@ -71,13 +74,14 @@ def create(name: str, size_bytes: int) -> mmap.mmap:
             errno.EIO, f"cannot create the shared memory segment {name}: {error}; is /dev/shm mounted and writable?"
         ) from error
     try:
-        os.posix_fallocate(memory.fd, 0, size_bytes)
+        os.posix_fallocate(memory.fd, 0, reserved_bytes)
+        os.ftruncate(memory.fd, size_bytes)
         return mmap.mmap(memory.fd, size_bytes)
     except OSError as error:
         posix_ipc.unlink_shared_memory(name)
         raise SegmentError(
             error.errno or errno.ENOMEM,
-            f"cannot reserve {size_bytes} bytes of shared memory for {name}: {error.strerror or error}; make /dev/shm"
+            f"cannot reserve {reserved_bytes} bytes of shared memory for {name}: {error.strerror or error}; make /dev/shm"
             " larger (docker run --shm-size), or lower worker.count or receive.arena.bytes",
         ) from error
     finally:

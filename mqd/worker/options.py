@@ -80,9 +80,11 @@ def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Co
 
 
 def reactor_options(
-    config: Mapping[str, str], worker: int, arena_bytes: int, connection_count_max: int
+    config: Mapping[str, str], worker: int, own_arena_bytes: int, connection_count_max: int
 ) -> dict[str, Any]:
-    """The fields of native.ReactorOptions that come from the configuration."""
+    """The fields of native.ReactorOptions that come from the configuration. `own_arena_bytes`: as
+    the keeper made it.
+    """
 
     def value(name: str) -> Any:
         return broker_value(config, name)
@@ -94,7 +96,9 @@ def reactor_options(
         "cpu": cpus[worker % len(cpus)] if cpus else -1,
         "spin_us": value("worker.spin.us"),
         "connection_count_max": connection_count_max,
-        "request_bytes_max": _limit(value("socket.request.max.bytes"), arena_bytes // 2),
+        "request_bytes_max": value("socket.request.max.bytes"),
+        "large_bytes": own_arena_bytes - value("receive.arena.bytes"),
+        "large_ms_max": value("large.request.timeout.ms"),
         "heap_bytes_max": value("queued.max.request.bytes"),
         "inflight_count_max": value("connection.inflight.max"),
         "connection_idle_ms_max": _INT32_MAX if idle_ms < 0 else _limit(idle_ms),

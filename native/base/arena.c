@@ -147,6 +147,13 @@ static struct extent *run_at(struct mqd_arena *arena, uint64_t offset)
     return &arena->extent[arena->extent[index].first];
 }
 
+uint64_t mqd_arena_run(struct mqd_arena *arena, uint64_t offset, uint64_t *start)
+{
+    const struct extent *run = run_at(arena, offset);
+    *start = run ? (uint64_t)(run - arena->extent) * arena->extent_bytes : 0;
+    return run ? (uint64_t)run->length * arena->extent_bytes : 0;
+}
+
 void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset)
 {
     struct extent *run = run_at(arena, offset);

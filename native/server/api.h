@@ -20,7 +20,11 @@ struct mqd_reactor_options {
     int cpu;          /* pin to this CPU; -1 = no */
     uint32_t spin_us; /* how long to spin before sleeping; 0 = not at all */
     uint32_t connection_count_max;
-    uint32_t request_bytes_max; /* socket.request.max.bytes, at most half the arena */
+    uint32_t request_bytes_max; /* socket.request.max.bytes */
+    /* the end of the own arena, for requests of more than half of the rest; its pages are taken when
+     * they are needed */
+    uint64_t large_bytes;
+    uint32_t large_ms_max; /* large.request.timeout.ms */
     /* bound of everything the reactor keeps per request and connection (queued.max.request.bytes) */
     uint64_t heap_bytes_max;
     uint32_t inflight_count_max; /* requests of one connection that await an answer */

@@ -282,7 +282,9 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     uint32_t id_bytes = (uint32_t)request->order.transactional_id.size_bytes;
     uint64_t payload_bytes =
         sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
-    struct mqd_check *check = mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy ? 0 : batch_bytes);
+    bool large = request->arena_offset >= 0 && mqd_frame_is_large(r, (uint64_t)request->arena_offset);
+    struct mqd_check *check =
+        mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy || large ? 0 : batch_bytes);
     if (!check) {
         refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, crowded);
         return;
@@ -325,9 +327,9 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
 static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind)
 {
     struct mqd_request *request = append->request;
-    bool copy = append->size_bytes <= COPY_BYTES_MAX;
+    bool copy = append->size_bytes <= COPY_BYTES_MAX, counted = !copy && !mqd_frame_is_large(r, append->offset);
     struct mqd_check *check = keep_transactional_id(r, request)
-                                  ? mqd_check_take(r, copy ? append->size_bytes : 0, copy ? 0 : append->size_bytes)
+                                  ? mqd_check_take(r, copy ? append->size_bytes : 0, counted ? append->size_bytes : 0)
                                   : NULL;
     if (!check) {
         append->message = crowded;
@@ -337,7 +339,7 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16
     if (copy)
         move_bytes(r, append, check->offset);
     else
-        mqd_arena_hold(r->arena, append->offset);
+        mqd_frame_hold(r, append->offset);
     check->kind = kind;
     check->slot = append->slot;
     check->offset = append->offset;

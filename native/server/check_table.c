@@ -8,7 +8,8 @@
  *       token; what nobody waits for is not.
  *   T3  a token is the index and the entry's sequence: a late answer finds another sequence.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
- * batches that stay where they are (a single one may be larger).
+ * batches that stay where they are (a single one may be larger; large requests have a bound of
+ * their own, server/large.c).
  */
 #include "server/check.h"
 
@@ -63,7 +64,7 @@ void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check)
     if (check->control_bytes)
         mqd_arena_release(r->control_arena, check->offset - r->control_arena_base);
     else
-        mqd_arena_release(r->arena, check->offset);
+        mqd_frame_release(r, check->offset);
     r->check_control_bytes -= check->control_bytes;
     r->check_frame_bytes -= check->frame_bytes;
     mqd_list_remove(&check->node);

@@ -3,12 +3,13 @@
  * Receiving. Bytes are received into the window, one hot extent of the arena that all connections
  * share within a turn; whole frames are handled where they lie. What is left of a frame that is not
  * whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a
- * quiet client.
+ * quiet client. A frame of more than half of the arena has memory elsewhere: server/large.c.
  *
  * Bounds: inflight_count_max requests and MQD_HELD_BYTES_MAX for them and their finished replies
  * (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent bytes, heap_bytes_max for everything
  * on the heap. At a bound a connection is not read.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -61,7 +62,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_output_clear(r, c);
     partial_drop(r, c);
     if (c->run_offset >= 0)
-        mqd_arena_release(r->arena, (uint64_t)c->run_offset);
+        mqd_frame_release(r, (uint64_t)c->run_offset);
     c->run_offset = -1;
     if (r->run_first == c)
         r->run_first = NULL;
@@ -76,10 +77,29 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_stat(r, MQD_COUNT_CONNECTIONS_CLOSED, 1);
 }
 
+/* " (client ADDRESS:PORT)"; "" where there is none. */
+static void describe_peer(int fd, char *text, size_t size_bytes)
+{
+    struct sockaddr_storage address;
+    socklen_t address_bytes = sizeof address;
+    char host[INET6_ADDRSTRLEN];
+    const struct sockaddr_in *four = (const struct sockaddr_in *)&address;
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address;
+    text[0] = 0;
+    if (fd < 0 || getpeername(fd, (struct sockaddr *)&address, &address_bytes) < 0)
+        return;
+    if (address.ss_family == AF_INET && inet_ntop(AF_INET, &four->sin_addr, host, sizeof host))
+        snprintf(text, size_bytes, " (client %s:%u)", host, ntohs(four->sin_port));
+    else if (address.ss_family == AF_INET6 && inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof host))
+        snprintf(text, size_bytes, " (client [%s]:%u)", host, ntohs(six->sin6_port));
+}
+
 void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
 {
     mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
-    mqd_log(r, 4, c->id, UINT32_MAX, "closing the connection: %s", reason);
+    char peer[INET6_ADDRSTRLEN + 24];
+    describe_peer(c->fd, peer, sizeof peer);
+    mqd_log(r, 4, c->id, UINT32_MAX, "closing the connection: %s%s", reason, peer);
     mqd_connection_close(r, c, reason);
 }
 
@@ -224,7 +244,8 @@ static void evict_runs(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (!c || c->fd < 0 || c->run_offset < 0 || r->now_ms - c->run_began_ms < EVICT_MS)
+        if (!c || c->fd < 0 || c->run_offset < 0 || mqd_frame_is_large(r, (uint64_t)c->run_offset) ||
+            r->now_ms - c->run_began_ms < EVICT_MS)
             continue;
         if (r->now_ms - c->last_active_ms < EVICT_MS &&
             (!partials_have_room(r, c->run_filled) || r->heap_bytes + c->run_filled > r->options.heap_bytes_max))
@@ -318,7 +339,10 @@ static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at,
         c->readable = errno == EINTR;
         return 0;
     }
-    mqd_connection_close(r, c, n == 0 ? "closed by the client" : strerror(errno));
+    if (n < 0 && errno == EFAULT)
+        mqd_connection_fail(r, c, mqd_large_full);
+    else
+        mqd_connection_close(r, c, n == 0 ? "closed by the client" : strerror(errno));
     return -1;
 }
 
@@ -345,7 +369,7 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     int64_t offset = c->run_offset;
     c->run_offset = -1;
     mqd_connection_frame(r, c, frame + 4, c->run_bytes - 4, offset + 4);
-    mqd_arena_release(r->arena, (uint64_t)offset);
+    mqd_frame_release(r, (uint64_t)offset);
 }
 
 /* Room for what has come of a small frame and as much again: a length word alone takes no memory
@@ -376,12 +400,12 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         return;
     }
     uint32_t total = 4 + read_length(rest);
-    if (total > LARGE_FRAME_BYTES && run_begin(r, c, total, rest, rest_bytes)) {
+    if (total > LARGE_FRAME_BYTES && total <= r->run_bytes_max && run_begin(r, c, total, rest, rest_bytes)) {
         c->expects_large = 1;
         return;
     }
     /* A large frame that met a full arena waits with what it has; the rest of it stays in the
-     * socket. */
+     * socket. One for the memory of large requests asks for it when more has come. */
     keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
@@ -424,7 +448,13 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
 /* The frame in `partial` is known to be large and has no run yet: try again. */
 static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
 {
-    if (!run_begin(r, c, total, c->partial, c->partial_bytes)) {
+    if (total > r->run_bytes_max) {
+        if (!mqd_large_begin(r, c, total) || !mqd_large_touch(r, c, c->partial_bytes))
+            return false;
+        memcpy(r->options.arenas[r->options.self] + c->run_offset, c->partial, c->partial_bytes);
+        c->run_filled = c->partial_bytes;
+        c->expects_large = 1;
+    } else if (!run_begin(r, c, total, c->partial, c->partial_bytes)) {
         if (!r->run_first)
             r->run_first = c;
         stall(r, c);
@@ -459,7 +489,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     }
     uint32_t total = 0;
-    if (c->run_offset < 0 && c->partial_bytes >= 4) {
+    if (c->partial_bytes >= 4) {
         total = 4 + read_length(c->partial);
         if (c->partial_bytes >= total) {
             read_kept(r, c);
@@ -522,6 +552,11 @@ static void probe(struct mqd_connection *c)
 /* Once a second. */
 static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 {
+    const char *overdue = mqd_large_overdue(r, c);
+    if (overdue) {
+        mqd_connection_fail(r, c, overdue);
+        return;
+    }
     if (c->hangup && c->hangup != HANGUP_PROBED && !c->local && !mqd_connection_may_read(r, c))
         probe(c);
     if (gone(r, c))

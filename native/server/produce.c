@@ -221,7 +221,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     request->no_reply = produce.required_acks == 0;
     request->undecided = 1; /* as `pending` */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
-    mqd_arena_hold(r->arena, (uint64_t)arena_offset);
+    mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
     request->pending = append_count + 1; /* + 1: not before all are routed */
     /* an append that is refused at once must not release the bytes of those after it */
@@ -231,7 +231,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     produce_topics(r, request, &produce);
     r->producing = NULL;
     if (--request->arena_pins == 0) {
-        mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
+        mqd_frame_release(r, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
     }
     if (--request->pending == 0)
@@ -252,7 +252,7 @@ void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append)
         return;
     struct mqd_request *request = append->request;
     if (--request->arena_pins == 0 && request->arena_offset >= 0) {
-        mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
+        mqd_frame_release(r, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
     }
 }

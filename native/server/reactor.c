@@ -209,6 +209,8 @@ static void housekeeping(struct mqd_reactor *r)
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
     mqd_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);
+    mqd_gauge(r, MQD_GAUGE_LARGE_REQUEST_BYTES,
+              r->large ? (uint64_t)mqd_arena_extents_used(r->large) * MQD_EXTENT_BYTES : 0);
     mqd_gauge(r, MQD_COUNT_WAKEUPS_SENT, mqd_endpoint_wake_count(r->endpoint));
     if (r->scratch.capacity_bytes > SCRATCH_KEEP_BYTES)
         mqd_buffer_free(&r->scratch);
@@ -238,6 +240,8 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     sweep_segments(r);
     if (!mqd_list_empty(&r->stalled))
         mqd_connections_resume_stalled(r);
+    if (!mqd_list_empty(&r->large_waiting))
+        mqd_large_grant(r);
     if (r->local_count)
         mqd_locals_look(r);
     if (!r->stop) {
@@ -299,8 +303,9 @@ static int64_t sleep_ns(struct mqd_reactor *r)
     int64_t limit_ns = r->stop                                     ? 1000000
                        : mqd_forward_pending(r)                    ? 100000
                        : !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS
-                       : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->asking_later) ||
-                               !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue)
+                       : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->large_waiting) ||
+                               !mqd_list_empty(&r->asking_later) || !mqd_list_empty(&r->control_queue) ||
+                               !mqd_list_empty(&r->check_queue)
                            ? 20000000
                            : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;

@@ -253,6 +253,11 @@ struct mqd_reactor {
     struct mqd_arena *arena;         /* receive */
     struct mqd_arena *control_arena; /* the last quarter of the same mapping: frames for the acceptor */
     uint64_t control_arena_base;
+    struct mqd_arena *large; /* the end of the mapping, NULL = none (server/large.c) */
+    uint64_t large_base;
+    uint32_t run_bytes_max;        /* a larger frame lies in `large`, not in `arena` */
+    struct mqd_node large_waiting; /* connections, by stall_node: who came first is next */
+    int zero_fd;                   /* /dev/zero */
     struct mqd_reader *reader;
     int64_t window_offset; /* receive window: one extent; -1 = arena full */
     uint32_t window_used;
@@ -500,6 +505,20 @@ bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_conne
 void mqd_connections_sweep(struct mqd_reactor *r); /* idle ones */
 /* at the beginning of a turn, while nothing lies in the window */
 void mqd_connections_resume_stalled(struct mqd_reactor *r);
+
+/* server/large.c. Bytes of a frame, in the receive arena or in the memory of large requests. */
+bool mqd_frame_is_large(const struct mqd_reactor *r, uint64_t offset);
+void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset);
+void mqd_frame_release(struct mqd_reactor *r, uint64_t offset);
+/* A run of at least so many bytes is in c->run_offset; false: c waits, unread */
+bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
+/* the first bytes of its run may be stored to; false: there is no memory, c is closed */
+bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
+void mqd_large_grant(struct mqd_reactor *r); /* to those that wait, in their order */
+/* why c may hold its run no longer; NULL: it may */
+const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
+extern const char *const mqd_large_full;
+
 /* base/arena.c: single extents come from the low end again */
 void mqd_arena_settle(struct mqd_arena *arena);
 

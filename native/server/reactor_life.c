@@ -1,6 +1,7 @@
 /* What a reactor is made of, from mqd_reactor_create to mqd_reactor_destroy. Its thread, and what
  * it does: server/reactor.c. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,9 +12,9 @@
 
 static void init_lists(struct mqd_reactor *r)
 {
-    struct mqd_node *lists[] = {&r->ready,       &r->stalled,  &r->to_send,     &r->to_answer,     &r->to_write,
-                                &r->to_wake,     &r->sessions, &r->woken,       &r->control_queue, &r->control_sent,
-                                &r->check_queue, &r->asking,   &r->asking_later};
+    struct mqd_node *lists[] = {&r->ready,       &r->stalled,  &r->to_send,      &r->to_answer,     &r->to_write,
+                                &r->to_wake,     &r->sessions, &r->woken,        &r->control_queue, &r->control_sent,
+                                &r->check_queue, &r->asking,   &r->asking_later, &r->large_waiting};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         mqd_list_init(lists[i]);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
@@ -40,11 +41,15 @@ static void init_lists(struct mqd_reactor *r)
 static bool init_memory(struct mqd_reactor *r)
 {
     const struct mqd_reactor_options *o = &r->options;
-    uint64_t bytes = o->arena_bytes[o->self];
+    uint64_t bytes = o->arena_bytes[o->self] - o->large_bytes;
     r->control_arena_base = bytes / 4 * 3 / MQD_EXTENT_BYTES * MQD_EXTENT_BYTES;
     r->arena = mqd_arena_open(o->arenas[o->self], r->control_arena_base, MQD_EXTENT_BYTES);
     r->control_arena = mqd_arena_open(o->arenas[o->self] + r->control_arena_base, bytes - r->control_arena_base,
                                       MQD_CONTROL_EXTENT_BYTES);
+    r->large_base = bytes;
+    r->run_bytes_max = bytes / 2 + 4 < UINT32_MAX ? (uint32_t)(bytes / 2 + 4) : UINT32_MAX; /* with its length word */
+    if (o->large_bytes && !(r->large = mqd_arena_open(o->arenas[o->self] + bytes, o->large_bytes, MQD_EXTENT_BYTES)))
+        return false;
     r->reader = mqd_reader_create(o->read_fd_count_max);
     r->connection_capacity = o->connection_count_max < 65536 ? 65536 : o->connection_count_max;
     r->connections = calloc(r->connection_capacity, sizeof *r->connections);
@@ -65,12 +70,15 @@ static bool init_memory(struct mqd_reactor *r)
 
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options)
 {
-    uint64_t arena_bytes = options->arena_bytes[options->self];
-    if (!options->arenas[options->self] || arena_bytes < 1 << 20 || options->request_bytes_max > arena_bytes / 2) {
-        mqd_error_set(
-            MQD_E_INVALID,
-            "socket.request.max.bytes=%u needs a receive arena of at least twice that; receive.arena.bytes=%llu",
-            options->request_bytes_max, (unsigned long long)arena_bytes);
+    uint64_t arena_bytes = options->arena_bytes[options->self] - options->large_bytes;
+    if (!options->arenas[options->self] || options->large_bytes > options->arena_bytes[options->self] ||
+        arena_bytes < 1 << 20 || arena_bytes % MQD_EXTENT_BYTES ||
+        (options->request_bytes_max > arena_bytes / 2 && options->request_bytes_max + 4ull > options->large_bytes)) {
+        mqd_error_set(MQD_E_INVALID,
+                      "socket.request.max.bytes=%u fits neither half of the receive arena (%llu bytes) nor the memory "
+                      "of large requests (%llu)",
+                      options->request_bytes_max, (unsigned long long)arena_bytes,
+                      (unsigned long long)options->large_bytes);
         return NULL;
     }
     struct mqd_reactor *r = calloc(1, sizeof *r);
@@ -86,13 +94,14 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     r->window_offset = -1;
     r->connection_count_max = options->connection_count_max;
     r->command_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    r->zero_fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     r->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&r->mutex, NULL);
     sem_init(&r->start_done, 0, 0);
     init_lists(r);
     mqd_reactor_refresh_clock(r);
     r->random_state = (uint64_t)r->now_ns * 0x9e3779b97f4a7c15ull | 1;
-    bool good = r->command_fd >= 0 && r->event_fd >= 0 && init_memory(r);
+    bool good = r->command_fd >= 0 && r->event_fd >= 0 && r->zero_fd >= 0 && init_memory(r);
     if (good)
         r->endpoint = mqd_endpoint_open(options->control, options->links, options->self, options->endpoint_count,
                                         options->eventfds);
@@ -179,6 +188,8 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         mqd_arena_close(r->arena);
     if (r->control_arena)
         mqd_arena_close(r->control_arena);
+    if (r->large)
+        mqd_arena_close(r->large);
     mqd_buffer_free(&r->scratch);
     free(r->scratch_chunks);
     free(r->connections);
@@ -193,6 +204,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
     free(r->forwards);
     close(r->command_fd);
     close(r->event_fd);
+    close(r->zero_fd);
     pthread_mutex_destroy(&r->mutex);
     sem_destroy(&r->start_done);
     free(r);

@@ -134,7 +134,7 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
     if (request->kind != MQD_REQUEST_PRODUCE)
         end_other(r, request);
     if (request->arena_pins == 0 && request->arena_offset >= 0) {
-        mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
+        mqd_frame_release(r, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
     }
     for (uint32_t i = 0; request->refused && i < request->append_count; i++)

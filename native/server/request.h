@@ -229,6 +229,7 @@ struct mqd_connection {
     int64_t run_offset; /* -1 = none */
     int64_t run_began_ms;
     uint32_t run_bytes, run_filled;
+    uint32_t large_bytes; /* what it waits for in reactor->large_waiting */
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;

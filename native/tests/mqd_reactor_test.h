@@ -20,11 +20,13 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include "base/atomic.h"
 #include "base/list.h"
 #include "io/poll.h"
+#include "server/api.h"
 #include "shm/layout.h"
 
 #define LIMIT_MS 30000
@@ -42,6 +44,7 @@
 struct bench {
     void *control, *links;
     uint8_t *arenas[ENDPOINTS];
+    uint64_t mapped_bytes; /* each arena is a mapping of so many; 0: it is on the heap */
     int eventfds[ENDPOINTS];
     struct mqd_reactor_options options[REACTORS];
     struct mqd_reactor *reactors[REACTORS];
@@ -229,7 +232,10 @@ static void bench_stop(struct bench *b)
     mqd_endpoint_close(b->endpoints[ACCEPTOR]);
     for (uint32_t i = 0; i < ENDPOINTS; i++) {
         close(b->eventfds[i]);
-        free(b->arenas[i]);
+        if (b->mapped_bytes)
+            munmap(b->arenas[i], b->mapped_bytes);
+        else
+            free(b->arenas[i]);
     }
     close(b->listener);
     free(b->control);

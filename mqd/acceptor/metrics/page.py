@@ -96,6 +96,8 @@ _HELP = {
     "ARENA_EXTENTS_USED": "Extents of the receive arena in use",
     "ARENA_EXTENTS_TOTAL": "Extents of the receive arena",
     "HEAP_BYTES": "Memory kept for requests and connections",
+    "LARGE_REQUEST_BYTES": "Memory set aside for large requests (large.request.memory.bytes)",
+    "LARGE_STALLS": "Large requests that found this memory in use and waited",
     "SESSIONS": "Incremental fetch sessions",
     "PRODUCERS": "Idempotent producers known",
 }

@@ -97,6 +97,13 @@ static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32
 {
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
     *run = size_bytes > MQD_EXTENT_BYTES;
+    if (size_bytes > r->run_bytes_max) {
+        if (!mqd_large_begin(r, c, size_bytes) || !mqd_large_touch(r, c, size_bytes))
+            return -1;
+        int64_t offset = c->run_offset;
+        c->run_offset = -1;
+        return offset;
+    }
     if (*run)
         return mqd_connection_run(r, c, size_bytes);
     if (!mqd_connection_window(r, c,
@@ -129,12 +136,12 @@ static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
     bool run;
     int64_t at = place_for(r, c, size_bytes, &run);
     if (at < 0)
-        return 0;
+        return c->fd >= 0 ? 0 : -1;
     uint8_t *frame = r->options.arenas[r->options.self] + at;
     memcpy(frame, local->data + offset, size_bytes);
     if (!mqd_throttle_admit(r, c, frame, size_bytes)) {
         if (run)
-            mqd_arena_release(r->arena, (uint64_t)at);
+            mqd_frame_release(r, (uint64_t)at);
         return 0; /* it stays submitted */
     }
     if (!run)
@@ -142,7 +149,7 @@ static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
     local->submission_head++;
     mqd_connection_frame(r, c, frame, size_bytes, at); /* may close the connection */
     if (run)
-        mqd_arena_release(r->arena, (uint64_t)at);
+        mqd_frame_release(r, (uint64_t)at);
     mqd_stat(r, MQD_COUNT_LOCAL_REQUESTS, 1);
     mqd_stat(r, MQD_COUNT_BYTES_IN, size_bytes);
     r->turn_bytes += size_bytes;

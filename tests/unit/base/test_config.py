@@ -114,7 +114,10 @@ def test_kafkas_stock_file_starts(tmp_path: Path):
     loaded = c.load_broker(file, {}, {})
     assert c.parse_listeners(loaded) == [c.Listener("PLAINTEXT", "127.0.0.1", 9092)]
     assert c.advertised_listeners(loaded) == {"PLAINTEXT": c.Listener("PLAINTEXT", "localhost", 9092)}
-    assert loaded["receive.arena.bytes"] == "209715200"  # grew with socket.request.max.bytes
+    assert loaded["receive.arena.bytes"] == "16777216"
+    assert (
+        c.load_broker(None, {}, {"socket.request.max.bytes": "300000000"})["large.request.memory.bytes"] == "300000000"
+    )
 
 
 def test_names_of_kafka_without_effect_are_taken_and_listed():
@@ -272,8 +275,8 @@ def test_sensitive_values_are_not_shown():
 @pytest.mark.parametrize(
     ("chosen", "part"),
     [
-        ({"socket.request.max.bytes": "9000000", "receive.arena.bytes": "16777216"}, "half of the arena"),
-        ({"message.max.bytes": "9000000"}, "could never arrive"),
+        ({"socket.request.max.bytes": "9000000", "large.request.memory.bytes": "8999999"}, "could never be received"),
+        ({"message.max.bytes": "104857601"}, "could never arrive"),
         ({"log.preallocate.bytes.min": "1048576", "log.preallocate.bytes.max": "65536"}, "first step"),
         ({"log.scrub.interval.ms": "999"}, "at least 1000, or -1"),
         ({"receive.arena.bytes": "16777217"}, "multiple of 65536"),
@@ -343,7 +346,7 @@ def test_changes_at_run_time():
         "log.retention.ms": "5"
     }
     refused(lambda: c.validate_broker_dynamic({"node.id": "2"}), "cannot be changed while the broker runs", "restart")
-    refused(lambda: c.validate_broker_dynamic({"message.max.bytes": "9000000"}, static), "could never arrive")
+    refused(lambda: c.validate_broker_dynamic({"message.max.bytes": "104857601"}, static), "could never arrive")
 
 
 def test_cpus(tmp_path: Path):

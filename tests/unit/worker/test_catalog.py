@@ -204,9 +204,9 @@ def test_reactor_options_follow_the_configuration() -> None:
         "connections.max.idle.ms": "-1",
         "socket.request.max.bytes": str(64 << 20),
     }
-    options = reactor_options(config, worker=4, arena_bytes=16 << 20, connection_count_max=640)
+    options = reactor_options(config, worker=4, own_arena_bytes=80 << 20, connection_count_max=640)
     assert (options["cpu"], options["backend"], options["connection_count_max"]) == (2, 2, 640)
-    assert options["request_bytes_max"] == 8 << 20, "at most half the arena"
+    assert (options["request_bytes_max"], options["large_bytes"]) == (64 << 20, 64 << 20), "beside receive.arena.bytes"
     assert options["connection_idle_ms_max"] == 2**31 - 1, "never"
     assert all(isinstance(value, int) for value in options.values())
     assert reactor_options({}, 0, 16 << 20, 1)["cpu"] == -1

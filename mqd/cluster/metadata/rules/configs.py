@@ -35,7 +35,9 @@ class ConfigRules:
         known = {name: value for name, value in config.items() if self.known(resource_type, name)}
         unknown = {name: value for name, value in config.items() if name not in known}
         if resource_type == RESOURCE_TOPIC:
-            return {**unknown, **tables.validate_topic(known, cluster_config.listens(self._static))}
+            request_bytes_max = int(tables.broker_value(self._static, "socket.request.max.bytes"))  # type: ignore[arg-type]
+            clustered = cluster_config.listens(self._static)
+            return {**unknown, **tables.validate_topic(known, clustered, request_bytes_max)}
         if resource_type == RESOURCE_GROUP:
             return {**unknown, **tables.validate_group(known, self._static)}
         return {**unknown, **tables.validate_broker_dynamic(known, self._static)}

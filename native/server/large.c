@@ -1,0 +1,123 @@
+/* Large requests: those of more than half of the receive arena, whose batches may be as large as
+ * socket.request.max.bytes. They lie in memory of their own at the end of the worker's mapping, so
+ * that an offset still names their bytes to every process, and none of them takes the room of the
+ * requests of others.
+ *
+ *   frame read so far (heap) -> waits for its turn, unread -> has a run, is received -> handled
+ *
+ * Invariants
+ *   B1  a frame is received only after all that it declares was set aside for it: two halves never
+ *       wait for each other's memory. Who came first is next.
+ *   B2  what is set aside takes no page before bytes come (the segment is sparse), and gives its
+ *       pages back when the run is free.
+ *   B3  the first touch of a page is always by a system call. Where /dev/shm is full it fails with
+ *       EFAULT, and the connection ends; a store would be SIGBUS.
+ * Bounds: large.request.memory.bytes in all. A client that stalls is ended, sooner while others
+ * wait (mqd_large_overdue).
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "server/reactor.h"
+
+#define CONTESTED_IDLE_MS 2000
+
+bool mqd_frame_is_large(const struct mqd_reactor *r, uint64_t offset)
+{
+    return r->large && offset >= r->large_base;
+}
+
+void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset)
+{
+    if (mqd_frame_is_large(r, offset))
+        mqd_arena_hold(r->large, offset - r->large_base);
+    else
+        mqd_arena_hold(r->arena, offset);
+}
+
+void mqd_frame_release(struct mqd_reactor *r, uint64_t offset)
+{
+    if (!mqd_frame_is_large(r, offset)) {
+        mqd_arena_release(r->arena, offset);
+        return;
+    }
+    uint64_t start, size_bytes = mqd_arena_run(r->large, offset - r->large_base, &start);
+    if (mqd_arena_release(r->large, offset - r->large_base) == 1)
+        madvise(r->options.arenas[r->options.self] + r->large_base + start, size_bytes, MADV_REMOVE); /* B2 */
+}
+
+static bool take(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+{
+    int64_t offset = mqd_arena_allocate(r->large, size_bytes);
+    if (offset < 0)
+        return false;
+    c->run_offset = (int64_t)r->large_base + offset;
+    c->run_bytes = size_bytes;
+    c->run_filled = 0;
+    c->run_began_ms = r->now_ms;
+    return true;
+}
+
+bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+{
+    if (c->run_offset >= 0 && c->run_bytes >= size_bytes)
+        return true;          /* its turn has come */
+    if (c->run_offset >= 0) { /* a local client asks for more than it waited for */
+        mqd_frame_release(r, (uint64_t)c->run_offset);
+        c->run_offset = -1;
+    }
+    if (mqd_list_empty(&r->large_waiting) && take(r, c, size_bytes))
+        return true;
+    mqd_stat(r, MQD_COUNT_LARGE_STALLS, 1);
+    c->large_bytes = size_bytes;
+    mqd_list_append(&r->large_waiting, &c->stall_node);
+    return false;
+}
+
+bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+{
+    uint8_t *at = r->options.arenas[r->options.self] + c->run_offset;
+    while (size_bytes) {
+        ssize_t got = read(r->zero_fd, at, size_bytes); /* B3 */
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            mqd_connection_fail(r, c, mqd_large_full);
+            return false;
+        }
+        at += got;
+        size_bytes -= (uint32_t)got;
+    }
+    return true;
+}
+
+const char *const mqd_large_full =
+    "no shared memory for a large request: make /dev/shm larger, or lower socket.request.max.bytes";
+
+void mqd_large_grant(struct mqd_reactor *r)
+{
+    while (!mqd_list_empty(&r->large_waiting)) {
+        struct mqd_connection *c = MQD_CONTAINER(r->large_waiting.next, struct mqd_connection, stall_node);
+        if (!take(r, c, c->large_bytes))
+            return;
+        mqd_list_remove(&c->stall_node);
+        mqd_connection_resume(r, c);
+    }
+}
+
+const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    if (c->local || c->run_offset < 0 || !mqd_frame_is_large(r, (uint64_t)c->run_offset))
+        return NULL;
+    bool contested = !mqd_list_empty(&r->large_waiting);
+    int64_t limit_ms = r->options.large_ms_max,
+            idle_limit_ms = contested && limit_ms > CONTESTED_IDLE_MS ? CONTESTED_IDLE_MS : limit_ms;
+    if (!c->readable && r->now_ms - c->last_active_ms >= idle_limit_ms)
+        return contested ? "others wait for the memory of its large request, and nothing comes"
+                         : "the rest of its large request did not come within large.request.timeout.ms";
+    if (contested && r->now_ms - c->run_began_ms >= limit_ms)
+        return "others wait for the memory of its large request, which took longer than large.request.timeout.ms";
+    return NULL;
+}

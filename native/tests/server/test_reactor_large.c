@@ -1,0 +1,256 @@
+/* Requests of more than half of the receive arena: they have memory of their own under one bound,
+ * wait for it in their order, and hold it no longer than others can wait (server/large.c). */
+#include "mqd_counter_test.h"
+
+enum {
+    LARGE_BYTES = 8 << 20, /* room for two requests of BODY_BYTES */
+    BODY_BYTES = 3 << 20,  /* half of the arena is 2 MiB */
+    DEADLINE_MS = 1500
+};
+
+static int sparse_fds[ENDPOINTS];
+
+static void large_memory(struct bench *b)
+{
+    b->mapped_bytes = ARENA_BYTES + LARGE_BYTES;
+    b->log_options.max_message_bytes = 16 << 20;
+    b->log_options.segment_bytes = 64 << 20;
+    for (uint32_t i = 0; i < ENDPOINTS; i++) {
+        free(b->arenas[i]);
+        sparse_fds[i] = memfd_create("arena", MFD_CLOEXEC);
+        CHECK(ftruncate(sparse_fds[i], (off_t)b->mapped_bytes) == 0);
+        b->arenas[i] = mmap(NULL, b->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, sparse_fds[i], 0);
+        CHECK_OR(b->arenas[i] != MAP_FAILED, abort());
+    }
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
+        for (uint32_t i = 0; i < ENDPOINTS; i++) {
+            b->options[worker].arenas[i] = b->arenas[i];
+            b->options[worker].arena_bytes[i] = b->mapped_bytes;
+        }
+        b->options[worker].large_bytes = LARGE_BYTES;
+        b->options[worker].large_ms_max = DEADLINE_MS;
+        b->options[worker].request_bytes_max = LARGE_BYTES - 4;
+    }
+}
+
+static void large_memory_of_small_batches(struct bench *b)
+{
+    large_memory(b);
+    b->log_options.max_message_bytes = 1 << 20;
+}
+
+/* As where /dev/shm is full: behind the file's end a page cannot be had. */
+static void no_memory(struct bench *b)
+{
+    large_memory(b);
+    CHECK(ftruncate(sparse_fds[0], ARENA_BYTES + 65536) == 0);
+}
+
+static void large_stop(struct bench *b)
+{
+    bench_stop(b);
+    for (uint32_t i = 0; i < ENDPOINTS; i++)
+        close(sparse_fds[i]);
+}
+
+static uint64_t pages_held(uint32_t worker)
+{
+    struct stat status;
+    if (fstat(sparse_fds[worker], &status) < 0)
+        abort();
+    return (uint64_t)status.st_blocks * 512;
+}
+
+static struct part large_part(int32_t partition, uint64_t mark)
+{
+    return (struct part){partition, {.mark = mark, .record_count = 1, .body_bytes = BODY_BYTES}};
+}
+
+static struct part small_part(int32_t partition, uint64_t mark)
+{
+    return (struct part){partition, {.mark = mark, .record_count = 1}};
+}
+
+static void served(struct client *client, int32_t body_bytes)
+{
+    struct part part = {0, {.mark = 9, .record_count = 1, .body_bytes = body_bytes}};
+    struct produced out = client_produce(client, -1, &part, 1);
+    CHECK_EQUAL(out.count, 1);
+    CHECK_EQUAL(out.error[0], 0);
+}
+
+/* The first `sent` bytes of a Produce of BODY_BYTES; `received` of them have been taken. */
+static struct client stalled(struct bench *b, uint32_t sent, uint32_t received)
+{
+    struct client client = client_open(b, 0);
+    struct frame frame = {0};
+    struct part part = large_part(0, 5);
+    put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
+    frame.size_bytes = sent;
+    uint64_t in = counted(b, MQD_COUNT_BYTES_IN);
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    CHECK_OR(client_send(&client, &frame), abort());
+    while (counted(b, MQD_COUNT_BYTES_IN) < in + received && test_now_ns() < end_ns)
+        usleep(1000);
+    frame_free(&frame);
+    return client;
+}
+
+static bool open_still(struct client *client)
+{
+    uint8_t byte;
+    return recv(client->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
+}
+
+BOTH(a_large_request_is_written_and_gives_its_memory_back)
+{
+    struct bench *b = bench_start(backend, large_memory);
+    struct client client = client_open(b, 0);
+    static struct fetched fetched;
+    for (int32_t partition = 0; partition < 2; partition++) { /* its own, and worker 1's */
+        for (uint64_t round = 0; round < 3; round++) {
+            struct part parts[2] = {large_part(partition, round + 1), small_part(2, round)};
+            struct produced out = client_produce(&client, -1, parts, 2);
+            CHECK_EQUAL(out.count, 2);
+            CHECK_EQUAL(out.error[0], 0);
+            CHECK_EQUAL(out.base_offset[0], (int64_t)round);
+            CHECK_EQUAL(out.error[1], 0);
+        }
+        struct asked asked = {partition, 2};
+        client_fetch(&client, (struct fetch){.bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1,
+                     &fetched);
+        CHECK_EQUAL(fetched.batch_count, 1);
+        CHECK_EQUAL(fetched.batches[0].mark, 3);
+    }
+    CHECK(pages_held(0) <= ARENA_BYTES);
+    CHECK_EQUAL(counted(b, MQD_COUNT_LARGE_STALLS), 0);
+    client_close(&client);
+    large_stop(b);
+}
+
+BOTH(a_record_that_is_too_large_is_refused_on_an_open_connection)
+{
+    struct bench *b = bench_start(backend, large_memory_of_small_batches);
+    struct client client = client_open(b, 0);
+    for (int32_t partition = 0; partition < 2; partition++) {
+        struct part part = large_part(partition, 1);
+        struct produced out = client_produce(&client, -1, &part, 1);
+        CHECK_EQUAL(out.count, 1);
+        CHECK_EQUAL(out.error[0], 10); /* MESSAGE_TOO_LARGE */
+        served(&client, 0);
+    }
+    CHECK(pages_held(0) <= ARENA_BYTES);
+    client_close(&client);
+    large_stop(b);
+}
+
+BOTH(a_frame_of_more_than_the_most_is_not_received)
+{
+    struct bench *b = bench_start(backend, large_memory);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    const uint32_t length = LARGE_BYTES - 3;
+    uint8_t bytes[4] = {(uint8_t)(length >> 24), (uint8_t)(length >> 16), (uint8_t)(length >> 8), (uint8_t)length};
+    CHECK_EQUAL(send(client.fd, bytes, 4, MSG_NOSIGNAL), 4);
+    CHECK_EQUAL(client_receive(&client), 0);
+    served(&other, 0);
+    client_close(&client);
+    client_close(&other);
+    large_stop(b);
+}
+
+/* Two hold the memory and send no more. A third waits, unread; what is smaller passes. */
+BOTH(who_stalls_is_ended_and_who_waits_is_served)
+{
+    struct bench *b = bench_start(backend, large_memory);
+    struct client slow[2] = {stalled(b, 1 << 20, 1 << 19), stalled(b, 1 << 20, 1 << 19)}, third = client_open(b, 0),
+                  other = client_open(b, 0);
+    struct frame frame = {0};
+    struct part part = large_part(0, 7);
+    put_produce(&frame, 7, -1, LIMIT_MS, &part, 1);
+    fcntl(third.fd, F_SETFL, O_NONBLOCK);
+    uint32_t sent = 0;
+    for (int64_t end_ns = test_now_ns() + 300 * 1000000ll; test_now_ns() < end_ns && sent < frame.size_bytes;) {
+        ssize_t n = send(third.fd, frame.bytes + sent, frame.size_bytes - sent, MSG_NOSIGNAL);
+        sent += n > 0 ? (uint32_t)n : 0;
+        usleep(1000);
+    }
+    CHECK_EQUAL(counted(b, MQD_COUNT_LARGE_STALLS), 1);
+    CHECK(pages_held(0) < ARENA_BYTES + LARGE_BYTES / 2); /* what has come, not what was declared */
+    served(&other, 0);
+    served(&other, 1 << 20); /* a run of the arena */
+    CHECK(open_still(&slow[0]) && open_still(&slow[1]) && open_still(&third));
+    fcntl(third.fd, F_SETFL, 0);
+    struct frame rest = {frame.bytes + sent, frame.size_bytes - sent, 0};
+    CHECK(client_send(&third, &rest));
+    CHECK_EQUAL(client_receive(&third), 1);
+    CHECK_EQUAL(take_produced(&third).error[0], 0);
+    CHECK(!open_still(&slow[0]) || !open_still(&slow[1]));
+    for (int i = 0; i < 2; i++) { /* the deadline is for those too that nobody waits behind */
+        CHECK_EQUAL(client_receive(&slow[i]), 0);
+        client_close(&slow[i]);
+    }
+    CHECK(pages_held(0) <= ARENA_BYTES);
+    frame_free(&frame);
+    client_close(&third);
+    client_close(&other);
+    large_stop(b);
+}
+
+/* A byte now and then is no way to keep the memory from others. */
+BOTH(who_trickles_is_ended_when_others_wait)
+{
+    struct bench *b = bench_start(backend, large_memory);
+    struct client slow[2] = {stalled(b, 1 << 20, 1 << 19), stalled(b, 1 << 20, 1 << 19)},
+                  third = stalled(b, 200000, 10000);
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    while (open_still(&slow[0]) && open_still(&slow[1]) && test_now_ns() < end_ns) {
+        for (int i = 0; i < 2; i++)
+            send(slow[i].fd, "x", 1, MSG_NOSIGNAL);
+        usleep(20000);
+    }
+    CHECK(test_now_ns() < end_ns);
+    CHECK(counted(b, MQD_COUNT_LARGE_STALLS) >= 1);
+    for (int i = 0; i < 2; i++)
+        client_close(&slow[i]);
+    client_close(&third);
+    struct client other = client_open(b, 0);
+    served(&other, BODY_BYTES);
+    client_close(&other);
+    large_stop(b);
+}
+
+/* Who leaves while he waits, or while he holds, keeps nobody. */
+BOTH(who_leaves_keeps_nothing)
+{
+    struct bench *b = bench_start(backend, large_memory);
+    struct client other = client_open(b, 0);
+    for (int round = 0; round < 4; round++) {
+        struct client slow[2] = {stalled(b, 1 << 20, 1 << 19), stalled(b, 1 << 20, 1 << 19)},
+                      third = stalled(b, 200000, 10000);
+        client_close(round % 2 ? &third : &slow[0]);
+        client_close(&slow[1]);
+        served(&other, BODY_BYTES);
+        client_close(round % 2 ? &slow[0] : &third);
+    }
+    served(&other, BODY_BYTES);
+    CHECK(pages_held(0) <= ARENA_BYTES);
+    client_close(&other);
+    large_stop(b);
+}
+
+BOTH(without_shared_memory_the_connection_ends_and_the_worker_lives)
+{
+    struct bench *b = bench_start(backend, no_memory);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    struct frame frame = {0};
+    struct part part = large_part(0, 1);
+    put_produce(&frame, 1, -1, LIMIT_MS, &part, 1);
+    client_send(&client, &frame); /* may be refused half-way */
+    CHECK_EQUAL(client_receive(&client), 0);
+    served(&other, 0);
+    served(&other, 1 << 20);
+    frame_free(&frame);
+    client_close(&client);
+    client_close(&other);
+    large_stop(b);
+}
