@@ -32,15 +32,20 @@ __attribute__((unused)) static void place(struct bench *b, int32_t leader, int32
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
 
-__attribute__((unused)) static struct bench *relay_bench(int backend)
+__attribute__((unused)) static struct bench *relay_bench_of(int backend, void (*change)(struct bench *b))
 {
     struct mqd_broker_address brokers[2] = {{.node_id = 1, .port = 9092, .host = "one"},
                                             {.node_id = 2, .port = 9092, .host = "two"}};
-    struct bench *b = local_bench(backend, NULL);
+    struct bench *b = local_bench(backend, change);
     CHECK_OR(mqd_reactor_brokers_put(b->reactors[0], ++b->token, 2, brokers, 2) == 0, abort());
     CHECK_OR(bench_done(b, 0, b->token).error == 0, abort());
     place(b, LEADER, 5);
     return b;
+}
+
+__attribute__((unused)) static struct bench *relay_bench(int backend)
+{
+    return relay_bench_of(backend, NULL);
 }
 
 __attribute__((unused)) static struct mqd_relay_options relay_options(uint32_t lane, uint32_t timeout_ms)

@@ -277,6 +277,12 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     const struct mqd_produce_request *produce = r->producing;
     if (!mqd_topics_led_elsewhere(&r->topics, place) || place->leader < 0)
         return false;
+    if (partition->size_bytes > 0 && (uint64_t)partition->size_bytes > r->options.heap_bytes_max) {
+        mqd_relay_done(r, append, MQD_KAFKA_MESSAGE_TOO_LARGE,
+                       "a batch of a local client for a leader on another host is larger than "
+                       "queued.max.request.bytes: raise that, or let the client use TCP");
+        return true;
+    }
     uint32_t lane = produce->transactional_id.size_bytes >= 0 ? MQD_RELAY_LANE_TRANSACTIONS : MQD_RELAY_LANE_PLAIN;
     struct mqd_relay *relay = find_or_make(r, place->leader, place->leader_worker, lane);
     struct mqd_relayed *entry = relay && r->now_ms >= relay->refuse_until_ms ? entry_new(r->relays) : NULL;

@@ -119,6 +119,30 @@ BOTH(refused_while_the_host_cannot_be_reached)
     local_bench_stop(b);
 }
 
+static void small_heap(struct bench *b)
+{
+    local_options(b);
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        b->options[worker].heap_bytes_max = 1 << 20;
+}
+
+/* Trying again would not help: no error that a client tries again for ever. */
+BOTH(a_batch_that_never_fits_is_too_large)
+{
+    struct bench *b = relay_bench_of(backend, small_heap);
+    struct local local = local_open(b, 0, WISH);
+    submit(&local, 1, 1, one_record(1, 1, 1100000));
+    CHECK_EQUAL(outcome(&local).error[0], 10); /* MESSAGE_TOO_LARGE */
+    submit(&local, 2, 1, one_record(1, 2, 64));
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
+    answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 78});
+    CHECK_EQUAL(outcome(&local).base_offset[0], 78);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
 /* The connection ends: what had left may be written, what had not is not. */
 BOTH(told_apart_at_the_end_of_a_connection)
 {
