@@ -156,7 +156,9 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
         return NULL;
     }
     uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0),
-             most = needed_bytes > wanted_bytes ? needed_bytes : wanted_bytes;
+             most = needed_bytes > wanted_bytes ? needed_bytes : wanted_bytes,
+             carried = producer->client->request_bytes_max - frame_bytes(topic, 0); /* as fits_ever has said */
+    most = most < carried ? most : carried;
     producer->used_bytes += (uint64_t)got * producer->memory.chunk_bytes;
     producer->active_count += partition->batch_count++ == 0;
     producer->live_count++;
@@ -230,12 +232,23 @@ static int32_t choose(struct mqd_producer *producer, struct mqd_producer_topic *
 
 enum put_result { PUT, PUT_FULL, PUT_WRONG };
 
-/* Too large for ever, as opposed to full now. */
+/* Too large for ever, as opposed to full now: false, with the error set. */
 static bool fits_ever(const struct mqd_producer *producer, const struct mqd_producer_topic *topic, uint64_t batch_bytes)
 {
+    if (frame_bytes(topic, batch_bytes) > producer->client->request_bytes_max) {
+        mqd_error_set(MQD_E_INVALID,
+                      "Local: a batch of %llu bytes is more than a request of this broker carries: "
+                      "socket.request.max.bytes=%u",
+                      (unsigned long long)batch_bytes, producer->client->request_bytes_max);
+        return false;
+    }
     uint64_t needed = (uint64_t)mqd_client_memory_chunks(&producer->memory, frame_bytes(topic, batch_bytes)) *
                       producer->memory.chunk_bytes;
-    return needed <= producer->used_bytes_max && batch_bytes <= INT32_MAX;
+    if (needed <= producer->used_bytes_max && batch_bytes <= INT32_MAX)
+        return true;
+    mqd_error_set(MQD_E_INVALID, "Local: a batch of %llu bytes is larger than the producer's memory of %llu",
+                  (unsigned long long)batch_bytes, (unsigned long long)producer->used_bytes_max);
+    return false;
 }
 
 static inline bool has_room(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
@@ -271,11 +284,8 @@ static enum put_result place_record(struct mqd_producer *producer, struct mqd_pr
         }
         *body = body_bytes(record, 0, 0);
         uint64_t needed = MQD_BATCH_HEADER_BYTES + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body)) + *body;
-        if (!fits_ever(producer, topic, needed)) {
-            mqd_error_set(MQD_E_INVALID, "a record of %llu bytes is larger than the producer's memory of %llu",
-                          (unsigned long long)needed, (unsigned long long)producer->used_bytes_max);
+        if (!fits_ever(producer, topic, needed))
             return PUT_WRONG;
-        }
         batch = batch_begin(producer, topic->partitions[index], needed, producer->options.batch_bytes);
         if (batch) {
             batch_open(producer, batch, record->timestamp_ms);
@@ -482,8 +492,7 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
         return mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
                              topic->partition_count);
     if (!fits_ever(producer, topic, size_bytes))
-        return mqd_error_set(MQD_E_INVALID, "a batch of %u bytes is larger than the producer's memory of %llu",
-                             size_bytes, (unsigned long long)producer->used_bytes_max);
+        return -1;
     struct mqd_producer_partition *partition = topic->partitions[index];
     struct mqd_producer_batch *batch = batch_begin(producer, partition, size_bytes, size_bytes);
     if (!batch && make_room(producer))

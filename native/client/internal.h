@@ -70,6 +70,7 @@ struct mqd_client {
     uint8_t *replies, *data;
     uint32_t submission_count, reply_bytes;
     uint64_t data_bytes, request_bytes; /* of data_bytes: C3 */
+    uint32_t request_bytes_max;         /* the broker takes no larger one */
 
     uint64_t tail; /* with what is not published yet */
     uint64_t published;

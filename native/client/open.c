@@ -190,6 +190,7 @@ static int map_memory(struct mqd_client *client, int fd, uint64_t total)
     client->submission_count = header->submission_count;
     client->reply_bytes = header->reply_bytes;
     client->data_bytes = header->data_bytes;
+    client->request_bytes_max = header->request_bytes_max;
     client->worker = header->worker;
     return 0;
 }

@@ -32,6 +32,7 @@ uint64_t mqd_local_abi_hash(void)
         FIELD(mqd_local_header, data_bytes),
         FIELD(mqd_local_header, submission_count),
         FIELD(mqd_local_header, reply_bytes),
+        FIELD(mqd_local_header, request_bytes_max),
         FIELD(mqd_local_header, submission_tail),
         FIELD(mqd_local_header, reply_head),
         FIELD(mqd_local_header, client_sleeping),

@@ -64,7 +64,8 @@ struct mqd_local_header {
     uint64_t total_bytes;
     uint64_t submissions_offset, replies_offset, data_offset, data_bytes;
     uint32_t submission_count, reply_bytes;
-    uint8_t pad0[128 - 72];
+    uint32_t request_bytes_max; /* socket.request.max.bytes: a larger submission ends the attachment */
+    uint8_t pad0[128 - 76];
     /* line 2: the client */
     uint64_t submission_tail;
     uint8_t pad1[56];

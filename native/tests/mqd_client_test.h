@@ -39,6 +39,7 @@ struct fake {
     uint32_t fd_count;
     bool mute;           /* takes the hello and says nothing */
     uint64_t data_bytes; /* 0 = as wanted */
+    uint32_t request_bytes_max;
     /* the attachment */
     struct mqd_local_header *header;
     uint64_t total_bytes;
@@ -72,6 +73,7 @@ static void fake_open(struct fake *fake, const char *name)
     fake->socket = fake->memory_fd = -1;
     fake->abi_hash = mqd_local_abi_hash();
     fake->fd_count = MQD_LOCAL_FD_COUNT;
+    fake->request_bytes_max = 100 << 20;
     fake->frame = malloc(FAKE_FRAME_BYTES);
     snprintf(fake->path, sizeof fake->path, "/tmp/mqd-%s-%d.sock", name, (int)getpid());
     unlink(fake->path);
@@ -105,7 +107,8 @@ static void fake_make_memory(struct fake *fake)
                                         .data_offset = data,
                                         .data_bytes = data_bytes,
                                         .submission_count = fake->hello.submission_count,
-                                        .reply_bytes = fake->hello.reply_bytes};
+                                        .reply_bytes = fake->hello.reply_bytes,
+                                        .request_bytes_max = fake->request_bytes_max};
     fake->head = fake->reply_tail = 0;
     int ends[2];
     CHECK_OR(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, abort());

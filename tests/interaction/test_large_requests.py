@@ -247,6 +247,26 @@ def test_no_topic_takes_more_than_a_request_carries(shared_broker) -> None:
         admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
 
 
+def test_a_local_client_is_told_what_a_request_carries(start_broker) -> None:
+    broker = start_broker(config={"socket.request.max.bytes": "2000000"})
+    topic = create_topic(broker, "local", 1, max_message_bytes="2000000")
+    settings = {
+        "bootstrap.servers": broker.bootstrap,
+        "transport": "shm",
+        "message.max.bytes": 10_000_000,
+        "batch.size": 10_000_000,
+        "linger.ms": 200,
+        "acks": "all",
+    }
+    producer, outcomes = mqd.Producer(settings), []
+    for value in (bytes(3_000_000), *[bytes(100_000)] * 40):  # in batches that a request carries
+        producer.produce(topic, value, partition=0, on_delivery=lambda error, _: outcomes.append(error))
+    assert producer.flush(TIMEOUT_S) == 0
+    refused = [error for error in outcomes if error is not None]
+    assert len(outcomes) == 41 and [error.code() for error in refused] == [mqd.KafkaError.MSG_SIZE_TOO_LARGE], refused
+    assert "socket.request.max.bytes=2000000" in refused[0].str()
+
+
 def test_a_frame_of_more_than_the_most_is_logged_with_its_client(shared_broker) -> None:
     watch = Watch(shared_broker)
     with socket.create_connection(("127.0.0.1", shared_broker.port), TIMEOUT_S) as client:

@@ -71,7 +71,9 @@ class Appender:
                     if partition >= stage.partition_count
                     else KafkaError.MSG_SIZE_TOO_LARGE
                 )
-                raise Refused(local_error(wrong)) from None
+                raise Refused(
+                    local_error(wrong, str(error) if wrong == KafkaError.MSG_SIZE_TOO_LARGE else None)
+                ) from None
             # else the attachment has ended: the driver knows, or will
         except BaseException:  # Ctrl-C, for whose handler it may be late: the C core has the records
             taken.count = producer.native.outstanding_records - before
@@ -98,5 +100,5 @@ class Appender:
             return self._producer.native.append_batch(stage.number, partition, batch)
         except NativeError as error:
             if error.code == E_INVALID:
-                raise Refused(local_error(KafkaError.MSG_SIZE_TOO_LARGE)) from None
+                raise Refused(local_error(KafkaError.MSG_SIZE_TOO_LARGE, str(error))) from None
             return 0  # the attachment has ended: the driver knows, or will

@@ -134,6 +134,7 @@ static bool memory_open(const struct mqd_reactor *r, struct making *making)
     header->data_bytes = local->data_bytes;
     header->submission_count = local->submission_count;
     header->reply_bytes = local->reply_bytes;
+    header->request_bytes_max = r->options.request_bytes_max;
     local->submissions = (const struct mqd_local_submission *)(header + 1);
     local->replies = (uint8_t *)memory + replies_offset;
     local->data = (const uint8_t *)memory + data_offset;

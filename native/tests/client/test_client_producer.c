@@ -337,6 +337,39 @@ TEST(inflight_is_bounded_and_order_kept)
     end(&s);
 }
 
+/* What the broker would end the attachment for is never submitted, whatever batch_bytes says. */
+TEST(no_request_is_larger_than_the_broker_takes)
+{
+    enum { REQUEST_BYTES_MAX = 5000 };
+    struct setup s = {.client_options = small()};
+    struct mqd_producer_options options = plain();
+    static uint8_t value[REQUEST_BYTES_MAX];
+    options.batch_bytes = 50000;
+    options.linger_us = 1000000;
+    fake_open(&s.fake, "carried");
+    s.fake.request_bytes_max = REQUEST_BYTES_MAX;
+    s.client = fake_attach(&s.fake, &s.client_options);
+    CHECK_OR(s.client, return);
+    s.producer = mqd_producer_open(s.client, &options);
+    CHECK_OR(s.producer, return);
+    int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM), count = 0;
+    CHECK_EQUAL(mqd_producer_put(s.producer, topic, 0, value, sizeof value, NULL, -1, NULL, 0, 1), -1);
+    CHECK_EQUAL(mqd_error_code(), MQD_E_INVALID);
+    CHECK(strstr(mqd_error_message(), "socket.request.max.bytes=5000"));
+    for (int i = 0; i < 40; i++)
+        CHECK(mqd_producer_put(s.producer, topic, 0, value, 300, NULL, -1, NULL, 0, 1) > 0);
+    for (uint32_t largest = 0; count < 40; count += s.fake.batch.record_count) {
+        mqd_producer_send(s.producer, 0, 1);
+        CHECK_OR(fake_next(&s.fake), break);
+        largest = s.fake.frame_bytes > largest ? s.fake.frame_bytes : largest;
+        CHECK(largest <= REQUEST_BYTES_MAX);
+        fake_answer(&s.fake, 0, count);
+        CHECK_EQUAL(mqd_client_poll(s.client), 0);
+    }
+    CHECK_EQUAL(count, 40);
+    end(&s);
+}
+
 TEST(full_is_full_and_goes_on)
 {
     struct setup s;
