@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "replica/planted.h"
 #include "replica/rules.h"
 
 #define OFFSET_OUT_OF_RANGE 1
@@ -19,20 +20,14 @@
 #define NEVER INT64_MIN
 #define BEHIND_MS 500 /* more records behind than allowed for so long: not a burst that the next fetch takes */
 
-static bool mutant(const struct mqd_replica *replica, enum mqd_replica_mutant rule)
-{
-    return (replica->mutants & rule) != 0;
-}
-
 static bool counts_durable(const struct mqd_replica *replica)
 {
-    return replica->flush_on_ack && !mutant(replica, MQD_REPLICA_MUTANT_COUNT_UNFLUSHED);
+    return replica->flush_on_ack && !PLANTED(replica, COUNT_UNFLUSHED);
 }
 
-void mqd_replica_init(struct mqd_replica *replica, uint32_t mutants)
+void mqd_replica_init(struct mqd_replica *replica)
 {
     memset(replica, 0, sizeof *replica);
-    replica->mutants = mutants;
     replica->node_id = replica->leader = replica->leader_epoch = replica->partition_epoch = -1;
     replica->broker_epoch = -1;
     replica->proposal_ms = NEVER;
@@ -70,15 +65,14 @@ static void check(const struct mqd_replica *replica)
 /* */
 static bool in_maximal_set(const struct mqd_replica *replica, const struct mqd_replica_follower *follower)
 {
-    return follower->member.in_sync ||
-           (replica->proposing && follower->proposed && !mutant(replica, MQD_REPLICA_MUTANT_COMMITTED_ONLY));
+    return follower->member.in_sync || (replica->proposing && follower->proposed && !PLANTED(replica, COMMITTED_ONLY));
 }
 
 /* */
 static int raise_high_watermark(struct mqd_replica *replica)
 {
     if (replica->role != MQD_REPLICA_LEADER ||
-        (replica->in_sync_count < replica->min_insync && !mutant(replica, MQD_REPLICA_MUTANT_HW_BELOW_MIN)))
+        (replica->in_sync_count < replica->min_insync && !PLANTED(replica, HW_BELOW_MIN)))
         return 0;
     int64_t least = counts_durable(replica) ? replica->durable : replica->log_end;
     for (uint32_t i = 0; i < replica->follower_count; i++) {
@@ -162,7 +156,7 @@ static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_repli
     const struct mqd_replica_member *self = member_of(assignment, assignment->node_id);
     if (!self || assignment->leader < 0)
         return MQD_REPLICA_NONE;
-    if (self->broker_epoch != assignment->broker_epoch && !mutant(replica, MQD_REPLICA_MUTANT_SERVE_UNREGISTERED))
+    if (self->broker_epoch != assignment->broker_epoch && !PLANTED(replica, SERVE_UNREGISTERED))
         return MQD_REPLICA_NONE;
     return assignment->leader == assignment->node_id ? MQD_REPLICA_LEADER : MQD_REPLICA_FOLLOWER;
 }
@@ -227,15 +221,15 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
                               ? assignment->min_insync
                               : (int32_t)assignment->member_count;
     replica->role = role;
-    take_members(replica, assignment, !fresh || mutant(replica, MQD_REPLICA_MUTANT_KEEP_STATE), now_ms);
+    take_members(replica, assignment, !fresh || PLANTED(replica, KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
         note_behind(replica, &replica->followers[i], now_ms); /* the bound may be another one */
     if (replica->high_watermark > replica->log_end)
         replica->high_watermark = replica->log_end;
     if (fresh && role == MQD_REPLICA_LEADER)
         replica->epoch_start = replica->log_end;
-    if (new_epoch && role == MQD_REPLICA_FOLLOWER && mutant(replica, MQD_REPLICA_MUTANT_TRUNCATE_TO_HW))
-        changed |= MQD_REPLICA_CHANGED_CUT;
+    if (new_epoch && role == MQD_REPLICA_FOLLOWER && PLANTED(replica, TRUNCATE_TO_HW))
+        changed |= PLANTED_CUT;
     if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below)
         changed |= MQD_REPLICA_CHANGED_BELOW_MIN;
     check(replica);
@@ -246,10 +240,9 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
 
 int mqd_replica_may_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns)
 {
-    if (replica->role != MQD_REPLICA_LEADER ||
-        (now_ns >= lease_deadline_ns && !mutant(replica, MQD_REPLICA_MUTANT_LEASE)))
+    if (replica->role != MQD_REPLICA_LEADER || (now_ns >= lease_deadline_ns && !PLANTED(replica, LEASE)))
         return NOT_LEADER_OR_FOLLOWER;
-    if (acks_all && replica->in_sync_count < replica->min_insync && !mutant(replica, MQD_REPLICA_MUTANT_ACK_BELOW_MIN))
+    if (acks_all && replica->in_sync_count < replica->min_insync && !PLANTED(replica, ACK_BELOW_MIN))
         return NOT_ENOUGH_REPLICAS;
     return 0;
 }
@@ -258,9 +251,7 @@ int mqd_replica_latest(const struct mqd_replica *replica)
 {
     if (replica->role != MQD_REPLICA_LEADER)
         return NOT_LEADER_OR_FOLLOWER;
-    return replica->high_watermark < replica->epoch_start && !mutant(replica, MQD_REPLICA_MUTANT_LATEST_EARLY)
-               ? OFFSET_NOT_AVAILABLE
-               : 0;
+    return replica->high_watermark < replica->epoch_start && !PLANTED(replica, LATEST_EARLY) ? OFFSET_NOT_AVAILABLE : 0;
 }
 
 /* ---- fetches of followers ---- */
@@ -273,10 +264,10 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
         return NOT_LEADER_OR_FOLLOWER;
     if (!follower || fetch->node_id == replica->node_id)
         return REPLICA_NOT_AVAILABLE;
-    if (fetch->current_leader_epoch != replica->leader_epoch && !mutant(replica, MQD_REPLICA_MUTANT_FETCH_EPOCH))
+    if (fetch->current_leader_epoch != replica->leader_epoch && !PLANTED(replica, FETCH_EPOCH))
         return fetch->current_leader_epoch < replica->leader_epoch ? FENCED_LEADER_EPOCH : UNKNOWN_LEADER_EPOCH;
     if ((fetch->broker_epoch < follower->fetched_broker_epoch || fetch->broker_epoch < follower->member.broker_epoch) &&
-        !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
+        !PLANTED(replica, BROKER_EPOCH))
         return STALE_BROKER_EPOCH;
     return 0;
 }
@@ -288,7 +279,7 @@ static void compare(const struct mqd_replica *replica, const struct mqd_replica_
 {
     int32_t found;
     int64_t end_offset;
-    if (fetch->last_fetched_epoch < 0 || mutant(replica, MQD_REPLICA_MUTANT_TRUNCATE_TO_HW))
+    if (fetch->last_fetched_epoch < 0 || PLANTED(replica, TRUNCATE_TO_HW))
         return;
     mqd_replica_epoch_end(epochs, epoch_count, replica->log_end, fetch->last_fetched_epoch, &found, &end_offset);
     if (found < 0) { /* above all that have records */
@@ -372,12 +363,11 @@ static bool may_join(const struct mqd_replica *replica, const struct mqd_replica
     if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark ||
         follower->behind_ms != INT64_MAX)
         return false;
-    if (follower->fetched_broker_epoch != follower->member.broker_epoch &&
-        !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
+    if (follower->fetched_broker_epoch != follower->member.broker_epoch && !PLANTED(replica, BROKER_EPOCH))
         return false;
     return (follower->position >= replica->epoch_start &&
             caught_up_within(replica, follower, now_ms, replica->lag_ms_max / 2)) ||
-           mutant(replica, MQD_REPLICA_MUTANT_EXPAND_EARLY);
+           PLANTED(replica, EXPAND_EARLY);
 }
 
 /* Marks who is to be in sync. False: that is the committed set, or a set that would be refused. */

@@ -92,7 +92,11 @@ struct mqd_replica_follower {
 };
 
 struct mqd_replica {
-    uint32_t mutants; /* enum mqd_replica_mutant: rules that are off. Zero but in the simulator */
+/* MQD_CDEF_OFF */
+#ifdef MQD_PLANTED
+    uint32_t planted; /* rules that are off: replica/planted.h */
+#endif
+    /* MQD_CDEF_ON */
     uint8_t role;
     uint8_t flush_on_ack;
     uint8_t proposing; /* a proposal has no final answer yet */
@@ -111,25 +115,7 @@ struct mqd_replica {
     struct mqd_replica_follower followers[16];
 };
 
-/* Rules that the simulator turns off, one bit each, to see that it notices. */
-enum mqd_replica_mutant {
-    MQD_REPLICA_MUTANT_FETCH_EPOCH = 1, /* R1: a fetch's leader epoch is not looked at */
-    /* R2: no comparison of epochs; a new follower cuts its log at its high watermark */
-    MQD_REPLICA_MUTANT_TRUNCATE_TO_HW = 2,
-    MQD_REPLICA_MUTANT_KEEP_STATE = 4,           /* R3: what was known of followers survives a new leader epoch */
-    MQD_REPLICA_MUTANT_HW_BELOW_MIN = 8,         /* R4: the high watermark moves below min_insync */
-    MQD_REPLICA_MUTANT_COMMITTED_ONLY = 16,      /* R5: the proposed set does not count */
-    MQD_REPLICA_MUTANT_EXPAND_EARLY = 32,        /* R7: whoever has the high watermark joins */
-    MQD_REPLICA_MUTANT_BROKER_EPOCH = 64,        /* KIP-903: broker epochs of followers are not looked at */
-    MQD_REPLICA_MUTANT_SERVE_UNREGISTERED = 128, /* R10 */
-    MQD_REPLICA_MUTANT_ACK_BELOW_MIN = 256,      /* R11: acks=all is taken below min_insync */
-    /* R12: the latest offset is told before the high watermark has reached the epoch's start */
-    MQD_REPLICA_MUTANT_LATEST_EARLY = 512,
-    MQD_REPLICA_MUTANT_COUNT_UNFLUSHED = 1024, /* flush_on_ack: positions count before they are durable */
-    MQD_REPLICA_MUTANT_LEASE = 2048            /* section 5: the lease is not looked at */
-};
-
-void mqd_replica_init(struct mqd_replica *replica, uint32_t mutants);
+void mqd_replica_init(struct mqd_replica *replica);
 
 /* ---- role and metadata ---- */
 
@@ -143,8 +129,7 @@ enum mqd_replica_change {
     MQD_REPLICA_CHANGED_STALE = 8, /* older than what is known: nothing was done */
     /* the committed set has fewer than min_insync members now: whoever awaits acknowledgement is
      * told NOT_ENOUGH_REPLICAS_AFTER_APPEND */
-    MQD_REPLICA_CHANGED_BELOW_MIN = 16,
-    MQD_REPLICA_CHANGED_CUT = 32 /* a mutant's alone (TRUNCATE_TO_HW): cut the log at the high watermark */
+    MQD_REPLICA_CHANGED_BELOW_MIN = 16
 };
 /* Takes what metadata say. Before the first one the caller has told mqd_replica_log where the log
  * ends, and a high watermark that it knows (mqd_replica_restore). -1: not an assignment (more

@@ -6,26 +6,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from mqd.native.core import ffi, lib
 from tests.sim.disks import PartitionLog
 from tests.sim.partition_replica import Answer, Assignment, Fetch, Proposal
+from tests.sim.replica_rules import ffi, lib
 
-MUTANTS = {  # the rule that is off -> the switch in the core
-    "R1": lib.MQD_REPLICA_MUTANT_FETCH_EPOCH,
-    "R2": lib.MQD_REPLICA_MUTANT_TRUNCATE_TO_HW,
-    "R3": lib.MQD_REPLICA_MUTANT_KEEP_STATE,
-    "R4": lib.MQD_REPLICA_MUTANT_HW_BELOW_MIN,
-    "R5": lib.MQD_REPLICA_MUTANT_COMMITTED_ONLY,
-    "R7": lib.MQD_REPLICA_MUTANT_EXPAND_EARLY,
-    "903": lib.MQD_REPLICA_MUTANT_BROKER_EPOCH,
-    "R10": lib.MQD_REPLICA_MUTANT_SERVE_UNREGISTERED,
-    "R11": lib.MQD_REPLICA_MUTANT_ACK_BELOW_MIN,
-    "R12": lib.MQD_REPLICA_MUTANT_LATEST_EARLY,
-    "flush": lib.MQD_REPLICA_MUTANT_COUNT_UNFLUSHED,
-    "lease": lib.MQD_REPLICA_MUTANT_LEASE,
+PLANTED = {  # the rule that is off -> the switch in the core
+    "R1": lib.MQD_PLANTED_FETCH_EPOCH,
+    "R2": lib.MQD_PLANTED_TRUNCATE_TO_HW,
+    "R3": lib.MQD_PLANTED_KEEP_STATE,
+    "R4": lib.MQD_PLANTED_HW_BELOW_MIN,
+    "R5": lib.MQD_PLANTED_COMMITTED_ONLY,
+    "R7": lib.MQD_PLANTED_EXPAND_EARLY,
+    "903": lib.MQD_PLANTED_BROKER_EPOCH,
+    "R10": lib.MQD_PLANTED_SERVE_UNREGISTERED,
+    "R11": lib.MQD_PLANTED_ACK_BELOW_MIN,
+    "R12": lib.MQD_PLANTED_LATEST_EARLY,
+    "flush": lib.MQD_PLANTED_COUNT_UNFLUSHED,
+    "lease": lib.MQD_PLANTED_LEASE,
 }
 LEADER, FOLLOWER = lib.MQD_REPLICA_LEADER, lib.MQD_REPLICA_FOLLOWER
-CUT = lib.MQD_REPLICA_CHANGED_CUT
+CUT = lib.MQD_PLANTED_CHANGED_CUT
 
 # One thread, and the core keeps no pointer: these are filled and read within a call.
 _assignment = ffi.new("struct mqd_replica_assignment *")
@@ -56,7 +56,8 @@ class NativeReplica:
         self.lag_ms_max = lag_ms_max
         self.lag_records_max = lag_records_max
         self.native = ffi.new("struct mqd_replica *")
-        lib.mqd_replica_init(self.native, sum([bit for rule, bit in MUTANTS.items() if rule in off]))
+        lib.mqd_replica_init(self.native)
+        self.native.planted = sum([bit for rule, bit in PLANTED.items() if rule in off])
         self._epochs: Any = ffi.NULL
         self._epoch_count = 0
         self._epochs_of: list[tuple[int, int]] = []

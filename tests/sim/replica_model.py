@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mqd.native.replica import Action, Answer, Assignment, Change, Fetch, Proposal, Role, Step
+from tests.sim.replica_core import Action, Answer, Assignment, Change, Fetch, Proposal, Role, Step
 
 OUT_OF_RANGE, NOT_LEADER, NO_REPLICA, NOT_ENOUGH = 1, 6, 9, 19
 NOT_ATTEMPTED, FENCED, UNKNOWN, STALE_BROKER, NOT_AVAILABLE, INELIGIBLE = 55, 74, 75, 77, 78, 107

@@ -49,7 +49,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
     if (!owned->replica)
         return -1;
     r->replicated_count++;
-    mqd_replica_init(owned->replica, 0);
+    mqd_replica_init(owned->replica);
     /* the clock goes on when the partition is closed and opened again, but for two within a
      * millisecond */
     uint64_t by_clock = (uint64_t)r->now_ms << 12;

@@ -40,7 +40,7 @@ static struct mqd_replica leader(int64_t log_end, uint32_t in_sync)
 {
     struct mqd_replica replica;
     struct mqd_replica_assignment assignment = led(1, 1, in_sync);
-    mqd_replica_init(&replica, 0);
+    mqd_replica_init(&replica);
     mqd_replica_log(&replica, 0, log_end, log_end, 0);
     CHECK_OR(mqd_replica_assign(&replica, &assignment, 0) == (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE),
              abort());
@@ -270,7 +270,7 @@ TEST(as_many_replicas_as_there_may_be)
     struct mqd_replica_proposal out;
     for (int32_t node = 0; node < MQD_REPLICA_COUNT_MAX; node++)
         assignment.members[node] = (struct mqd_replica_member){node, node < 2, 1, node ? EPOCH_OF(node) : 0};
-    mqd_replica_init(&replica, 0);
+    mqd_replica_init(&replica);
     mqd_replica_assign(&replica, &assignment, 0);
     for (int32_t node = 1; node < MQD_REPLICA_COUNT_MAX; node++)
         CHECK_EQUAL(fetch(&replica, node, 0, 1).error, 0);

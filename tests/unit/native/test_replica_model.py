@@ -9,7 +9,7 @@ import random
 import pytest
 
 from mqd.native.core import NativeError
-from mqd.native.replica import (
+from tests.sim.replica_core import (
     NO_RECORD_BOUND,
     REPLICA_COUNT_MAX,
     Action,
@@ -19,7 +19,7 @@ from mqd.native.replica import (
     Epochs,
     Fetch,
     Member,
-    Mutant,
+    Planted,
     Replica,
     Role,
     epoch_end,
@@ -246,19 +246,19 @@ def test_long_histories() -> None:
             history.step()
 
 
-@pytest.mark.parametrize("mutant", [mutant for mutant in Mutant if mutant not in (Mutant.TRUNCATE_TO_HW,)])
-def test_every_mutant_is_another_core(mutant: Mutant) -> None:
+@pytest.mark.parametrize("planted", [planted for planted in Planted if planted not in (Planted.TRUNCATE_TO_HW,)])
+def test_every_planted_bug_is_another_core(planted: Planted) -> None:
     """What the switch turns off is seen by these histories: the model does not have it."""
     for seed in range(600):
         history = History(seed)
-        history.core = Replica(mutant)
+        history.core = Replica(planted)
         history.core.log(history.log_start, len(history.log), history.durable, history.now_ms)
         try:
             for _ in range(150):
                 history.step()
         except AssertionError:
             return
-    raise AssertionError(f"{mutant!r} makes no difference")
+    raise AssertionError(f"{planted!r} makes no difference")
 
 
 def test_epochs_against_the_model() -> None:

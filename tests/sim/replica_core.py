@@ -1,5 +1,5 @@
-"""The replication core of one partition (native/replica/rules.h): the code that the broker runs, in
-the hands of the simulator and of tests.
+"""The replication core of one partition (native/replica/rules.h), for tests: the code that the broker
+runs, built with planted bugs that can be switched on (replica_rules.py).
 
 Concurrency: one thread at a time. Offsets are record offsets, times milliseconds of any clock that
 does not go back, unless they say otherwise.
@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
-from mqd.native.core import E_INVALID, NativeError, enumeration, ffi, lib
+from mqd.native.core import E_INVALID, NativeError
+from tests.sim.replica_rules import ffi, lib
+
+
+def enumeration(name: str, prefix: str) -> dict[str, int]:
+    """The members of a C enum, by name without the prefix."""
+    members = ffi.typeof(f"enum {name}").relements
+    return {key.removeprefix(prefix): value for key, value in sorted(members.items(), key=lambda item: item[1])}
+
 
 REPLICA_COUNT_MAX = lib.MQD_REPLICA_COUNT_MAX
 NO_RECORD_BOUND = lib.MQD_REPLICA_NO_RECORD_BOUND
@@ -19,7 +27,7 @@ NO_RECORD_BOUND = lib.MQD_REPLICA_NO_RECORD_BOUND
 Role = IntEnum("Role", enumeration("mqd_replica_role", "MQD_REPLICA_"))
 Change = IntFlag("Change", enumeration("mqd_replica_change", "MQD_REPLICA_CHANGED_"))
 Action = IntEnum("Action", enumeration("mqd_replica_action", "MQD_REPLICA_"))
-Mutant = IntFlag("Mutant", enumeration("mqd_replica_mutant", "MQD_REPLICA_MUTANT_"))
+Planted = IntFlag("Planted", enumeration("mqd_replica_planted", "MQD_PLANTED_"))
 
 
 class Member(NamedTuple):
@@ -115,15 +123,16 @@ class Epochs:
 
 
 class Replica:
-    """struct mqd_replica; `mutants` only in the simulator."""
+    """struct mqd_replica; `planted`: rules that are off."""
 
-    def __init__(self, mutants: int = 0):
+    def __init__(self, planted: int = 0):
         self.native = ffi.new("struct mqd_replica *")
         self._answer = ffi.new("struct mqd_replica_answer *")
         self._proposal = ffi.new("struct mqd_replica_proposal *")
         self._step = ffi.new("struct mqd_replica_step *")
         self._fetch = ffi.new("struct mqd_replica_fetch *")
-        lib.mqd_replica_init(self.native, mutants)
+        lib.mqd_replica_init(self.native)
+        self.native.planted = planted
 
     # -- metadata and log --------------------------------------------------------------------------
 
