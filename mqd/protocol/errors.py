@@ -2,12 +2,25 @@
 
 The table is fact from the public protocol guide (Kafka 4.2): code, name, whether the client may try
 again, and what it means. Never answer UNKNOWN_SERVER_ERROR where a retriable code exists: client
-bugs turn it into duplicates.
+bugs turn it into duplicates. ErrorCode, and the codes of the C core, are generated from it:
+`python -m mqd.protocol.generate`.
 """
 
 from __future__ import annotations
 
-import enum
+from mqd.protocol.error_codes import ErrorCode
+
+__all__ = [
+    "ERRORS",
+    "ErrorCode",
+    "KafkaError",
+    "ProtocolError",
+    "TrailingBytes",
+    "UnsupportedVersion",
+    "error_message",
+    "error_name",
+    "is_retriable",
+]
 
 
 class ProtocolError(Exception):
@@ -205,9 +218,6 @@ def _read_table() -> dict[int, KafkaError]:
 
 
 ERRORS: dict[int, KafkaError] = _read_table()
-
-# The codes by name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION == 3. Plain integers go into messages.
-ErrorCode = enum.IntEnum("ErrorCode", {error.name: error.code for error in ERRORS.values()})
 
 
 def error_name(code: int) -> str:

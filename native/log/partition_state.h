@@ -24,23 +24,12 @@
 #include "log/producers.h"
 #include "log/segment.h"
 #include "log/txn_index.h"
+#include "wire/kafka_errors.h"
 
 /* sealed files that wait for a sync; when full, the roll itself flushes (it blocks) */
 #define MQD_SYNC_QUEUE_MAX 16
 #define MQD_STAGE_CHUNK_COUNT 16        /* batches; chunks are allocated as a turn needs them, given back when idle */
 #define MQD_SEGMENT_BYTES_MAX INT32_MAX /* positions in .index are int32 */
-
-/* Kafka's error codes, as the stage returns them */
-enum {
-    MQD_KAFKA_MESSAGE_TOO_LARGE = 10,
-    MQD_KAFKA_RECORD_LIST_TOO_LARGE = 18,
-    MQD_KAFKA_NOT_ENOUGH_REPLICAS = 19,
-    MQD_KAFKA_INVALID_TIMESTAMP = 32,
-    MQD_KAFKA_POLICY_VIOLATION = 44,
-    MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER = 45,
-    MQD_KAFKA_STORAGE_ERROR = 56,
-    MQD_KAFKA_INVALID_RECORD = 87
-};
 
 /* an exact place in the log */
 struct mqd_mark {
