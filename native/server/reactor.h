@@ -34,8 +34,10 @@
 #include "log/partition_follow.h"
 #include "log/reader/reader.h"
 #include "server/api.h"
+#include "server/commands.h"
 #include "server/fetch/fetch.h"
 #include "server/local/local.h"
+#include "server/owned.h"
 #include "server/relay/relay.h"
 #include "server/replication/fetcher.h"
 #include "server/request.h"
@@ -91,61 +93,6 @@ struct mqd_description {
     uint8_t used;
 };
 
-/* ---- partitions this worker owns ---- */
-
-/* A truncation is due (what is under way with its files ends first, nothing more begins), or under
- * way on a helper thread: nobody else touches the partition. */
-enum mqd_rest { MQD_REST_NONE, MQD_REST_DUE, MQD_REST_UNDER_WAY };
-
-struct mqd_owned {
-    struct mqd_partition *partition;
-    uint32_t slot;
-    uint32_t log_dir;
-    struct mqd_node staged;                     /* appends that the next write covers */
-    struct mqd_node waiting;                    /* appends written, not yet acknowledged; by end_offset */
-    struct mqd_node write_node;                 /* in reactor->to_write */
-    struct mqd_node publish_node;               /* in reactor->to_wake */
-    struct mqd_node sync_node;                  /* in log_dir->to_sync */
-    int64_t high_watermark, last_stable_offset; /* last published */
-    int64_t dirty_since_ms;
-    int64_t sync_started_ns;
-    uint32_t syncs_pending; /* descriptors of the flush under way */
-    int sync_error;
-    uint8_t closing, preallocating, in_syncfs, snapshotting;
-    uint8_t resting;   /* enum mqd_rest; commands for it wait in `deferred` meanwhile */
-    uint8_t throttled; /* its assignment says so */
-    /* as mqd_partition_replicated: has, or may have, other replicas (server/replication/leading.c) */
-    uint8_t replicated;
-    uint8_t retiring;      /* enum mqd_retiring; then the next four count (server/redirect.h) */
-    int32_t retired_epoch; /* leader epoch of the step */
-    /* of the partition that takes its records; MQD_SLOT_NONE: it is not on this host */
-    uint32_t redirect_slot, redirect_index;
-    int64_t sealed_end;   /* what was taken before it was sealed ends at or before it */
-    int64_t used_told_ms; /* MQD_EVENT_RETIRED_USED */
-    uint64_t close_token;
-    struct mqd_node followers_waiting;    /* mqd_fetch_entry.waiter of followers' fetches */
-    int64_t told_log_start, told_log_end; /* when these were woken last */
-    struct mqd_replica *replica;          /* NULL: one replica, which leads (see server/replication/replication.c) */
-    struct mqd_followed *followed;        /* while this worker follows (server/replication/fetcher.h) */
-    uint32_t leader_worker;               /* of the leader's host: who owns it there */
-    struct mqd_command *deferred;         /* in order, by `next` */
-    struct mqd_cut_job *cut;              /* while it rests */
-    uint32_t cut_count;                   /* cuts that took something, or began the log anew */
-    uint8_t held;                         /* compaction puts files into the place of others: no cut begins */
-};
-
-struct mqd_log_directory {
-    char *path;
-    bool failed, full;
-    bool full_told; /* the main thread knows that it is */
-    int fd;         /* for syncfs */
-    bool syncfs_running;
-    struct mqd_node to_sync; /* owned partitions that want a flush */
-    uint32_t to_sync_count;
-    uint32_t busy_count;       /* owned partitions with MQD_BUSY_BYTES that are not flushed, when it was last looked */
-    struct mqd_node in_syncfs; /* those that the running syncfs covers */
-};
-
 /* ---- reply cache: answers that depend on the request bytes and the metadata version alone ---- */
 
 #define MQD_REPLY_CACHE_COUNT 128
@@ -167,48 +114,6 @@ struct mqd_control_entry {
     uint8_t *key;
     uint32_t key_bytes;
     uint64_t key_hash;
-};
-
-/* ---- commands and events, the only shared part ---- */
-
-enum mqd_command_kind {
-    MQD_COMMAND_LOG_DIR,
-    MQD_COMMAND_LOG_DIR_FULL,
-    MQD_COMMAND_TOPIC_PUT,
-    MQD_COMMAND_TOPIC_REMOVE,
-    MQD_COMMAND_BROKERS_PUT,
-    MQD_COMMAND_PARTITION_OPEN,
-    MQD_COMMAND_PARTITION_CLOSE,
-    MQD_COMMAND_SET_OPTIONS,
-    MQD_COMMAND_ADVANCE_START,
-    MQD_COMMAND_ROLL,
-    MQD_COMMAND_SET_LEADER_EPOCH,
-    MQD_COMMAND_ENDPOINT_DIED,
-    MQD_COMMAND_SEGMENTS_REPLACED,
-    MQD_COMMAND_SEGMENTS_HOLD,
-    MQD_COMMAND_REPLICA_SET,
-    MQD_COMMAND_IN_SYNC_ANSWER,
-    MQD_COMMAND_FETCHER_PUT,
-    MQD_COMMAND_FETCHER_REMOVE,
-    MQD_COMMAND_FETCHER_RATE,
-    MQD_COMMAND_RELAY_PUT,
-    MQD_COMMAND_RELAY_REFUSE,
-    MQD_COMMAND_RELAY_REMOVE
-};
-struct mqd_command {
-    uint32_t kind;
-    uint64_t token;
-    uint32_t slot, number;
-    int64_t offset, last_offset;
-    uint8_t topic_id[16];
-    char *text;
-    void *list; /* malloc'd: struct mqd_topic_partition or mqd_broker_address, `number` of them */
-    struct mqd_partition *partition;
-    struct mqd_log_options options;
-    struct mqd_replica_assignment *assignment; /* malloc'd, as text and slots */
-    struct mqd_fetcher_options *fetcher;
-    struct mqd_relay_options *relay;
-    struct mqd_command *next;
 };
 
 struct mqd_reactor {

@@ -1,0 +1,50 @@
+/* Commands to the reactor, which other threads queue: with the events it answers them by, the only
+ * part of it that threads share.
+ */
+#ifndef MQD_COMMANDS_H
+#define MQD_COMMANDS_H
+
+#include "log/partition.h"
+#include "server/api.h"
+
+enum mqd_command_kind {
+    MQD_COMMAND_LOG_DIR,
+    MQD_COMMAND_LOG_DIR_FULL,
+    MQD_COMMAND_TOPIC_PUT,
+    MQD_COMMAND_TOPIC_REMOVE,
+    MQD_COMMAND_BROKERS_PUT,
+    MQD_COMMAND_PARTITION_OPEN,
+    MQD_COMMAND_PARTITION_CLOSE,
+    MQD_COMMAND_SET_OPTIONS,
+    MQD_COMMAND_ADVANCE_START,
+    MQD_COMMAND_ROLL,
+    MQD_COMMAND_SET_LEADER_EPOCH,
+    MQD_COMMAND_ENDPOINT_DIED,
+    MQD_COMMAND_SEGMENTS_REPLACED,
+    MQD_COMMAND_SEGMENTS_HOLD,
+    MQD_COMMAND_REPLICA_SET,
+    MQD_COMMAND_IN_SYNC_ANSWER,
+    MQD_COMMAND_FETCHER_PUT,
+    MQD_COMMAND_FETCHER_REMOVE,
+    MQD_COMMAND_FETCHER_RATE,
+    MQD_COMMAND_RELAY_PUT,
+    MQD_COMMAND_RELAY_REFUSE,
+    MQD_COMMAND_RELAY_REMOVE
+};
+struct mqd_command {
+    uint32_t kind;
+    uint64_t token;
+    uint32_t slot, number;
+    int64_t offset, last_offset;
+    uint8_t topic_id[16];
+    char *text;
+    void *list; /* malloc'd: struct mqd_topic_partition or mqd_broker_address, `number` of them */
+    struct mqd_partition *partition;
+    struct mqd_log_options options;
+    struct mqd_replica_assignment *assignment; /* malloc'd, as text and slots */
+    struct mqd_fetcher_options *fetcher;
+    struct mqd_relay_options *relay;
+    struct mqd_command *next;
+};
+
+#endif
