@@ -9,6 +9,7 @@ import random
 import pytest
 
 from mqd.native.core import NativeError
+from tests.sim import replica_model
 from tests.sim.replica_core import (
     NO_RECORD_BOUND,
     REPLICA_COUNT_MAX,
@@ -25,7 +26,6 @@ from tests.sim.replica_core import (
     epoch_end,
     truncation,
 )
-from tests.sim import replica_model
 from tests.sim.replica_model import ReplicaModel
 
 SELF = 1
