@@ -7,9 +7,9 @@ import urllib.request
 from pathlib import Path
 
 from mqd.acceptor.dispatch import HANDLERS
-from mqd.protocol import table
 from mqd.protocol.messages import ApiVersionsRequest
 from tests.broker import Broker
+from tests.judge import page
 from tests.kafka_connection import KafkaConnection
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -17,7 +17,7 @@ API_VERSIONS = 18
 
 
 def test_the_protocol_page_is_current() -> None:
-    assert (DOCS / "protocol.md").read_text() == table.page(), "run: python -m mqd.protocol.table > docs/protocol.md"
+    assert (DOCS / "protocol.md").read_text() == page.page(), "run: python -m tests.judge.page > docs/protocol.md"
 
 
 def test_the_protocol_page_says_what_a_broker_advertises(shared_broker: Broker) -> None:

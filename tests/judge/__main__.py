@@ -1,0 +1,53 @@
+"""python -m tests.judge [--api NAME] [--version N] [--seed N] [--cases N] [--case N]"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mqd.protocol import KNOWN
+from tests.judge.allowed import ALLOWED
+from tests.judge.brokers import both
+from tests.judge.compare import Table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.judge", description="mqd beside Apache Kafka, field by field"
+    )
+    parser.add_argument("--api", action="append", help="only this API (may be repeated)")
+    parser.add_argument("--version", type=int, help="only this version of it")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=200, help="for each version of each API (default 200)")
+    parser.add_argument("--case", type=int, help="only this one of them, with its requests printed")
+    arguments = parser.parse_args()
+    table, began = Table(ALLOWED), time.monotonic()
+    print(f"seed {arguments.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="judge-") as directory, both(Path(directory), table) as judge:
+        if arguments.case is not None:
+            judge.trace = print
+        # ctrl-C shows what was found so far
+        with contextlib.suppress(KeyboardInterrupt):
+            for key, version in judge.versions():
+                name = KNOWN[key].name
+                if (arguments.api and name not in arguments.api) or arguments.version not in (None, version):
+                    continue
+                judge.run(key, version, arguments.seed, arguments.cases, arguments.case)
+                seconds = time.monotonic() - began
+                print(f"{seconds:6.0f} s  {name} {version}: {len(judge.report.found)} differences", flush=True)
+    for line in judge.report.lines():
+        print(line)
+    print(
+        f"repeat one: python -m tests.judge --seed {arguments.seed} --cases {arguments.cases} --api API --version V --case N"
+    )
+    if not arguments.api and table.unused():
+        print("never met:", *table.unused(), sep="\n  ")
+    return 1 if judge.report.found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The differences from Apache Kafka that are allowed, each with its reason. docs/protocol.md shows
+them (`python -m tests.judge.page`); one that the whole run never meets fails it.
+"""
+
+from tests.judge.compare import Allowed
+
+HASHED = "Kafka answers in the order of its hash tables, or errors first; mqd in the request's, or by name"
+CRASHED = "Kafka fails by an exception of its own on such a request; mqd says what is wrong with it"
+
+BESIDE_ERRORS = (
+    "beside an error such as OFFSET_OUT_OF_RANGE mqd tells the log's ends too; Kafka -1, and other empty lists"
+)
+NO_PARTITIONS = "a topic that is named without partitions is repeated in the answer; Kafka leaves it out"
+AS_REPLICA = (
+    "a replica id is for hosts of the cluster, which prove what they are: a client that names one reads nothing"
+)
+
+ALLOWED = (
+    Allowed("*", "0+", "*.throttle_time_ms", "how long a client is throttled is measured, not agreed"),
+    Allowed("*", "0+", "*.error_message", "texts are our own; the code says what is wrong"),
+    Allowed("*", "0+", "*.error_code", CRASHED, kafka=-1),
+    Allowed("Metadata", "0-13", "topics", HASHED, order=True),
+    Allowed("Metadata", "0-13", "topics[].partitions", HASHED, order=True),
+    Allowed("Fetch", "4-12", "responses", HASHED, order=True),
+    Allowed("Fetch", "4-18", "responses[].partitions", HASHED, order=True),
+    Allowed("Fetch", "4-18", "responses[].partitions[].aborted_transactions", BESIDE_ERRORS, kafka=None, mqd=[]),
+    Allowed("Fetch", "4-18", "responses[].partitions[].aborted_transactions", BESIDE_ERRORS, kafka=[], mqd=None),
+    Allowed("Fetch", "4-18", "responses[].partitions[].high_watermark", BESIDE_ERRORS, kafka=-1),
+    Allowed("Fetch", "4-18", "responses[].partitions[].last_stable_offset", BESIDE_ERRORS, kafka=-1),
+    Allowed("Fetch", "5-18", "responses[].partitions[].log_start_offset", BESIDE_ERRORS, kafka=-1),
+    Allowed("ListOffsets", "1-11", "topics", HASHED, order=True),
+    Allowed("ListOffsets", "1-11", "topics[].partitions", HASHED, order=True),
+    Allowed("OffsetCommit", "2-10", "topics", HASHED, order=True),
+    Allowed("OffsetCommit", "2-10", "topics[].partitions", HASHED, order=True),
+    Allowed("OffsetFetch", "1-10", "topics", HASHED, order=True),
+    Allowed("Produce", "0-13", "responses", HASHED, order=True),
+    Allowed("Produce", "0-13", "responses[].partition_responses", HASHED, order=True),
+    Allowed("TxnOffsetCommit", "0-5", "topics", HASHED, order=True),
+    Allowed("TxnOffsetCommit", "0-5", "topics[].partitions", HASHED, order=True),
+    Allowed("Produce", "0-13", "responses[] only mqd", NO_PARTITIONS),
+    Allowed("ListOffsets", "1-11", "topics[] only mqd", NO_PARTITIONS),
+    Allowed("OffsetCommit", "2-10", "topics[] only mqd", NO_PARTITIONS),
+    Allowed("TxnOffsetCommit", "0-5", "topics[] only mqd", NO_PARTITIONS),
+    Allowed("DeleteRecords", "0-2", "topics[] only mqd", NO_PARTITIONS),
+    Allowed("Fetch", "7-18", "error_code", AS_REPLICA, mqd=31),
+    Allowed("Fetch", "4-6", "responses[] only Kafka", AS_REPLICA),
+    Allowed("CreatePartitions", "0-3", "results", HASHED, order=True),
+    Allowed("CreateTopics", "2-7", "topics", HASHED, order=True),
+    Allowed("DeleteTopics", "1-6", "responses", HASHED, order=True),
+    Allowed("DeleteRecords", "0-2", "topics", HASHED, order=True),
+    Allowed("DeleteRecords", "0-2", "topics[].partitions", HASHED, order=True),
+    Allowed("DeleteGroups", "0-2", "results", HASHED, order=True),
+    Allowed("DescribeConfigs", "1-4", "results[].configs", HASHED, order=True),
+    Allowed("DescribeGroups", "0-6", "groups", HASHED, order=True),
+    Allowed("DescribeLogDirs", "1-4", "results[].topics", HASHED, order=True),
+    Allowed("DescribeLogDirs", "1-4", "results[].topics[].partitions", HASHED, order=True),
+    Allowed("DescribeLogDirs", "1-4", "results[].log_dir", "two directories on one host"),
+    Allowed(
+        "DescribeLogDirs",
+        "1-4",
+        "results[].topics[].partitions[].partition_size",
+        "internal topics hold each broker's own records",
+    ),
+    Allowed("DescribeLogDirs", "4", "results[].total_bytes", "of each broker's own disk"),
+    Allowed("DescribeLogDirs", "4", "results[].usable_bytes", "measured a moment apart"),
+    Allowed("ListGroups", "0-5", "groups", HASHED, order=True),
+    Allowed("ListTransactions", "0-2", "transaction_states", HASHED, order=True),
+    Allowed(
+        "ApiVersions",
+        "0-4",
+        "api_keys[] only Kafka",
+        "share and streams groups, delegation tokens, SCRAM, telemetry and assigned directories are not there yet",
+    ),
+    Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is our own"),
+    Allowed("ApiVersions", "3-4", "finalized_features_epoch", "the position in each one's metadata log"),
+    Allowed("ApiVersions", "3-4", "finalized_features", HASHED, order=True),
+    Allowed("ApiVersions", "3-4", "supported_features", HASHED, order=True),
+    Allowed(
+        "ApiVersions",
+        "4",
+        "supported_features[] only mqd",
+        "Kafka hides from clients what begins at 0 in version 3 only, and has no mqd.version",
+    ),
+    Allowed(
+        "ApiVersions",
+        "3-4",
+        "supported_features[].min_version",
+        "metadata.version begins where KRaft has all that mqd needs",
+    ),
+    Allowed(
+        "ConsumerGroupHeartbeat",
+        "0-1",
+        "heartbeat_interval_ms",
+        "group.consumer.heartbeat.interval.quick.ms: members of small groups hear of a rebalance sooner",
+        kafka=5000,
+        mqd=1000,
+    ),
+)
+OPEN: tuple[Allowed, ...] = ()

@@ -1,0 +1,43 @@
+"""Starts both brokers with the settings in which they are to be alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.broker import Broker
+from tests.compat.kafka_tools import KafkaTools
+from tests.judge.compare import Table
+from tests.judge.runner import Judge
+from tests.judge.sides import Side
+
+# The same at both. Topics are not made by asking for them: Kafka makes them a moment later.
+SETTINGS = {
+    "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    # other than the default, so that both name the same source
+    "num.partitions": "2",
+    "log.retention.hours": "167",
+    "log.segment.bytes": "1073741823",
+    "log.retention.check.interval.ms": "300001",
+}
+
+
+@contextmanager
+def both(directory: Path, table: Table) -> Iterator[Judge]:
+    """A judge over fresh brokers. Raises perf.peers.peer.Unavailable where Kafka cannot be had."""
+    (directory / "kafka").mkdir()
+    tools = KafkaTools(directory / "kafka")
+    settings = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
+    with tools.broker(**settings) as bootstrap, Broker(directory / "mqd", workers=1, config=SETTINGS) as broker:
+        kafka, mqd = Side("Apache Kafka", int(bootstrap.rpartition(":")[2])), Side("mqd", broker.port)
+        judge = Judge(kafka, mqd, table)
+        try:
+            judge.prepare()
+            yield judge
+        finally:
+            kafka.close()
+            mqd.close()

@@ -1,0 +1,250 @@
+"""Two outcomes side by side: normalised, then every field compared; what differs is looked up in
+the table of allowed differences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import msgspec
+
+from mqd.protocol import KNOWN, ProtocolError
+from mqd.protocol.messages import owner_of
+from mqd.protocol.records import decode_batch_header
+from mqd.protocol.schema.language import OWN_TAG, Versions
+from tests.judge.model import PREFIX, World
+from tests.judge.sides import Outcome
+
+ANY = "any"
+# Fields that name an element of a list, in the order in which they are looked for.
+IDENTITIES = (
+    "name", "topic", "topic_name", "topic_id", "group_id", "transactional_id", "key", "resource_name", "member_id",
+    "entity_type", "partition_index", "partition", "partition_id", "index", "node_id", "broker_id", "api_key",
+)  # fmt: skip
+
+
+class Allowed(msgspec.Struct, frozen=True):
+    """One line of the table. `field` is a path as in "topics[].partitions[].error_code", or ends
+    one when it begins with "*."; `kafka` and `mqd` are the values in which alone it is allowed.
+    `order`: the list may come in another order.
+    """
+
+    api: str
+    versions: str
+    field: str
+    reason: str
+    kafka: object = ANY
+    mqd: object = ANY
+    order: bool = False
+
+    def covers(self, api: str, version: int, field: str) -> bool:
+        if self.api not in ("*", api) or version not in Versions.parse(self.versions):
+            return False
+        return self.field == field or (self.field.startswith("*.") and _ends(field, self.field[2:]))
+
+
+def _ends(field: str, name: str) -> bool:
+    return field == name or field.endswith(("." + name, "]." + name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    api: str
+    version: int
+    field: str
+    kafka: object
+    mqd: object
+
+
+class Table:
+    """The allowed differences, and how often each was met."""
+
+    def __init__(self, entries: tuple[Allowed, ...]) -> None:
+        self.entries = entries
+        self.used = dict.fromkeys(range(len(entries)), 0)
+
+    def allows(self, difference: Difference) -> bool:
+        return any(
+            self._use(number)
+            for number, entry in enumerate(self.entries)
+            if not entry.order
+            and entry.covers(difference.api, difference.version, difference.field)
+            and entry.kafka in (ANY, difference.kafka)
+            and entry.mqd in (ANY, difference.mqd)
+        )
+
+    def is_unordered(self, api: str, version: int, field: str) -> int | None:
+        for number, entry in enumerate(self.entries):
+            if entry.order and entry.covers(api, version, field):
+                return number
+        return None
+
+    def unused(self) -> list[Allowed]:
+        return [self.entries[number] for number, count in self.used.items() if not count]
+
+    def _use(self, number: int) -> bool:
+        self.used[number] += 1
+        return True
+
+    def met_order(self, number: int) -> None:
+        self._use(number)
+
+
+def differences(
+    api_key: int, version: int, outcomes: tuple[Outcome, Outcome], worlds: tuple[World, World], table: Table
+):
+    """What is different and not allowed. The first outcome is Kafka's."""
+    api = KNOWN[api_key].name
+    kafka, mqd = outcomes
+    if kafka.kind != mqd.kind or kafka.kind == "undecodable":
+        found = [Difference(api, version, "outcome", _kind(kafka), _kind(mqd))]
+    elif kafka.kind == "answered":
+        walk = _Walk(api, version, table)
+        walk.compare(normal(kafka.body, version, worlds[0]), normal(mqd.body, version, worlds[1]), "")
+        found = walk.found
+    else:
+        found = []
+    return [difference for difference in found if not table.allows(difference)]
+
+
+def _kind(outcome: Outcome) -> str:
+    if outcome.kind == "undecodable":
+        return f"undecodable: {outcome.body}"
+    code = getattr(outcome.body, "error_code", 0)
+    return f"{outcome.kind} with error {code}" if code else outcome.kind
+
+
+class _Walk:
+    def __init__(self, api: str, version: int, table: Table) -> None:
+        self.api, self.version, self.table = api, version, table
+        self.found: list[Difference] = []
+
+    def compare(self, kafka: object, mqd: object, path: str) -> None:
+        if isinstance(kafka, dict) and isinstance(mqd, dict):
+            # Beside another error the other fields say nothing more.
+            codes = [name for name in kafka if name.endswith("error_code") and kafka[name] != mqd[name]]
+            for name, value in kafka.items() if not codes else [(name, kafka[name]) for name in codes]:
+                self.compare(value, mqd[name], f"{path}.{name}" if path else name)
+        elif isinstance(kafka, list) and isinstance(mqd, list):
+            self._compare_lists(kafka, mqd, path)
+        elif kafka != mqd:
+            self.found.append(Difference(self.api, self.version, path, kafka, mqd))
+
+    def _compare_lists(self, kafka: list, mqd: list, path: str) -> None:
+        names = [_identity(item) for item in kafka], [_identity(item) for item in mqd]
+        is_same_set = sorted(names[0]) == sorted(names[1])
+        if names[0] != names[1] and not is_same_set and not _are_named(kafka + mqd):
+            self.found.append(Difference(self.api, self.version, path, kafka, mqd))
+            return
+        if names[0] != names[1]:
+            number = self.table.is_unordered(self.api, self.version, path)
+            if is_same_set and number is None:
+                self.found.append(Difference(self.api, self.version, f"{path}[] order", names[0], names[1]))
+            elif number is not None and is_same_set:
+                self.table.met_order(number)
+            kafka, mqd = self._paired(kafka, mqd, names, path)
+        for one, other in zip(kafka, mqd, strict=True):
+            self.compare(one, other, f"{path}[]")
+
+    def _paired(self, kafka: list, mqd: list, names: tuple[list[str], list[str]], path: str) -> tuple[list, list]:
+        """Elements with the same name side by side; what only one side has is a difference."""
+        pairs, left = ([], []), list(zip(names[1], mqd, strict=True))
+        for name, item in zip(names[0], kafka, strict=True):
+            match = next((other for other in left if other[0] == name), None)
+            if match is None:
+                self.found.append(Difference(self.api, self.version, f"{path}[] only Kafka", name, None))
+            else:
+                left.remove(match)
+                pairs[0].append(item)
+                pairs[1].append(match[1])
+        self.found += [Difference(self.api, self.version, f"{path}[] only mqd", None, name) for name, _ in left]
+        return pairs
+
+
+def _are_named(items: list) -> bool:
+    return any(isinstance(item, dict) for item in items)
+
+
+def _identity(item: object) -> str:
+    if not isinstance(item, dict):
+        return repr(item)
+    named = [repr(item[name]) for name in IDENTITIES if item.get(name) not in (None, "")]
+    return " ".join(named[:3])
+
+
+UUID_TAIL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def normal(value: object, version: int, world: World, name: str = "") -> object:
+    """Plain values, with what this broker chose replaced by symbols."""
+    if isinstance(value, msgspec.Struct):
+        _, spec = owner_of(type(value))
+        return {
+            field.name: normal(getattr(value, field.name), version, world, field.name)
+            for field in spec.fields
+            if version in field.versions and field.tag < OWN_TAG
+        }
+    if isinstance(value, list):
+        return [normal(item, version, world, name) for item in value if not _is_foreign(item, world)]
+    if name == "records" and value:
+        return _batches(value, world)
+    if isinstance(value, str):
+        symbol = world.symbol(value)
+        return symbol or UUID_TAIL.sub("<uuid>", value.replace(world.prefix, PREFIX) if world.prefix else value)
+    if isinstance(value, bytes) or name in ("producer_id", "session_id", "port"):
+        return world.symbol(value) or value
+    return value
+
+
+NAMES = ("name", "topic", "group_id", "transactional_id", "resource_name")
+OF_A_CASE = re.compile(r"(\w+\.)?[a-z]+\.\d+\.\d+r?-")  # the prefixes that runner.py gives
+
+
+def _is_foreign(item: object, world: World) -> bool:
+    """Of another case: answers that list everything show what those before have left."""
+    return any(
+        isinstance(name := getattr(item, field, None), str)
+        and OF_A_CASE.match(name) is not None
+        and not name.startswith(world.prefix)
+        for field in NAMES
+    )
+
+
+def _batches(data: bytes, world: World) -> object:
+    """What a consumer sees of the bytes of a Fetch."""
+    try:
+        seen, position = [], 0
+        while position < len(data):
+            header = decode_batch_header(data, position)
+            if position + header.size_bytes > len(data):
+                seen.append("a batch cut off")
+                break
+            seen.append(
+                {
+                    "base_offset": header.base_offset,
+                    "last_offset": header.last_offset,
+                    "leader_epoch": header.partition_leader_epoch,
+                    "attributes": header.attributes,
+                    "producer": world.symbol(header.producer_id) or header.producer_id,
+                    "producer_epoch": header.producer_epoch,
+                    "base_sequence": header.base_sequence,
+                    "count": header.record_count,
+                    "max_timestamp": None if header.is_control else header.max_timestamp_ms,
+                    "records": "" if header.is_control else data[position + 61 : position + header.size_bytes].hex(),
+                }
+            )
+            position += header.size_bytes
+        return seen
+    except ProtocolError as error:
+        return f"unreadable: {error}"
+
+
+def learn(api_key: int, outcome: Outcome, world: World) -> None:
+    """Topic ids by their names, and members' ids, wherever an answer has them."""
+    if outcome.kind != "answered":
+        return
+    for topic in getattr(outcome.body, "topics", None) or []:
+        identity, name = getattr(topic, "topic_id", None), getattr(topic, "name", None)
+        if identity and name:
+            world.name(identity, f"<id of {name.replace(world.prefix, PREFIX) if world.prefix else name}>")

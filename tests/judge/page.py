@@ -1,0 +1,57 @@
+"""`python -m tests.judge.page > docs/protocol.md`: what mqd speaks, and every difference from Apache
+Kafka that the judge allows.
+"""
+
+from __future__ import annotations
+
+from mqd.protocol import table
+from tests.judge.allowed import ALLOWED, OPEN
+from tests.judge.compare import ANY, Allowed
+from tests.judge.stories import LEFT_OUT
+
+INTRODUCTION = """
+## Differences from Apache Kafka 4.2
+
+Both get the same requests, and their answers are compared field by field (`python -m tests.judge`). What may differ is here, and nothing else; `*` is every API, or
+the end of every path. "order" is the order of a list.
+
+"""
+OPEN_INTRODUCTION = """
+### Still to be judged
+
+These differ from Kafka and are neither mended nor justified yet.
+
+"""
+LEFT_OUT_INTRODUCTION = """
+### Not compared
+
+"""
+
+
+def rows(entries: tuple[Allowed, ...]) -> str:
+    lines = ["| API | versions | field | Kafka | mqd | reason |", "| --- | --- | --- | --- | --- | --- |"]
+    for entry in entries:
+        values = ("order", "order") if entry.order else (_value(entry.kafka), _value(entry.mqd))
+        lines.append(
+            f"| {entry.api} | {entry.versions} | `{entry.field}` | {values[0]} | {values[1]} | {entry.reason} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    return "any" if value == ANY else f"`{value!r}`"
+
+
+def section() -> str:
+    left_out = "".join(f"* **{name}**: {reason}.\n" for name, reason in LEFT_OUT.items())
+    still = OPEN_INTRODUCTION + rows(OPEN) if OPEN else ""
+    return INTRODUCTION + rows(ALLOWED) + still + LEFT_OUT_INTRODUCTION + left_out
+
+
+def page() -> str:
+    """The text of docs/protocol.md."""
+    return table.page() + section()
+
+
+if __name__ == "__main__":
+    print(page(), end="")

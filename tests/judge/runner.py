@@ -1,0 +1,234 @@
+"""Runs cases on both brokers at once and counts what differs.
+
+Cases come in rounds: their topics are made together before and deleted together after. A difference
+counts when the case shows it again under another prefix; what does not come back is counted as
+fleeting.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+from mqd.protocol import KNOWN, SUPPORTED
+from mqd.protocol import messages as m
+from tests.judge.compare import Difference, Table, differences, learn
+from tests.judge.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
+from tests.judge.sides import Outcome, Side
+from tests.judge.stories import KEYS, LEFT_OUT, generate
+from tests.judge.values import LIBRARY
+
+ROUND = 25
+MADE = ("¤c", "¤d", "x" * 249)  # topics that cases of CreateTopics make
+SETTLE_S = 1.0
+
+
+@dataclasses.dataclass
+class Report:
+    cases: dict[tuple[str, int], int] = dataclasses.field(default_factory=dict)
+    requests: int = 0
+    fleeting: int = 0
+    # each difference with the cases that show it: (API, version, number of the case)
+    found: dict[Difference, list[tuple[str, int, int]]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(list)
+    )
+
+    def lines(self) -> Iterable[str]:
+        for (api, version), count in self.cases.items():
+            yield f"{api} {version}: {count} cases"
+        groups = collections.defaultdict(list)
+        for difference, cases in self.found.items():
+            groups[difference.api, difference.field, *_kinds(difference)].append((difference.version, cases))
+        for (api, field, kafka, mqd), met in sorted(groups.items(), key=lambda item: item[0][:2]):
+            versions = sorted({version for version, _ in met})
+            count, first = sum(len(cases) for _, cases in met), met[0][1][0]
+            yield f"DIFFERENT {api} {versions} {field}: Kafka {kafka}, mqd {mqd} ({count} cases, {first[0]} {first[1]} {first[2]})"
+        yield f"{sum(self.cases.values())} cases, {self.requests} requests, {len(groups)} differences, {self.fleeting} fleeting"
+
+
+def _kinds(difference: Difference) -> tuple[str, str]:
+    """What is listed together: elements on one side only, and other orders, whatever their names."""
+    if "[] " in difference.field:
+        return ("", "")
+    return _short(difference.kafka), _short(difference.mqd)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+class Judge:
+    def __init__(self, kafka: Side, mqd: Side, table: Table) -> None:
+        self.sides, self.table = (kafka, mqd), table
+        self.shared = (World(""), World(""))
+        for side, world in zip(self.sides, self.shared, strict=True):
+            world.name(side.port, "<its port>")
+        self.report = Report()
+        self.trace: Callable[[str], None] | None = None
+        self.tag = ""  # before every prefix: for brokers that have judged before
+
+    # -- the prepared state ------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """The shared topic and the coordinators, on both."""
+        for side, world in zip(self.sides, self.shared, strict=True):
+            for kind, key in ((0, "library-group"), (1, "library-done")):
+                side.until(world, Step(KEYS["FindCoordinator"], 3, m.FindCoordinatorRequest(key, kind)), _is_ok)
+            self._make_topics(side, world, [(LIBRARY, 2)])
+        history = [
+            Batch((b"a", b"b", b"c")),
+            Batch((b"d",) * 4, compression="gzip"),
+            Batch((b"e",), timestamp_ms=1_700_000_000_001),
+        ]
+        for side, world in zip(self.sides, self.shared, strict=True):
+            for batch in history:
+                partition = m.ProduceRequest.PartitionData(index=0, records=batch)
+                data = m.ProduceRequest.TopicData(name=LIBRARY, partition_data=[partition])
+                outcome = side.call(Step(0, 9, m.ProduceRequest(acks=-1, timeout_ms=10000, topic_data=[data])), world)
+                assert outcome.body.responses[0].partition_responses[0].error_code == 0, outcome
+
+            for transactional_id in ("library-done", "library-open"):
+                side.until(world, Step(22, 4, m.InitProducerIdRequest(transactional_id, 600000)), _is_ok)
+
+    def know_library(self) -> None:
+        """The shared topic's id, of brokers that were prepared before."""
+        for side, world in zip(self.sides, self.shared, strict=True):
+            self._make_topics(side, world, [(LIBRARY, 2)])
+
+    def _make_topics(self, side: Side, world: World, topics: list[tuple[str, int]]) -> None:
+        made = [m.CreateTopicsRequest.Topic(name, partitions, 1) for name, partitions in topics]
+        for start in range(0, len(made), 200):
+            side.call(Step(KEYS["CreateTopics"], 7, m.CreateTopicsRequest(made[start : start + 200], 30000)), world)
+        asked = m.MetadataRequest([m.MetadataRequest.Topic(NO_UUID, name) for name, _ in topics], False)
+        outcome = side.until(world, Step(KEYS["Metadata"], 12, asked), _all_led)
+        world.name(outcome.body.cluster_id, "<cluster id>")
+        for topic in outcome.body.topics:
+            world.save(Ref("topic_id", topic.name), topic.topic_id)
+        # Kafka's partitions take requests a moment after its metadata names their leader.
+        latest = [
+            m.ListOffsetsRequest.Topic(
+                name, [m.ListOffsetsRequest.Partition(number, -1, -1) for number in range(count)]
+            )
+            for name, count in topics
+        ]
+        side.until(world, Step(KEYS["ListOffsets"], 7, m.ListOffsetsRequest(-1, 0, latest)), _all_answer)
+
+    # -- cases -------------------------------------------------------------------------------------
+
+    def versions(self) -> list[tuple[int, int]]:
+        """Every API and version that both advertise, and that can be judged."""
+        spoken = []
+        for side in self.sides:
+            body = side.call(Step(18, 0, m.ApiVersionsRequest()), World("")).body
+            spoken.append({api.api_key: (api.min_version, api.max_version) for api in body.api_keys})
+        pairs = []
+        for key, spec in SUPPORTED.items():
+            if spec.name not in LEFT_OUT and all(key in one for one in spoken):
+                first, last = max(one[key][0] for one in spoken), min(one[key][1] for one in spoken)
+                pairs += [(key, version) for version in range(first, last + 1)]
+        return pairs
+
+    def run(self, api_key: int, version: int, seed: int, count: int, only: int | None = None) -> None:
+        cases = generate(api_key, version, seed, count)
+        numbered = [(number, case) for number, case in enumerate(cases) if only in (None, number)]
+        for start in range(0, len(numbered), ROUND):
+            batch = numbered[start : start + ROUND]
+            found = self._round(batch, "")
+            again = [(number, case) for number, case in batch if found[number]]
+            second = self._round(again, "r") if again else {}
+            for number, _ in again:
+                back = second[number]
+                self.report.fleeting += len(found[number] - back)
+                for difference in found[number] & back:
+                    self.report.found[difference].append((KNOWN[api_key].name, version, number))
+        self.report.cases[KNOWN[api_key].name, version] = len(numbered)
+
+    def _round(self, numbered: list[tuple[int, Case]], mark: str) -> dict[int, set[Difference]]:
+        names = {
+            number: f"{self.tag}{KNOWN[case.api_key].name.lower()}.{case.version}.{number}{mark}-"
+            for number, case in numbered
+        }
+        worlds = {}
+        for side, shared in zip(self.sides, self.shared, strict=True):
+            made = World("")
+            topics = [
+                (topic.name.replace(PREFIX, names[number]), topic.partitions)
+                for number, case in numbered
+                for topic in case.topics
+            ]
+            if topics:
+                self._make_topics(side, made, topics)
+            for number, case in numbered:
+                worlds[side, number] = world = World(names[number], shared)
+                for topic in case.topics:
+                    found = made.values[Ref("topic_id", topic.name.replace(PREFIX, names[number]))]
+                    world.save(Ref("topic_id", topic.name), found)
+        found = {
+            number: self._case(case, tuple(worlds[side, number] for side in self.sides)) for number, case in numbered
+        }
+        made = {name for number, case in numbered for name in [*(topic.name for topic in case.topics), *MADE]}
+        self._delete_topics([name.replace(PREFIX, names[number]) for number, _ in numbered for name in sorted(made)])
+        return found
+
+    def _delete_topics(self, names: list[str]) -> None:
+        for side in self.sides:
+            side.call(
+                Step(KEYS["DeleteTopics"], 5, m.DeleteTopicsRequest(topic_names=names, timeout_ms=30000)), World("")
+            )
+
+    def _case(self, case: Case, worlds: tuple[World, World]) -> set[Difference]:
+        found: set[Difference] = set()
+        for step in case.steps:
+            deadline = time.monotonic() + SETTLE_S
+            while True:
+                outcomes = self._both(step, worlds)
+                seen = differences(step.api_key, step.version, outcomes, worlds, self.table)
+                seen = [_hashable(difference) for difference in seen]
+                if not step.settles or time.monotonic() > deadline or all(one in self.report.found for one in seen):
+                    break
+                time.sleep(0.05)  # polls other processes; nothing here can be waited for
+            found.update(seen)
+        for side in self.sides:
+            side.close_extra()
+        return found
+
+    def _both(self, step: Step, worlds: tuple[World, World]) -> tuple[Outcome, Outcome]:
+        waiting = [side.send(step, world) for side, world in zip(self.sides, worlds, strict=True)]
+        outcomes = tuple(wait() for wait in waiting)
+        if self.trace:
+            self.trace(f"{step!r}\n    Kafka {outcomes[0]}\n    mqd   {outcomes[1]}")
+        for outcome, world in zip(outcomes, worlds, strict=True):
+            learn(step.api_key, outcome, world)
+            if outcome.kind == "answered":
+                for ref, field in step.saves:
+                    if (given := getattr(outcome.body, field)) is not None:
+                        world.save(ref, given)
+        self.report.requests += 1
+        return outcomes
+
+
+def _hashable(difference: Difference) -> Difference:
+    """Values as text: lists of records and names are compared as such."""
+    return dataclasses.replace(
+        difference,
+        kafka=difference.kafka if isinstance(difference.kafka, int | str | None) else repr(difference.kafka),
+        mqd=difference.mqd if isinstance(difference.mqd, int | str | None) else repr(difference.mqd),
+    )
+
+
+def _is_ok(body: object) -> bool:
+    return body.error_code == 0
+
+
+def _all_led(body: object) -> bool:
+    return all(
+        topic.error_code == 0 and all(part.leader_id >= 0 and not part.error_code for part in topic.partitions)
+        for topic in body.topics
+    )
+
+
+def _all_answer(body: object) -> bool:
+    return not any(partition.error_code for topic in body.topics for partition in topic.partitions)

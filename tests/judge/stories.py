@@ -1,0 +1,285 @@
+"""Cases: a little history that prepares, one to three requests of the API under judgement, and a
+look at what they left behind.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mqd.protocol import KNOWN
+from mqd.protocol import messages as m
+from tests.judge.model import NO_UUID, Batch, Case, Ref, Step, TopicSetup
+from tests.judge.values import GROUP, TXN, A, B, Generator, idempotent_batches
+
+KEYS = {spec.name: key for key, spec in KNOWN.items()}
+ONE_ID, ONE_EPOCH = Ref("producer_id", "one"), Ref("producer_epoch", "one")
+MEMBER, GENERATION = Ref("member_id", "one"), Ref("generation_id", "one")
+
+TOPICS = frozenset({
+    "Metadata", "CreateTopics", "DeleteTopics", "CreatePartitions", "DescribeConfigs", "AlterConfigs",
+    "IncrementalAlterConfigs", "DescribeTopicPartitions", "ElectLeaders", "AlterPartitionReassignments",
+    "ListPartitionReassignments", "DescribeLogDirs", "ListConfigResources", "DescribeCluster",
+})  # fmt: skip
+RECORDS = frozenset({"Produce", "Fetch", "ListOffsets", "DeleteRecords", "OffsetForLeaderEpoch", "DescribeProducers"})
+GROUPS = frozenset({
+    "OffsetCommit", "OffsetFetch", "FindCoordinator", "JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup",
+    "ConsumerGroupHeartbeat", "ConsumerGroupDescribe", "DescribeGroups", "ListGroups", "DeleteGroups", "OffsetDelete",
+})  # fmt: skip
+TRANSACTIONS = frozenset({
+    "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit", "WriteTxnMarkers",
+    "DescribeTransactions", "ListTransactions",
+})  # fmt: skip
+# What a case of them changes belongs to the whole broker, or cannot be undone.
+LEFT_OUT = {
+    "UnregisterBroker": "it takes the only broker away",
+    "AddRaftVoter": "it changes the quorum, of which each broker is the only voter",
+    "RemoveRaftVoter": "it changes the quorum, of which each broker is the only voter",
+    "UpdateFeatures": "a downgrade would change every later case",
+    "AlterReplicaLogDirs": "the directories have other paths, and moves take their time",
+    "WriteTxnMarkers": "what brokers send to each other; mqd takes aborts only (above)",
+}
+
+
+def step(name: str, version: int, request: object, **options: object) -> Step:
+    return Step(KEYS[name], version, request, judged=False, **options)
+
+
+def look(name: str, version: int, request: object) -> Step:
+    return step(name, version, request, settles=True)
+
+
+# -- preparation -----------------------------------------------------------------------------------
+
+
+def produce(topic: str, batch: Batch, transactional_id: str | None = None) -> Step:
+    partition = m.ProduceRequest.PartitionData(index=0, records=batch)
+    data = m.ProduceRequest.TopicData(name=topic, partition_data=[partition])
+    return step("Produce", 9, m.ProduceRequest(transactional_id, acks=-1, timeout_ms=10000, topic_data=[data]))
+
+
+def join(protocol: str = "range", instance: str | None = None) -> Step:
+    request = m.JoinGroupRequest(
+        group_id=GROUP,
+        session_timeout_ms=30000,
+        rebalance_timeout_ms=30000,
+        group_instance_id=instance,
+        protocol_type="consumer",
+        protocols=[m.JoinGroupRequest.Protocol(protocol, b"\x00\x01\x00\x00\x00\x00\xff\xff\xff\xff")],
+    )
+    version = 5 if instance else 3
+    return step("JoinGroup", version, request, saves=((MEMBER, "member_id"), (GENERATION, "generation_id")))
+
+
+def sync() -> Step:
+    assignment = m.SyncGroupRequest.Assignment(MEMBER, b"\x00\x01\x00\x00\x00\x00\xff\xff\xff\xff")
+    return step("SyncGroup", 3, m.SyncGroupRequest(GROUP, GENERATION, MEMBER, assignments=[assignment]))
+
+
+def consumer_heartbeat(instance: str | None = None) -> Step:
+    request = m.ConsumerGroupHeartbeatRequest(
+        group_id=GROUP,
+        member_id="member-of-consumer",
+        instance_id=instance,
+        rebalance_timeout_ms=30000,
+        subscribed_topic_names=[A],
+        topic_partitions=[],
+    )
+    saves = ((MEMBER, "member_id"), (GENERATION, "member_epoch"))
+    return step("ConsumerGroupHeartbeat", 1, request, saves=saves)
+
+
+def commit_offsets(topic: str = A, offset: int = 5) -> Step:
+    partition = m.OffsetCommitRequest.Partition(0, offset, -1, "note")
+    request = m.OffsetCommitRequest(GROUP, topics=[m.OffsetCommitRequest.Topic(topic, partitions=[partition])])
+    return step("OffsetCommit", 8, request)
+
+
+def leave() -> Step:
+    return step("LeaveGroup", 2, m.LeaveGroupRequest(GROUP, MEMBER))
+
+
+def init_producer(transactional_id: str | None = TXN) -> Step:
+    request = m.InitProducerIdRequest(transactional_id, transaction_timeout_ms=600000)
+    return step("InitProducerId", 4, request, saves=((ONE_ID, "producer_id"), (ONE_EPOCH, "producer_epoch")))
+
+
+def add_partitions() -> Step:
+    request = m.AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=TXN,
+        v3_and_below_producer_id=ONE_ID,
+        v3_and_below_producer_epoch=ONE_EPOCH,
+        v3_and_below_topics=[m.AddPartitionsToTxnRequest.Topic(A, [0])],
+    )
+    return step("AddPartitionsToTxn", 3, request)
+
+
+def end(committed: bool) -> Step:
+    return step("EndTxn", 3, m.EndTxnRequest(TXN, ONE_ID, ONE_EPOCH, committed))
+
+
+def transactional_batch() -> Batch:
+    return Batch((b"in txn",), None, "none", ONE_ID, ONE_EPOCH, 0, is_transactional=True)
+
+
+def alter(*configs: tuple[str, str | None]) -> Step:
+    changed = [m.IncrementalAlterConfigsRequest.Config(name, 0, value) for name, value in configs]
+    resource = m.IncrementalAlterConfigsRequest.Resource(2, A, changed)
+    return step("IncrementalAlterConfigs", 1, m.IncrementalAlterConfigsRequest([resource]))
+
+
+def delete_records(offset: int) -> Step:
+    partition = m.DeleteRecordsRequest.Partition(0, offset)
+    request = m.DeleteRecordsRequest([m.DeleteRecordsRequest.Topic(A, [partition])], 10000)
+    return step("DeleteRecords", 1, request)
+
+
+def until_stable() -> Step:
+    """Kafka answers EndTxn before the markers are written."""
+    ask = [m.ListOffsetsRequest.Partition(0, -1, -1)]
+    return look("ListOffsets", 7, m.ListOffsetsRequest(-1, 1, [m.ListOffsetsRequest.Topic(A, ask)]))
+
+
+TOPIC_HISTORIES = ([], [], [produce(A, Batch())], [alter(("retention.ms", "7200000"), ("cleanup.policy", "compact"))])
+RECORD_HISTORIES = (
+    [],
+    [produce(A, Batch((b"1", b"2", b"3")))],
+    [produce(A, Batch((b"1", b"2", b"3"))), produce(A, Batch((b"4", b"5"), compression="gzip")), produce(B, Batch())],
+    [produce(A, Batch((b"1", b"2", b"3"))), delete_records(2)],
+    [init_producer(None), produce(A, Batch((b"1",), producer_id=ONE_ID, producer_epoch=ONE_EPOCH, base_sequence=0))],
+    [init_producer(), add_partitions(), produce(A, transactional_batch(), TXN)],
+    [init_producer(), add_partitions(), produce(A, transactional_batch(), TXN), end(True), until_stable()],
+    [init_producer(), add_partitions(), produce(A, transactional_batch(), TXN), end(False), until_stable()],
+)
+GROUP_HISTORIES = (
+    [],
+    [commit_offsets()],
+    [join(), sync()],
+    [join(), sync()],
+    [join(), sync(), commit_offsets()],
+    [join("sticky", "static"), sync()],
+    [join()],
+    [join(), sync(), leave()],
+    [join(), sync(), leave(), commit_offsets(B)],
+    [consumer_heartbeat()],
+    [consumer_heartbeat()],
+    [consumer_heartbeat("static")],
+)
+TRANSACTION_HISTORIES = (
+    [],
+    [init_producer()],
+    [init_producer()],
+    [init_producer(), init_producer()],
+    [init_producer(None)],
+    [init_producer(), add_partitions()],
+    [init_producer(), add_partitions(), produce(A, transactional_batch(), TXN)],
+    [init_producer(), add_partitions(), end(True), until_stable()],
+    [init_producer(), add_partitions(), produce(A, transactional_batch(), TXN), end(False), until_stable()],
+    [init_producer(), join(), sync()],
+    [init_producer(), commit_offsets()],
+)
+
+
+# -- looks at what is left -------------------------------------------------------------------------
+
+
+def look_at_topics() -> list[Step]:
+    names = [A, B, "¤c"]
+    resource = m.DescribeConfigsRequest.Resource(2, A, ["retention.ms", "cleanup.policy", "segment.bytes"])
+    topics = [m.MetadataRequest.Topic(NO_UUID, name) for name in names]
+    return [
+        look("Metadata", 12, m.MetadataRequest(topics, False)),
+        look("DescribeConfigs", 4, m.DescribeConfigsRequest([resource])),
+    ]
+
+
+def look_at_records() -> list[Step]:
+    ask = [m.ListOffsetsRequest.Partition(number, -1, -1) for number in (0, 1)]
+    partition = m.FetchRequest.Partition(0, partition_max_bytes=1 << 20)
+    fetch = m.FetchRequest(
+        max_wait_ms=0, min_bytes=0, isolation_level=1, topics=[m.FetchRequest.Topic(A, partitions=[partition])]
+    )
+    return [
+        look("ListOffsets", 7, m.ListOffsetsRequest(-1, 0, [m.ListOffsetsRequest.Topic(A, ask)])),
+        look("Fetch", 11, fetch),
+    ]
+
+
+def look_at_groups() -> list[Step]:
+    group = m.OffsetFetchRequest.Group(GROUP, None, -1, None)
+    return [
+        look("DescribeGroups", 5, m.DescribeGroupsRequest([GROUP])),
+        look("OffsetFetch", 8, m.OffsetFetchRequest(groups=[group])),
+    ]
+
+
+def look_at_transactions() -> list[Step]:
+    return [
+        look("DescribeTransactions", 0, m.DescribeTransactionsRequest([TXN])),
+        look("ListOffsets", 7, m.ListOffsetsRequest(
+            -1, 1, [m.ListOffsetsRequest.Topic(A, [m.ListOffsetsRequest.Partition(0, -1, -1)])]
+        )),
+    ]  # fmt: skip
+
+
+FAMILIES = (
+    (TOPICS, TOPIC_HISTORIES, look_at_topics),
+    (RECORDS, RECORD_HISTORIES, look_at_records),
+    (GROUPS, GROUP_HISTORIES, look_at_groups),
+    (TRANSACTIONS, TRANSACTION_HISTORIES, look_at_transactions),
+)
+READ_ONLY = frozenset(
+    {"Metadata", "DescribeConfigs", "Fetch", "ListOffsets", "ListGroups", "FindCoordinator", "ApiVersions"}
+)
+SAVES = {
+    "JoinGroup": ((MEMBER, "member_id"), (GENERATION, "generation_id")),
+    "ConsumerGroupHeartbeat": ((MEMBER, "member_id"), (GENERATION, "member_epoch")),
+    "InitProducerId": ((ONE_ID, "producer_id"), (ONE_EPOCH, "producer_epoch")),
+    "EndTxn": (),
+}
+
+
+@st.composite
+def case(draw: st.DrawFn, api_key: int, version: int) -> Case:
+    name = KNOWN[api_key].name
+    histories, looks = next(
+        ((histories, looks) for members, histories, looks in FAMILIES if name in members), (((),), lambda: [])
+    )
+    history = list(draw(st.sampled_from(histories)))
+    pools = {}
+    if name == "Produce" and any(KNOWN[prepared.api_key].name == "InitProducerId" for prepared in history):
+        is_transactional = any(prepared.request.transactional_id for prepared in history[:1])
+        pools["records"] = idempotent_batches(is_transactional)
+        if is_transactional:
+            pools["transactional_id"] = [TXN, TXN, TXN, None]
+    generator = Generator(draw, api_key, version, pools)
+    steps = []
+    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
+        damage = draw(st.sampled_from([""] * 28 + ["cut", "extra"]))
+        saves = SAVES.get(name, ())
+        steps.append(Step(api_key, version, generator.request(), saves=saves, damage=damage))
+    after = looks() if name not in READ_ONLY else []
+    return Case(api_key, version, (TopicSetup(A, 2), TopicSetup(B, 1)), (*history, *steps, *after))
+
+
+def generate(api_key: int, version: int, seed: int, count: int) -> list[Case]:
+    """`count` distinct cases, always the same ones for a seed; fewer where there are no more."""
+    found: dict[str, Case] = {}
+
+    @hypothesis.seed(zlib.crc32(f"{seed}/{api_key}/{version}".encode()))
+    @settings(
+        max_examples=count * 2,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(case(api_key, version))
+    def collect(made: Case) -> None:
+        found.setdefault(repr(made), made)
+
+    collect()
+    return list(found.values())[:count]

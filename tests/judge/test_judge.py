@@ -1,0 +1,84 @@
+"""mqd beside Apache Kafka: a share in the quick tier, every API and version in the slow one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mqd.protocol import KNOWN
+from perf.peers import apache_kafka, maven
+from perf.peers.peer import Unavailable
+from tests.judge.allowed import ALLOWED, OPEN
+from tests.judge.brokers import both
+from tests.judge.compare import Difference, Table
+from tests.judge.model import World
+from tests.judge.runner import Judge
+from tests.judge.stories import KEYS, generate
+
+QUICK = (
+    ("Fetch", 12),
+    ("ListOffsets", 11),
+    ("OffsetFetch", 8),
+    ("FindCoordinator", 4),
+    ("Heartbeat", 4),
+    ("LeaveGroup", 5),
+    ("InitProducerId", 4),
+    ("EndTxn", 3),
+    ("ListGroups", 5),
+)
+SEED = int(os.environ.get("JUDGE_SEED", "1"))
+
+
+def _table() -> Table:
+    return Table(ALLOWED + OPEN)
+
+
+def _assert_alike(judge: Judge) -> None:
+    lines = list(judge.report.lines())
+    print(f"seed {SEED}", *lines, sep="\n")
+    assert not judge.report.found, "\n".join(line for line in lines if line.startswith("DIFFERENT"))
+
+
+def test_a_share_of_the_hot_apis(tmp_path: Path) -> None:
+    try:
+        maven.java()
+        maven.jars(apache_kafka.POM, offline_only=True)
+    except Unavailable as reason:
+        pytest.skip(f"Apache Kafka cannot be had: {reason}")
+    with both(tmp_path, _table()) as judge:
+        for name, version in QUICK:
+            judge.run(KEYS[name], version, SEED, 5)
+        _assert_alike(judge)
+
+
+def test_cases_are_those_of_their_seed() -> None:
+    first = generate(KEYS["OffsetCommit"], 8, 1, 20)
+    assert len({repr(case) for case in first}) == 20
+    assert repr(generate(KEYS["OffsetCommit"], 8, 1, 20)) == repr(first)
+    assert repr(generate(KEYS["OffsetCommit"], 8, 2, 20)) != repr(first)
+
+
+def test_an_entry_of_the_table_covers_its_api_versions_and_field_alone() -> None:
+    field = "topics[].partitions[].error_code"
+    entry = ALLOWED[0].__class__("Fetch", "4-9", field, "a reason", kafka=3, mqd=6)
+    table = Table((entry,))
+    assert not table.allows(Difference("Fetch", 10, field, 3, 6))
+    assert not table.allows(Difference("ListOffsets", 4, field, 3, 6))
+    assert not table.allows(Difference("Fetch", 4, "topics[].error_code", 3, 6))
+    assert not table.allows(Difference("Fetch", 4, field, 6, 3))
+    assert table.unused() == [entry]
+    assert table.allows(Difference("Fetch", 9, field, 3, 6))
+    assert not table.unused()
+
+
+@pytest.mark.parametrize("entry", ALLOWED + OPEN, ids=lambda entry: f"{entry.api}-{entry.field}")
+def test_an_entry_has_a_reason_and_an_api_that_is_known(entry) -> None:
+    assert len(entry.reason) > 10
+    assert entry.api == "*" or entry.api in {spec.name for spec in KNOWN.values()}
+
+
+def test_a_name_is_the_same_symbol_at_both_brokers() -> None:
+    one, other = World("a-"), World("b-")
+    assert (one.resolve("¤t"), other.resolve("¤t")) == ("a-t", "b-t")
