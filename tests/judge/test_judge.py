@@ -20,6 +20,7 @@ from tests.judge.stories import KEYS, generate
 QUICK = (
     ("Fetch", 12),
     ("ListOffsets", 11),
+    ("Metadata", 4),
     ("OffsetFetch", 8),
     ("FindCoordinator", 4),
     ("Heartbeat", 4),

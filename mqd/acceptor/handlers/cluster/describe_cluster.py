@@ -19,7 +19,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeClust
             if known
             else f"Unsupported endpoint type {request.endpoint_type}."
         )
-        return DescribeClusterResponse(error_code=int(error), error_message=text, endpoint_type=request.endpoint_type)
+        return DescribeClusterResponse(error_code=int(error), error_message=text)
     brokers = [
         DescribeClusterResponse.Broker(broker_id=node_id, host=host, port=port, rack=rack)
         for node_id, host, port, rack in broker.brokers(context.address)

@@ -8,6 +8,7 @@ ended.
 import asyncio
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
@@ -40,7 +41,7 @@ async def _partition(broker: Broker, name: str, index: int) -> DescribeProducers
 async def _ask(broker: Broker, name: str, index: int) -> tuple[int, list[ProducerView]]:
     partition = broker.partition_of(name, index)
     if partition is None:
-        return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), []
+        return absent_error(name), []
     view = broker.view(partition)
     if view is None or broker.transactions is None:
         return broker.unserved_error(partition), []

@@ -5,6 +5,7 @@ from collections import Counter
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
+from mqd.acceptor.handlers.topics.topic_names import is_possible
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
@@ -31,8 +32,10 @@ async def _create(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             "An internal topic is made by the broker, when the first client needs it.",
         )
+    # The controller judges the name first, as Kafka's does; it gets assignments by partition.
+    may_be_new = topic.name not in broker.metadata.topics and is_possible(topic.name)
     indexes = [assignment.partition_index for assignment in topic.assignments]
-    if len(set(indexes)) != len(indexes):
+    if may_be_new and len(set(indexes)) != len(indexes):
         return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned twice.")
     names = [config.name for config in topic.configs]
     if len(set(names)) != len(names):

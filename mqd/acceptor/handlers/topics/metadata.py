@@ -10,6 +10,7 @@ the lease is back.
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
 from mqd.acceptor.handlers.security.authorized import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
@@ -85,7 +86,7 @@ async def _by_name(broker: Broker, name: str, may_create: bool) -> MetadataRespo
     error = (
         await _create(broker, name)
         if may_create and broker.broker_value("auto.create.topics.enable")
-        else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else absent_error(name)
     )
     topic = broker.metadata.topics.get(name)
     if topic is not None:

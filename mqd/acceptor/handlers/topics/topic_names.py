@@ -1,6 +1,8 @@
 """Topics in requests that name them by name or, in newer versions, by id."""
 
 from mqd.acceptor.broker import Broker
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules.topics import check_topic_name
 from mqd.protocol.errors import ErrorCode
 
 
@@ -15,3 +17,17 @@ def name_of(broker: Broker, name: str, topic_id: bytes, by_id: bool) -> tuple[st
 def exists(broker: Broker, name: str, partition: int) -> int:
     """0, or UNKNOWN_TOPIC_OR_PARTITION."""
     return 0 if broker.partition_of(name, partition) is not None else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def is_possible(name: str) -> bool:
+    """Whether a topic may have this name."""
+    try:
+        check_topic_name(name)
+    except Refusal:
+        return False
+    return True
+
+
+def absent_error(name: str) -> int:
+    """What to tell of a topic that is not there."""
+    return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_possible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION)

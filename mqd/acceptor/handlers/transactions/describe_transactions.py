@@ -47,6 +47,4 @@ async def _describe(context: Context, name: str) -> DescribeTransactionsResponse
 
 
 def _refused(name: str, error: int) -> DescribeTransactionsResponse.TransactionState:
-    return DescribeTransactionsResponse.TransactionState(
-        error_code=int(error), transactional_id=name, producer_id=-1, producer_epoch=-1, transaction_start_time_ms=-1
-    )
+    return DescribeTransactionsResponse.TransactionState(error_code=int(error), transactional_id=name)

@@ -1,0 +1,56 @@
+"""What the judge found and is mended, against a running broker alone: each answer is Kafka's."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqd.protocol import messages as m
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.schema.cluster import DESCRIBE_CLUSTER
+from tests.broker import Broker
+from tests.judge.model import Step, World
+from tests.judge.sides import Side
+from tests.kafka_connection import KafkaConnection
+
+NO_UUID = bytes(16)
+WRONG_NAMES = ["", "..", "bad name!", "x" * 250]
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+def test_a_name_that_no_topic_can_have_is_called_invalid(shared_broker: Broker, name: str) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(3, 12, m.MetadataRequest([m.MetadataRequest.Topic(NO_UUID, name)], False))
+        producers = kafka.call(61, 0, m.DescribeProducersRequest([m.DescribeProducersRequest.Topic(name, [0])]))
+    assert found.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert producers.topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_a_group_knows_its_configs_as_operations(shared_broker: Broker) -> None:
+    side, world = Side("mqd", shared_broker.port), World("")
+    side.until(world, Step(10, 3, m.FindCoordinatorRequest("judge-operations", 0)), lambda body: body.error_code == 0)
+    described = Step(15, 5, m.DescribeGroupsRequest(["judge-operations"], True))
+    found = side.until(world, described, lambda body: body.groups[0].error_code == 0).body
+    side.close()
+    assert found.groups[0].authorized_operations == 3400  # READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS
+
+
+def test_an_unknown_transaction_has_no_values_of_its_own(shared_broker: Broker) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        (found,) = kafka.call(65, 0, m.DescribeTransactionsRequest(["judge-none"])).transaction_states
+    assert (found.producer_id, found.producer_epoch, found.transaction_start_time_ms) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("endpoint_type", [0, 2, 3])
+def test_a_refused_endpoint_type_is_not_repeated(shared_broker: Broker, endpoint_type: int) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(DESCRIBE_CLUSTER.key, 1, m.DescribeClusterRequest(endpoint_type=endpoint_type))
+    assert found.error_code and found.endpoint_type == 1
+
+
+@pytest.mark.parametrize(("name", "error"), [("judge-there", 36), ("bad name!", 17), ("judge-twice", 39)])
+def test_a_name_is_judged_before_its_assignments(shared_broker: Broker, name: str, error: int) -> None:
+    twice = [m.CreateTopicsRequest.Assignment(0, [1]), m.CreateTopicsRequest.Assignment(0, [1])]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-there", 1, 1)]))
+        made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic(name, -1, -1, twice)]))
+    assert made.topics[0].error_code == error
