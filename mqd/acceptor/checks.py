@@ -1,4 +1,4 @@
-"""What workers ask before they write a batch (CHECK, native/server/check.c): may these partitions
+"""What workers ask before they write a batch (CHECK, native/server/check/check.c): may these partitions
 be written in this transaction; has every record of this batch a key?
 
 Transactions are the coordinator's to answer. A compressed batch for a compacted topic, or with

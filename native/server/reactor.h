@@ -474,7 +474,7 @@ void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descrip
 void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_describe_acceptor_died(struct mqd_reactor *r);
 
-/* server/check.c */
+/* server/check/check.c */
 /* 0, or why the batch cannot be of a transaction */
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message);

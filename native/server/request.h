@@ -30,7 +30,7 @@ struct mqd_append {
     uint8_t pinned; /* enum mqd_pin */
     uint8_t done;
     uint8_t control; /* enum mqd_stage_flags */
-    /* counts in request->undecided: the connection's later requests wait for it (server/check.c) */
+    /* counts in request->undecided: the connection's later requests wait for it (server/check/check.c) */
     uint8_t ordered;
     uint8_t awaits_verification; /* counts in request->awaiting */
     uint32_t check_index;        /* its place in check's payload */
@@ -67,7 +67,7 @@ struct mqd_forward_entry {
 /* what an append holds: request->arena_offset, or its own bytes in the control arena */
 enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL };
 
-/* ---- checks: what the acceptor is asked before a batch may be written (server/check.c) ---- */
+/* ---- checks: what the acceptor is asked before a batch may be written (server/check/check.c) ---- */
 
 struct mqd_check {
     struct mqd_node node; /* in reactor->check_queue while not sent */
@@ -135,7 +135,7 @@ struct mqd_request {
     /* produce */
     int64_t arena_offset; /* -1 = none */
     uint32_t arena_pins;
-    /* appends that order the connection and are neither staged nor refused; see server/check.c */
+    /* appends that order the connection and are neither staged nor refused; see server/check/check.c */
     uint32_t undecided;
     uint32_t awaiting;             /* of these: those that the next check asks for */
     uint32_t relaying;             /* appends of it that wait for leaders on other hosts */

@@ -2,7 +2,7 @@
 of coordinators, and markers; and what it gives to readers of committed records.
 
 Before a transaction begins in a partition its coordinator is asked, by way of the host's acceptor
-(CHECK, native/server/check.c). Producers' tables are the broker's own: native_producers.py.
+(CHECK, native/server/check/check.c). Producers' tables are the broker's own: native_producers.py.
 
 Invariants
     W6  a batch that begins a transaction is appended only with the guard that its coordinator's

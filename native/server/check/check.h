@@ -1,4 +1,4 @@
-/* What server/check.c and server/check_table.c share; nobody else includes it. */
+/* What server/check/check.c and server/check/check_table.c share; nobody else includes it. */
 #ifndef MQD_CHECK_H
 #define MQD_CHECK_H
 

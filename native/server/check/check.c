@@ -27,13 +27,13 @@
  *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
  *   C3  what has waited for MQD_CHECK_MS_MAX, or the client's time-out, is refused with a code that
  *       its client tries again; nothing of it is written later.
- * Bounds: those of server/check_table.c. Beyond, and when the ring stays full until the time-out:
+ * Bounds: those of server/check/check_table.c. Beyond, and when the ring stays full until the time-out:
  * refused as in C3. Nothing here blocks.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/check.h"
+#include "server/check/check.h"
 #include "server/redirect.h"
 
 #define COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no more */

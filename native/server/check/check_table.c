@@ -1,5 +1,5 @@
 /* The table of checks under way: what their payloads hold of the arenas, the queue to the acceptor,
- * its death. Their meaning: server/check.c.
+ * its death. Their meaning: server/check/check.c.
  *
  * Invariants
  *   T1  a payload is lent from the moment it is sent until CHECKED, or the acceptor's death; its
@@ -11,7 +11,7 @@
  * batches that stay where they are (a single one may be larger; large requests have a bound of
  * their own, server/large.c).
  */
-#include "server/check.h"
+#include "server/check/check.h"
 
 #define CONTROL_SHARE 2
 #define FRAME_SHARE 4
