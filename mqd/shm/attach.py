@@ -49,6 +49,10 @@ class KeeperError(RuntimeError):
     """The keeper cannot be reached, refused, or has ended. The message says why and what to do."""
 
 
+class KeeperDenied(KeeperError):
+    """This user may not reach the keeper, so it is not known whether there is one."""
+
+
 def send_message(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:
     """One packet, with descriptors if any. Raises OSError."""
     control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
@@ -92,6 +96,16 @@ def peer_pidfd(connection: socket.socket) -> int:
     return os.pidfd_open(peer_pid(connection)[0])
 
 
+def _owner(path: Path) -> str:
+    """Of the deepest directory above `path` that may be looked at."""
+    for place in path.parents:
+        try:
+            return f"its user (uid {os.stat(place).st_uid})"
+        except OSError:
+            continue
+    return "its user"
+
+
 def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> socket.socket:
     """Connects to a keeper, waiting for it while it starts. Raises KeeperError."""
     deadline, pause = time.monotonic() + timeout_s, 0.002
@@ -106,6 +120,12 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
                 raise KeeperError(
                     f"no keeper answers at {path}: is the broker running? (start it with: mqd up)"
                 ) from error
+        except PermissionError as error:
+            connection.close()
+            raise KeeperDenied(
+                f"this user may not reach {path}, so it is not known whether a broker runs there: try again as"
+                f" {_owner(Path(path))} or as root"
+            ) from error
         except OSError as error:
             connection.close()
             raise KeeperError(f"cannot connect to {path}: {error.strerror}") from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mqd.base.paths import Layout, default_data_dir, layout
-from mqd.cli.common import EXIT_UNREACHABLE, CliError, emit_json
+from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError, emit_json
 
 if TYPE_CHECKING:
     from mqd.shm.tools import KeeperTool
@@ -59,12 +59,14 @@ def _by_lock(places: Layout) -> tuple[int, int] | None:
 
 
 def _find(places: Layout) -> tuple[int, int] | None:
-    from mqd.shm.attach import KeeperError
+    from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.tools import KeeperTool
 
     try:
         with KeeperTool(places.data_dir) as tool:
             return _by_keeper(tool)
+    except KeeperDenied as error:
+        raise CliError(str(error), EXIT_FAILED) from error
     except (KeeperError, ProcessLookupError):
         pass
     try:

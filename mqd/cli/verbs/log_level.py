@@ -28,13 +28,15 @@ def command(ctx: click.Context, level: str | None, data_dir: Path | None, output
     """Show or change the log level of a running broker. Restarting it brings back log.level of its
     configuration.
     """
-    from mqd.shm.attach import KeeperError
+    from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.keeper_messages import SetLogLevel
     from mqd.shm.tools import KeeperTool
 
     places = layout(data_dir or default_data_dir())
     try:
         tool = KeeperTool(places.data_dir)
+    except KeeperDenied as error:
+        raise CliError(str(error), EXIT_FAILED) from error
     except KeeperError as error:
         raise CliError(f"no broker runs in {places.data_dir}", EXIT_UNREACHABLE) from error
     try:

@@ -98,10 +98,10 @@ def command(
         emit_json(
             {"topic": topic, "records": writer.sent_count, "bytes": writer.sent_bytes, "seconds": round(seconds, 3)}
         )
-    elif sys.stderr.isatty():
+    else:
         rate = writer.sent_count / seconds if seconds else 0.0
         click.echo(
-            f"{writer.sent_count} records, {human_bytes(writer.sent_bytes)} written to {topic} in {seconds:.1f} s"
+            f"{writer.sent_count} record{'s' * (writer.sent_count != 1)}, {human_bytes(writer.sent_bytes)} written to {topic} in {seconds:.1f} s"
             f" ({rate:,.0f} records/s)",
             err=True,
         )

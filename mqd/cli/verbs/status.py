@@ -9,7 +9,7 @@ import click
 
 from mqd.base.clock import now_ms
 from mqd.base.paths import default_data_dir, layout
-from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, emit_json, emit_table
+from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError, emit_json, emit_table
 
 if TYPE_CHECKING:
     from mqd.shm.keeper_messages import Status
@@ -56,14 +56,16 @@ def _describe(status: Status) -> dict[str, Any]:
 
 def ask(data_dir: Path) -> dict[str, Any]:
     """What `mqd status --format json` prints; with "reason" and nothing else of worth when no
-    broker runs there.
+    broker runs there. Raises CliError when this user may not know.
     """
-    from mqd.shm.attach import KeeperError
+    from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.tools import KeeperTool
 
     try:
         with KeeperTool(data_dir) as tool:
             return _describe(tool.status())
+    except KeeperDenied as error:
+        raise CliError(str(error), EXIT_FAILED) from error
     except KeeperError as error:
         return {"ready": False, "port": None, "data_dir": str(data_dir), "processes": [], "reason": str(error)}
 
@@ -114,7 +116,8 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     """Show the broker of a data directory: its processes, ports, partitions, connections and local
     clients (by shared memory) per worker, uptime.
 
-    Exit status: 0 it is ready, 1 it runs but is not ready, 3 it does not run.
+    Exit status: 0 it is ready, 1 it runs but is not ready, or this user may not know, 3 it does not
+    run.
     """
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
     places = layout(data_dir or default_data_dir())

@@ -53,7 +53,8 @@ def mqd(bootstrap, monkeypatch, capfdbinary):
 
 
 def test_lines_there_and_back(mqd, topic):
-    assert mqd("produce", topic, "-p", "2", "-k", ":", "-H", "h=1", stdin=b"a:1\n\nb:2:3\nplain\n") == (0, b"", "")
+    code, output, error = mqd("produce", topic, "-p", "2", "-k", ":", "-H", "h=1", stdin=b"a:1\n\nb:2:3\nplain\n")
+    assert (code, output) == (0, b"") and " written to " in error
     code, out, error = mqd("consume", topic, "-e", "-Z", "-f", "%p %o %k=%v %h\\n")
     assert (code, error) == (0, "")
     assert out == b"2 0 a=1 h=1\n2 1 b=2:3 h=1\n2 2 NULL=plain h=1\n"
