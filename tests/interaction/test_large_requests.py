@@ -23,8 +23,13 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 import mqd
 from mqd.protocol import encode_request, with_length
+from mqd.protocol.messages import MetadataRequest
+from mqd.spark.options import source_options
+from mqd.spark.planning import Range
+from mqd.spark.reading import read_range
 from tests.compat.topics import create_topic
 from tests.interaction.traffic import (
+    METADATA,
     PRODUCE,
     PRODUCE_VERSION,
     TOO_LARGE,
@@ -153,6 +158,23 @@ def test_every_client_writes_and_reads_large_records(shared_broker, mebibytes: i
     for read in READERS:
         assert read(shared_broker.bootstrap, topic, 1, len(written)) == written, read.__name__
     assert read_with_librdkafka(shared_broker.bootstrap, topic, 0, len(written)) == written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_an_executor_of_spark_reads_them(shared_broker, transport: str) -> None:
+    """By the reader of Spark's tasks, without Spark."""
+    topic = create_topic(shared_broker, "spark", 1, max_message_bytes=str(REQUEST_BYTES_MAX))
+    values = [record(30), b"small", record(90)]
+    for value in values:
+        by_librdkafka(shared_broker.bootstrap, topic, value, 0)
+    with Watch(shared_broker).connect() as kafka:
+        asked = MetadataRequest(topics=[MetadataRequest.Topic(name=topic)])
+        topic_id = bytes(kafka.call(METADATA, 12, asked).topics[0].topic_id)
+    settings = {"kafka.bootstrap.servers": shared_broker.bootstrap, "subscribe": topic, "transport": transport}
+    one = Range(topic=topic, partition=0, start=0, end=len(values), topic_id=topic_id)
+    batches = read_range(source_options(settings, False), ["value"], one)
+    assert [value for batch in batches for value in batch.column(0).to_pylist()] == values
 
 
 @pytest.mark.slow
