@@ -34,19 +34,24 @@ def apt_reason(said: str) -> str:
     return "apt gave no reason"
 
 
-def _own_lists(place: Path) -> list[str]:
+def _own_lists(place: Path, architecture: str | None = None) -> list[str]:
     """Options that keep apt's state in the cache, with lists fetched into it."""
-    state = place.parent / "apt"
+    state = place.parent / f"apt-{architecture or 'own'}"
     for part in ("lists/partial", "archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
     options = ["-o", f"Dir::State::lists={state / 'lists'}", "-o", f"Dir::Cache={state}", "-o", "Debug::NoLocking=1"]
+    if architecture is not None:  # nothing of it is installed, nor need this machine know it
+        foreign = (f"APT::Architecture={architecture}", f"APT::Architectures={architecture}")
+        options += [word for option in (*foreign, "Dir::State::status=/dev/null") for word in ("-o", option)]
     _run(["apt-get", *options, "update"], place)
     return options
 
 
-def unpacked(packages: Sequence[str]) -> Path:
-    """A directory with the packages' files in it. Raises Unavailable."""
-    key = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
+def unpacked(packages: Sequence[str], architecture: str | None = None) -> Path:
+    """A directory with the packages' files in it, of this machine's or another architecture (arm64).
+    Raises Unavailable.
+    """
+    key = hashlib.sha256(" ".join([*packages, architecture or ""]).encode()).hexdigest()[:12]
     root = CACHE / f"{packages[0]}-{key}"
     if (root / "complete").exists():
         return root
@@ -56,9 +61,9 @@ def unpacked(packages: Sequence[str]) -> Path:
     archives = CACHE / f"{packages[0]}-{key}-archives"
     shutil.rmtree(archives, ignore_errors=True)
     archives.mkdir(parents=True)
-    done = _run(["apt-get", "download", *packages], archives)
-    if done.returncode:
-        done = _run(["apt-get", *_own_lists(archives), "download", *packages], archives)
+    done = None if architecture else _run(["apt-get", "download", *packages], archives)
+    if done is None or done.returncode:
+        done = _run(["apt-get", *_own_lists(archives, architecture), "download", *packages], archives)
     if done.returncode:
         raise Unavailable(f"its packages cannot be had: {apt_reason(done.stderr)}")
     for archive in sorted(archives.glob("*.deb")):

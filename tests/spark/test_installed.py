@@ -1,7 +1,7 @@
 """mqd as its users get it: a wheel, with PySpark, in a virtual environment of its own, this tree on
 no path. There every shell command of docs/spark.md is run as it stands, in the page's order.
 
-Slow: the wheel is compiled and PySpark is half a gigabyte. Skipped, with pip's own words, where
+Slow: the wheels are compiled and PySpark is half a gigabyte. Skipped, with pip's own words, where
 there is no package index.
 """
 
@@ -22,6 +22,7 @@ import pytest
 
 from tests.broker import Broker
 from tests.client_reading import read_all
+from tests.packages import building
 from tests.spark.conftest import why_not_java
 from tests.spark.support import new_topic, produce
 
@@ -62,6 +63,7 @@ class Installed:
             "MQD_BOOTSTRAP": broker.bootstrap,
             "PIP_CONSTRAINT": str(place / "constraints"),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "CC": "no-compiler",
         }
 
     def start(self, command: str) -> subprocess.Popen[str]:
@@ -107,8 +109,8 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, flights: Broker) -> Installed:
-    """The wheel, built of a copy of the tree, is what pip takes for mqd; the page's first command
-    has installed it.
+    """The wheel that is published is what pip takes for mqd; the page's first command has installed
+    it, without a compiler.
     """
     reason = why_not_java()
     if reason:
@@ -121,16 +123,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, flights: Broker) -> Inst
         here.run("python -m pip install --quiet --upgrade pip")
     except AssertionError as error:
         pytest.skip(f"nothing can be installed here: {str(error).strip().splitlines()[-1]}")
-    tree = place / "tree"
-    for name in ("mqd", "native"):
-        shutil.copytree(
-            ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "build", "*.so", "*.o", "_native.c")
-        )
-    for name in ("pyproject.toml", "setup.py", "pyspark_mqd.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree / name)
-    here.run(f"pip wheel --quiet --no-deps --wheel-dir {place / 'wheels'} {tree}")
-    shutil.rmtree(tree)
-    (wheel,) = (place / "wheels").iterdir()
+    wheel = building.wheel(os.uname().machine)
     (place / "constraints").write_text(f"mqd @ {wheel.as_uri()}\n")
     here.run(INSTALL)
     return here

@@ -1,5 +1,0 @@
-"""`python -m mqd.cli`."""
-
-from mqd.cli.main import main
-
-main()
