@@ -1,12 +1,13 @@
-"""What a coordinator's core says to its shell, and the one event that every core knows.
+"""The actions that a coordinator's core returns to its shell, and the one event that every core
+handles.
 
-A core is the state of one group or one transactional id: pure, one at a time,
-`handle(event, now_ms) -> list[Action]` its only mutator. It changes at once; the shell
-(mqd/coordinator/runtime.py) writes what it persists and holds every later Reply of the same core
-back until that is below the high watermark. When a write fails, the shell throws the cores of that
-partition away and loads them anew from the log: no core rolls back by itself.
+A core is the state of one group or one transactional id. It is pure and handles one event at a
+time; `handle(event, now_ms) -> list[Action]` is its only mutator. A core changes its state
+immediately. The shell (mqd/coordinator/runtime.py) writes the core's Persists and holds back every
+later Reply of that core until they are below the high watermark. When a write fails, the shell
+discards the cores of that partition and loads them again from the log: no core rolls itself back.
 
-Order within one list counts: a Reply that rests on a Persist comes after it.
+Order within one list matters: a Reply that depends on a Persist comes after it.
 """
 
 from typing import Protocol
@@ -17,25 +18,25 @@ KeyValue = tuple[bytes, bytes | None]  # None: a tombstone
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Key/value pairs for the coordinator's partition, one atomic batch. With a producer id they
-    are part of that producer's transaction: in force, for whoever loads the log, when its commit
-    marker is there. Persists keep their order, lazy or not.
+    """Key/value pairs for the coordinator's partition, written as one atomic batch. With a producer
+    id they belong to that producer's transaction: a reader of the log applies them when it reaches
+    the commit marker. Persists keep their order, lazy or not.
     """
 
     records: tuple[KeyValue, ...]
     producer_id: int = -1
     producer_epoch: int = -1
-    # decides nothing (what was persisted before says all that counts): no Reply waits for it, and
-    # it waits for company, but not long
+    # A lazy Persist decides nothing: earlier Persists already hold everything that counts. No Reply
+    # waits for it. The shell delays it briefly to batch it with others.
     is_lazy: bool = False
 
 
-PERSIST_BYTES = 1 << 20  # of one of persists()
+PERSIST_BYTES = 1 << 20  # limit of each Persist that persists() returns
 
 
 def persists(records: list[KeyValue]) -> list["Persist"]:
-    """Many records that need not be written together: in Persists of at most PERSIST_BYTES, or one
-    record, each. What is written in part must be a state that can be loaded.
+    """Splits many records that need not be written together into Persists of at most PERSIST_BYTES,
+    or of one record each. After every one of them the log must hold a state that can be loaded.
     """
     found: list[Persist] = []
     first = size = 0
@@ -49,8 +50,8 @@ def persists(records: list[KeyValue]) -> list["Persist"]:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Answers the request of that number; each exactly once. A number that nobody waits for any
-    more is ignored by the shell.
+    """Answers the request with that number. Each request is answered exactly once. The shell
+    ignores a number that no request waits for any more.
     """
 
     request: int
@@ -67,11 +68,11 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Base of what a kind of core wants carried out besides (a transaction's WriteMarkers). Held
-    back like a Reply; then the shell hands it, once, to the function that kind of coordinator was
-    made with: `carry_out(name, effect, leader_epoch)`. What comes of it returns as an event to the
-    same core, unless that has been loaded anew since: on_loaded gives the effects again that its
-    log says are still to be carried out.
+    """Base of the other effects that a kind of core requests (a transaction's WriteMarkers). The
+    shell holds it back like a Reply, then passes it once to the coordinator's function
+    `carry_out(name, effect, leader_epoch)`. The result returns as an event to the same core, unless
+    the core has been reloaded since. In that case on_loaded returns again the effects that the log
+    records as unfinished.
     """
 
 
@@ -83,8 +84,9 @@ class TimerFired(msgspec.Struct, frozen=True):
 
 
 class TransactionEnded(msgspec.Struct, frozen=True):
-    """The marker of a transaction; comes to every core that persisted something with that producer
-    id since the last one. What it changes needs no Persist: the marker itself is the record.
+    """The marker of a transaction. It goes to every core that has persisted something with that
+    producer id since the previous marker. The changes that it makes need no Persist: the marker
+    itself is the record.
     """
 
     producer_id: int
@@ -98,24 +100,26 @@ class Core(Protocol):
     def handle(self, event: object, now_ms: int) -> list[Action]: ...
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log, in order. Raises ValueError for bytes it cannot read: named in the
-        broker's log and skipped.
+        """Applies one record of the log; records come in order. Raises ValueError for bytes that it
+        cannot read: the broker logs the record and skips it.
         """
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """After the last record: arms timers. May Persist."""
+        """Called after the last record: arms timers. May return Persists."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing in it that the next request could not make anew: the shell drops it."""
+        """True if the core holds nothing that the next request could not recreate. The shell then
+        drops it.
+        """
 
 
 class TransactionalCore(Core, Protocol):
-    """A core whose records may lie in transactions of producers (committed offsets)."""
+    """A core whose records may be part of producers' transactions (committed offsets)."""
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
-        """A record of a transaction whose marker is not in the log yet, after everything that
-        counts already; None: it was overtaken and will not count.
+        """Applies a record of a transaction whose marker is not in the log yet. Called after all
+        replay() calls. A None value means that the record was superseded and will never count.
         """
 
 
@@ -123,8 +127,8 @@ class Cores(Protocol):
     """Makes the cores of one kind of coordinator."""
 
     def core_of(self, key: bytes) -> str | None:
-        """The name of the core that a record of the log belongs to; None: a record of a newer
-        version, or of nobody. Raises ValueError for bytes that are no key.
+        """The name of the core that a record of the log belongs to. None: the record has a newer
+        version, or belongs to no core. Raises ValueError for bytes that are not a key.
         """
 
     def make(self, name: str) -> Core: ...

@@ -1,5 +1,5 @@
-"""What a coordinator asks of its internal topic (__consumer_offsets, __transaction_state), and which
-partition of it a name belongs to.
+"""The coordinator's view of its internal topic (__consumer_offsets, __transaction_state), and the
+mapping from a name to a partition of it.
 """
 
 import functools
@@ -11,7 +11,9 @@ from mqd.protocol.errors import error_name
 
 
 class CoordinatorError(Exception):
-    """The request was not carried out, or nobody knows: a retriable code for the client."""
+    """The request was not carried out, or its outcome is unknown. Carries a retriable code for the
+    client.
+    """
 
     def __init__(self, error_code: int) -> None:
         super().__init__(error_name(error_code))
@@ -19,7 +21,7 @@ class CoordinatorError(Exception):
 
 
 class Source(NamedTuple):
-    """A partition of the internal topic, as it can be loaded now."""
+    """A partition of the internal topic in a state that can be loaded now."""
 
     leader_epoch: int
     owner_generation: int
@@ -27,35 +29,36 @@ class Source(NamedTuple):
     high_watermark: int
 
     def is_term_of(self, other: "Source") -> bool:
-        """The same leader epoch, the same life of the owner."""
+        """Same leader epoch and same generation of the owner."""
         return (self.leader_epoch, self.owner_generation) == (other.leader_epoch, other.owner_generation)
 
 
 class Partitions(Protocol):
-    """The internal topic, as the metadata and the partition table show it."""
+    """The internal topic as seen in the metadata and the partition table."""
 
     def count(self) -> int:
-        """0: it does not exist (yet)."""
+        """0: the topic does not exist (yet)."""
 
     def source(self, partition: int) -> Source | None:
-        """None: not served at the moment."""
+        """None: the partition is not served at the moment."""
 
     async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
-        """Reads the log up to `end_offset`, in a thread, when it is its turn. Raises OSError; of
-        these TimeoutError when its log directory does not answer.
+        """Reads the log up to `end_offset` in a thread, when its turn comes. Raises OSError, or its
+        subclass TimeoutError if the log directory does not respond.
         """
 
     async def create(self) -> bool:
-        """Makes the topic; False: not now."""
+        """Creates the topic. False: not possible now."""
 
     def is_elsewhere(self, partition: int) -> bool:
-        """Another host leads it: its coordinator is there."""
+        """Another host leads the partition and runs its coordinator."""
 
     def may_lead(self) -> bool:
-        """Has this host its lease? Asked with each request."""
+        """Whether this host holds its lease. Checked on each request."""
 
 
-NAME_CHARS_CACHED = 256  # longer names are nobody's but a hostile client's: 65536 of them would be gigabytes
+# only a hostile client uses longer names; 65536 of them would take gigabytes
+NAME_CHARS_CACHED = 256
 
 
 def _hash(name: str) -> int:
@@ -68,7 +71,7 @@ def _hash(name: str) -> int:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _short_hash(name: str) -> int:
-    """Unsigned."""
+    """The hash as an unsigned number."""
     value = 0
     data = name.encode("utf-16-be", "surrogatepass")
     for position in range(0, len(data), 2):
@@ -77,7 +80,9 @@ def _short_hash(name: str) -> int:
 
 
 def _long_hash(name: str) -> int:
-    """The same; a loop over 32767 characters would hold everybody up for milliseconds."""
+    """Same result as _short_hash. A plain loop over 32767 characters would block the event loop for
+    milliseconds.
+    """
     import numpy
 
     units = numpy.frombuffer(name.encode("utf-16-be", "surrogatepass"), ">u2").astype(numpy.uint32)
@@ -87,5 +92,5 @@ def _long_hash(name: str) -> int:
 
 
 def partition_for(name: str, partition_count: int) -> int:
-    """Which partition of the internal topic a group id or transactional id belongs to."""
+    """The partition of the internal topic that a group id or transactional id belongs to."""
     return _hash(name) % partition_count

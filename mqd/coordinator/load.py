@@ -1,17 +1,17 @@
-"""Reads a coordinator's partition from its segment files and makes its cores, in a thread, quickly:
-a million committed offsets in seconds.
+"""Reads a coordinator's partition from its segment files and builds its cores. Runs in a thread. A
+million committed offsets load in seconds.
 
-What counts is what compaction would keep: of plain records the last one of each key, in the order
-of the log, tombstones left out. Records of a transaction count when its commit marker comes, unless
-what counts for their key was written after them (Kafka compares the offsets of the two in the same
-way); without a marker they are pending, and those that could not count any more are pending without
-a value.
+The records that count are those that compaction would keep: the last plain record of each key, in
+log order, without tombstones. Records of a transaction count from its commit marker on, unless the
+current record for their key was written after them (Kafka compares the offsets of the two in the
+same way). Records without a marker are pending. A pending record that can no longer count keeps its
+key but has no value.
 
-Damage is named in the log and passed over, never more than the batch that has it, if the offset
-index shows where the next one begins; a record that a core cannot read is named and passed over
-alone. So a coordinator that met one bad record still serves everything else. Keys and values are
-found natively (native/wire/record_places.c). The files are only read; above `end_offset` they are
-not looked at. Blocking: call load() off the event loop.
+Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
+next one begins. If a core cannot read a record, only that record is logged and skipped. A
+coordinator with one bad record therefore still serves everything else. Keys and values are located
+natively (native/wire/record_places.c). The files are opened for reading only, and records at or
+above `end_offset` are ignored. Blocking: call load() off the event loop.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4 << 20
 RECORDS_AT_ONCE = 1 << 16
 _CRC_END = 21
-_NAMED_MAX = 10  # damaged places that are named one by one
+_NAMED_MAX = 10  # damaged places that are logged individually
 
 log = logging.get("coordinator.load")
 
 
 class _State:
-    """The records that count, so far."""
+    """The records that count so far."""
 
     def __init__(self, cores: Cores, loaded: Loaded, name: str) -> None:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
-        # producer id -> (epoch, its records and when they were written)
+        # producer id -> (epoch, key -> (write counter, value))
         self.open: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}
-        # when what counts was written; kept only while a transaction is open, what is missing is
-        # older
+        # The write counter of each record that counts. Kept only while a transaction is open; a
+        # missing key is older than that.
         self.written: dict[bytes, int] = {}
-        self.now = 0  # counts
+        self.now = 0  # write counter
 
     def problem(self, text: str, **fields: object) -> None:
         self.loaded.skipped_count += 1
@@ -90,7 +90,7 @@ class _State:
             self.written[key] = written
 
     def on_other(self, batch: BatchInfo, data: bytes) -> None:
-        """Transactional, control or compressed. Raises CorruptBatch."""
+        """A transactional, control or compressed batch. Raises CorruptBatch."""
         found = [(record.key, record.value) for record in records(batch, data)]
         self.loaded.record_count += len(found)
         self.now += 1
@@ -173,8 +173,8 @@ class _State:
 
 
 def load(directory: Path, end_offset: int, cores: Cores, name: str = "", under_way: UnderWay | None = None) -> Loaded:
-    """The cores that the partition's records below `end_offset` add up to. `under_way` is told how
-    it gets on. Raises OSError when the files cannot be read.
+    """Builds the cores from the partition's records below `end_offset`. Reports progress to
+    `under_way`. Raises OSError when the files cannot be read.
     """
     under_way = under_way or UnderWay()
     loaded = Loaded(end_offset)
@@ -224,8 +224,8 @@ def _read_block(
     state: _State,
     places: RecordPlaces,
 ) -> tuple[bool, int, int]:
-    """(nothing more in this segment, position in the file, next offset). Takes whole batches from
-    one read.
+    """Consumes the whole batches of one read. Returns (segment is finished, position in the file,
+    next offset).
     """
     data = os.pread(fd, BLOCK_BYTES, position)
     at = 0
@@ -262,8 +262,8 @@ def _other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int
 def _large_batch(
     fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
-    """No whole batch in a block: one of more than BLOCK_BYTES, or damage, or a file that ends
-    before its time.
+    """Called when a block holds no whole batch: the batch is larger than BLOCK_BYTES, or damaged,
+    or the file ends too early.
     """
     batch = _header_at(fd, position)
     whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
@@ -282,7 +282,7 @@ def _header_at(fd: int, position: int) -> BatchInfo | None:
 
 
 def _whole(fd: int, batch: BatchInfo) -> bytes:
-    """Its bytes; b"" when the file does not hold them all."""
+    """The bytes of the batch; b"" when the file does not hold all of them."""
     return (
         os.pread(fd, batch.size_bytes, batch.position)
         if batch.position + batch.size_bytes <= os.fstat(fd).st_size
@@ -293,8 +293,8 @@ def _whole(fd: int, batch: BatchInfo) -> bytes:
 def _pass_over(
     fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
-    """The next batch after a damaged one: where its own length says, if a sound one is there, else
-    where the offset index says that one begins.
+    """Finds the next batch after a damaged one. Uses the damaged batch's length if a sound batch
+    follows there, otherwise the offset index.
     """
     for candidate in _candidates(fd, directory, base, position):
         batch = _header_at(fd, candidate)

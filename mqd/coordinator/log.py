@@ -1,21 +1,21 @@
-"""Appending to partitions for coordinators: their own internal ones, and transaction markers into
-those of users.
+"""Appends records to partitions on behalf of coordinators: records to their own internal topics,
+and transaction markers to users' partitions.
 
-A batch goes by link to the worker that owns the partition, as if by a client with acks=all; it is
-answered when it is below the high watermark.
+A batch goes over the link to the worker that owns the partition, like a client's produce request
+with acks=all. The answer comes when the batch is below the high watermark.
 
 Invariants
     L1  appends to one partition reach its owner in the order of the calls
-    L2  every append is answered once: by the owner, by the owner's death, or at once when it cannot
-        be sent
+    L2  every append is answered exactly once: by the owner, when the owner dies, or immediately
+        when it cannot be sent
     L3  an error says whether the batch may be in the log (`unknown`): after the owner's death it
         may
     L4  an append that names a leader epoch is sent only while the partition is served in that
-        epoch; it names the owner's generation too, so a successor never takes it
-    L5  a marker for a partition that is being retired is written to the one that takes its records
-        too, when the owner says that records go there: done when both are
-Bounds: BYTES_MAX and COUNT_MAX under way; more are refused with COORDINATOR_NOT_AVAILABLE, which is
-retriable, and nothing is written.
+        epoch; it also names the owner's generation, so a successor never accepts it
+    L5  when the owner reports that a partition is being retired and its records go to another one,
+        its marker is written to both, and the append completes when both writes have
+Bounds: BYTES_MAX and COUNT_MAX in flight. Further appends are refused with
+COORDINATOR_NOT_AVAILABLE, which is retriable, and nothing is written.
 
 Concurrency: the event loop's thread only.
 """
@@ -32,7 +32,7 @@ from mqd.protocol.redirected import origin_of, redirected_producer
 
 BYTES_MAX = 64 << 20
 COUNT_MAX = 100_000
-BATCH_BYTES_MAX = 4 << 20  # one batch is one run of the arena
+BATCH_BYTES_MAX = 4 << 20  # one batch must fit in one run of the arena
 RECORDS_MAX = 1 << 20  # of one batch
 
 log = logging.get("coordinator.log")
@@ -40,7 +40,7 @@ _PRODUCE = struct.Struct(">I")
 
 
 class AppendError(Exception):
-    """`unknown`: the batch may be in the log all the same."""
+    """`unknown`: the batch may be in the log in spite of the error."""
 
     def __init__(self, error: int, unknown: bool = False) -> None:
         super().__init__(error_name(error) + (" (outcome unknown)" if unknown else ""))
@@ -59,11 +59,11 @@ class Served(NamedTuple):
 
 class Partitions(Protocol):
     def served(self, topic: str, partition: int) -> Served:
-        """Raises AppendError: unknown topic or partition, not served at the moment."""
+        """Raises AppendError if the topic or partition is unknown or not served at the moment."""
 
 
 class Sender(Protocol):
-    """The acceptor's link. `token` comes back in produced() and released()."""
+    """The acceptor's link. It passes `token` back in produced() and released()."""
 
     def send_batch(
         self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
@@ -92,7 +92,9 @@ class _Append(NamedTuple):
 
 
 class Log:
-    """`token_base` is or-ed to every token, so that they are nobody else's (bits 48 and up)."""
+    """`token_base` is OR-ed into every token to keep them distinct from other users' tokens (bits
+    48 and up).
+    """
 
     def __init__(self, partitions: Partitions, sender: Sender, token_base: int) -> None:
         self._partitions = partitions
@@ -116,10 +118,10 @@ class Log:
         is_bumped: bool = False,
         marker: Marker | None = None,
     ) -> asyncio.Future[int]:
-        """Queues one record batch. The future gives its base offset when it is below the high
-        watermark, or raises AppendError. `leader_epoch` -1: whichever is in force. `is_bumped`: a
-        marker of transactions v2, refused with INVALID_PRODUCER_EPOCH by a partition that has it
-        already.
+        """Queues one record batch. The future resolves to its base offset once the batch is below
+        the high watermark, or raises AppendError. `leader_epoch` -1 accepts any epoch. `is_bumped`
+        denotes a marker of transactions v2; a partition that already has it refuses it with
+        INVALID_PRODUCER_EPOCH.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
@@ -139,14 +141,12 @@ class Log:
     async def append(
         self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True
     ) -> int:
-        """As append_nowait, waited for; a caller that is cancelled changes nothing about the
-        append.
-        """
+        """Awaits append_nowait. Cancelling the caller does not cancel the append."""
         return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
 
     def marker_nowait(self, marker: Marker, leader_epoch: int = -1) -> asyncio.Future[int]:
-        """As append_nowait. For partitions of __consumer_offsets use the group coordinator's: its
-        state changes with the marker.
+        """As append_nowait. For partitions of __consumer_offsets call the group coordinator
+        instead: the marker also changes its state.
         """
         batch = marker_batch(
             marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.commit, marker.timestamp_ms
@@ -165,7 +165,7 @@ class Log:
         commit: bool,
         timestamp_ms: int,
     ) -> int:
-        """As marker_nowait, waited for."""
+        """Awaits marker_nowait."""
         return await asyncio.shield(
             self.marker_nowait(
                 Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms)
@@ -201,8 +201,8 @@ class Log:
     # -- from the link -----------------------------------------------------------------------------
 
     def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
-        """The owner's answer. `redirect`: the partition is being retired, and its records go to
-        this one. False: not ours.
+        """Handles the owner's answer. `redirect`: the partition is being retired, and its records
+        go to this partition. Returns False if the token is not ours.
         """
         append = self._pending.pop(token, None)
         if append is None:
@@ -213,8 +213,8 @@ class Log:
         if redirect >= 0 and append.marker is not None and _goes_on(append.marker, error):
             self._redirect(append.future, append.marker, error, base_offset, redirect)
         elif error:
-            # A write or flush that failed leaves it open what the disk holds: whoever loads the log
-            # next will see.
+            # After a failed write or flush the disk may or may not hold the batch. The next process
+            # that loads the log will find out.
             append.future.set_exception(AppendError(error, unknown=error == ErrorCode.KAFKA_STORAGE_ERROR))
         else:
             append.future.set_result(base_offset)
@@ -223,7 +223,7 @@ class Log:
     def _redirect(
         self, future: asyncio.Future[int], marker: Marker, error: int, base_offset: int, redirect: int
     ) -> None:
-        """L5. `error`, `base_offset`: what came of it in the partition itself."""
+        """Implements L5. `error`, `base_offset`: the result in the retired partition itself."""
 
         def on_written(second: asyncio.Future[int]) -> None:
             failure = None if second.cancelled() else second.exception()
@@ -242,7 +242,7 @@ class Log:
         self.marker_nowait(there).add_done_callback(on_written)
 
     def on_owner_death(self, owner: int) -> None:
-        """All that is under way with it has an unknown outcome (L3)."""
+        """Everything in flight to it has an unknown outcome (L3)."""
         for token in [token for token, append in self._pending.items() if append.owner == owner]:
             append = self._pending.pop(token)
             self._bytes -= append.size_bytes
@@ -257,10 +257,11 @@ class Log:
 
 
 def _goes_on(marker: Marker, error: int) -> bool:
-    """Whether a marker for a retired partition is to be written to the one that takes its records.
-    INVALID_PRODUCER_EPOCH: it was written before, and what became of the other is not known.
-    Records that were handed on once are never handed on again (D3 of native/server/redirect.h), and
-    a producer id that was rewritten twice would be another partition's.
+    """Whether a marker for a retired partition must also be written to the partition that takes its
+    records. INVALID_PRODUCER_EPOCH: this marker was written before, and the fate of the other one
+    is unknown. Records that were handed on once are never handed on again (D3 of
+    native/server/redirect.h), and a producer id that was rewritten twice would be another
+    partition's.
     """
     return error in (0, ErrorCode.INVALID_PRODUCER_EPOCH) and origin_of(marker.producer_id)[1] < 0
 
@@ -269,7 +270,7 @@ def _goes_on(marker: Marker, error: int) -> bool:
 
 
 def _varint(value: int) -> bytes:
-    """Zigzag of a number that is not negative."""
+    """Zigzag encoding of a non-negative number."""
     value <<= 1
     if value < 0x80:
         return _ONE[value]
@@ -285,15 +286,15 @@ _ONE = [bytes([value]) for value in range(0x80)]
 
 
 def record_size_max(key: bytes, value: bytes | None) -> int:
-    """Bytes that one record takes in a batch, at most."""
+    """Upper bound on the bytes that one record takes in a batch."""
     return len(key) + len(value or b"") + 22
 
 
 def records_batch(
     records: list[tuple[bytes, bytes | None]], timestamp_ms: int, producer_id: int = -1, producer_epoch: int = -1
 ) -> bytes:
-    """One uncompressed batch; transactional when there is a producer id. Coordinators have no
-    sequence numbers (-1), as in Kafka.
+    """One uncompressed batch, transactional if there is a producer id. As in Kafka, coordinators
+    use no sequence numbers (-1).
     """
     parts: list[bytes] = []
     for delta, (key, value) in enumerate(records):

@@ -1,4 +1,4 @@
-"""One partition of a coordinator's internal topic: its shard while it is loaded, and what is kept
+"""One partition of a coordinator's internal topic: its shard while it is loaded, and the state kept
 about it while it is not.
 """
 
@@ -11,14 +11,17 @@ from mqd.coordinator.shard import Shard
 
 
 class Missed(NamedTuple):
-    """An event that cores may have to be told once more: nobody was there to hear it, or what they
-    made of it is not written yet.
+    """An event that cores may have to receive once more: the partition was not loaded when it was
+    posted, or its effects are not written yet.
     """
 
-    written: int  # by the shard that has heard it, when it has written so many units; a later one has not heard it
+    # the shard that received the event has written its effects when its count reaches this; a later
+    # shard has not received it
+    written: int
     event: object
-    names: Callable[[Shard], Iterable[str]]  # of the cores that it is for,
-    failed: frozenset[str] = frozenset()  # but not of these, which have failed of it: they would for ever
+    names: Callable[[Shard], Iterable[str]]  # the cores that the event concerns,
+    # except these, which failed on it and would always fail again
+    failed: frozenset[str] = frozenset()
 
 
 class Place:
@@ -31,13 +34,15 @@ class Place:
         self.shard: Shard | None = None
         self.source: Source | None = None
         self.loading: asyncio.Task[None] | None = None
-        self.epoch = -1  # leader epoch that it was loaded for last, while nobody else may have led it since; -1 = none
-        self.missed: list[Missed] = []  # since then
-        self.late: asyncio.TimerHandle | None = None  # when what is lazy is to be written
+        # leader epoch of the last load while no other host may have led it since; -1 = none
+        self.epoch = -1
+        self.missed: list[Missed] = []  # since that load
+        self.late: asyncio.TimerHandle | None = None  # fires when lazy Persists must be written
         self.requests: set[int] = set()
         self.not_before = 0.0
-        self.writing: asyncio.Task[None] | None = None  # the last write, of this shard or of one that was thrown away
+        # the last write, by this shard or by one since discarded
+        self.writing: asyncio.Task[None] | None = None
 
     def forget_missed(self) -> None:
-        """Another host leads it, or may have: what was posted was heard there."""
+        """Another host leads the partition, or may have led it. Posted events were handled there."""
         self.epoch, self.missed = -1, []

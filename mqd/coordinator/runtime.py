@@ -7,29 +7,29 @@ unit of writes at a time -> replies. See shard.py.
     absent --(served)--> loading --(loaded, everything below the high watermark)--> active --(write failed, epoch or owner changed)--> absent
 
 Invariants
-    R1  a shard is active for one leader epoch and one generation of its owner; with another one it
-        is loaded anew
-    R2  every request is answered once: by its core, by CoordinatorError when the shard is thrown
-        away, by its time-out
-    R3  the first offset of every batch is where this shard expected it; else somebody else's
-        records are there (a predecessor's, that came late), and the shard is loaded anew
-    R4  a shard becomes active when all it has loaded is below the high watermark: what a
-        predecessor had under way counts, and counts for good
-    R5  without its host's lease a shard answers nobody: another host may have been told to lead its
-        partition, and know what this one does not
-    R6  a partition is loaded when nothing is under way any more that a predecessor here has sent to
-        its owner: what comes in between would be in the log and not in the cores, and what is
-        written next, by cores that do not know of it, behind it
-    R7  what is posted to all reaches every core that it concerns and that does not fail of it: at
-        once, or before it answers anybody when its partition is loaded again while nobody else has
-        led it, however often until what the cores made of it is written, also when the host had no
-        lease, or nobody led it, in between; what went before is `after_load`'s to find out
-Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with
-COORDINATOR_NOT_AVAILABLE. MISSED_MAX events to all wait for one partition; the oldest are
-forgotten.
+    R1  a shard is active for one leader epoch and one generation of its owner; when either changes
+        it is reloaded
+    R2  every request is answered once: by its core, by CoordinatorError when the shard is
+        discarded, or by its timeout
+    R3  the first offset of every batch is where this shard expected it; otherwise the log holds
+        records from another writer (late ones of a predecessor), and the shard is reloaded
+    R4  a shard becomes active when everything it has loaded is below the high watermark: records
+        that a predecessor had in flight count, permanently
+    R5  without its host's lease a shard answers no request: another host may already lead its
+        partition and hold newer state
+    R6  a partition is loaded only when no write that a predecessor on this host sent to its owner
+        is in flight: such a write would land in the log without reaching the cores, ahead of
+        records written by cores that do not know of it
+    R7  an event posted to all reaches every core that it concerns and that does not fail on it:
+        immediately, or after each reload of its partition before the core answers any request,
+        until the core's effects are written. This holds as long as no other host has led the
+        partition, even if this host lost its lease or the partition had no leader in between.
+        Earlier events are for `after_load` to recover
+Bounds: REQUESTS_MAX requests wait in one coordinator; further ones are refused with
+COORDINATOR_NOT_AVAILABLE. MISSED_MAX posted events wait for one partition; the oldest are dropped.
 
-Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows
-them.
+Concurrency: the event loop's thread only, except that a loading thread builds cores before they are
+shared.
 """
 
 import asyncio
@@ -46,23 +46,24 @@ from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
-# how often partitions are looked at: while some are not active, at first and after a while; else
+# Interval between checks of the partitions: while some are not active (first and later), and when
+# all are.
 LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
-LAZY_S = 0.1  # how long what is lazy waits for company
-RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
-SILENT_RETRY_S = 2.0  # the same when its log directory does not answer
+LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
+RETRY_S = 0.2  # delay before retrying a shard that could not be written or loaded
+SILENT_RETRY_S = 2.0  # the same when its log directory does not respond
 
-# by the partition's owner: nothing is in the log
+# by the partition's owner: nothing was written to the log
 MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
 log = logging.get("coordinator")
 
 
 class Coordinator:
-    """`topic`: the internal topic's name. `now_ms`: a clock that does not jump back.
-    `carry_out(name, effect, leader_epoch)`: see actions.Effect; may post events.
-    `after_load(core)`: what a core is told before anybody else can ask it, None = nothing.
+    """`topic`: the internal topic's name. `now_ms`: a clock that never goes back. `carry_out(name,
+    effect, leader_epoch)`: see actions.Effect; may post events. `after_load(core)`: an event that a
+    core receives before it serves any request, or None.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Coordinator:
         return partition_for(name, count)
 
     async def ensure_topic(self) -> bool:
-        """Makes the internal topic on first need. False: not there yet, ask again."""
+        """Creates the internal topic on first need. False: not there yet; call again."""
         if self._partitions.count():
             return True
         if self._creating is None or self._creating.done():
@@ -139,8 +140,8 @@ class Coordinator:
         return created
 
     async def _wait_loaded(self) -> None:
-        """A new topic has nothing to load: the first request of the first client need not meet
-        COORDINATOR_LOAD_IN_PROGRESS.
+        """A new topic has nothing to load. Waiting spares the first client
+        COORDINATOR_LOAD_IN_PROGRESS on its first request.
         """
         for _ in range(FIRST_LOOKS):
             try:
@@ -152,8 +153,8 @@ class Coordinator:
     # -- requests ----------------------------------------------------------------------------------
 
     async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
-        """Gives the response that the core replied with. Raises CoordinatorError; on time-out with
-        COORDINATOR_NOT_AVAILABLE, the outcome is then unknown.
+        """Returns the response that the core replied with. Raises CoordinatorError. On timeout the
+        code is COORDINATOR_NOT_AVAILABLE and the outcome is unknown.
         """
         place, shard = self._active(name)
         if len(self._futures) >= REQUESTS_MAX:
@@ -180,14 +181,14 @@ class Coordinator:
             place.requests.discard(number)
 
     def post(self, name: str, event: object) -> None:
-        """An event that nobody waits for an answer to. Raises CoordinatorError."""
+        """An event that needs no answer. Raises CoordinatorError."""
         place, shard = self._active(name)
         self._handle(place, shard, name, event)
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
-        """An event to every core that it concerns; those of a partition that is being loaded, or is
-        to be once more while nobody else has led it, get it when they are loaded: nobody can have
-        asked them anything since (R7).
+        """Sends an event to every core that it concerns. Cores of a partition that is being loaded,
+        or that will be reloaded while no other host has led it, receive it after the load: they
+        have served no request in between (R7).
         """
         for place in self._places:
             if place.epoch >= 0:
@@ -195,8 +196,9 @@ class Coordinator:
                 del place.missed[:-MISSED_MAX]
 
     def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
-        """Another host leads it in this epoch, or may have led it up to this epoch: it has heard
-        what was posted there, and commits that it took may be of what was made anew since.
+        """Another host leads the partition in this epoch, or may have led it up to this epoch. It
+        has handled the events that were posted there, and commits that it took may refer to things
+        created since.
         """
         if partition < len(self._places) and self._places[partition].epoch <= leader_epoch:
             self._places[partition].forget_missed()
@@ -204,8 +206,9 @@ class Coordinator:
     def _tell(
         self, place: Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()
     ) -> None:
-        """Now, and again by the next load if it comes to that before what follows from it is
-        written. When a core fails of it all others are thrown away too, and are told again.
+        """Delivers the event now, and again at the next load if that happens before its effects are
+        written. When a core fails on it the whole shard is discarded, and the other cores receive
+        the event again.
         """
         shard, written = place.shard, 0
         if shard is not None:
@@ -220,20 +223,20 @@ class Coordinator:
         place.missed.append(Missed(written, event, names, failed))
 
     def core(self, name: str) -> Core | None:
-        """For looking only; what it shows may not be written yet. None: no such core. Raises
-        CoordinatorError while it is not loaded.
+        """For reading only; its state may not be written yet. None: no such core. Raises
+        CoordinatorError while the partition is not loaded.
         """
         return self._active(name)[1].core(name)
 
     def items(self) -> Iterator[tuple[str, Core]]:
-        """All cores of all loaded partitions, for looking only. See check_loaded()."""
+        """All cores of all loaded partitions, for reading only. See check_loaded()."""
         for place in self._places:
             if place.shard is not None:
                 yield from place.shard.items()
 
     def check_loaded(self) -> None:
         """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition of this host
-        is not loaded: what items() shows is then not everything.
+        is not loaded, that is while items() is incomplete.
         """
         if len(self._places) < self._partitions.count() or any(
             place.shard is None and not self._partitions.is_elsewhere(place.index) for place in self._places
@@ -241,7 +244,7 @@ class Coordinator:
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
     def leader_epoch(self, name: str) -> int:
-        """Of the partition that the name belongs to, as loaded. Raises CoordinatorError."""
+        """The leader epoch in which the name's partition was loaded. Raises CoordinatorError."""
         return self._active(name)[1].leader_epoch
 
     async def write_marker(
@@ -255,9 +258,9 @@ class Coordinator:
         leader_epoch: int = -1,
     ) -> None:
         """Ends a producer's transaction in one partition of this coordinator's topic, in the log
-        and in the cores. Raises CoordinatorError: with INVALID_PRODUCER_EPOCH nothing was written,
-        what is open is of a newer epoch (`is_bumped`: or of this one). `leader_epoch`: in this one
-        alone; -1 = in any.
+        and in the cores. Raises CoordinatorError. INVALID_PRODUCER_EPOCH means that nothing was
+        written because the open transaction has a newer epoch (`is_bumped`: or the same epoch).
+        `leader_epoch`: write in this epoch only; -1 accepts any.
         """
         if not 0 <= partition < len(self._places):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
@@ -287,7 +290,7 @@ class Coordinator:
                 producer_id=producer_id,
             )
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the end of a transaction failed")
-            done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # if it was not gathered yet
+            done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # if it is not in a batch yet
         await future
 
     def _active(self, name: str) -> tuple[Place, Shard]:
@@ -299,8 +302,8 @@ class Coordinator:
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
         if not self._partitions.may_lead():  # R5
-            # who carries effects out gives up what is told so, and only a load begins it anew
-            # (Markers); else the next look unloads it, if the lease is not back
+            # The function that carries out effects drops them on an error, and only a load starts
+            # them again (Markers). If the lease has not returned, the next look unloads the shard.
             if self._carry_out is not None:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
@@ -336,8 +339,8 @@ class Coordinator:
             future.set_result(response)
 
     def _on_effect(self, leader_epoch: int, name: str, effect: Effect) -> None:
-        """Carried out in a later turn: what it posts must not meet a core in the middle of its
-        actions.
+        """Runs in a later turn of the event loop: the events that it posts must not reach a core in
+        the middle of its actions.
         """
         if self._carry_out is None:
             raise TypeError(
@@ -349,7 +352,7 @@ class Coordinator:
     # -- writing and timers ------------------------------------------------------------------------
 
     def _wake(self, place: Place) -> None:
-        """Writes once in a turn of the loop: what several requests want written in this turn goes
+        """Starts one write per turn of the event loop, so that requests of one turn are written
         together.
         """
         self._to_write[place] = None
@@ -436,7 +439,7 @@ class Coordinator:
                     self._handle(place, shard, name, TimerFired(timer[1]), known=True)
 
     def _armed(self, at_ms: int) -> None:
-        """Some timer was set. Nearly always it is later than the alarm that is set already."""
+        """A timer was set. It is nearly always later than the current alarm."""
         if self._loop is None or (self._alarm is not None and self._alarm_ms <= at_ms):
             return
         if self._alarm is not None:
@@ -456,8 +459,8 @@ class Coordinator:
     # -- loading -----------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Something may have changed about the partitions: loads what is served and not loaded,
-        drops what is served by another process or in another epoch.
+        """Call when partitions may have changed. Loads those that are served but not loaded, and
+        drops those that another process or another epoch serves.
         """
         self._look_s = LOOK_S
         self._look_again()
@@ -479,7 +482,7 @@ class Coordinator:
             self._look_at(partition, place)
             waiting = waiting or (place.shard is None and not self._partitions.is_elsewhere(partition))
         self._look = self._loop.call_later(self._look_s if waiting else LOOK_IDLE_S, self._look_again)
-        # a directory that has failed stays so
+        # a directory that has failed stays failed
         self._look_s = min(1.1 * self._look_s, LOOK_SLOW_S) if waiting else LOOK_S
 
     def _look_at(self, partition: int, place: Place) -> None:
@@ -516,7 +519,7 @@ class Coordinator:
             while True:
                 now = self._partitions.source(partition)
                 if now is None or not now.is_term_of(source) or now.end_offset != source.end_offset:
-                    return  # somebody appended or the owner changed: once more
+                    return  # another append happened or the owner changed: try again
                 if now.high_watermark >= source.end_offset:
                     break
                 await asyncio.sleep(LOOK_S)  # R4
@@ -546,7 +549,7 @@ class Coordinator:
         except Exception as error:
             place.shard = None
             place.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
-            # what is not the disk's is a fault of ours
+            # any error but one of the disk is a bug
             tell = log.error if isinstance(error, OSError) else log.exception
             tell(
                 "a coordinator's partition cannot be loaded; trying again",
@@ -558,7 +561,7 @@ class Coordinator:
             place.loading = None
 
     def _catch_up(self, place: Place, shard: Shard) -> None:
-        """With what happened while nobody was there to hear it."""
+        """Delivers the events that were posted while the partition was not loaded."""
         missed, place.missed = place.missed, []
         for _, event, names, failed in missed:
             self._tell(place, event, names, failed)
@@ -568,7 +571,7 @@ class Coordinator:
                 self._tell(place, event, lambda _, name=name: (name,))
 
     def _unload(self, place: Place, error: int, reason: str, quiet: bool = False) -> None:
-        """Throws the cores of a partition away; whoever waits is told a retriable error."""
+        """Discards the cores of a partition. Waiting requests get a retriable error."""
         shard, place.shard = place.shard, None
         if shard is None:
             return

@@ -2,8 +2,8 @@
 coded by the same generated code as the wire.
 
 A key is an int16 (the record's type; Kafka calls it the key's version) and its fields. A value is
-an int16 version and its fields, flexible from some version on (KIP-482). Everything read may be
-damaged or another broker's: what does not fit raises ValueError, never anything else.
+an int16 version and its fields, flexible from a certain version on (KIP-482). Any record may be
+damaged or written by another broker: invalid bytes raise ValueError and nothing else.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _make_class(name: str, of: Struct, namespace: dict[str, object]) -> type:
 
 
 class Shape:
-    """One kind of key or value. `cls` is its Struct; nested ones hang on it, as with messages:
-    `shape.cls.Topic(...)`.
+    """One kind of key or value. `cls` is its Struct. Nested ones are its attributes, as with
+    messages: `shape.cls.Topic(...)`.
     """
 
     def __init__(self, name: str, versions: str, flexible_from: int, text: str) -> None:
@@ -55,7 +55,7 @@ class Shape:
         return bytes(out)
 
     def decode(self, data: bytes, prefix: int = 2, version: int | None = None):
-        """`data` begins with its version, unless that is told. Raises ValueError."""
+        """`data` begins with its version unless `prefix` supplies it."""
         if version is None:
             if len(data) < 2:
                 raise ValueError(f"{self.name} is cut off before its version")
@@ -77,7 +77,9 @@ class Shape:
 
 
 class RecordType:
-    """Key type, key and value of one kind of record. `value_version` is what is written."""
+    """Key type, key and value of one kind of record. `value_version` is the version that is
+    written.
+    """
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class RecordType:
 
 
 def key_type_of(key: bytes) -> int:
-    """Raises ValueError for bytes that are no key."""
+    """Raises ValueError for bytes that are not a key."""
     if len(key) < 2:
         raise ValueError(f"a key of {len(key)} bytes")
     return _VERSION.unpack_from(key)[0]

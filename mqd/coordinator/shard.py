@@ -1,20 +1,20 @@
-"""One loaded partition of a coordinator: its cores, and what they want written. Sans-I/O: the
-runtime writes units and says how it went.
+"""One loaded partition of a coordinator: its cores and their pending writes. Sans-I/O: the runtime
+writes the units and reports the result.
 
-A unit is what is written together: Persists that wait at the same time, in few record batches, one
-behind the other. One unit is under way at a time; what cores persist meanwhile gathers in the next
-one. So the rate of writes follows the disk, and a write carries what a thousand requests wanted.
+A unit is a group commit: the Persists that wait at the same time, in a few consecutive record
+batches. One unit is in flight at a time; later Persists gather in the next one. The write rate
+therefore follows the disk, and one write can carry the Persists of a thousand requests.
 
 Invariants (check())
-    H1  units are written in the order in which their Persists were made; at most one is under way
-    H2  a reply (or another effect) leaves after everything that the same core has persisted before
-        it, but for what is lazy, is written, and those of one core leave in their order
-    H3  a unit has at most one batch without a producer id: batches of a unit that fails in part
-        never split what one batch would have kept together
-    H4  a core that is_empty and has nothing under way is not kept; nor are its timers
-    H5  a marker ends what is open of its producer only if that is of the marker's epoch or before;
-        a bumped one (KIP-890): only of an epoch before. Else it is refused, and it has been written
-        before
+    H1  units are written in the order in which their Persists were made; at most one is in flight
+    H2  a reply (or another effect) leaves only after every earlier non-lazy Persist of the same
+        core is written; replies and effects of one core leave in order
+    H3  a unit has at most one batch without a producer id: a unit that fails in part never splits
+        records that one batch would have kept together
+    H4  a core that is_empty and has nothing in flight is dropped with its timers
+    H5  a marker ends its producer's open transaction only if that has the marker's epoch or an
+        older one; a bumped marker (KIP-890) requires an older one. Otherwise it is refused, because
+        it has been written before
 """
 
 from collections.abc import Callable, Iterable
@@ -28,13 +28,13 @@ _OVERHEAD_BYTES = 128
 
 
 class TooLarge(Exception):
-    """One Persist alone is more than a batch may hold: it cannot be written, and the core that
-    wants it has changed already.
+    """A single Persist exceeds the size of a batch. It cannot be written, but the core that made it
+    has already changed.
     """
 
 
 class Batch:
-    """What becomes one record batch."""
+    """Becomes one record batch."""
 
     __slots__ = (
         "done",
@@ -50,9 +50,9 @@ class Batch:
     def __init__(self, producer_id: int, producer_epoch: int, marker: tuple[int, bool] | None = None) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.marker = marker  # (coordinator epoch, commit)
-        # of a marker: called with None when written, or with the error's code
+        # for a marker: called with None once written, or with the error code
         self.done: Callable[[int | None], None] | None = None
-        self.ends_something = False  # cores have changed by this marker
+        self.ends_something = False  # this marker has changed cores
         self.refusal: int | None = None
         self.records: list[KeyValue] = []
         self.size_bytes = _OVERHEAD_BYTES
@@ -70,7 +70,7 @@ class Batch:
 
 
 class Unit:
-    """`is_due`: it holds something that somebody waits for, not only what is lazy."""
+    """`is_due`: it holds something that a caller waits for, not only lazy Persists."""
 
     __slots__ = ("batches", "held", "is_due", "names")
 
@@ -85,7 +85,7 @@ class Unit:
         return sum(batch.offset_count for batch in self.batches)
 
     def take(self, persist: Persist) -> bool:
-        """False: it must wait for the next unit (H3)."""
+        """False: the Persist must go to the next unit (H3)."""
         size = sum(record_size_max(key, value) for key, value in persist.records)
         last = self.batches[-1] if self.batches else None
         fits = (
@@ -113,14 +113,14 @@ class Unit:
 
 
 class Loaded:
-    """What the log of a partition adds up to."""
+    """The result of reading the log of a partition."""
 
     __slots__ = ("cores", "end_offset", "epochs", "record_count", "skipped_count", "transactions")
 
     def __init__(self, end_offset: int) -> None:
         self.end_offset = end_offset
         self.cores: dict[str, Core] = {}
-        # producer id -> cores that hold something of its open transaction
+        # producer id -> cores with records of its open transaction
         self.transactions: dict[int, dict[str, None]] = {}
         self.epochs: dict[int, int] = {}  # of these producers
         self.record_count = 0
@@ -132,13 +132,13 @@ class _Entry:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.unit: Unit | None = None  # the newest that is not written and holds something of this core
+        self.unit: Unit | None = None  # the newest unwritten unit that holds records of this core
         self.timers: set[str] = set()
 
 
 class Shard:
-    """`reply(number, response)` answers a request; `carry_out(name, effect)` does what else a core
-    wants done; `wake()` says that there is a unit to write, `armed(at_ms)` that there is a timer.
+    """`reply(number, response)` answers a request. `carry_out(name, effect)` runs any other effect
+    of a core. `wake()` signals that a unit is ready to write, `armed(at_ms)` that a timer is set.
     """
 
     def __init__(
@@ -152,7 +152,8 @@ class Shard:
         armed: Callable[[int], None],
     ) -> None:
         self.leader_epoch = leader_epoch
-        self.end_offset = loaded.end_offset  # where the next batch must land: nobody else writes here
+        # expected base offset of the next batch: there is no other writer
+        self.end_offset = loaded.end_offset
         self.timers = Timers()
         self._cores = cores
         self._entries = {name: _Entry(core) for name, core in loaded.cores.items()}
@@ -162,7 +163,7 @@ class Shard:
         self._carry_out = carry_out
         self._wake = wake
         self._armed = armed
-        self._units: list[Unit] = []  # the first one may be under way
+        self._units: list[Unit] = []  # the first one may be in flight
         self.under_way = False
         self.written_count = 0  # units
 
@@ -183,19 +184,19 @@ class Shard:
             self._run(name, entry, entry.core.on_loaded(now_ms))
 
     def handle(self, name: str, event: object, now_ms: int) -> None:
-        """Raises TooLarge: the core has changed and cannot be kept."""
+        """Raises TooLarge: the core has changed and must be discarded."""
         entry = self._entries.get(name)
         if entry is None:
             entry = self._entries[name] = _Entry(self._cores.make(name))
         self._run(name, entry, entry.core.handle(event, now_ms))
 
     def handle_known(self, name: str, event: object, now_ms: int) -> None:
-        """As handle, but for a core that is gone nothing happens: its timers are void."""
+        """As handle, but an event for a core that no longer exists is ignored: its timers are void."""
         if name in self._entries:
             self.handle(name, event, now_ms)
 
     def fire(self, timer: tuple[str, str]) -> str | None:
-        """A due timer's core, or None."""
+        """Fires a due timer. Returns its core's name, or None."""
         name, what = timer
         entry = self._entries.get(name)
         if entry is None or what not in entry.timers:
@@ -213,8 +214,8 @@ class Shard:
         done: Callable[[int | None], None],
         is_bumped: bool = False,
     ) -> None:
-        """Writes the marker; every core that has something pending of that producer learns of it. A
-        unit keeps its order, so what was written before is before (H5).
+        """Writes the marker. Every core with pending records of that producer is notified. A unit
+        keeps its order, so earlier Persists stay ahead of the marker (H5).
         """
         if producer_epoch < self._epochs.get(producer_id, -1) + is_bumped:
             done(int(ErrorCode.INVALID_PRODUCER_EPOCH))
@@ -274,7 +275,7 @@ class Shard:
     # -- units -------------------------------------------------------------------------------------
 
     def _gathering(self) -> Unit:
-        """The unit that what comes now goes into."""
+        """The unit that takes new Persists."""
         if len(self._units) == (1 if self.under_way else 0):
             self._units.append(Unit())
         return self._units[-1]
@@ -296,8 +297,8 @@ class Shard:
         self._wake()
 
     def next_unit(self, is_late: bool = False) -> Unit | None:
-        """To be written now; None: nothing waits, or one is under way (H1), or only what is lazy
-        waits and it is not late. The caller answers with written() or drops the shard.
+        """The next unit to write. None: nothing waits, or one is in flight (H1), or only lazy
+        Persists wait and `is_late` is false. The caller must call written() or drop the shard.
         """
         if self.under_way or not self._units or not (is_late or self._units[0].is_due):
             return None
@@ -305,8 +306,8 @@ class Shard:
         return self._units[0]
 
     def refuse(self, batch: Batch, error: int) -> bool:
-        """A batch of the unit under way was refused by the partition's owner, and takes no offset.
-        False: cores rest on it, they are to be loaded anew.
+        """The partition's owner refused a batch of the unit in flight; the batch takes no offset.
+        False: cores depend on it and must be reloaded.
         """
         if batch.marker is None:
             return False
@@ -314,7 +315,7 @@ class Shard:
         return not batch.ends_something
 
     def written(self) -> None:
-        """The unit under way is below the high watermark: what rests on it may be said."""
+        """The unit in flight is below the high watermark: replies that depend on it are released."""
         unit = self._units.pop(0)
         self.under_way = False
         self.written_count += 1
@@ -330,8 +331,8 @@ class Shard:
             self._say(name, action)
 
     def fail(self, error: int) -> None:
-        """Whoever waits for a marker is told; requests are the runtime's to answer. The shard is
-        not used afterwards.
+        """Reports the error to callers that wait for a marker; the runtime answers requests. The
+        shard is not used afterwards.
         """
         units, self._units = self._units, []
         for unit in units:
@@ -344,7 +345,7 @@ class Shard:
 
     @property
     def is_lazy(self) -> bool:
-        """Something is to be written, but nobody waits for it."""
+        """There is something to write, but only lazy Persists."""
         return len(self._units) == 1 and not self.under_way and not self._units[0].is_due
 
     def check(self) -> None:
@@ -359,7 +360,7 @@ class Shard:
 
 
 def _tell(unit: Unit, error: int | None) -> None:
-    """Whoever waits for a marker."""
+    """Reports the result to callers that wait for a marker."""
     for batch in unit.batches:
         if batch.done is not None:
             batch.done(error if batch.refusal is None else batch.refusal)

@@ -1,10 +1,10 @@
-"""Named timers of many cores in one heap. Sans-I/O: whoever owns it asks when the next is due, and
-takes what is due.
+"""Named timers of many cores in one heap. Sans-I/O: the owner asks when the next timer is due, and
+takes those that are.
 
-Re-arming a timer for later, the usual case (every heartbeat does it), costs no heap operation: the
-old entry pops, finds its timer moved, and is pushed once more. Bound: twice as many entries as
-armed timers, and HEAP_SLACK: disarmed and superseded ones are thrown out when they are the more
-(clients name the times, up to weeks ahead).
+Moving a timer to a later time is the usual case (every heartbeat does it) and costs no heap
+operation: when the old entry pops it is pushed again with the new time. Bound: twice as many
+entries as armed timers, plus HEAP_SLACK. Disarmed and superseded entries are purged when they
+outnumber the others; clients choose the times, which may be weeks ahead.
 """
 
 import heapq
@@ -16,7 +16,7 @@ HEAP_SLACK = 64
 class Timers:
     def __init__(self) -> None:
         self._due: dict[Name, int] = {}
-        self._entry: dict[Name, int] = {}  # when the entry in the heap that counts pops; never later than due
+        self._entry: dict[Name, int] = {}  # when the heap entry pops; never later than the due time
         self._heap: list[tuple[int, Name]] = []
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Timers:
         heapq.heapify(self._heap)
 
     def next_ms(self) -> int | None:
-        """When to look again; may be too early, never too late."""
+        """Time of the next check; may be too early, never too late."""
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_ms: int) -> list[Name]:
@@ -51,7 +51,7 @@ class Timers:
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, name = heapq.heappop(self._heap)
             if self._entry.get(name) != at_ms:
-                continue  # armed for earlier since
+                continue  # has since been armed for an earlier time
             del self._entry[name]
             due = self._due.get(name)
             if due is None:

@@ -1,8 +1,8 @@
-"""The internal topics of the coordinators: what they are made with, and when.
+"""The internal topics of the coordinators: their configuration and their creation.
 
-They are made on first need, by the controller like any topic: when a client asks who coordinates
-its group or transactional id. Records in them are flushed before anybody is answered
-(flush.on.ack), for committed offsets and transactions are what exactly-once rests on; they are
+The controller creates them on first need, like any topic: when a client looks up the coordinator of
+its group or transactional id. Their records are flushed before they are acknowledged
+(flush.on.ack), because exactly-once depends on committed offsets and transactions. The topics are
 compacted, never deleted by age or size.
 """
 
@@ -26,8 +26,8 @@ class InternalTopic(NamedTuple):
         return int(broker_value(config, self.partitions_property))  # type: ignore[arg-type]
 
     def topic_config(self, config: Mapping[str, str]) -> dict[str, str]:
-        """What the topic is made with; must hold whatever the broker's defaults for other topics
-        are.
+        """The configuration to create the topic with. It must be valid whatever the broker's
+        defaults for other topics are.
         """
         wanted = {
             "segment.bytes": config.get(self.segment_property, "104857600"),
@@ -40,7 +40,7 @@ class InternalTopic(NamedTuple):
 
     @staticmethod
     def cleanup() -> dict[str, str]:
-        """Compacted where this broker can; otherwise everything is kept."""
+        """Compacted if this broker supports it; otherwise everything is kept."""
         return (
             {"cleanup.policy": "compact"}
             if "compact" not in TOPIC["cleanup.policy"].refused
