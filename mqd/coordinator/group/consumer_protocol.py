@@ -1,5 +1,5 @@
-"""What members of the protocol type "consumer" put into JoinGroup's metadata and SyncGroup's
-assignment: the embedded protocol of Kafka's clients.
+"""The embedded protocol of Kafka's clients: the JoinGroup metadata and the SyncGroup assignment of
+members with the protocol type "consumer".
 
     subscription   version int16 = 0..3, topics: count int32, strings; user_data nullable bytes;
                    owned_partitions (1+): count int32, (topic string, count int32, int32...);
@@ -8,9 +8,10 @@ assignment: the embedded protocol of Kafka's clients.
                    int32...); user_data nullable bytes
     string         int16 length (-1: null), UTF-8; bytes: int32 length (-1: null)
 
-Written by clients, so hostile: lengths are checked, what does not fit raises ValueError. Newer
-versions only append: what follows the known fields is ignored. Source: Kafka's schemas
-ConsumerProtocolSubscription and ConsumerProtocolAssignment (KIP-429, KIP-792, KIP-881).
+Clients write these bytes, so they are untrusted: lengths are checked, and invalid data raises
+ValueError. Newer versions only append fields: bytes after the known fields are ignored. Source:
+Kafka's schemas ConsumerProtocolSubscription and ConsumerProtocolAssignment (KIP-429, KIP-792,
+KIP-881).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_assignment(data: bytes) -> dict[str, tuple[int, ...]]:
-    """Topic name -> partitions, ascending. An empty one is what members have that never got one.
+    """Topic name -> partitions, ascending. A member that never got an assignment has an empty one.
     Raises ValueError.
     """
     if not data:

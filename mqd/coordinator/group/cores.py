@@ -1,7 +1,7 @@
-"""Makes the cores of groups, and loads their records; committed offsets, of which there may be a
-million, by a shorter way than one call each.
+"""Builds the cores of groups and loads their records. Committed offsets, of which there may be a
+million, take a faster path than one call each.
 
-A record whose value cannot be read is found out here, not when a client asks for it.
+A record with an unreadable value is detected here, not when a client asks for it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class GroupCores:
     def replay_all(
         self, cores: dict[str, GroupCore], records: dict[bytes, bytes], unreadable: Callable[[bytes, Exception], None]
     ) -> None:
-        """One record for each key, in the order of the log. Offsets of a group come before or after
-        its other records: neither rests on the other.
+        """Applies one record for each key, in log order. Offsets of a group may come before or
+        after its other records: neither depends on the other.
         """
         tables: dict[bytes, dict[int, bytes]] = {}
         partition_of = _PARTITION.unpack_from
@@ -66,7 +66,7 @@ class GroupCores:
             except (ValueError, IndexError) as error:
                 unreadable(key, error)
         for prefix, table in tables.items():
-            if not table:  # nothing of it could be read
+            if not table:  # none of its values could be read
                 group, topic = split_offset_prefix(prefix)
                 cores[group].offsets.forget_empty(topic)
 

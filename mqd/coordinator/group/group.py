@@ -1,20 +1,22 @@
-"""One group id: what kind of group it is now, its members under the protocol of that kind, and its
-committed offsets. The core that the group coordinator runs.
+"""The core of one group id: its current kind, its members under the protocol of that kind, and its
+committed offsets.
 
-    kind      what there is
-    empty     offsets at most: consumers that choose their partitions themselves
-    classic   members by JoinGroup (classic.py), or none at the moment, but a generation in the log
+    kind      contents
+    empty     at most offsets: of consumers that choose their own partitions
+    classic   members by JoinGroup (classic/core.py), or none at the moment but a generation in the
+              log
     consumer  members by ConsumerGroupHeartbeat (KIP-848)
 
-Membership of both protocols and the offsets change only through `handle`. Invariants (check(),
-beside those of the parts)
-    GG1  a group is of one kind: while it is a consumer group, its classic part is as new
-    GG2  what is_empty has nothing in the log
-    GG3  an Empty group that keeps its epoch or generation in the log and no offsets is looked at
-         again: EXPIRE_TIMER is armed, or offsets' own timer is
-    GG4  a request to become another kind that is refused changes nothing
-    GG5  a group whose last offset was deleted, or went with its topic, is there until it is looked
-         at again (EXPIRE_TIMER), as with Kafka: it can still be listed and deleted
+Membership of both protocols and the offsets change only through `handle`. Invariants (check(), in
+addition to those of the parts)
+    GG1  a group has one kind: while it is a consumer group, its classic part is in its initial
+         state
+    GG2  a group that is_empty has nothing in the log
+    GG3  an Empty group with an epoch or generation in the log but no offsets is checked again:
+         EXPIRE_TIMER or the timer of its offsets is armed
+    GG4  a refused change of kind changes nothing
+    GG5  a group whose last offset was deleted, alone or with its topic, exists until the next check
+         (EXPIRE_TIMER), as in Kafka: it can still be listed and deleted
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class DeleteGroup(msgspec.Struct, frozen=True):
 
 
 class Listed(NamedTuple):
-    """What ListGroups tells. `kind` "classic" also for a group that has offsets only, as Kafka says
-    it.
+    """An entry of ListGroups. `kind` is "classic" also for a group that has only offsets, as in
+    Kafka.
     """
 
     group_id: str
@@ -66,8 +68,8 @@ class Listed(NamedTuple):
 
 
 class Rebalance(NamedTuple):
-    """One that is under way. `since_ms` -1, `reason` "": not known (a consumer group's members go
-    to their target one by one).
+    """A rebalance in progress. `since_ms` -1 and `reason` "" mean not known (a consumer group's
+    members move to their target individually).
     """
 
     since_ms: int
@@ -88,7 +90,7 @@ class Group:
         self._expire_armed = False
         self._outlives_offsets = False  # GG5; not in the log
 
-    # -- what others ask ---------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def kind(self) -> str:
@@ -102,7 +104,7 @@ class Group:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing that the next request could not make anew."""
+        """It holds nothing that the next request could not recreate."""
         classic = self.classic
         without_members = (
             classic.state is EMPTY
@@ -142,7 +144,7 @@ class Group:
         )
 
     def described(self) -> DescribeGroupsResponse.Group | None:
-        """For DescribeGroups; None: no such classic group."""
+        """The entry of DescribeGroups. None: no such classic group."""
         if not self.exists or self.consumer is not None:
             return None
         classic = self.classic
@@ -187,8 +189,8 @@ class Group:
     # -- the consumer protocol ---------------------------------------------------------------------
 
     def _on_first_heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> list[Action]:
-        """Of a group that is no consumer group: it becomes one if it has no members or may bring
-        them along, and the member is let in.
+        """A heartbeat for a group that is not a consumer group. The group becomes one if it has no
+        members or may convert its members, and the sender joins it.
         """
         classic = self.classic
         if event.message.member_epoch != 0:
@@ -247,8 +249,8 @@ class Group:
             len(value) + sum(len(key) + RECORD_OVERHEAD_BYTES for key, _ in gone)
             > self.classic.settings.record_bytes_max
         ):
-            # too much for one batch, and half of it would be no group at all; its members are
-            # served as they are
+            # Too much for one batch, and a partial group would be invalid. The members are served
+            # as before.
             return []
         self.consumer = None
         written = Persist((*gone, (classic_records.encode_key(self.group_id), value)))
@@ -293,7 +295,7 @@ class Group:
         return not self.consumer.is_empty if self.consumer is not None else self.classic.state is not EMPTY
 
     def _remove(self) -> list[KeyValue]:
-        """Everything that the log has of this group goes."""
+        """Removes everything that the log holds of this group."""
         records = self.offsets.delete_all()
         if self.consumer is not None:
             records += self.consumer.delete_all()
@@ -305,13 +307,13 @@ class Group:
         return records
 
     def _maybe_remove(self) -> list[Action]:
-        """A group without members goes with its last offset."""
+        """A group without members is removed with its last offset."""
         if not self.offsets.is_empty or not self._is_deserted():
             return []
         return list(persists(self._remove()))
 
     def _is_deserted(self) -> bool:
-        """There is something of it beside offsets, and nobody is a member."""
+        """It holds more than offsets, but has no members."""
         if self.consumer is not None:
             return self.consumer.is_empty
         return (self.classic.is_persisted or self._outlives_offsets) and self.classic.is_empty
@@ -342,8 +344,9 @@ class Group:
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         if self.consumer is not None and not self.consumer.is_persisted:
-            self.consumer = None  # what was written of it was taken back
-        if self.consumer is not None and self.classic.is_persisted:  # a damaged log: one tombstone is missing
+            self.consumer = None  # tombstones have removed everything that was written of it
+        # a damaged log: a tombstone is missing
+        if self.consumer is not None and self.classic.is_persisted:
             self.consumer.pending.append((classic_records.encode_key(self.group_id), None))
             self.classic = ClassicGroup(self.group_id, self.classic.settings)
         members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
@@ -392,8 +395,8 @@ class Group:
         return None if classic.state is STABLE and classic.subscribed_topics() is not None else KEEP
 
     def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
-        """A commit of a member is a sign of life; while its group completes a rebalance none gets
-        here, unless within a transaction.
+        """A member's commit is a sign of life. While its group completes a rebalance only commits
+        within a transaction get here.
         """
         member = self.classic.members.by_id.get(event.member_id)
         if (
@@ -417,7 +420,7 @@ class Group:
 
 
 def _described(member: Member, protocol: str | None) -> DescribeGroupsResponse.Member:
-    """Metadata and assignment are those of a generation in force: none while there is none."""
+    """Metadata and assignment are those of the current generation; empty if there is none."""
     return DescribeGroupsResponse.Member(
         member_id=member.member_id,
         group_instance_id=member.instance_id,

@@ -1,10 +1,10 @@
-"""From the classic protocol to the consumer protocol and back, while the members go on (KIP-848,
+"""Online migration between the classic and the consumer protocol (KIP-848,
 group.consumer.migration.policy). Pure; group.py does the rest.
 
-upgraded     the first ConsumerGroupHeartbeat that joins a classic group: its members become classic
-             members of a consumer group at the same generation, with what they have
-downgraded   no member speaks the consumer protocol any more: the members become a classic group's
-             with what they have, and join again at once
+upgraded     the first ConsumerGroupHeartbeat joins a classic group: its members become classic
+             members of a consumer group with the same generation and the same assignment
+downgraded   no member speaks the consumer protocol any more: the members become those of a classic
+             group, keep their assignment, and join again immediately
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 
 def upgraded(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
-    """A consumer group with the members of this one, whose records are pending; None: it cannot be
-    one (another protocol type, or metadata that nobody can read).
+    """A consumer group with the members of this one; its records are pending. None: the group
+    cannot be converted (another protocol type, or unreadable metadata).
     """
     if classic.protocol_type != CONSUMER_PROTOCOL:
         return None
@@ -51,8 +51,8 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
     for name, indexes in decode_assignment(old.assignment).items():
         topic = group.cluster.topic(name)
         if topic is not None and name in subscription.topics:
-            # What a client's assignor gave to two belongs to the first; the target will say who
-            # keeps it.
+            # If a client's assignor gave a partition to two members it belongs to the first. The
+            # target decides who keeps it.
             mine = tuple(
                 index
                 for index in indexes
@@ -90,7 +90,9 @@ def _records(classic: ClassicGroup, group: ConsumerGroup) -> list[KeyValue]:
 
 
 def dismissed(classic: ClassicGroup) -> list[Action]:
-    """Who waits in the classic group asks again, and then finds the consumer group."""
+    """Requests that wait in the classic group are answered so that the client retries and then
+    finds the consumer group.
+    """
     error = int(ErrorCode.REBALANCE_IN_PROGRESS)
     found: list[Action] = []
     for member in classic.members.by_id.values():
@@ -107,7 +109,7 @@ def dismissed(classic: ClassicGroup) -> list[Action]:
 
 
 def downgraded(group: ConsumerGroup, now_ms: int) -> bytes | None:
-    """The GroupMetadata of the classic group; None: its members have no protocol in common."""
+    """The GroupMetadata of the classic group. None: the members have no protocol in common."""
     members = list(group.members.values())
     votes, first = group.classic.votes, members[0].description.classic
     assert first is not None, "only classic members are left"

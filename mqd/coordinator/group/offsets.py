@@ -1,25 +1,25 @@
-"""The committed offsets of one group: part of the group's core, pure. The group says who may
-commit; this says what is committed.
+"""The committed offsets of one group: a pure part of the group's core. The group decides which
+members may commit; this module holds what is committed.
 
-Offsets are kept as the bytes of their records and read when somebody asks: a coordinator may hold a
-million. An offset of a transaction is pending until its marker; then it counts, unless what counts
-already was written after it: the order of writing decides, not that of the markers (as in Kafka,
+Offsets are kept as the bytes of their records and decoded on request: a coordinator may hold a
+million. An offset of a transaction is pending until its marker. Then it counts, unless the current
+offset was written after it: the order of the writes decides, not that of the markers (as in Kafka,
 which compares the records' offsets).
 
 Invariants (check())
     O1  no topic without partitions, no transaction without offsets
     O2  what is committed or pending can be decoded
     O3  the expiration timer is armed when something is committed
-    O4  when things were written is remembered only while something is pending
-Bounds: one record for each partition that clients name, which are partitions that exist (the
-handler's check), at most offset.metadata.max.bytes long and some; pending ones the same for each
-open transaction. A commit is one batch, commit_bytes_max long; tombstones may be many, and go in
-several.
+    O4  write counters are kept only while something is pending
+Bounds: one record for each partition that clients name. The handler checks that the partition
+exists. A record is slightly longer than offset.metadata.max.bytes at most. The same holds for the
+pending records of each open transaction. A commit is one batch of at most commit_bytes_max;
+tombstones may need several batches.
 
-Expiration is Kafka's (KIP-211): an offset goes `retention_ms` after it was committed, or after the
-group became empty if it had members; while the group has members, only those of topics it does not
-subscribe to. With an expiration time of its own (OffsetCommit 2-4) it goes then. A partition with a
-pending offset keeps its committed one.
+Expiration follows Kafka (KIP-211). An offset expires `retention_ms` after it was committed, or
+after the group became empty if it had members. While the group has members, only offsets of topics
+it does not subscribe to expire. An offset with its own expiration time (OffsetCommit 2-4) expires
+then. A partition with a pending offset keeps its committed one.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from mqd.coordinator.group.records import (
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"
-# a timer that is due at once is due again at once: the coordinators of all groups would do nothing
-# else
+# Lower bound for rearming the timer: a timer due immediately would be due again immediately, and
+# the coordinators of all groups would do nothing else.
 CHECK_INTERVAL_MS_MIN = 100
 TIME_MAX_MS = 2**63 - 1
-_RECORD_BYTES = 80  # of one offset's record beside its names and metadata, at most
-KEEP = -1  # of Membership.empty_since_ms: nothing expires now
+_RECORD_BYTES = 80  # upper bound on one offset's record without its names and metadata
+KEEP = -1  # Membership.empty_since_ms: nothing expires now
 
 
 class OffsetsSettings(msgspec.Struct, frozen=True):
     retention_ms: int = 7 * 24 * 3600 * 1000
     check_interval_ms: int = 600_000
     metadata_bytes_max: int = 4096
-    commit_bytes_max: int = (4 << 20) - 4096  # one commit is one batch: all of it counts, or nothing
+    commit_bytes_max: int = (4 << 20) - 4096  # one commit is one batch: all of it counts or none
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -68,9 +68,9 @@ class CommittedOffset(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitOffsets(msgspec.Struct, frozen=True):
-    """OffsetCommit and, with a producer id, TxnOffsetCommit. `generation` is a member epoch in
-    KIP-848 groups; -1 with an empty member id: no member at all. `retention_ms` -1: the broker's.
-    Reply: OffsetsCommitted.
+    """OffsetCommit and, with a producer id, TxnOffsetCommit. `generation` is the member epoch in
+    KIP-848 groups; -1 with an empty member id means that the sender is not a member. `retention_ms`
+    -1: the broker's default. Reply: OffsetsCommitted.
     """
 
     request: int
@@ -89,14 +89,14 @@ class CommitOffsets(msgspec.Struct, frozen=True):
 
 
 class OffsetsCommitted(msgspec.Struct, frozen=True, gc=False):
-    """`errors` by offset, in the order asked; `error` is theirs all when it is not 0."""
+    """`errors` by offset, in request order. A non-zero `error` applies to all of them."""
 
     error: int
     errors: tuple[int, ...] = ()
 
 
 class FetchOffsets(msgspec.Struct, frozen=True):
-    """`topics` None: all that is committed. Reply: OffsetsFetched."""
+    """`topics` None: all committed offsets. Reply: OffsetsFetched."""
 
     request: int
     topics: tuple[tuple[str, tuple[int, ...]], ...] | None
@@ -127,40 +127,41 @@ class DeleteOffsets(msgspec.Struct, frozen=True):
 
 class OffsetsDeleted(msgspec.Struct, frozen=True, gc=False):
     error: int
-    errors: tuple[tuple[str, tuple[int, ...]], ...] = ()  # by topic and partition, in the order asked
+    errors: tuple[tuple[str, tuple[int, ...]], ...] = ()  # by topic and partition, in request order
 
 
 class PartitionsGone(msgspec.Struct, frozen=True):
-    """Partitions are gone, and so is what was committed for them. No reply."""
+    """These partitions were deleted, and their committed offsets with them. No reply."""
 
-    left: dict[str, int]  # topic -> how many partitions it has still; 0: the topic is gone
+    left: dict[str, int]  # topic -> number of partitions that remain; 0: the topic is deleted
 
 
 OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, PartitionsGone, TransactionEnded)
 
 
 class Membership(Protocol):
-    """What the group says of its members. Error codes are Kafka's, 0 = go on."""
+    """The group's answers about its members. Error codes are Kafka's; 0 = no error."""
 
     def commit_error(self, event: CommitOffsets) -> int: ...
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int: ...
 
     def delete_error(self) -> int:
-        """Of the whole OffsetDelete: NON_EMPTY_GROUP ..."""
+        """Error for the whole OffsetDelete: NON_EMPTY_GROUP ..."""
 
     def is_subscribed(self, topic: str) -> bool:
-        """False where nobody can know (a protocol that is not "consumer" says so by
-        empty_since_ms).
+        """False if the subscription cannot be known (for a protocol type other than "consumer",
+        empty_since_ms says so).
         """
 
     def empty_since_ms(self) -> int | None:
-        """From when on offsets of a group age: None: from their commit. KEEP: not now (members of
-        whose topics nothing is known). Else the time at which it became empty.
+        """The time from which the group's offsets age. None: from their commit. KEEP: they do not
+        expire now (the members' topics are unknown). Otherwise the time at which the group became
+        empty.
         """
 
     def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
-        """A member has committed: that was a sign of life."""
+        """A member has committed, which is a sign of life."""
 
 
 class Offsets:
@@ -168,12 +169,12 @@ class Offsets:
         self.group_id = group_id
         self._settings = settings
         self._committed: dict[str, dict[int, bytes]] = {}
-        # by producer id: when written, and what; None: overtaken, counts for nothing
+        # producer id -> partition -> (write counter, value); None: superseded, never counts
         self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}
-        # when what counts was written or deleted; kept only while something is pending, what is
-        # missing is older
+        # The write counter of each record that counts, or of its deletion. Kept only while
+        # something is pending; a missing key is older.
         self._written: dict[tuple[str, int], int] = {}
-        self._now = 0  # counts writes
+        self._now = 0  # write counter
         self._armed = False
 
     @property
@@ -192,13 +193,13 @@ class Offsets:
         return tuple(self._committed.get(topic, ()))
 
     def names_any(self, topics: Collection[str]) -> bool:
-        """Something is committed or pending for one of these."""
+        """An offset is committed or pending for one of these topics."""
         return any(topic in self._committed for topic in topics) or any(
             topic in topics for pending in self._pending.values() for topic, _ in pending
         )
 
     def ends(self) -> dict[str, int]:
-        """Of each topic with an offset, committed or pending: the index behind the last such
+        """For each topic with a committed or pending offset: the index after its last such
         partition.
         """
         found = {topic: max(partitions) + 1 for topic, partitions in self._committed.items()}
@@ -217,7 +218,7 @@ class Offsets:
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: object, group: Membership, now_ms: int) -> list[Action]:
-        """One of OFFSET_EVENTS."""
+        """Handles one of OFFSET_EVENTS."""
         match event:
             case CommitOffsets():
                 return self._on_commit(event, group, now_ms)
@@ -260,8 +261,8 @@ class Offsets:
         return actions
 
     def _size_error(self, event: CommitOffsets) -> int:
-        """What Kafka says when its log refuses a commit for its size. Most are too small to be
-        looked at.
+        """The error that Kafka returns when its log refuses a commit for its size. Most commits are
+        so small that the check is skipped.
         """
         count, metadata_max = len(event.offsets), self._settings.metadata_bytes_max
         longest = max((len(one.topic) + min(len(one.metadata), metadata_max) for one in event.offsets), default=0)
@@ -362,7 +363,7 @@ class Offsets:
         return list(persists(self._tombstones(dict.fromkeys(gone))))
 
     def _tombstones(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
-        """Takes these partitions out, committed and pending; the records that say so."""
+        """Removes these partitions, committed and pending; returns the tombstones."""
         records: list[KeyValue] = []
         for topic, partition in names:
             known = partition in self._committed.get(topic, ())
@@ -377,7 +378,9 @@ class Offsets:
         return records
 
     def delete_all(self) -> list[KeyValue]:
-        """Everything goes, with the group (DeleteGroups): the records for the caller's Persist."""
+        """Removes everything with the group (DeleteGroups); returns the records for the caller's
+        Persist.
+        """
         records = self._tombstones(
             [(topic, partition) for topic, partitions in self._committed.items() for partition in partitions]
         )
@@ -390,7 +393,8 @@ class Offsets:
             return []
         self._armed = True
         interval_ms = max(self._settings.check_interval_ms, CHECK_INTERVAL_MS_MIN)
-        # Groups look at different times: after a restart ten thousand of them are armed at once.
+        # Spreads the groups' checks in time: after a restart ten thousand of them are armed at
+        # once.
         return [
             Timer(
                 EXPIRATION_TIMER, now_ms + interval_ms // 2 + crc32(self.group_id.encode()) % max(interval_ms // 2, 1)
@@ -401,8 +405,8 @@ class Offsets:
         return self._arm(now_ms)
 
     def on_expiration_timer(self, group: Membership, now_ms: int) -> tuple[list[Action], bool]:
-        """TimerFired(EXPIRATION_TIMER): (what to do, whether something expired and nothing is left:
-        a group without members may go with its offsets).
+        """TimerFired(EXPIRATION_TIMER). Returns the actions, and whether something expired and
+        nothing is left: a group without members may be removed with its offsets.
         """
         self._armed = False
         before = len(self)
@@ -432,9 +436,7 @@ class Offsets:
     # -- loading -----------------------------------------------------------------------------------
 
     def table(self, topic: str) -> dict[int, bytes]:
-        """For whoever loads many: partition -> the value of its record. Only before the core is
-        known to anybody.
-        """
+        """For bulk loading: partition -> the value of its record. Only before the core is shared."""
         return self._committed.setdefault(topic, {})
 
     def forget_empty(self, topic: str) -> None:
@@ -451,8 +453,8 @@ class Offsets:
             self._remove(topic, partition)
 
     def replay_pending(self, topic: str, partition: int, value: bytes | None, producer_id: int) -> None:
-        """`value` None: overtaken already; the partition's offset is still unstable. Others in the
-        order in which they were written, after what counts.
+        """`value` None: already superseded; the partition's offset is still unstable. Other records
+        come in the order in which they were written, after the records that count.
         """
         if value is not None:
             decode_offset_value(value)

@@ -1,4 +1,4 @@
-"""Keys and values of `__consumer_offsets`, as Kafka writes them, so that Kafka's tools read them.
+"""Keys and values of `__consumer_offsets` in Kafka's format, so that Kafka's tools can read them.
 
     key type   record                                      one for each
     0, 1       OffsetCommit                                group, topic, partition
@@ -11,9 +11,9 @@
     8          ConsumerGroupCurrentMemberAssignment        member: what it holds
     16         ConsumerGroupRegularExpression              group and expression: what it matches
 
-Types 9 to 15 and 17 on are share and streams groups'; they are not read. OffsetCommit is coded by
-hand: there may be a million of them. Source: the message schemas of Kafka's group coordinator
-(KIP-848).
+Types 9 to 15 and 17 and up belong to share and streams groups; they are not read. OffsetCommit is
+coded by hand for speed: there may be a million of them. Source: the message schemas of Kafka's
+group coordinator (KIP-848).
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ topic_id: uuid 4+ tag=0
 
 
 class OffsetValue(NamedTuple):
-    """`expire_timestamp_ms` -1: by offsets.retention.minutes. The topic id is zero where the writer
-    gave none (versions below 4).
+    """`expire_timestamp_ms` -1: offsets.retention.minutes applies. The topic id is zero if the
+    writer supplied none (versions below 4).
     """
 
     offset: int
@@ -155,11 +155,11 @@ def _name(text: str) -> bytes:
     return _I16.pack(len(data)) + data
 
 
-GROUP_CHARS_CACHED = 256  # longer ids are not worth the memory: the cache would take as much as a gigabyte
+GROUP_CHARS_CACHED = 256  # longer ids are not cached: the cache could grow to a gigabyte
 
 
 def offset_key_prefix(group_id: str, topic: str) -> bytes:
-    """All of the key but the partition's four bytes."""
+    """The key without the partition's last four bytes."""
     return b"\x00\x01" + _name(group_id) + _name(topic)
 
 
@@ -172,7 +172,7 @@ def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
 
 
 def group_of_key(key: bytes) -> str:
-    """Every key has the group's id in front, whatever its type. Raises ValueError."""
+    """Every key begins with the group's id, whatever its type. Raises ValueError."""
     if len(key) < 4:
         raise ValueError(f"a key of {len(key)} bytes")
     end = 4 + _I16.unpack_from(key, 2)[0]
@@ -182,7 +182,7 @@ def group_of_key(key: bytes) -> str:
 
 
 def split_offset_prefix(prefix: bytes) -> tuple[str, str]:
-    """(group, topic) of an OffsetCommit's key without its partition. Raises ValueError."""
+    """Splits an OffsetCommit's key without its partition into (group, topic). Raises ValueError."""
     group = group_of_key(prefix)
     start = 4 + _I16.unpack_from(prefix, 2)[0]
     if start + 2 > len(prefix) or _I16.unpack_from(prefix, start)[0] != len(prefix) - start - 2:
@@ -209,9 +209,7 @@ def encode_offset_value(offset: int, leader_epoch: int, metadata: str, commit_ti
 def encode_expiring_offset_value(
     offset: int, metadata: str, commit_timestamp_ms: int, expire_timestamp_ms: int
 ) -> bytes:
-    """Version 1, the only one that keeps the time until which a client wanted its offset kept
-    (OffsetCommit 2-4).
-    """
+    """Version 1, the only one that stores the expiration time that a client set (OffsetCommit 2-4)."""
     text = metadata.encode()
     return _FIRST[2].pack(1, offset, len(text)) + text + _OLD_TAIL[1].pack(commit_timestamp_ms, expire_timestamp_ms)
 

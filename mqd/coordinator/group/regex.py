@@ -1,13 +1,13 @@
 """Subscriptions by regular expression (KIP-848: SubscribedTopicRegex, RE2 syntax), matched against
 whole topic names.
 
-Expressions come from anybody who can join a group, so they run in RE2: time linear in the name's
-length, memory bounded by REGEX_MEMORY_BYTES, no backtracking. A name is matched once for each
-expression; when the topics change only new names are. Internal topics match like any others, as
-with Kafka: `.*` reads __consumer_offsets too.
+Any client that can join a group supplies expressions, so they run in RE2: time is linear in the
+name's length, memory is bounded by REGEX_MEMORY_BYTES, and there is no backtracking. Each name is
+matched once for each expression; when the topics change only new names are matched. Internal topics
+match like any others, as in Kafka: `.*` reads __consumer_offsets too.
 
-Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX expressions are remembered, the least recently
-used one is forgotten.
+Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX expressions are cached; the least recently
+used one is evicted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CACHE_MAX = 1024
 
 
 class BadExpression(ValueError):
-    """Not a regular expression of RE2, or too large; the text says what is wrong."""
+    """Not an RE2 expression, or too large; the text says why."""
 
 
 def compile_regex(expression: str) -> Callable[[str], object]:
     """A function that is truthy for names that match as a whole. Raises BadExpression."""
-    import re2  # only who uses expressions pays for it
+    import re2  # imported only when a group uses expressions
 
     if len(expression) > REGEX_CHARS_MAX:
         raise BadExpression(f"it has {len(expression)} characters, at most {REGEX_CHARS_MAX} are allowed")
@@ -51,7 +51,7 @@ class _Known:
 
 
 class RegexMatcher:
-    """Which topic names match which expression; shared by all groups of a process."""
+    """Maps expressions to the topic names they match; shared by all groups of a process."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -61,7 +61,7 @@ class RegexMatcher:
         self._find(expression)
 
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
-        """`names`: all topics; the same object while they do not change. Raises BadExpression."""
+        """`names`: all topics; pass the same object while they do not change. Raises BadExpression."""
         known = self._find(expression)
         if known.seen is not names:
             known.matching = (known.matching & names) | {name for name in names - known.seen if known.matches(name)}
