@@ -1,5 +1,5 @@
-/* Commands to the reactor, which other threads queue: with the events it answers them by, the only
- * part of it that threads share.
+/* Commands that other threads queue to the reactor. Together with the events that answer them, they
+ * are the only state of the reactor that threads share.
  */
 #ifndef MQD_COMMANDS_H
 #define MQD_COMMANDS_H
@@ -38,10 +38,10 @@ struct mqd_command {
     int64_t offset, last_offset;
     uint8_t topic_id[16];
     char *text;
-    void *list; /* malloc'd: struct mqd_topic_partition or mqd_broker_address, `number` of them */
+    void *list; /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address */
     struct mqd_partition *partition;
     struct mqd_log_options options;
-    struct mqd_replica_assignment *assignment; /* malloc'd, as text and slots */
+    struct mqd_replica_assignment *assignment; /* malloc'd, like text and slots */
     struct mqd_fetcher_options *fetcher;
     struct mqd_relay_options *relay;
     struct mqd_command *next;

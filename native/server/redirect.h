@@ -1,40 +1,48 @@
-/* Partitions of a topic that gets fewer of them: docs/decisions/2026-11-21-retired-partitions.md.
- * What their owner does with batches.
+/* Retired partitions: how their owner handles batches after the partition count of a topic was
+ * reduced (docs/decisions/2026-11-21-retired-partitions.md).
  *
- *   step         a client's batch for the retired partition p                                          a coordinator's
- * marker for p sealed       what p has is answered, what is new is refused: NOT_ENOUGH_REPLICAS, clients try again  is
- * written redirected   goes to the partition that takes p's records (the target), with p's verdict              is
- * written where p has records of the transaction, and hidden       the same in the target, under the rewritten producer
- * id, always
+ *   step        client batch for the retired partition p
+ *   sealed      appends that p has are answered, new ones are refused with the retriable
+ *               NOT_ENOUGH_REPLICAS
+ *   redirected  goes to the partition that takes p's records (the target), with p's verdict
  *
- * Three may have a part in it: the worker that received the batch, the owner of p, the owner of the
+ *   step        coordinator's marker for p
+ *   sealed      is written
+ *   redirected  is written where p has records of the transaction, and hidden; always written in
+ *               the target too, under the rewritten producer id
+ *
+ * Up to three workers take part: the receiver of the batch, the owner of p and the owner of the
  * target.
  *
- *   receiver --PRODUCE--> owner of p --PRODUCED (MQD_STAGE_REDIRECT: slot, verdict)--> receiver --PRODUCE
- * (REDIRECTED)--> owner of the target --PRODUCED--> receiver
+ *   receiver --PRODUCE--> owner of p
+ *   owner of p --PRODUCED (MQD_STAGE_REDIRECT: slot, verdict)--> receiver
+ *   receiver --PRODUCE (REDIRECTED)--> owner of the target
+ *   owner of the target --PRODUCED--> receiver
  *
- * All of it keeps the order of the batches of a connection, for the links do, and the bytes stay in
- * the receiver's arena. Where two of them are one worker it is a call.
+ * All steps keep the order of the batches of a connection, because the links do. The bytes stay in
+ * the receiver's arena. Where two of these are the same worker, the message is a function call.
  *
- * The verdict is what p's producer state says: 0 (the batch may be its producer's first in the
- * target: p does not know the producer, or it is the next after what p has), that p has it
- * (VERDICT_DUPLICATE, and where), or an error. With any but 0 the target stages only what it knows
- * to be the next, or has (MQD_STAGE_KNOWN); what it does not know is answered with p's verdict. So
- * the target's word comes first: p's state stands still, and sequences wrap.
+ * The verdict comes from p's producer state. It is 0 (the batch may be its producer's first in the
+ * target: p does not know the producer, or the batch is the next after the last one in p),
+ * VERDICT_DUPLICATE with the offset (p already has the batch), or an error. With a verdict other
+ * than 0 the target stages only a batch that it knows to be the next, or already has
+ * (MQD_STAGE_KNOWN); a batch that it does not know is answered with p's verdict. The target's state
+ * takes precedence because p's state no longer changes, and sequences wrap.
  *
  * Invariants
- *   D1  nothing is handed on before everything that p took is below its high watermark
- *       (sealed_end), and this owner leads p in the epoch of the step or a later one: p's data
- *       stand still from then on, so a verdict holds for ever, whoever leads p or the target
- *       afterwards.
- *   D2  the batch that a producer has in the target first is the next after its last one in p.
- *       Where p does not know the producer, none comes first that is behind one which was refused
- *       here (mqd_partition_refused_before).
- *   D3  a handed on batch is never handed on again, and never staged by an owner that does not lead
- *       the target.
- *   D4  whoever writes a marker for p is told to write it to the target too, whatever came of it in
- *       p: by the owner of p, who alone decides when handing on begins.
- * Concurrency: each reactor's thread alone.
+ *   D1  no batch is redirected before everything that p appended is below its high watermark
+ *       (sealed_end) and this owner leads p in the epoch of the step or a later one. From then on
+ *       p's data do not change, so a verdict stays valid permanently, whichever replica leads p or
+ *       the target afterwards.
+ *   D2  a producer's first batch in the target is the next after its last one in p. Where p does
+ *       not know the producer, a batch is not taken as the first if an earlier one was refused here
+ *       (mqd_partition_refused_before).
+ *   D3  a redirected batch is never redirected again, and never staged by an owner that does not
+ *       lead the target.
+ *   D4  a coordinator that writes a marker for p is instructed to write it to the target too,
+ *       whatever its outcome in p. The owner of p sends this instruction; it alone decides when
+ *       redirection begins.
+ * Concurrency: private to each reactor's thread.
  */
 #ifndef MQD_REDIRECT_H
 #define MQD_REDIRECT_H
@@ -47,34 +55,34 @@ struct mqd_topic;
 
 enum mqd_retiring { MQD_RETIRING_NOT, MQD_RETIRING_SEALED, MQD_RETIRING_REDIRECTED, MQD_RETIRING_HIDDEN };
 
-#define MQD_REDIRECT_SHIFT 40 /* producer ids are given out from 0 upwards, and stay below 1 << 40 */
+#define MQD_REDIRECT_SHIFT 40 /* producer ids are allocated from 0 upwards and stay below 1 << 40 */
 
-/* The number of a producer in the partition that takes the records of retired partition
- * `partition_index`. -1, no producer, stays. */
+/* The producer id used in the partition that takes the records of retired partition
+ * `partition_index`. -1 (no producer) is unchanged. */
 static inline int64_t mqd_redirect_producer(int64_t producer_id, int32_t partition_index)
 {
     return producer_id < 0 ? producer_id : producer_id + (((int64_t)partition_index + 1) << MQD_REDIRECT_SHIFT);
 }
 
-/* Metadata have told of the topic, or the partition was opened, or has another leader epoch. */
+/* The topic's metadata changed, the partition was opened, or its leader epoch changed. */
 void mqd_redirect_topic(struct mqd_reactor *r, const struct mqd_topic *topic);
 void mqd_redirect_opened(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_redirect_led(struct mqd_owned *owned);
 
-/* A batch for `owned`, which is being retired and led here. True: it is dealt with. False: it is to
- * be staged there. */
+/* A batch for `owned`, which is being retired and led here. True: handled. False: to be staged
+ * there. */
 bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                        const struct mqd_batch *batch);
 
-/* The verdict on an idempotent producer's batch; *offset: of what it is a duplicate of. */
+/* The verdict on an idempotent producer's batch; *offset: the offset of the batch it duplicates. */
 int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct mqd_batch *batch, int64_t *offset);
 
-/* Receiver: the owner of p has given the batch on. */
+/* Receiver: the owner of p has redirected the batch. */
 void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict,
                           int64_t offset);
-/* ... it has not been staged, and will be delivered again: to the owner of p. */
+/* Receiver: the batch was not staged and will be delivered again to the owner of p. */
 void mqd_redirect_take_back(struct mqd_append *append);
-/* ... the outcome for the client, of what the owner of the target says; may set base_offset. */
+/* Receiver: the outcome for the client, from the answer of the target's owner; may set base_offset. */
 int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error);
 
 #endif

@@ -1,5 +1,5 @@
-/* What a request is made of between its arrival and its answer: the appends of a Produce, what they
- * wait for, the connection it came by. Private to the reactor's thread. */
+/* The parts of a request between its arrival and its answer: the appends of a Produce, the checks
+ * they wait for, and the connection. Private to the reactor's thread. */
 #ifndef MQD_REQUEST_H
 #define MQD_REQUEST_H
 
@@ -23,38 +23,40 @@ struct mqd_append {
     struct mqd_node node;        /* in the owner's `staged`, then `waiting`; at the sender in `forwarded_to` */
     struct mqd_request *request; /* NULL: forwarded to us by a peer */
     uint32_t slot;
-    uint16_t peer; /* forwarded: who sent it (owner's side) or who owns it (sender's side) */
-    /* before it is done: with which it will be, when the high watermark reaches end_offset */
+    uint16_t peer; /* forwarded: the sender (on the owner's side) or the owner (on the sender's side) */
+    /* until it is done: the error it will be completed with once the high watermark reaches
+     * end_offset */
     int16_t error;
     uint8_t acks_all;
     uint8_t pinned; /* enum mqd_pin */
     uint8_t done;
     uint8_t control; /* enum mqd_stage_flags */
-    /* counts in request->undecided: the connection's later requests wait for it (server/check/check.c) */
+    /* counted in request->undecided: the connection's later requests wait for it
+     * (server/check/check.c) */
     uint8_t ordered;
-    uint8_t awaits_verification; /* counts in request->awaiting */
-    uint32_t check_index;        /* its place in check's payload */
+    uint8_t awaits_verification; /* counted in request->awaiting */
+    uint32_t check_index;        /* its index in the check's payload */
     uint32_t size_bytes;
     int32_t partition_index;
-    uint64_t offset;             /* of the batch in our own mapping; not for a peer's */
+    uint64_t offset;             /* of the batch in our own mapping; not set for a peer's batch */
     int64_t guard;               /* 0 = not verified */
-    struct mqd_check *check;     /* whose answer it waits for */
+    struct mqd_check *check;     /* the check whose answer it waits for */
     struct mqd_refusal *refusal; /* record errors for the client */
-    struct mqd_relayed *relayed; /* on its way to a leader on another host (server/relay/relay.h) */
+    struct mqd_relayed *relayed; /* while it is on its way to a leader on another host (server/relay/relay.h) */
     int64_t base_offset;
-    int64_t end_offset; /* acknowledged when the high watermark reaches it */
+    int64_t end_offset; /* acknowledged when the high watermark reaches this */
     int64_t log_append_time_ms;
     int64_t log_start_offset;
-    uint64_t peer_token;    /* echoed to the peer */
+    uint64_t peer_token;    /* returned to the peer */
     uint32_t forward_index; /* in reactor->forwards while a peer has it; UINT32_MAX = not forwarded */
     uint64_t peer_generation;
     const char *message; /* static text for the client, NULL = none */
-    /* for a retired partition, and on its way to the one that takes its records, in `slot`
+    /* for a retired partition, redirected to the partition in `slot` that takes its records
      * (server/redirect.h) */
     uint8_t handed_on;
-    uint8_t redirected; /* owner's side: the coordinator is to write the same to partition redirect_index */
-    int16_t verdict;    /* handed on: of the retired partition's owner, with verdict_offset */
-    uint32_t home_slot; /* of the retired partition; at its owner's side the slot that the answer names */
+    uint8_t redirected; /* owner's side: the coordinator must write the same marker to partition redirect_index */
+    int16_t verdict;    /* redirected: verdict of the retired partition's owner, with verdict_offset */
+    uint32_t home_slot; /* of the retired partition; on its owner's side, the slot that the answer names */
     uint32_t redirect_index;
     int64_t verdict_offset;
 };
@@ -64,21 +66,22 @@ struct mqd_forward_entry {
     uint32_t sequence, next_free;
 };
 
-/* what an append holds: request->arena_offset, or its own bytes in the control arena */
+/* what an append pins: request->arena_offset, or its own bytes in the control arena */
 enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL };
 
-/* ---- checks: what the acceptor is asked before a batch may be written (server/check/check.c) ---- */
+/* ---- checks: queries to the acceptor that must be answered before a batch may be written
+ * (server/check/check.c) ---- */
 
 struct mqd_check {
     struct mqd_node node; /* in reactor->check_queue while not sent */
-    /* appends that wait for the answer, in the payload's order; empty: nobody does any more, but
-     * the payload is lent */
+    /* appends that wait for the answer, in the payload's order; when empty, none waits any more but
+     * the payload is still lent */
     struct mqd_node parked;
-    uint64_t acceptor_generation; /* asked */
+    uint64_t acceptor_generation; /* generation of the acceptor that was queried */
     uint64_t offset;              /* of the payload in our mapping */
     uint64_t connection;          /* id, for logs */
     uint32_t size_bytes;
-    uint32_t control_bytes, frame_bytes; /* what it holds of the bounds on both arenas */
+    uint32_t control_bytes, frame_bytes; /* its share of the bounds on both arenas */
     uint32_t count;                      /* entries of the payload */
     uint32_t slot;
     uint32_t sequence, next_free;
@@ -87,11 +90,11 @@ struct mqd_check {
     uint8_t used, sent;
 };
 
-/* why single records were refused; of its request's heap_bytes */
+/* why single records were refused; counted in its request's heap_bytes */
 struct mqd_refusal {
     uint32_t index_count;
-    int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* places in the batch; Kafka's batch_index */
-    char record_message[352];                  /* for each of them */
+    int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* indexes in the batch; Kafka's batch_index */
+    char record_message[352];                  /* one for each of them */
     char message[200];
 };
 
@@ -111,37 +114,38 @@ struct mqd_produce_topic_entry {
     uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3];
 };
 
-/* what is kept of a Produce whose appends order their connection; most need none of it */
+/* state of a Produce whose appends order their connection; most requests need none of it */
 struct mqd_request_order {
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
-    int64_t answer_by_ms;             /* INT64_MAX: no acknowledgement is waited for by the clock */
+    int64_t answer_by_ms;             /* deadline for the answer; INT64_MAX: no time limit */
     int64_t producer_id;              /* of its transactional batches, with producer_epoch; -1 = none yet */
-    struct mqd_text transactional_id; /* in the frame, as long as an append pins it */
+    struct mqd_text transactional_id; /* in the frame, while an append pins it */
 };
 
 struct mqd_request {
-    struct mqd_request *next;          /* of the connection, in order; or of the free list */
-    struct mqd_connection *connection; /* NULL: the client is gone, the work ends by itself */
+    struct mqd_request *next;          /* the connection's next request in order; or next in the free list */
+    struct mqd_connection *connection; /* NULL: the client is gone and the request finishes without it */
     int32_t correlation_id;
     int16_t api_key, version;
     uint8_t kind, complete, timer_armed, no_reply;
     int64_t started_ns;
     int64_t deadline_ms; /* CLOCK_MONOTONIC */
     uint32_t timer_index;
-    uint32_t pending; /* appends not done; cold reads not done */
+    uint32_t pending; /* appends not done; or cold reads not done */
     uint64_t id;
-    uint64_t heap_bytes; /* taken of heap_bytes_max, given back with the request */
+    uint64_t heap_bytes; /* charged to heap_bytes_max until the request is freed */
     /* produce */
     int64_t arena_offset; /* -1 = none */
     uint32_t arena_pins;
-    /* appends that order the connection and are neither staged nor refused; see server/check/check.c */
+    /* appends that order the connection and are neither staged nor refused yet; see
+     * server/check/check.c */
     uint32_t undecided;
-    uint32_t awaiting;             /* of these: those that the next check asks for */
-    uint32_t relaying;             /* appends of it that wait for leaders on other hosts */
-    uint8_t blocks;                /* counts in connection->blocked */
+    uint32_t awaiting;             /* those of them that the next check will query */
+    uint32_t relaying;             /* its appends that wait for leaders on other hosts */
+    uint8_t blocks;                /* counted in connection->blocked */
     uint8_t order_known;           /* `order` is filled */
-    uint8_t transactional_id_kept; /* on the heap: the frame is gone */
+    uint8_t transactional_id_kept; /* copied to the heap, because the frame is gone */
     uint8_t refused;               /* an append has a refusal */
     uint32_t topic_count, append_count;
     struct mqd_produce_topic_entry *topics;
@@ -149,25 +153,25 @@ struct mqd_request {
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
     struct mqd_request_order order; /* when order_known */
-    /* fetch; from here on nothing is set for a Produce */
+    /* Fetch; from here on no field is set for a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
     int8_t isolation_level;
-    uint8_t positions_only; /* of a local client that reads the files itself */
-    uint8_t evaluated;      /* ranges are found; only cold reads are awaited */
-    uint8_t full;           /* answer names every partition */
+    uint8_t positions_only; /* from a local client that reads the files itself */
+    uint8_t evaluated;      /* ranges are determined; only cold reads are awaited */
+    uint8_t full;           /* the answer includes every partition */
     int16_t fetch_error;
     /* control */
     uint32_t control_index;
     int64_t control_offset; /* in the control arena, -1 = none */
     uint32_t frame_bytes;
     uint8_t *frame;               /* heap copy while the control arena is full */
-    struct mqd_node control_node; /* in reactor->control_queue, once sent in control_sent */
-    uint64_t control_generation;  /* of the acceptor it was sent to */
+    struct mqd_node control_node; /* in reactor->control_queue; in control_sent once sent */
+    uint64_t control_generation;  /* of the acceptor that it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;
     struct mqd_buffer reply;     /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
-    struct mqd_look_up *look_up; /* LIST_OFFSETS that waits for flushes */
+    struct mqd_look_up *look_up; /* a LIST_OFFSETS that waits for flushes */
 };
 
 struct mqd_awaited_flush {
@@ -175,17 +179,17 @@ struct mqd_awaited_flush {
     int64_t end_offset;
 };
 
-struct mqd_look_up {      /* of its request's heap_bytes */
+struct mqd_look_up {      /* counted in its request's heap_bytes */
     struct mqd_node node; /* in reactor->look_ups while it waits */
     struct mqd_request *request;
-    uint8_t *body; /* after the list */
+    uint8_t *body; /* follows the list */
     uint32_t body_bytes;
-    uint32_t count, at; /* awaited[at] is waited for */
+    uint32_t count, at; /* currently waits for awaited[at] */
     struct mqd_awaited_flush awaited[];
 };
 
-/* This Produce comes next: thousands that waited for followers do not fit in the cache. NULL is no
- * harm. */
+/* Prefetches the Produce that comes next: thousands that waited for followers do not fit in the
+ * cache. NULL is allowed. */
 static inline void mqd_request_expect(const struct mqd_request *request)
 {
     uintptr_t at = (uintptr_t)request;
@@ -209,38 +213,39 @@ struct mqd_connection {
     uint64_t id;
     struct mqd_node ready_node;  /* in reactor->ready */
     struct mqd_node output_node; /* in reactor->to_send */
-    struct mqd_node stall_node;  /* in reactor->stalled: waits for arena or memory */
+    struct mqd_node stall_node;  /* in reactor->stalled: waits for arena space or memory */
     struct mqd_node answer_node; /* in reactor->to_answer */
     uint8_t readable, writable, hangup, closing;
-    uint8_t broken; /* hung up both ways: nobody takes its answers */
-    /* the last frame was large: read its length first, so that the rest lands in a run of its own */
+    uint8_t broken; /* both directions are closed: its answers cannot be delivered */
+    /* the last frame was large: read the next length first, so that the rest goes directly into a
+     * run of its own */
     uint8_t expects_large;
     uint32_t local_ipv4; /* network order, 0 = not IPv4 */
-    uint32_t peer_ipv4;  /* the same; for those who describe members */
+    uint32_t peer_ipv4;  /* as local_ipv4; used to describe group members */
     uint16_t local_port; /* host order */
     uint16_t listener_id;
-    int32_t peer_node;       /* the host at its other end, which has proven who it is; -1 = a client */
-    struct mqd_local *local; /* bytes come and go through shared memory (server/local/local.h); NULL = by TCP */
+    int32_t peer_node;       /* the authenticated host at the other end; -1 = a client */
+    struct mqd_local *local; /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
     int64_t last_active_ms;
-    /* receiving: a frame that is not whole yet is on the heap (small) or in a run of arena extents
+    /* receiving: an incomplete frame is kept on the heap (small) or in a run of arena extents
      * (large) */
     uint8_t *partial;
     uint32_t partial_bytes, partial_capacity;
     int64_t run_offset; /* -1 = none */
     int64_t run_began_ms;
     uint32_t run_bytes, run_filled;
-    uint32_t large_bytes; /* what it waits for in reactor->large_waiting */
+    uint32_t large_bytes; /* bytes it waits for in reactor->large_waiting */
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;
-    /* of a local client: batches whose leader, another host, has not answered; other answers
-     * overtake them (mqd_connection_answer) */
+    /* of a local client: batches that wait for a leader on another host; other answers overtake
+     * them (mqd_connection_answer) */
     uint32_t relaying;
-    uint32_t blocked;    /* requests that later ones may not overtake: nothing is read meanwhile */
-    uint64_t held_bytes; /* heap_bytes of these requests */
-    /* quotas, while there are any (server/throttle.c) */
+    uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */
+    uint64_t held_bytes; /* sum of the heap_bytes of these requests */
+    /* quotas, while any are configured (server/throttle.c) */
     uint8_t muted;             /* not read until muted_until_ns */
-    uint8_t quota_kinds;       /* kinds this connection has used, bit by enum mqd_quota_kind */
+    uint8_t quota_kinds;       /* quota kinds this connection has used, as bits of enum mqd_quota_kind */
     struct mqd_node mute_node; /* in reactor->mute_wheel */
     int64_t muted_until_ns;
     uint64_t quota_key, quota_version;

@@ -1,5 +1,5 @@
-/* Topics by name and by id, and brokers, as this worker was told of them. One thread: the
- * reactor's. */
+/* Topics by name and by id, and brokers, as this worker knows them. Private to the reactor's
+ * thread. */
 #ifndef MQD_TOPICS_H
 #define MQD_TOPICS_H
 
@@ -10,12 +10,12 @@
 
 struct mqd_topic {
     struct mqd_topic *next_by_name, *next_by_id;
-    uint32_t reference_count; /* one for the table, one for each fetch entry */
+    uint32_t reference_count; /* one reference for the table, one for each fetch entry */
     bool removed;
     uint8_t topic_id[16];
     uint32_t partition_count;
     uint32_t *slots;                    /* of this host's replicas; MQD_SLOT_NONE = none here */
-    struct mqd_topic_partition *places; /* the same partitions; where their leaders are */
+    struct mqd_topic_partition *places; /* the same partitions: where their leaders are */
     uint32_t name_bytes;
     char name[MQD_TOPIC_NAME_BYTES_MAX + 1];
 };
@@ -24,7 +24,7 @@ struct mqd_topic {
 
 #define MQD_TOPIC_BUCKET_COUNT 4096
 struct mqd_topics {
-    int32_t node_id; /* this host's; counts when brokers are known */
+    int32_t node_id; /* this host's; valid when brokers are known */
     uint32_t broker_count;
     struct mqd_broker_address *brokers; /* those that clients may be sent to, by node id */
     struct mqd_topic *by_name[MQD_TOPIC_BUCKET_COUNT];
@@ -37,24 +37,24 @@ struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_
 void mqd_topics_remove(struct mqd_topics *topics, struct mqd_topic *topic);
 void mqd_topic_release(struct mqd_topic *topic);
 void mqd_topics_clear(struct mqd_topics *topics);
-/* takes `brokers`, which malloc gave */
+/* takes ownership of `brokers`, which must come from malloc */
 void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers,
                             uint32_t count);
-/* Metadata say that another host leads it. */
+/* According to the metadata another host leads it. */
 bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *place);
-/* NULL: not known, or no client may be sent there */
+/* NULL: not known, or clients may not be sent there */
 const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);
 
-/* What an answer tells of other leaders (KIP-951): each node once. */
+/* The nodes that an answer names as other leaders (KIP-951), each once. */
 #define MQD_TOLD_NODES_MAX 32
 struct mqd_told_nodes {
     struct mqd_node_endpoint nodes[MQD_TOLD_NODES_MAX];
     uint32_t count;
 };
-/* Fills *out and notes the node. False: there is nothing to tell; this host leads it, nobody does,
- * or clients cannot be sent there. */
+/* Fills *out and adds the node. False: nothing to report, because this host leads the partition, it
+ * has no leader, or clients cannot be sent to the leader. */
 bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
                             struct mqd_current_leader *out, struct mqd_told_nodes *nodes);
-bool mqd_topic_is_internal(const struct mqd_topic *topic); /* written by coordinators alone */
+bool mqd_topic_is_internal(const struct mqd_topic *topic); /* written only by coordinators */
 
 #endif
