@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
-from mqd.cli.librdkafka import _addresses, require_broker, unreachable
+from mqd.cli.librdkafka import require_broker, unreachable
 from mqd.protocol import decode_response, encode_request, with_length
 from mqd.protocol.framing import API_VERSIONS_KEY, KNOWN
 from mqd.protocol.messages import message_class
@@ -42,16 +42,11 @@ class Broker:
         return self
 
     def _connect(self) -> None:
-        require_broker(self._bootstrap)
-        reason = ""
-        for address in _addresses(self._bootstrap):
-            try:
-                self._socket = socket.create_connection(address, self._timeout_s)
-                break
-            except OSError as error:
-                reason = error.strerror or str(error)
-        else:
-            raise unreachable(self._bootstrap, reason)
+        address = require_broker(self._bootstrap)
+        try:
+            self._socket = socket.create_connection(address, self._timeout_s)
+        except OSError as error:
+            raise unreachable(self._bootstrap, error.strerror or str(error)) from None
         spoken = self._call(
             API_VERSIONS_KEY,
             message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"),

@@ -7,7 +7,9 @@ A module that needs confluent_kafka imports it here or in a function: it costs 5
 import os
 import re
 import socket
-from collections.abc import Iterable
+import struct
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import confluent_kafka
@@ -17,6 +19,12 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
 
 REQUEST_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
+
+_API_VERSIONS = 18
+_CORRELATION_ID = 0x6D7164  # any number that other protocols do not happen to begin with
+_HEAD = struct.Struct(">ii")  # of an answer: its size, the request's correlation id
+_ANSWER_BYTES_MAX = 1 << 20
+_SAID_BYTES = 1024
 
 _UNREACHABLE = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
@@ -53,23 +61,72 @@ def unreachable(bootstrap: str, reason: str = "") -> CliError:
     )
 
 
-def require_broker(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Returns when one of the addresses accepts a connection; librdkafka alone would wait out its
-    time limit to say that none does.
+def require_broker(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, plaintext: bool = True) -> tuple[str, int]:
+    """The first address that accepts a connection and, if it is to speak without TLS, answers as a
+    Kafka broker does; librdkafka alone would wait out its time limit to say that none does. Raises
+    CliError.
     """
     reason = ""
+    stranger: CliError | None = None
     for address in _addresses(bootstrap):
         try:
-            socket.create_connection(address, timeout_s).close()
-            return
+            with socket.create_connection(address, timeout_s) as connection:
+                found = _stranger(connection, timeout_s) if plaintext else None
         except OSError as error:
             reason = error.strerror or str(error)
-    raise unreachable(bootstrap, reason)
+            continue
+        if found is None:
+            return address
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        stranger = CliError(
+            f"{host}:{address[1]} is no Kafka broker: {found}; give the broker's port for clients with -b HOST:PORT"
+            " (mqd status shows it)",
+            EXIT_UNREACHABLE,
+        )
+    raise stranger or unreachable(bootstrap, reason)
 
 
-def base_config(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
-    """What every client starts from; checks that a broker is there."""
-    require_broker(bootstrap, timeout_s)
+def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
+    """What answers an ApiVersions request, version 0, in another way than Kafka's; None: it is
+    Kafka's. One time limit for all of it.
+    """
+    client = b"mqd-cli"
+    request = struct.pack(">hhih", _API_VERSIONS, 0, _CORRELATION_ID, len(client)) + client
+    deadline = time.monotonic() + timeout_s
+    said = b""
+    try:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        while len(said) < _HEAD.size:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            got = connection.recv(_SAID_BYTES)
+            if not got:
+                break
+            said += got
+    except TimeoutError:
+        if not said:
+            return f"it accepts connections and answered nothing within {timeout_s:g} s"
+    except OSError:
+        pass  # a reset, after which what it said before still counts
+    if len(said) >= _HEAD.size:
+        size, number = _HEAD.unpack_from(said)
+        if 4 <= size <= _ANSWER_BYTES_MAX and number == _CORRELATION_ID:
+            return None
+    if not said:
+        return "it closed the connection without an answer"
+    if said.startswith(b"\x15\x03"):
+        return "a TLS server answered (produce, consume and cat take -X security.protocol=ssl)"
+    line = said.splitlines()[0][:60].decode("ascii", "backslashreplace")
+    return f"it answered {line!r}"
+
+
+def base_config(
+    bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, properties: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What every client starts from; checks that a broker is there. `properties`: the client's own,
+    which may say that it speaks TLS.
+    """
+    protocol = (properties or {}).get("security.protocol", "plaintext")
+    require_broker(bootstrap, timeout_s, "ssl" not in protocol.lower())
     config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "client.id": "mqd-cli",

@@ -30,7 +30,7 @@ class Reader:
         self._down_since: float | None = None
         self._outage_said = False
         self._silent_since = time.monotonic()
-        config = base_config(bootstrap) | {
+        config = base_config(bootstrap, properties=properties) | {
             "error_cb": self._on_error,
             "group.id": "mqd-cli",
             "enable.auto.commit": False,

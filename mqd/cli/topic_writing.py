@@ -22,7 +22,7 @@ class Writer:
     """
 
     def __init__(self, bootstrap: str, properties: dict[str, str]):
-        config = base_config(bootstrap) | {
+        config = base_config(bootstrap, properties=properties) | {
             "delivery.report.only.error": True,
             "message.timeout.ms": 60000,
             "on_delivery": self._on_failure,

@@ -188,7 +188,7 @@ def _list(letters: Letters) -> None:
 
     from mqd.cli.librdkafka import base_config
 
-    admin = AdminClient(base_config(letters.bootstrap, letters.timeout_s) | letters.config)
+    admin = AdminClient(base_config(letters.bootstrap, letters.timeout_s, letters.config) | letters.config)
     found = admin.list_topics(timeout=letters.timeout_s)
     wanted = letters.topics[0] if letters.topics else None
     topics = [topic for name, topic in found.topics.items() if wanted is None or name == wanted]
@@ -267,7 +267,9 @@ def _query(letters: Letters) -> None:
         asked.append(TopicPartition(name, int(partition), int(timestamp)))
     if not asked:
         raise click.UsageError("-Q needs -t TOPIC:PARTITION:TIMESTAMP_MS")
-    consumer = Consumer(base_config(letters.bootstrap, letters.timeout_s) | {"group.id": "mqd-cli"} | letters.config)
+    consumer = Consumer(
+        base_config(letters.bootstrap, letters.timeout_s, letters.config) | {"group.id": "mqd-cli"} | letters.config
+    )
     try:
         answers = consumer.offsets_for_times(asked, timeout=letters.timeout_s)
     finally:

@@ -62,6 +62,7 @@ def test_ctrl_c_at_the_end_of_the_input(
             return super().flush(timeout if timeout >= 0 else 2)
 
     monkeypatch.setattr("mqd.cli.topic_writing.Producer", Producer)
+    monkeypatch.setattr("mqd.cli.librdkafka.require_broker", lambda *_: None)  # it would find that none answers
     assert main._run([*command, "-b", silent]) == 130
     assert "mqd: interrupted: 2 of 2 records were not acknowledged\n" in capsys.readouterr().err
     timers[0].join()
@@ -95,7 +96,7 @@ class Queue:
 
 def writer(monkeypatch: pytest.MonkeyPatch, flushes: list[int | BaseException]) -> Writer:
     monkeypatch.setattr("mqd.cli.topic_writing.Producer", lambda _config: Queue(flushes))
-    monkeypatch.setattr("mqd.cli.topic_writing.base_config", lambda _bootstrap: {})
+    monkeypatch.setattr("mqd.cli.topic_writing.base_config", lambda _bootstrap, **_: {})
     return Writer("", {})
 
 

@@ -76,7 +76,7 @@ class Consumer:
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     found = {"ms": NOW}
     monkeypatch.setattr(reading, "now_ms", lambda: found["ms"], raising=False)
-    monkeypatch.setattr(reading, "base_config", lambda _bootstrap: {})
+    monkeypatch.setattr(reading, "base_config", lambda _bootstrap, **_: {})
     return found
 
 
