@@ -4,31 +4,32 @@
     Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance
     ──leader's SyncGroup──▶ Stable
       ▲                     │          ▲                                          │                                      │
-      └──nobody is left─────┘          └──a member joins, leaves, dies, never syncs, or the leader joins again───────────┘
+      └──no member left─────┘          └──a member joins, leaves, dies, never syncs, or the leader
+                                       joins again───────────┘
 
-A join phase that ends makes a new generation: the members that joined, one of them the leader, one
-protocol that all of them support. The leader's SyncGroup brings the assignment; it is persisted
-(one GroupMetadata record) before anybody is told of it. A group whose members have all left is
-persisted as an empty generation.
+The end of a join phase creates a new generation: the members that joined, one of them the leader,
+and one protocol that all of them support. The leader's SyncGroup brings the assignment. It is
+persisted (one GroupMetadata record) before any member receives it. A group whose members have all
+left is persisted as an empty generation.
 
-Invariants (check(), beside those of members.py and classic/records.py)
+Invariants (check(), in addition to those of members.py and classic/records.py)
     G1  Empty: no members, no leader, no protocol. CompletingRebalance and Stable: members, one of
         them the leader, all of them supporting the protocol
-    G2  a JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance;
-        whoever is overtaken by another state is answered at once
+    G2  a JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; a
+        change of state answers the requests of the previous one immediately
     G3  the generation never falls, and rises by one with each join phase that ends
     G4  a member that waits for nothing has a deadline, and so has a new member's first JoinGroup
-        and every pending member: nobody stays for ever without a sign of life
+        and every pending member: no member stays forever without a sign of life
     G5  the join timer is armed exactly in PreparingRebalance, the sync timer while members of this
-        generation have not synced: no phase lasts for ever
-    G6  who has not synced is a member, and the group is CompletingRebalance or Stable; it is
-        CompletingRebalance until the leader has
+        generation have not synced: no phase lasts forever
+    G6  only members can be recorded as not synced, and only while the group is CompletingRebalance
+        or Stable; it is CompletingRebalance until the leader has synced
     G7  CompletingRebalance and Stable: at most group.max.size members, absent static ones not
         counted
-    G8  an assignment is told to nobody before its Persist; each request is answered once
-        (tests/property/classic_histories.py holds every history against these)
-Bounds: members by group.max.size, pending ones by PENDING_MAX, a request that waits by its member.
-Work: a heartbeat O(1); a join O(1) and, once in a rebalance, O(members).
+    G8  an assignment is sent to no member before its Persist; each request is answered once
+        (tests/property/classic_histories.py checks every history against these)
+Bounds: members by group.max.size, pending ones by PENDING_MAX, waiting requests by one per member.
+Work: a heartbeat is O(1); a join is O(1), and O(members) once per rebalance.
 
 Where this differs from Kafka: docs/decisions/2026-11-21-classic-groups.md. Sources: KIP-62, 134,
 345, 394, 559, 800, 814 and Kafka's own behaviour.
@@ -74,7 +75,7 @@ INCONSISTENT_GROUP_PROTOCOL = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
 
 class ClassicGroup(Rebalancing):
-    """One group. `handle` is the only mutator once it is loaded."""
+    """A group of the classic protocol. `handle` is the only mutator once it is loaded."""
 
     def __init__(self, group_id: str, settings: ClassicSettings) -> None:
         super().__init__(group_id, settings)
@@ -104,7 +105,7 @@ class ClassicGroup(Rebalancing):
             error = ILLEGAL_GENERATION
         if error == NONE:
             member = self.members.by_id[message.member_id]
-            if not member.is_new:  # its first join is what keeps it here, and for how long
+            if not member.is_new:  # its first join decides whether and how long it stays
                 self._touch(member, now_ms)
             if self.state is PREPARING:
                 error = REBALANCE_IN_PROGRESS
@@ -119,8 +120,9 @@ class ClassicGroup(Rebalancing):
             self._on_sync_timer(now_ms, actions)
 
     def take_over(self, value: bytes, now_ms: int) -> list[Action]:
-        """A consumer group becomes this one (KIP-848): its members keep what they have until they
-        join again, at once. `value`: the GroupMetadata, persisted by the caller.
+        """Converts a consumer group into this one (KIP-848): its members keep their assignment
+        until they join again, which they do immediately. `value`: the GroupMetadata, persisted by
+        the caller.
         """
         self.replay(value)
         actions = self.on_loaded(now_ms)
@@ -129,8 +131,8 @@ class ClassicGroup(Rebalancing):
         return actions
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """Members get a whole session: nobody could reach this coordinator before. A group larger
-        than is allowed now has to join again.
+        """Members get a full session timeout, because they could not reach this coordinator before.
+        A group larger than the current limit has to join again.
         """
         actions: list[Action] = []
         for member in self.members.by_id.values():
@@ -149,7 +151,7 @@ class ClassicGroup(Rebalancing):
     # -- sessions ----------------------------------------------------------------------------------
 
     def saw(self, member: Member, now_ms: int) -> None:
-        """A sign of life that is no event of this protocol (a commit)."""
+        """Records a sign of life outside this protocol (a commit)."""
         if not member.is_new:
             self._touch(member, now_ms)
 
@@ -200,8 +202,8 @@ class ClassicGroup(Rebalancing):
         )
 
     def _has_room_for(self, member_id: str) -> bool:
-        """In a join phase those count that have joined, so that a group grown too large loses
-        whoever comes last.
+        """In a join phase only the members that have joined count, so that a group above the limit
+        loses the latecomers.
         """
         member = self.members.by_id.get(member_id)
         if self.state is EMPTY:
@@ -213,7 +215,7 @@ class ClassicGroup(Rebalancing):
         return member is not None or len(self.members) < self.settings.max_size
 
     def _drop_refused(self, member_id: str, now_ms: int, actions: list[Action]) -> None:
-        """Who finds the group full is out of it."""
+        """Removes a member that finds the group full."""
         self.members.remove_pending(member_id)
         member = self.members.by_id.get(member_id)
         if member is not None:
@@ -223,7 +225,7 @@ class ClassicGroup(Rebalancing):
     def _supports(self, protocol_type: str, protocols: dict[str, bytes]) -> bool:
         if self.state is EMPTY:
             return bool(protocol_type) and bool(protocols)
-        if not self.members.by_id:  # all have left while the first rebalance waits
+        if not self.members.by_id:  # all have left during the initial rebalance delay
             return bool(protocol_type) and bool(protocols)
         return protocol_type == self.protocol_type and self.members.supports_any(protocols)
 
@@ -270,8 +272,8 @@ class ClassicGroup(Rebalancing):
     def _join_known(
         self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
     ) -> None:
-        """With unchanged metadata and no wish for a rebalance a member hears of the generation it
-        is in: it may have missed the first answer.
+        """A member with unchanged metadata that needs no rebalance receives the current generation:
+        it may have missed the first answer.
         """
         unchanged = self.state is not PREPARING and member.matches(protocols)
         is_leader = member.member_id == self.leader
@@ -312,8 +314,8 @@ class ClassicGroup(Rebalancing):
     def _replace_static(
         self, event: JoinGroup, old: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
     ) -> None:
-        """A static member came back without its member id: it gets a new one, the old id is fenced.
-        In a stable group nobody else notices.
+        """A static member came back without its member id. It gets a new id, and the old one is
+        fenced. In a stable group the other members do not notice.
         """
         told_leader = self.leader
         same = old.matches(protocols)
@@ -334,7 +336,7 @@ class ClassicGroup(Rebalancing):
             if event.version >= VERSION_SKIP_ASSIGNMENT:
                 response = self._join_response(member, skip_assignment=is_leader)
             else:
-                # the old id, so that it does not believe it must assign
+                # the old id, so that the member does not act as the leader
                 response = self._join_response(member, leader=told_leader)
             actions.append(Reply(request, response))
             return
@@ -390,7 +392,8 @@ class ClassicGroup(Rebalancing):
         if self.state is STABLE:
             actions.append(Reply(event.request, self._sync_response(member)))
             return
-        if member.sync_request is not None:  # the same member asks again: the connection of the first request is gone
+        # the same member asks again: the connection of its first request is gone
+        if member.sync_request is not None:
             self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
         member.sync_request = event.request
         if member.member_id == self.leader:
@@ -408,8 +411,8 @@ class ClassicGroup(Rebalancing):
         return NONE
 
     def _assign(self, assignment: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """The leader has decided. Written first (the shell holds the answers back), then told;
-        whoever it forgot gets nothing.
+        """The leader has decided. The assignment is written first (the shell holds the answers
+        back), then sent. A member that the leader left out gets an empty one.
         """
         for member in self.members.by_id.values():
             member.assignment = assignment.get(member.member_id, b"")
@@ -425,8 +428,8 @@ class ClassicGroup(Rebalancing):
                 self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
 
     def _refuse_assignment(self, now_ms: int, actions: list[Action]) -> None:
-        """Whoever waits hears what Kafka says when its log refuses a record for its size: final,
-        and true for every try.
+        """Waiting members get the error that Kafka returns when its log refuses a record for its
+        size: a retry cannot succeed.
         """
         for member in self.members.by_id.values():
             if member.sync_request is not None:
@@ -440,7 +443,9 @@ class ClassicGroup(Rebalancing):
         )
 
     def _on_sync_timer(self, now_ms: int, actions: list[Action]) -> None:
-        """Who has joined and then never synced is out: its partitions would be nobody's."""
+        """Removes members that have joined but never synced: no consumer would read their
+        partitions.
+        """
         if not self.pending_sync:
             return
         late = [self.members.by_id[member_id] for member_id in self.pending_sync]
@@ -460,15 +465,15 @@ class ClassicGroup(Rebalancing):
                 f"{', '.join(left[:3])}{' and others' if len(left) > 3 else ''} left", now_ms, actions
             )
         else:
-            # a pending member that left may have been the last one waited for
+            # the group may have waited only for the pending member that left
             self._maybe_complete_join(now_ms, actions)
         actions.append(Reply(event.request, LeaveGroupResponse(members=answers)))
 
     def _leave_one(
         self, one: LeaveGroupRequest.MemberIdentity, left: list[str], actions: list[Action]
     ) -> LeaveGroupResponse.MemberResponse:
-        """Without a member id but with an instance id it is an administrator who removes that
-        member.
+        """A request with an instance id but no member id comes from an administrator that removes
+        this member.
         """
         member_id, instance_id = one.member_id, one.group_instance_id
         error = NONE
@@ -488,10 +493,10 @@ class ClassicGroup(Rebalancing):
 
 
 def _rebalance_timeout_ms(message: JoinGroupRequest) -> int:
-    """Version 0 has none: the session's."""
+    """Version 0 has no rebalance timeout: the session timeout applies."""
     return message.rebalance_timeout_ms if message.rebalance_timeout_ms >= 0 else message.session_timeout_ms
 
 
 def _said(reason: str | None) -> str:
-    """The client's own words (KIP-800), shortened."""
+    """The reason that the client gave (KIP-800), shortened."""
     return f" ({reason[:120]})" if reason else ""

@@ -1,7 +1,8 @@
-"""What happens to a classic group: requests, by the number under which the shell keeps them, and
-what the cluster asks of every group.
+"""The events of a classic group: requests, under the number by which the shell keeps them, and
+questions that the cluster puts to every group.
 
-The handlers check what needs no state (group id, session time-out) before they make one of these.
+The handlers check everything that needs no state (group id, session timeout) before they create an
+event.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroup
 
 
 class JoinGroup(msgspec.Struct, frozen=True, gc=False):
-    """`new_member_id`: the id this client gets if it needs one; random, so it comes from outside.
-    `rebalance_timeout_ms` is the session's where the request has none.
+    """`new_member_id`: the id that this client gets if it needs one. It is random, so the caller
+    supplies it. `rebalance_timeout_ms` is the session timeout if the request has none.
     """
 
     request: int

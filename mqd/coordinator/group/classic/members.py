@@ -1,17 +1,17 @@
-"""The members of a classic group: who they are, what protocols they vote for, who waits for which
-answer, and until when each is believed alive.
+"""The members of a classic group: their identities, their votes for protocols, their waiting requests,
+and the deadline until which each is considered alive.
 
 Invariants (check())
     M1  the votes counted for a protocol are the members that support it
     M2  `awaiting_join_count` is the number of members whose JoinGroup waits
     M3  an instance id names exactly the member that carries it, and no two members carry the same
-    M4  nobody is a member and pending (was given a member id, has not joined with it) at once; at
-        most PENDING_MAX are pending
-    M5  who has a deadline has an entry in the heap that is not later than it, so none is overlooked
+    M4  no id is a member's and pending (assigned to a client that has not joined with it) at once;
+        at most PENDING_MAX are pending
+    M5  everything with a deadline has a heap entry that is not later than it, so none is overlooked
 Bounds: the heap holds at most twice the entries that are in force, plus HEAP_SLACK.
 
-A heartbeat moves a deadline and nothing else: O(1). The heap learns of it when the old deadline
-comes up, once in a session time-out.
+A heartbeat moves a deadline and nothing else: O(1). The heap is updated only when the old deadline
+comes up, once per session timeout.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NEVER = -1
 
 
 class Watched:
-    """Somebody with a deadline. `deadline_ms` NEVER: none. `armed_ms`: of the one heap entry that
-    counts.
+    """Something with a deadline. `deadline_ms` NEVER: none. `armed_ms`: the time of its one valid
+    heap entry.
     """
 
     __slots__ = ("armed_ms", "deadline_ms", "member_id")
@@ -38,7 +38,7 @@ class Watched:
 
 
 class Pending(Watched):
-    """Was given a member id and asked to join with it (KIP-394)."""
+    """A client that received a member id and was told to join with it (KIP-394)."""
 
     __slots__ = ("client_host", "client_id", "since_ms")
 
@@ -48,9 +48,9 @@ class Pending(Watched):
 
 
 class Member(Watched):
-    """`protocols`: name -> metadata, most wanted first. `join_request`, `sync_request`: the numbers
-    of the requests that wait, None otherwise. `is_new`: waits for its first JoinGroup's answer, so
-    that this wait is bounded. `seen_ms`: when it last asked anything.
+    """`protocols`: name -> metadata, in order of preference. `join_request`, `sync_request`: the
+    numbers of the waiting requests, None otherwise. `is_new`: waits for the answer to its first
+    JoinGroup, so this wait is bounded. `seen_ms`: time of its last request.
     """
 
     __slots__ = (
@@ -88,7 +88,7 @@ class Member(Watched):
         self.is_new = is_new
         self.join_request: int | None = None
         self.sync_request: int | None = None
-        self.seen_ms = -1  # not yet, since this coordinator began
+        self.seen_ms = -1  # not since this coordinator started
 
     def matches(self, protocols: dict[str, bytes]) -> bool:
         """The same protocols with the same metadata in the same order."""
@@ -104,8 +104,8 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Watched]] = []
-        self._number = 0  # so that entries of the same time compare
-        self._superseded = 0  # entries that an earlier one has replaced
+        self._number = 0  # tie-breaker for entries of the same time
+        self._superseded = 0  # number of entries that an earlier one has replaced
 
     @property
     def next_ms(self) -> int | None:
@@ -123,7 +123,7 @@ class Deadlines:
                 self._rebuild()
 
     def drop(self, watched: Watched) -> None:
-        """Its entry goes when its time comes, or when there are too many of its kind."""
+        """The entry leaves the heap when its time comes, or when there are too many dropped ones."""
         watched.deadline_ms = NEVER
 
     def _push(self, watched: Watched) -> None:
@@ -132,7 +132,7 @@ class Deadlines:
         heapq.heappush(self._heap, (watched.deadline_ms, self._number, watched))
 
     def expired(self, now_ms: int) -> list[Watched]:
-        """Those whose deadline has come; they have none from now on."""
+        """Returns those whose deadline has passed, and clears their deadlines."""
         found = []
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, _, watched = heapq.heappop(self._heap)
@@ -148,8 +148,8 @@ class Deadlines:
         return found
 
     def tidy(self, live: int) -> None:
-        """Forgets superseded entries and those of the departed when they are the more; `live`: how
-        many may have a deadline.
+        """Purges superseded and dropped entries when they outnumber the others. `live`: the number
+        of possible deadlines.
         """
         if len(self._heap) > 2 * live + HEAP_SLACK:
             self._rebuild()
@@ -172,16 +172,16 @@ class Deadlines:
 
 
 class Members:
-    """Mapping of member id to Member in the order of joining, with the counts that make every
-    question about all of them O(1).
+    """Maps member id to Member in join order, with counters that make every query about all of them
+    O(1).
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, Member] = {}
         self.static: dict[str, str] = {}  # instance id -> member id
-        # a plain one is slow to give up its first again and again
+        # a plain dict is slow when its first item is removed repeatedly
         self.pending: OrderedDict[str, Pending] = OrderedDict()
-        self.votes: dict[str, int] = {}  # protocol -> members that support it
+        self.votes: dict[str, int] = {}  # protocol -> number of members that support it
         self.awaiting_join_count = 0
         self.deadlines = Deadlines()
 
@@ -201,7 +201,7 @@ class Members:
             self.awaiting_join_count += 1
 
     def remove(self, member_id: str) -> Member:
-        """Its waiting requests are the caller's to answer, before."""
+        """The caller must have answered the member's waiting requests."""
         member = self.by_id.pop(member_id)
         if member.instance_id is not None:
             del self.static[member.instance_id]
@@ -227,7 +227,7 @@ class Members:
         self._count(member, 1)
 
     def await_join(self, member: Member, request: int) -> int | None:
-        """Returns the number of the request that waited before, if any: it is superseded."""
+        """Returns the number of the request that waited before, if any; it is superseded."""
         before, member.join_request = member.join_request, request
         if before is None:
             self.awaiting_join_count += 1
@@ -240,8 +240,8 @@ class Members:
         return request
 
     def add_pending(self, pending: Pending, deadline_ms: int) -> None:
-        """The oldest gives way when there are PENDING_MAX: it hears UNKNOWN_MEMBER_ID when it
-        comes, and asks again.
+        """At PENDING_MAX the oldest entry is evicted: its client gets UNKNOWN_MEMBER_ID when it
+        joins, and asks again.
         """
         if len(self.pending) >= PENDING_MAX:
             self.remove_pending(next(iter(self.pending)))
@@ -256,14 +256,14 @@ class Members:
         return pending is not None
 
     def supports_any(self, protocols: Iterable[str]) -> bool:
-        """Is there one that every member supports?"""
+        """Is there a protocol that every member supports?"""
         count = len(self.by_id)
         return any(self.votes.get(name, 0) == count for name in protocols)
 
     def elect_protocol(self) -> str:
-        """Each member votes for the one it wants most among those that all support; the most votes
-        win, the earliest voter breaks a tie. There is always one: who supports none of them is not
-        let in.
+        """Each member votes for its most preferred protocol among those that all support. The most
+        votes win; the earliest voter breaks a tie. There is always a winner: a member that supports
+        none of them is not admitted.
         """
         count = len(self.by_id)
         candidates = {name for name, votes in self.votes.items() if votes == count}
@@ -275,7 +275,7 @@ class Members:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest that a member asked for. O(members): once in a rebalance."""
+        """The longest timeout of any member. O(members): called once per rebalance."""
         return max((member.rebalance_timeout_ms for member in self.by_id.values()), default=0)
 
     def check(self) -> None:

@@ -1,5 +1,5 @@
-"""How a classic group goes from one generation to the next: the join phase and its end, and what
-those who wait are answered. Its invariants are those of core.py.
+"""The transition of a classic group from one generation to the next: the join phase, its end, and
+the answers to waiting members. The invariants are those of core.py.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mqd.coordinator.group.classic.state import (
 from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
-# a join phase that found nobody looks again not sooner than this, whatever timeout its absent
-# members asked for
+# Minimum time before a join phase in which no member joined checks again, whatever timeout its
+# absent members asked for.
 NOBODY_JOINED_MS = 1_000
 VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
 
 
 class Rebalancing(ClassicState):
-    """The steps of a rebalance; which events lead to them is ClassicGroup's."""
+    """The steps of a rebalance. ClassicGroup decides which events trigger them."""
 
     def _touch(self, member: Member, now_ms: int) -> None:
         member.seen_ms = now_ms
@@ -48,7 +48,7 @@ class Rebalancing(ClassicState):
         )
 
     def _joined(self) -> list:
-        """What the leader assigns partitions from."""
+        """The members that the leader assigns partitions to."""
         make, protocol = JoinGroupResponse.Member, self.protocol
         return [
             make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
@@ -71,8 +71,8 @@ class Rebalancing(ClassicState):
             self._prepare_rebalance(reason, now_ms, actions)
 
     def _rebalance_after_loss(self, reason: str, now_ms: int, actions: list[Action]) -> None:
-        """Somebody has left or died. The first rebalance of a group waits its time; it may end with
-        fewer, or with nobody.
+        """A member has left or died. A group's initial rebalance still waits for its delay; it may
+        end with fewer members or none.
         """
         if self.state is PREPARING:
             self._maybe_complete_join(now_ms, actions)
@@ -80,9 +80,9 @@ class Rebalancing(ClassicState):
             self._prepare_rebalance(reason, now_ms, actions)
 
     def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
-        """Those who wait for an assignment are sent back to join; the join phase lasts until all
-        have, at most the longest rebalance timeout. The first one after Empty waits for more
-        members to come: group.initial.rebalance.delay.ms after the last of them.
+        """Sends members that wait for an assignment back to join. The join phase lasts until all
+        have joined, at most the longest rebalance timeout. The first one after Empty waits for more
+        members: group.initial.rebalance.delay.ms after the latest of them.
         """
         if self.state is COMPLETING:
             for member in self.members.by_id.values():
@@ -111,9 +111,10 @@ class Rebalancing(ClassicState):
             self._complete_join(now_ms, actions)
 
     def _complete_join(self, now_ms: int, actions: list[Action]) -> None:
-        """The next generation. Dynamic members that have not joined are out; static ones stay and
-        keep what they had until their session ends. When none but absent static ones are left there
-        is no generation to make: those who stay away lose their sessions, whoever comes back joins.
+        """Starts the next generation. Dynamic members that have not joined are removed. Static ones
+        stay and keep their assignment until their session ends. If only absent static members are
+        left there is no new generation: those that stay away lose their sessions, and those that
+        come back join.
         """
         for member in [
             member
@@ -135,7 +136,7 @@ class Rebalancing(ClassicState):
             self._persist(actions)
 
     def _elect_leader(self) -> bool:
-        """The leader stays if it has joined. False: nobody has."""
+        """The leader stays if it has joined. False: no member has joined."""
         if self.leader is not None and self.members.by_id[self.leader].join_request is not None:
             return True
         joined = next((member for member in self.members.by_id.values() if member.join_request is not None), None)
@@ -174,8 +175,8 @@ class Rebalancing(ClassicState):
         )
 
     def _remove_member(self, member: Member, actions: list[Action]) -> None:
-        """Out of the group, whatever it waited for answered with UNKNOWN_MEMBER_ID: if it lives it
-        joins anew. The caller rebalances.
+        """Removes a member and answers its waiting requests with UNKNOWN_MEMBER_ID: if it is alive
+        it joins again. The caller triggers the rebalance.
         """
         self._answer_waiting(member, UNKNOWN_MEMBER_ID, actions, "")
         self.members.remove(member.member_id)

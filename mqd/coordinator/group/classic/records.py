@@ -10,8 +10,8 @@ Kafka writes it (key version 2, value version 3).
                 subscription bytes, assignment bytes
     string  int16 length (-1: null), UTF-8;   bytes: int32 length
 
-Version 4 is the same with flexible encoding; it is read too. Values come from the disk or from
-another broker's log: every length is checked before use, and what does not fit raises ValueError.
+Version 4 is the same with flexible encoding; it can be read too. Values come from disk or from
+another broker's log: every length is checked before use, and invalid data raises ValueError.
 Source: GroupMetadataKey and GroupMetadataValue of Kafka's message schemas.
 """
 
@@ -41,7 +41,7 @@ class MemberRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
-    """`state_since_ms` -1: written by a broker that did not know (value version 0 or 1)."""
+    """`state_since_ms` -1: the writer's version (value version 0 or 1) has no such field."""
 
     protocol_type: str
     generation: int
@@ -96,7 +96,7 @@ def encode_value(group: GroupRecord) -> bytes:
 
 
 class _Reader:
-    """Takes fields off a value. Every read past the end is a ValueError."""
+    """Reads fields from a value. Every read past the end is a ValueError."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.position, self.flexible = data, 0, False
@@ -143,7 +143,7 @@ class _Reader:
         return self.take(self.varint() - 1 if self.flexible else self.number(_I32)) or b""
 
     def count(self, smallest: int) -> int:
-        """An array's length; `smallest`: bytes that one element takes at least."""
+        """An array's length. `smallest`: minimum bytes per element."""
         count = self.varint() - 1 if self.flexible else self.number(_I32)
         if count < 0 or count * smallest > len(self.data) - self.position:
             raise ValueError(

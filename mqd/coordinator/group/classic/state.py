@@ -1,7 +1,7 @@
-"""What a classic group is at one moment: its state, generation and members; what others may ask of
-it; how it is written into the log and read back.
+"""The current state of a classic group: its state name, generation and members; the queries about
+it; its encoding in the log.
 
-The transitions are in classic.py, and with them the invariants that check() holds.
+The transitions are in core.py, and so are the invariants that check() asserts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 
 CONSUMER_PROTOCOL = "consumer"
-GENERATION_MAX = 2**31 - 2**16  # of a record that can be believed: the next ones must fit into an int32
+# highest plausible one in a record: later ones must fit into an int32
+GENERATION_MAX = 2**31 - 2**16
 
-# Plain integers: on the heartbeat's path an enum's attribute costs as much as the rest.
+# Plain integers: on the heartbeat's path an enum attribute costs as much as everything else.
 NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID = (
     int(ErrorCode.NONE),
     int(ErrorCode.REBALANCE_IN_PROGRESS),
@@ -28,7 +29,7 @@ ILLEGAL_GENERATION, FENCED_INSTANCE_ID = int(ErrorCode.ILLEGAL_GENERATION), int(
 
 
 class State(StrEnum):
-    """The names are those of DescribeGroups and ListGroups."""
+    """Named as in DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -41,9 +42,9 @@ EMPTY, PREPARING, COMPLETING, STABLE = State.EMPTY, State.PREPARING_REBALANCE, S
 
 
 class Holder(NamedTuple):
-    """Who holds a rebalance up. `waited_for`: "join", "sync", "assignment" (the leader's sync) or
-    "first join" (was given a member id and has not come with it). `seen_ms`: when it last asked
-    anything; -1: not since this coordinator began.
+    """A member that holds up a rebalance. `waited_for`: "join", "sync", "assignment" (the leader's
+    sync) or "first join" (it received a member id and has not joined with it). `seen_ms`: time of
+    its last request; -1: none since this coordinator started.
     """
 
     member_id: str
@@ -73,21 +74,22 @@ class ClassicState:
         self.rebalance_since_ms = -1  # when the group was last Stable (or Empty); -1: it is now
         self.rebalance_reason = ""
         self.is_persisted = False  # the log has a record of this group
-        self._initial_until_ms = NEVER  # of the first rebalance after Empty: when its join phase ends at the latest
-        self._initial_wait_ms = NEVER  # and when it ends unless somebody joins before
+        # latest end of the join phase of the first rebalance after Empty
+        self._initial_until_ms = NEVER
+        self._initial_wait_ms = NEVER  # and its end unless another member joins before
         self._session_armed_ms: int | None = None
         self._subscribed: tuple[int, frozenset[str] | None] | None = None
 
-    # -- what others ask ---------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
-        """Nobody is here or about to come."""
+        """No member is here or about to join."""
         return not self.members.by_id and not self.members.pending and self.state is EMPTY
 
     def held_up_by(self) -> list[Holder]:
-        """Whom a rebalance waits for, the longest silent first. Empty: nobody, or the first
-        rebalance just waits for more members to come.
+        """The members that a rebalance waits for, longest silent first. Empty: none, or the first
+        rebalance only waits for more members.
         """
         found = [
             Holder(one.member_id, None, one.client_id, one.client_host, "first join", one.since_ms, one.since_ms)
@@ -120,8 +122,8 @@ class ClassicState:
         return found if self.state in (PREPARING, COMPLETING) or self.pending_sync else []
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """The topics that the members of this generation are subscribed to; None when that cannot
-        be known: another protocol type, or metadata that does not parse.
+        """The topics that the members of this generation subscribe to. None if they cannot be
+        known: another protocol type, or metadata that does not parse.
         """
         if self.protocol_type != CONSUMER_PROTOCOL:
             return None
@@ -143,7 +145,7 @@ class ClassicState:
         return frozenset(topics)
 
     def validate_member(self, member_id: str, instance_id: str | None) -> int:
-        """0, or the error for who claims to be a member."""
+        """0, or the error for a request that names this member."""
         if instance_id is not None:
             known = self.members.static.get(instance_id)
             if known is None:
@@ -171,7 +173,7 @@ class ClassicState:
     # -- the log -----------------------------------------------------------------------------------
 
     def _persist(self, actions: list[Action]) -> bool:
-        """False: the generation is larger than a record may be, nothing was done."""
+        """False: the generation exceeds the size of a record and nothing was done."""
         protocol = self.protocol
         members = tuple(
             records.MemberRecord(
@@ -197,8 +199,8 @@ class ClassicState:
         return True
 
     def replay(self, value: bytes | None) -> None:
-        """One GroupMetadata record: the whole group as of then. Raises ValueError, and is then as
-        it was.
+        """Applies one GroupMetadata record: the whole group at that point. Raises ValueError and
+        then changes nothing.
         """
         record = records.decode_value(value) if value is not None else None
         if record is not None and (

@@ -1,25 +1,24 @@
-"""Who gets which partitions: the server-side assignors of KIP-848, as pure functions.
+"""The server-side assignors of KIP-848, as pure functions.
 
-    uniform   every member the same number of partitions (give or take one), as few moved as that
-              allows
-    range     of each topic every subscribed member a run of neighbours; the same member has the
-              same run of topics with the same subscribers and partition count (joins)
+    uniform   every member gets the same number of partitions (plus or minus one), with as few moves
+              as that allows
+    range     every subscribed member gets a contiguous run of each topic's partitions; topics with
+              the same subscribers and partition count are split alike, so that joins work
 
-What both promise (check_assignment() and the property tests hold them to it)
-    A1  every partition of a topic that somebody subscribes to has exactly one owner, and that is a
-        subscriber
+Guarantees of both (asserted by check_assignment() and the property tests)
+    A1  every partition of a topic with subscribers has exactly one owner, which is a subscriber
     A2  nothing else is assigned
-    A3  uniform, all subscriptions alike: counts differ by at most one, and what moves is the least
-        that can
+    A3  uniform, all subscriptions alike: counts differ by at most one, and the number of moves is
+        minimal
     A4  uniform, subscriptions differ: moving any one partition to another of its subscribers would
-        not even the counts out
-    A5  range: of each topic the subscribers' counts differ by at most one, and each has a run of
-        neighbours
+        not balance the counts better
+    A5  range: for each topic the subscribers' counts differ by at most one, and each has a
+        contiguous run
     A6  the same input gives the same output
-Racks are not looked at: on one host every replica is as near as any other.
+Racks are ignored: on one host every replica is equally near.
 
-Cost: uniform O(partitions + members) for like subscriptions, else O(sum of subscriptions +
-partitions log members) for each pass, at most PASSES_MAX; range O(sum of subscriptions).
+Cost: uniform O(partitions + members) for equal subscriptions, otherwise O(sum of subscriptions +
+partitions log members) for each pass, at most PASSES_MAX passes; range O(sum of subscriptions).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ PASSES_MAX = 64
 
 
 class MemberSpec(NamedTuple):
-    """`topics`: ids subscribed to (unknown ones count for nothing). `current`: what the last target
-    gave it.
+    """`topics`: subscribed ids (unknown ones are ignored). `current`: the member's part of the last
+    target.
     """
 
     topics: frozenset[bytes]
@@ -57,9 +56,10 @@ def uniform(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 
 class _Draft:
-    """An assignment in the making: everybody begins with what it may keep. Who is not touched ends
-    with the very object it came with, so a large group in which little moves costs little. `taken`:
-    for each topic which partitions have an owner. `sizes`: how many each member has.
+    """An assignment under construction: every member begins with the partitions that it may keep.
+    An untouched member ends with the very object that it came with, so a large group with few moves
+    costs little. `taken`: for each topic, which partitions have an owner. `sizes`: each member's
+    count.
     """
 
     def __init__(self, members: Members, counts: Counts) -> None:
@@ -100,7 +100,7 @@ class _Draft:
             self._own[member_id] = mine
 
     def own(self, member_id: str) -> dict[bytes, list[int]]:
-        """To be changed; `sizes` is the caller's to keep up."""
+        """The member's partitions, for modification. The caller must keep `sizes` up to date."""
         mine = self._own.get(member_id)
         if mine is None:
             mine = self._own[member_id] = {
@@ -143,7 +143,7 @@ def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
     more = [member_id for member_id, size in sizes.items() if size <= low]
     free = draft.free()
     start = 0
-    while needy:  # one to each in turn, so that a topic's partitions are spread
+    while needy:  # round-robin, so that a topic's partitions are spread
         for member_id in needy:
             topic, index = free[start]
             start += 1
@@ -156,7 +156,7 @@ def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 
 def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
-    """From the topics of which it has most."""
+    """Takes them from the topics of which the member has most."""
     heap = [(-len(indexes), topic) for topic, indexes in mine.items()]
     heapq.heapify(heap)
     for _ in range(count):
@@ -177,7 +177,7 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
     wanted = {topic: counts[topic] for topic in sorted(subscribers)}
     draft = _Draft(members, wanted)
     sizes = draft.sizes
-    # Topics with few subscribers first: their partitions have the least choice.
+    # Topics with few subscribers first: their partitions have the fewest alternatives.
     order = sorted(wanted, key=lambda topic: (len(subscribers[topic]), topic))
     for topic in order:
         free = [index for index, flag in enumerate(draft.taken[topic]) if not flag]
@@ -190,15 +190,15 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
                 sizes[member_id] = size + 1
                 heapq.heapreplace(heap, (size + 1, member_id))
     for _ in range(PASSES_MAX):
-        # No generator: every topic has its turn in every pass.
+        # A list, not a generator: every topic gets its turn in every pass.
         if not sum([_even_out(topic, subscribers[topic], draft) for topic in order]):
             break
     return draft.finished()
 
 
 def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
-    """Moves partitions of one topic from its subscriber with the most to the one with the fewest
-    while that evens the counts out. Returns how many moved.
+    """Moves partitions of one topic from the subscriber with the most to the one with the fewest
+    while that improves the balance. Returns the number of moves.
     """
     sizes = draft.sizes
     rich = [(-sizes[member_id], member_id) for member_id in subscribers if draft.has(member_id, topic)]
@@ -235,8 +235,8 @@ def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
 
 
 def range_(members: Members, counts: Counts) -> dict[str, Partitions]:
-    """Members stand in the order of what they have (who has nothing yet stands behind them), so
-    that a run moves as little as neighbourhood allows.
+    """Members are ordered by their current partitions, those without any last, so that contiguous
+    runs move as little as possible.
     """
 
     def place(member_id: str) -> tuple[int, str, str]:

@@ -1,15 +1,16 @@
 """Members of a consumer group that speak the classic protocol: JoinGroup, SyncGroup, Heartbeat and
-LeaveGroup, answered from the same target and by the same rules.
+LeaveGroup, served from the same target and by the same rules.
 
-Such a member's generation is its member epoch. A heartbeat that is answered with
-REBALANCE_IN_PROGRESS sends it to JoinGroup, whose metadata says what it still owns; that is its
-part of a reconciliation. SyncGroup brings what it is assigned. Nobody elects a leader and nobody
-waits for anybody: each JoinGroup is answered at once.
+Such a member's generation is its member epoch. The answer REBALANCE_IN_PROGRESS to a heartbeat
+sends it to JoinGroup, whose metadata lists the partitions it still owns; that is its part of a
+reconciliation. SyncGroup returns its assignment. There is no leader election and members do not
+wait for each other: each JoinGroup is answered immediately.
 
-What it owes has a deadline: JOIN from the first REBALANCE_IN_PROGRESS, SYNC from the JoinGroup,
-both its rebalance time-out long. When the last member of the consumer protocol is gone and the
-configuration allows it, the group asks to become a classic one (`ConsumerGroup.downgrades`);
-group.py does that. Source: KIP-848 (online migration), Kafka's own behaviour.
+The request that it owes has a deadline of its rebalance timeout: JOIN from the first
+REBALANCE_IN_PROGRESS on, SYNC from the JoinGroup on. When the last member of the consumer protocol
+is gone and the configuration allows it, the group asks to become a classic one
+(`ConsumerGroup.downgrades`); group.py does that. Source: KIP-848 (online migration), Kafka's own
+behaviour.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
 PROTOCOL_TYPE = "consumer"
 JOIN, SYNC = "join", "sync"
 VERSION_MEMBER_ID_REQUIRED = 4
-METADATA_BYTES_MAX = 1 << 20  # of all protocols of a member: they are one record
+METADATA_BYTES_MAX = 1 << 20  # of all protocols of one member, which are one record
 
 
 class ClassicSide:
-    """`votes`: how many classic members support each protocol."""
+    """`votes`: the number of classic members that support each protocol."""
 
     def __init__(self, group: ConsumerGroup) -> None:
         self.group = group
@@ -110,7 +111,7 @@ class ClassicSide:
         return response
 
     def _find(self, event: JoinGroup) -> Member | None:
-        """Changes nothing. Raises Refused."""
+        """Finds the member of a JoinGroup; changes nothing. Raises Refused."""
         group, message = self.group, event.message
         if message.group_instance_id is None:
             known = group.members.get(message.member_id) if message.member_id else None
@@ -246,8 +247,8 @@ class ClassicSide:
         replies.append(Reply(event.request, LeaveGroupResponse(members=answers)))
 
     def _leaver(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
-        """By member id; by instance id an administrator removes a static member of either protocol.
-        Raises Refused.
+        """Finds the member that leaves, by member id. With only an instance id, an administrator
+        removes a static member of either protocol. Raises Refused.
         """
         group = self.group
         if one.group_instance_id is None:

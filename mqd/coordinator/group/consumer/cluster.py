@@ -1,5 +1,5 @@
-"""What a consumer group sees of the cluster: topics, expressions over their names, and its
-configuration. Read-only for the cores, filled in by whoever runs them.
+"""A consumer group's view of the cluster: topics, expressions over their names, and its
+configuration. Read-only for the cores; the owner of the cores fills it in.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Topic(NamedTuple):
 
 
 class Cluster(Protocol):
-    """What the answers depend on may change between two events of a core, not during one. `version`
-    is another one whenever an answer about topics may be another.
+    """Answers may change between two events of a core, not during one. `version` changes whenever
+    an answer about topics may change.
     """
 
     matcher: RegexMatcher
@@ -31,7 +31,7 @@ class Cluster(Protocol):
     def topic_name(self, topic_id: bytes) -> str | None: ...
 
     def names(self) -> frozenset[str]:
-        """All topics but internal ones; the same object while they do not change."""
+        """All topics but internal ones. Returns the same object while they do not change."""
 
     def settings(self, group_id: str) -> ConsumerSettings: ...
 
@@ -51,7 +51,9 @@ class FixedCluster:
             self.set(name, count)
 
     def set(self, name: str, partition_count: int) -> Topic:
-        """0 partitions: deleted. More than before: added; fewer: deleted and created anew."""
+        """0 partitions: the topic is deleted. More than before: partitions are added. Fewer: the
+        topic is deleted and created again.
+        """
         old = self.topics.pop(name, None)
         if old is not None and partition_count < old.partition_count:
             del self._names_by_id[old.topic_id]

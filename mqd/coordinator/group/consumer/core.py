@@ -1,32 +1,33 @@
 """A consumer group of KIP-848: ConsumerGroupHeartbeat 0-1, ConsumerGroupDescribe 0-1. Sans-I/O.
 
-Three epochs. The group's rises with everything an assignment follows from: members, subscriptions,
-topics. The target assignment has that of the group it was made for, and is made at most once for
-each. A member's is that of the target it holds. Nobody waits for anybody but for partitions: each
-member goes to the target on its own, in its own heartbeats (members.py), lets go first of what it
-is to lose, and gets what others have let go.
+There are three epochs. The group epoch rises with every input of an assignment that changes:
+members, subscriptions, topics. The target assignment carries the group epoch that it was computed
+for; there is at most one per group epoch. The member epoch is that of the target that the member
+holds. Members wait only for partitions, never for each other: each moves to the target through its
+own heartbeats (members.py), first releases the partitions that it must lose, and then gets those
+that others have released.
 
-A target costs O(members + partitions), so a large group makes one not more often than SHARE lets
-it: a thousand members that join within a second cost a few targets. Who joins meanwhile holds
-nothing, and is told to come again soon.
+A target costs O(members + partitions), so SHARE limits how often a large group computes one: a
+thousand members that join within a second cost a few targets. A member that joins in between holds
+nothing, and is told to send its next heartbeat soon.
 
-Classic members (a group on its way from or to the classic protocol) are in classic_members.py: they
-hold and let go by the same rules.
+Classic members (of a group that is migrating from or to the classic protocol) are in
+classic_members.py: they hold and release partitions by the same rules.
 
 Invariants (check())
-    U1  a partition has one owner at most: assigned to it, or not let go of
-    U2  a member owns exactly what it is assigned and what it has to let go; owners is that, from
-        the other side
-    U3  member epoch <= target epoch <= group epoch; a static member that went has -2
+    U1  a partition has at most one owner: it is assigned to a member, or not yet released by one
+    U2  a member owns exactly the partitions assigned to it and those it has to release; `owners` is
+        the inverse mapping
+    U3  member epoch <= target epoch <= group epoch; a static member that left has -2
     U4  the target gives each partition to one member; only members have one
-    U5  STABLE at the target's epoch: holds its target. REVOKING: has something to let go. Else:
-        nothing to let go
-    U6  what a member keeps from one target to the next is not taken from it on the way: nothing
-        that is assigned and in the target is ever among what it has to let go
-    U7  each member has a session deadline; each REVOKING one a deadline to let go by, which a
+    U5  STABLE at the target's epoch: holds its target. REVOKING: has partitions to release.
+        Otherwise it has none to release
+    U6  partitions that a member keeps from one target to the next are never revoked in between: no
+        partition that is assigned and in the target is among those it has to release
+    U7  each member has a session deadline; each REVOKING one also a deadline to release by, which a
         heartbeat does not move
     U8  an instance id names the one member that carries it
-    U9  a reply rests on what was persisted before it; each request is answered once
+    U9  a reply depends only on records persisted before it; each request is answered once
 Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists
 nothing; one Persist holds actions.PERSIST_BYTES at most, the target's epoch last.
 
@@ -63,9 +64,10 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatResponse
 
 DEADLINE_TIMER = "consumer.deadline"
 TIMERS = (DEADLINE_TIMER,)
-SHARE = 32  # members and partitions for which a millisecond passes between two targets
-SMALL = 1000  # members and partitions up to which every epoch gets its target at once
-# a member that waits for partitions comes again after this; librdkafka also waits as long for an answer
+SHARE = 32  # members plus partitions per millisecond of delay between two targets
+SMALL = 1000  # members plus partitions up to which every epoch gets its target immediately
+# Heartbeat interval of a member that waits for partitions; librdkafka also waits as long for an
+# answer.
 SOON_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
 REVOKE = "revoke"  # what a member of this protocol may owe
@@ -89,8 +91,9 @@ class ConsumerGroup:
         self.deadlines = Deadlines()
         self.classic = ClassicSide(self)
         self.is_persisted = False
-        self.downgrades = False  # wants to become a classic group: nobody speaks the consumer protocol any more
-        self.pending: list[KeyValue] = []  # records of the event that is being handled
+        # wants to become a classic group: no member speaks the consumer protocol any more
+        self.downgrades = False
+        self.pending: list[KeyValue] = []  # records of the event in progress
         self._assign_after_ms = 0
         self._armed_ms: int | None = None
         self._loading: dict[str, tuple[Description | None, Current | None]] = {}
@@ -105,7 +108,7 @@ class ConsumerGroup:
             LeaveGroup: self.classic.on_leave,
         }
 
-    # -- what others ask ---------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
@@ -126,7 +129,9 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """What most members want of those that want one, else the first configured one."""
+        """The assignor that most members ask for, among members that ask for one; else the first
+        configured one.
+        """
         offered = self.cluster.settings(self.group_id).assignors
         votes = {name: count for name, count in self.assignor_votes.items() if name in offered}
         return max(sorted(votes), key=votes.__getitem__) if votes else offered[0]
@@ -137,13 +142,13 @@ class ConsumerGroup:
         return topic in self.subscriptions.all_names()
 
     def empty_since_ms(self) -> None:
-        """Offsets of a consumer group age from their commit, as in Kafka; those of subscribed
-        topics do not.
+        """Offsets of a consumer group age from their commit, as in Kafka; offsets of subscribed
+        topics do not age.
         """
 
     def commit_error(self, event: CommitOffsets) -> int:
         if event.generation < 0 and (not self.members or (event.is_transactional and not event.member_id)):
-            return 0  # an administrator, or a producer whose client does not tell who it is
+            return 0  # an administrator, or a producer whose client does not identify the member
         member = self.members.get(event.member_id)
         if member is None:
             return int(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -166,7 +171,7 @@ class ConsumerGroup:
         return int(ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH)
 
     def delete_all(self) -> list[KeyValue]:
-        """Tombstones of everything that this group has in the log."""
+        """Tombstones for everything that this group has in the log."""
         found = [record for member_id in self.members for record in records.member_tombstones(self.group_id, member_id)]
         return found + records.group_tombstones(self.group_id) if self.is_persisted else found
 
@@ -189,8 +194,8 @@ class ConsumerGroup:
         return actions
 
     def _persists(self) -> list[Action]:
-        """In order, so that each alone is a state that can be loaded: the group's epoch first, the
-        target's last.
+        """Ordered so that the log holds a loadable state after each one: the group's epoch first,
+        the target's last.
         """
         found = persists(self.pending)
         self.pending = []
@@ -223,13 +228,13 @@ class ConsumerGroup:
         )
 
     def _interval_ms(self, member: Member) -> int:
-        """Who waits for something comes sooner, but not so many of them that they are a load."""
+        """A waiting member comes sooner, but the rate of all waiting members is limited."""
         interval_ms = self.cluster.settings(self.group_id).heartbeat_interval_ms
         if member.state == STABLE and (self.epoch == self.assignment_epoch or member.assigned):
             return interval_ms
         return interval_ms if member.state == REVOKING else min(interval_ms, max(SOON_MS, 2 * len(self.members)))
 
-    # -- who asks ----------------------------------------------------------------------------------
+    # -- senders ----------------------------------------------------------------------------------
 
     def check_room(self) -> None:
         max_size = self.cluster.settings(self.group_id).max_size
@@ -242,7 +247,9 @@ class ConsumerGroup:
     # -- members -----------------------------------------------------------------------------------
 
     def enrolled(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
-        """The member, made, renamed or changed; and whether an assignment follows from that."""
+        """Creates, renames or updates the member. Also returns whether the assignment depends on
+        the change.
+        """
         member = known
         if member is None:
             member = Member(member_id, description)
@@ -254,7 +261,7 @@ class ConsumerGroup:
         return member, self.describe_member(member, description) or known is None
 
     def describe_member(self, member: Member, description: Description) -> bool:
-        """Returns whether an assignment follows from what has changed."""
+        """Returns whether the assignment depends on the change."""
         old, assignor = member.description, self.assignor
         if member.resolved is None or old != description:
             self.pending.append(records.member_record(self.group_id, member.member_id, description))
@@ -294,8 +301,8 @@ class ConsumerGroup:
         self.members[member.member_id] = member
 
     def _renamed(self, old: Member, member_id: str) -> Member:
-        """A static member that comes back under another member id takes everything over, from
-        epoch 0.
+        """A static member that comes back under another member id inherits everything, from epoch
+        0.
         """
         target = self.target.get(old.member_id, NOTHING)
         current = Current(0, 0, STABLE, old.assigned, NOTHING)
@@ -310,7 +317,7 @@ class ConsumerGroup:
         return member
 
     def remove(self, member: Member) -> None:
-        """Its partitions are free at once."""
+        """Its partitions are free immediately."""
         del self.members[member.member_id]
         self._forget_description(member)
         self.owners.release(member.member_id, member.assigned)
@@ -347,13 +354,13 @@ class ConsumerGroup:
         return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
     def _leave_for_a_while(self, member: Member) -> None:
-        """Its session goes on; what it had to let go is free."""
+        """Its session continues; the partitions that it had to release are free."""
         self.hold(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
         self.clear_step(member)
 
     def fence(self, members: list[Member]) -> None:
-        """They are members no more, and the group has a new epoch; the next heartbeat of anybody
-        makes its target.
+        """Removes these members and bumps the group epoch; the next heartbeat of any member
+        computes the target.
         """
         for member in members:
             self.remove(member)
@@ -363,7 +370,9 @@ class ConsumerGroup:
     # -- epochs ------------------------------------------------------------------------------------
 
     def refresh(self, bump: bool) -> None:
-        """Looks whether the topics have changed; a new group epoch if they have, or when asked for."""
+        """Checks whether the topics have changed. Bumps the group epoch if they have, or if `bump`
+        is set.
+        """
         if not self.subscriptions.is_current():
             self.subscriptions.refresh()
             bump = bump or self.subscriptions.hash != self.metadata_hash
@@ -373,7 +382,7 @@ class ConsumerGroup:
             self.pending.append(records.group_record(self.group_id, self.epoch, self.metadata_hash))
 
     def maybe_assign(self, now_ms: int, at_once: bool = False) -> None:
-        """A target for the group's epoch, unless the last one is too young."""
+        """Computes a target for the group's epoch, unless the last one is too recent."""
         if self.epoch == self.assignment_epoch:
             return
         counts = self.subscriptions.partition_counts
@@ -399,9 +408,10 @@ class ConsumerGroup:
         self._assign_after_ms = now_ms + size // SHARE
 
     def reconcile(self, member: Member, owned: Partitions | None, now_ms: int) -> None:
-        """Goes as far towards the target as it can."""
+        """Moves the member as far towards the target as possible."""
         target = self.target.get(member.member_id, NOTHING)
-        if self.epoch != self.assignment_epoch:  # the target is older than the member's subscription may be
+        # the target may be older than the member's subscription
+        if self.epoch != self.assignment_epoch:
             ids = member.resolved.topic_ids
             target = {topic_id: indexes for topic_id, indexes in target.items() if topic_id in ids}
         current = reconciled(member, target, self.assignment_epoch, self.owners, owned)
@@ -452,7 +462,7 @@ class ConsumerGroup:
     # -- loading -----------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log. Raises ValueError, and is then as it was."""
+        """Applies one record of the log. Raises ValueError and then changes nothing."""
         kind, name = records.decode_key(key)
         description, current = self._loading.get(name, (None, None))
         if kind == records.METADATA:
@@ -472,8 +482,8 @@ class ConsumerGroup:
         self.is_persisted = bool(self._loaded_keys)
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """Members get a whole session: nobody could reach this coordinator before. What damage of
-        the log has left without a whole, consistent state is fenced.
+        """Members get a full session timeout, because they could not reach this coordinator before.
+        Members that a damaged log leaves without a complete and consistent state are fenced.
         """
         loading, self._loading = self._loading, {}
         self.pending += [(key, None) for key in sorted(self._loaded_keys) if records.is_resolved_expression(key)]
@@ -502,7 +512,7 @@ class ConsumerGroup:
         return self._arm(self._persists() if self.pending else [])
 
     def load_member(self, name: str, description: Description, current: Current | None) -> bool:
-        """False: what it says does not go together with the others."""
+        """False: its state contradicts that of the others."""
         current = current or Current(0, 0, STABLE, NOTHING, NOTHING)
         taken = any(
             self.owners.get(topic_id, index)
@@ -527,10 +537,10 @@ class ConsumerGroup:
         return True
 
     def _load_epochs(self) -> None:
-        """Epochs never stand below what members were told."""
+        """Epochs must not fall below those that members have received."""
         self.assignment_epoch = max([self.assignment_epoch, *(member.epoch for member in self.members.values())])
         if self.epoch < self.assignment_epoch:
-            # another hash than any: the next heartbeat makes a new epoch
+            # differs from any hash, so the next heartbeat makes a new epoch
             self.epoch, self.metadata_hash = self.assignment_epoch, 0
 
     # -- invariants --------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""A consumer group as ConsumerGroupDescribe 0-1 shows it (KIP-848, KIP-1099), and who holds its
-rebalance up. Pure reading.
+"""A consumer group in the form of ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099), and the members
+that hold up its rebalance. Read-only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _member(group: ConsumerGroup, member: Member) -> _Member:
 
 
 def _assignment(group: ConsumerGroup, partitions: Partitions) -> _Assignment:
-    """Topics that were deleted meanwhile have no name, and are left out."""
+    """Topics that have been deleted have no name and are left out."""
     named = ((topic_id, group.cluster.topic_name(topic_id), indexes) for topic_id, indexes in partitions.items())
     return _Assignment(
         topic_partitions=[
@@ -62,10 +62,10 @@ def _assignment(group: ConsumerGroup, partitions: Partitions) -> _Assignment:
 
 
 def holders(group: ConsumerGroup) -> list[Holder]:
-    """For whom others wait, the longest silent first. `waited_for`: "revocation" (it is to let
-    partitions go), "return" (a static member that is away has what others are to get), "join" or
-    "sync" (a classic member that owes it), "heartbeat" (it has what others are to get, and has not
-    asked since that was decided).
+    """The members that others wait for, longest silent first. `waited_for`: "revocation" (it must
+    release partitions), "return" (an absent static member owns partitions that others are to get),
+    "join" or "sync" (a classic member owes it), "heartbeat" (it owns partitions that others are to
+    get, and has sent nothing since that was decided).
     """
     owners: set[str] = set()
     for member_id, member in group.members.items():

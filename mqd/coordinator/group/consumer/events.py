@@ -1,5 +1,5 @@
-"""What happens to a consumer group (KIP-848), beside the classic requests of classic/events.py,
-which its classic members send.
+"""The events of a consumer group (KIP-848), in addition to the classic requests of
+classic/events.py, which its classic members send.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True, gc=False):
-    """`new_member_id`: what a client of version 0 gets that comes without one; random, so it comes
-    from outside. What needs no state is checked by the handler.
+    """`new_member_id`: the id for a client of version 0 that sends none. It is random, so the
+    caller supplies it. The handler checks everything that needs no state.
     """
 
     request: int

@@ -1,4 +1,4 @@
-"""The invariants of consumer.py's head, asserted over the whole group. O(members + partitions)."""
+"""Asserts the invariants of core.py over the whole group. O(members + partitions)."""
 
 from __future__ import annotations
 

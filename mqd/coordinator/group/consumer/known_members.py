@@ -1,4 +1,4 @@
-"""Which member a heartbeat is from, and whether it may send it."""
+"""Finds the member that a heartbeat is from, and checks whether it may send it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def find(group: ConsumerGroup, event: ConsumerHeartbeat) -> Member | None:
-    """The member that sends this, with a valid epoch; None: it is to be made. Changes nothing.
+    """The member that sends this, with a valid epoch. None: it has to be created. Changes nothing.
     Raises Refused.
     """
     message = event.message
@@ -64,16 +64,16 @@ def _find_static(group: ConsumerGroup, message: ConsumerGroupHeartbeatRequest) -
 
 
 def _is_released(member: Member) -> bool:
-    """Somebody else may come in its place. A static member of the classic protocol is stopped
-    without a word, and may come back by the other protocol (KIP-848, online migration).
+    """Another client may take its place. A static member of the classic protocol stops without
+    notice, and may come back under the other protocol (KIP-848, online migration).
     """
     return member.is_classic or member.epoch == LEFT_STATIC_EPOCH
 
 
 def _check_epoch(member: Member, message: ConsumerGroupHeartbeatRequest) -> None:
-    """The member's, or the one before from who has not heard of the new one and has nothing
-    that it may not have. 0 comes from who was fenced or lost an answer: it says that it has
-    nothing.
+    """Accepts the member's epoch, or the previous one from a member that has missed the new one and
+    holds nothing that it may not own. 0 comes from a member that was fenced or lost an answer: it
+    declares that it holds nothing.
     """
     epoch = message.member_epoch
     if epoch in (member.epoch, 0):

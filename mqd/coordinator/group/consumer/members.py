@@ -1,4 +1,4 @@
-"""A member of a KIP-848 group, what it holds, and how that becomes what it is meant to have.
+"""A member of a KIP-848 group, the partitions it holds, and their reconciliation with its target.
 
     STABLE ──target takes something away──▶ REVOKING ──the member says it has let go──▶ STABLE or
     WAITING, at the target's epoch
@@ -7,8 +7,9 @@
 Kafka's names in records: STABLE 0, UNREVOKED_PARTITIONS 1 (here REVOKING), UNRELEASED_PARTITIONS 2
 (here WAITING).
 
-A member's partitions are those assigned and those it still has to let go. What it keeps from one
-target to the next is never taken from it on the way: a rebalance stops nobody who is not concerned.
+A member's partitions are those assigned to it and those it still has to release. Partitions that it
+keeps from one target to the next are never revoked in between: a rebalance does not stop members
+that it does not concern.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from mqd.coordinator.group.consumer.records import Current, Description, Partiti
 from mqd.coordinator.group.consumer.subscriptions import Entry, Key
 
 STABLE, REVOKING, WAITING = 0, 1, 2
-LEFT_STATIC_EPOCH = -2  # a static member that went and may come back
+LEFT_STATIC_EPOCH = -2  # a static member that left and may come back
 LEAVE_EPOCH = -1
 NOTHING: Partitions = {}
 
 
 class Owners:
-    """Who owns which partition: assigned to it, or not let go yet."""
+    """Maps each partition to its owner: the member it is assigned to, or that has not released it
+    yet.
+    """
 
     def __init__(self) -> None:
         self._by_topic: dict[bytes, dict[int, str]] = {}
@@ -64,8 +67,8 @@ class Owners:
 
 
 class Member(Watched):
-    """The Watched of a member is its session; `step` is the next thing it owes: letting partitions
-    go, joining, syncing (the classic protocol's). `resolved`: its entry among the group's
+    """The Watched of a member is its session. `step` is its next obligation: to release partitions,
+    to join or to sync (in the classic protocol). `resolved`: its entry among the group's
     subscriptions.
     """
 
@@ -164,7 +167,7 @@ def contains(whole: Partitions, part: Partitions) -> bool:
 def reconciled(
     member: Member, target: Partitions, target_epoch: int, owners: Owners, owned: Partitions | None
 ) -> Current:
-    """What the member holds from now on. `owned`: what it says it still has; None: it did not say.
+    """The member's new state. `owned`: the partitions that it reports; None: it reported none.
     Pure.
     """
     epoch, assigned = member.epoch, member.assigned
@@ -185,12 +188,12 @@ def reconciled(
 
 
 def _previous(member: Member, epoch: int) -> int:
-    """The epoch with which the member may still come, when it has not heard of the new one."""
+    """The older epoch that the member may still use if it has missed the new one."""
     return member.epoch if epoch != member.epoch else member.previous_epoch
 
 
 def _free(member_id: str, wanted: Partitions, owners: Owners) -> tuple[Partitions, bool]:
-    """(those that nobody else owns, whether somebody owns another)."""
+    """(those without another owner, whether some have another owner)."""
     found: Partitions = {}
     unreleased = False
     for topic_id, indexes in wanted.items():
@@ -202,5 +205,5 @@ def _free(member_id: str, wanted: Partitions, owners: Owners) -> tuple[Partition
 
 
 def has_news(member: Member, target: Partitions, owners: Owners) -> bool:
-    """Is something free by now that the member waits for?"""
+    """Has a partition become free that the member waits for?"""
     return bool(_free(member.member_id, difference(target, member.assigned), owners)[0])

@@ -1,9 +1,9 @@
-"""What a KIP-848 group keeps in `__consumer_offsets`, as values of Python: between
-mqd/coordinator/group/records.py, which knows the bytes, and the core.
+"""The records of a KIP-848 group in `__consumer_offsets` as Python values: the layer between
+mqd/coordinator/group/records.py, which encodes the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
-and not needed: what they say is found anew in the metadata, and the hash in type 3 tells whether it
-has changed meanwhile. They are written as tombstones only.
+but not used: the metadata supplies their content again, and the hash in type 3 shows whether it has
+changed since. They are written only as tombstones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mqd.coordinator.group import records
 METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, REGULAR_EXPRESSION = 3, 4, 5, 6, 7, 8, 16
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
 
-EPOCH_MIN = -2  # of a static member that went
-# of a record that can be believed: no group lives so long, and its next epochs must fit into an
-# int32
+EPOCH_MIN = -2  # of a static member that left
+# Highest plausible epoch of a record: no group lives that long, and later epochs must fit into an
+# int32.
 EPOCH_MAX = 2**31 - 2**16
 
 Partitions = dict[bytes, tuple[int, ...]]  # topic id (16 bytes) -> partition indexes, ascending, never empty
@@ -33,8 +33,8 @@ _Classic = _MEMBER.value.cls.ClassicMemberMetadata
 
 
 class ClassicMetadata(msgspec.Struct, frozen=True):
-    """Of a member that speaks the classic protocol. `protocols`: (name, metadata), most wanted
-    first.
+    """State of a member that speaks the classic protocol. `protocols`: (name, metadata) in order of
+    preference.
     """
 
     session_timeout_ms: int
@@ -42,7 +42,7 @@ class ClassicMetadata(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a member says of itself."""
+    """A member's description of itself."""
 
     instance_id: str | None
     rack_id: str | None
@@ -56,7 +56,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Current(msgspec.Struct, frozen=True):
-    """What a member holds."""
+    """The partitions that a member holds."""
 
     epoch: int
     previous_epoch: int
@@ -172,7 +172,7 @@ def decode_current(value: bytes) -> Current:
 
 
 def group_tombstones(group_id: str) -> list[KeyValue]:
-    """Of the group itself, without its members."""
+    """Tombstones for the group itself, without its members."""
     types = (_TARGET_EPOCH, records.CONSUMER_GROUP_PARTITION_METADATA, _GROUP)
     return [(one.encode_key(group_id), None) for one in types]
 

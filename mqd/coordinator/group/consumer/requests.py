@@ -1,6 +1,4 @@
-"""What a ConsumerGroupHeartbeat says, and what it is answered: the reading and writing of the
-messages, without the group.
-"""
+"""Reads ConsumerGroupHeartbeat requests and writes their responses, without the group's state."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _TopicPartitions, _Assignment = (
 
 
 NAME_CHARS_MAX = 8_000  # a record's string holds 32,767 bytes
-SUBSCRIPTION_CHARS_MAX = 250_000  # of all names together: they are one record
+SUBSCRIPTION_CHARS_MAX = 250_000  # of all names of one member, which are one record
 
 
 class Refused(Exception):
@@ -31,7 +29,7 @@ class Refused(Exception):
 def problem_of(
     message: ConsumerGroupHeartbeatRequest, api_version: int, assignors: tuple[str, ...]
 ) -> tuple[int, str] | None:
-    """(error, reason) of what is wrong whatever the group is; None: nothing."""
+    """(error, reason) for a request that is invalid in any group; None: it is valid."""
     epoch, invalid = message.member_epoch, int(ErrorCode.INVALID_REQUEST)
     if not message.group_id.strip():
         return invalid, "GroupId can't be empty."
@@ -79,14 +77,14 @@ def _is_too_long(message: ConsumerGroupHeartbeatRequest) -> bool:
 
 
 def owned(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:
-    """What the member says it has; None: it does not say."""
+    """The partitions that the member reports; None: it reports none."""
     if message.topic_partitions is None:
         return None
     return {one.topic_id: tuple(one.partitions) for one in message.topic_partitions if one.partitions}
 
 
 def is_full(message: ConsumerGroupHeartbeatRequest) -> bool:
-    """Everything is said: the member begins anew, or has lost an answer."""
+    """All fields are set: the member starts afresh, or has lost an answer."""
     subscribes = message.subscribed_topic_names is not None or message.subscribed_topic_regex is not None
     return message.member_epoch == 0 or (
         message.rebalance_timeout_ms != -1 and subscribes and message.topic_partitions is not None
@@ -94,7 +92,7 @@ def is_full(message: ConsumerGroupHeartbeatRequest) -> bool:
 
 
 def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexMatcher) -> Description:
-    """What the member says of itself; fields that are not there are as before. `old` itself when
+    """The member's description of itself; absent fields keep their value. Returns `old` itself if
     nothing is new. Raises Refused.
     """
     message = event.message

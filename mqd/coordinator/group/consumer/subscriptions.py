@@ -1,9 +1,10 @@
-"""What the members of a group subscribe to, as the topics that exist now. Members that subscribe to
-the same share one entry, so what counts is how many different subscriptions there are, not how many
+"""The subscriptions of a group's members, resolved to existing topics. Members with equal
+subscriptions share one entry, so the cost depends on the number of different subscriptions, not of
 members.
 
 Invariants (check())
-    N1  an entry's count is the number of members that subscribe so; nobody: no entry
+    N1  an entry's count is the number of members with this subscription; an entry without members
+        is removed
     N2  entries are resolved against the same version of the topics
     N3  `partition_counts` has exactly the topics that some entry resolves to
 """
@@ -60,7 +61,7 @@ class Subscriptions:
         return self._version == self._cluster.version
 
     def refresh(self) -> None:
-        """Against the topics as they are now."""
+        """Resolves all entries against the current topics."""
         self._version = self._cluster.version
         for key, entry in self._entries.items():
             self._resolve(key, entry)
@@ -76,7 +77,9 @@ class Subscriptions:
             try:
                 found |= self._cluster.matcher.matching(regex, self._cluster.names())
             except BadExpression:
-                pass  # loaded from a log of another broker, whose expressions are not ours: it matches nothing
+                # loaded from the log of another broker, whose expressions may be invalid here: it
+                # matches nothing
+                pass
         topics = {name: topic for name in found if (topic := self._cluster.topic(name)) is not None}
         entry.names = frozenset(topics)
         entry.topic_ids = frozenset(topic.topic_id for topic in topics.values())
@@ -93,15 +96,15 @@ class Subscriptions:
 
     @property
     def partition_counts(self) -> dict[bytes, int]:
-        """Topic id -> partitions, of every topic that somebody subscribes to."""
+        """Topic id -> partition count, for every subscribed topic."""
         if self._counts is None:
             self._counts = dict(self._topics().values())
         return self._counts
 
     @property
     def hash(self) -> int:
-        """Of everything that an assignment follows from: the topics, their partitions, and what
-        each expression matches. 64 bits with a sign, never 0.
+        """Hash of all inputs of an assignment: the topics, their partitions, and the matches of
+        each expression. 64 bits, signed, never 0.
         """
         if self._hash is None:
             digest = hashlib.blake2b(digest_size=8)
@@ -117,8 +120,8 @@ class Subscriptions:
         return self._hash
 
     def all_names(self) -> frozenset[str]:
-        """Subscribed to by name or by expression; topics that do not exist count when they are
-        named.
+        """Topics subscribed to by name or by expression. Topics that do not exist are included if a
+        member names them.
         """
         return frozenset().union(*(entry.names | frozenset(key[0]) for key, entry in self._entries.items()))
 
