@@ -10,6 +10,8 @@ import click
 from mqd.cli.common import EXIT_FAILED, CliError, Settings, complete_topic, emit_json, emit_table, options, pairs
 
 _CREATE_PARTITIONS = 37
+_PARTITIONS_MAX = 100_000  # librdkafka's bound for one topic; a broker may have room for fewer, and says so
+_REPLICAS_MAX = 10_000  # likewise
 
 
 @click.group(help="Create, list, describe, alter and delete topics.")
@@ -21,12 +23,15 @@ def command() -> None:
 @options
 @click.argument("name")
 @click.option(
-    "-p", "--partitions", type=click.IntRange(1), help="Number of partitions.  [default: the broker's num.partitions]"
+    "-p",
+    "--partitions",
+    type=click.IntRange(1, _PARTITIONS_MAX),
+    help="Number of partitions.  [default: the broker's num.partitions]",
 )
 @click.option(
     "-r",
     "--replication-factor",
-    type=click.IntRange(1),
+    type=click.IntRange(1, _REPLICAS_MAX),
     help="Replicas of each.  [default: the broker's default.replication.factor]",
 )
 @click.option(
@@ -270,7 +275,9 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
 @command.command("add-partitions")
 @options
 @click.argument("name", shell_complete=complete_topic)
-@click.option("--to", "total", required=True, type=click.IntRange(1), help="The new number of partitions.")
+@click.option(
+    "--to", "total", required=True, type=click.IntRange(1, _PARTITIONS_MAX), help="The new number of partitions."
+)
 def add_partitions(settings: Settings, name: str, total: int) -> None:
     """Give the topic NAME more partitions. Keys move: records of one key from before and after may
     lie in different partitions.

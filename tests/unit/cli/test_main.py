@@ -95,6 +95,36 @@ def test_no_broker_is_exit_code_3_and_says_the_way_out(arguments, closed_port, c
     )
 
 
+@pytest.mark.parametrize(
+    "arguments, bound",
+    [
+        (("create", "t", "-p", "10000000"), 100_000),
+        (("create", "t", "-r", "10000000"), 10_000),
+        (("add-partitions", "t", "--to", "10000000"), 100_000),
+    ],
+)
+def test_a_number_beyond_what_can_be_sent_is_refused_with_the_bound(arguments, bound, closed_port, capsys):
+    assert main_module._run(["topic", *arguments, "-b", f"127.0.0.1:{closed_port}"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"10000000 is not in the range 1<=x<={bound}" in error
+
+
+def test_the_bounds_are_librdkafkas():
+    from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+    from mqd.cli.verbs.topic import _PARTITIONS_MAX, _REPLICAS_MAX
+
+    admin = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    admin.create_topics([NewTopic("t", num_partitions=_PARTITIONS_MAX, replication_factor=_REPLICAS_MAX)])
+    admin.create_partitions([NewPartitions("t", _PARTITIONS_MAX)])
+    with pytest.raises(ValueError, match="num_partitions out of expected range"):
+        admin.create_topics([NewTopic("t", num_partitions=_PARTITIONS_MAX + 1)])
+    with pytest.raises(ValueError, match="replication_factor out of expected range"):
+        admin.create_topics([NewTopic("t", num_partitions=1, replication_factor=_REPLICAS_MAX + 1)])
+    with pytest.raises(ValueError, match="new_total_cnt out of expected range"):
+        admin.create_partitions([NewPartitions("t", _PARTITIONS_MAX + 1)])
+
+
 def test_bootstrap_comes_from_option_group_or_environment(closed_port):
     for arguments, environment in (
         (["topic", "list", "-b", f"127.0.0.1:{closed_port}"], {"MQD_BOOTSTRAP": "127.0.0.1:1"}),
