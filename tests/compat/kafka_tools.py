@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,36 +57,104 @@ class KafkaTools:
         """One Apache Kafka on a free port, with empty logs: its bootstrap address. In `settings`, _
         stands for a dot.
         """
-        port, controller = free_port(), free_port()
+        with KafkaCluster(
+            self, self._directory, 1, {key.replace("_", "."): value for key, value in settings.items()}
+        ) as kafka:
+            yield kafka.bootstrap
+
+
+class KafkaBroker:
+    """One node, broker and controller in one process. stop() and start() again keep its logs."""
+
+    def __init__(self, tools: KafkaTools, directory: Path, node_id: int) -> None:
+        self.node_id, self.port, self.controller_port = node_id, free_port(), free_port()
+        self.directory_id = apache_kafka.cluster_id()
+        self.log_dir = directory / f"kafka-logs-{node_id}"
+        self._tools = tools
+        self._properties, self._output = directory / f"server-{node_id}.properties", directory / f"kafka-{node_id}.out"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def controller(self) -> str:
+        return f"127.0.0.1:{self.controller_port}"
+
+    def format(self, cluster_id: str, peers: list[KafkaBroker], settings: dict[str, str]) -> None:
         own = {
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
-            "log.dirs": str(self._directory / "kafka-logs"),
-            **{name.replace("_", "."): value for name, value in settings.items()},
+            "node.id": str(self.node_id),
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{self.controller}",
+            "controller.quorum.bootstrap.servers": ",".join(peer.controller for peer in peers),
+            "log.dirs": str(self.log_dir),
+            **settings,
         }
-        properties = self._directory / "server.properties"
-        properties.write_text("".join(f"{key}={value}\n" for key, value in {**apache_kafka.PROPERTIES, **own}.items()))
-        formatted = self.run(
-            "kafka.tools.StorageTool", "format", "--standalone", "-t", apache_kafka.cluster_id(), "-c", str(properties)
+        lines = {**apache_kafka.PROPERTIES, **own}.items()
+        self._properties.write_text("".join(f"{key}={value}\n" for key, value in lines))
+        voters = ",".join(f"{peer.node_id}@{peer.controller}:{peer.directory_id}" for peer in peers)
+        formatted = self._tools.run(
+            "kafka.tools.StorageTool",
+            *("format", "-t", cluster_id, "-c", str(self._properties), "--initial-controllers", voters),
         )
         assert formatted.returncode == 0, formatted.stderr + formatted.stdout
-        with open(self._directory / "kafka.out", "w") as output:
-            process = subprocess.Popen(
-                self.command("kafka.Kafka", str(properties), heap="512M"),
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-            )
+
+    def start(self) -> None:
+        command = self._tools.command("kafka.Kafka", str(self._properties), heap="512M")
+        with open(self._output, "a") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+
+    def wait_until_it_answers(self) -> None:
+        assert self.process is not None
+        _wait_until_it_answers(self.process, self.port, self._output)
+
+    def stop(self) -> None:
+        """SIGTERM, as kafka-server-stop.sh."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        process.terminate()
         try:
-            _wait_until_it_answers(process, port, self._directory / "kafka.out")
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            process, self.process = self.process, None
+            process.kill()
+            process.wait()
+
+
+class KafkaCluster:
+    """Apache Kafka with empty logs on free ports; `brokers` by node id, from 1."""
+
+    def __init__(self, tools: KafkaTools, directory: Path, count: int, settings: dict[str, str] | None = None) -> None:
+        self.brokers = {number: KafkaBroker(tools, directory, number) for number in range(1, count + 1)}
+        self._settings = settings or {}
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap for broker in self.brokers.values())
+
+    def __enter__(self) -> KafkaCluster:
+        cluster_id, peers = apache_kafka.cluster_id(), list(self.brokers.values())
+        for broker in peers:
+            broker.format(cluster_id, peers, self._settings)
+        try:
+            for broker in peers:
+                broker.start()
+            for broker in peers:
+                broker.wait_until_it_answers()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ThreadPoolExecutor(len(self.brokers)) as pool:
+            list(pool.map(KafkaBroker.stop, self.brokers.values()))
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, output: Path) -> None:

@@ -1,0 +1,183 @@
+"""Where mqd's answer may differ from Apache Kafka's, each with a reason. A difference that is not
+here fails its story, and so does an entry that a story does not need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable
+
+from tests.compat.tools.sides import Step
+
+# What a client makes of an error code, and the text that the broker sent with it
+MESSAGE = re.compile(r"(org\.apache\.kafka\.common\.errors\.\w+Exception):.*")
+WORDS = "the text of an error message"
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """`stories`: a pattern of names. `part`: what is cut out of both sides' lines before they are
+    compared. `lines`: a pattern of lines that one side has and the other has not.
+    """
+
+    reason: str
+    stories: str
+    part: str = ""
+    lines: str = ""
+
+
+MIN_ISR = (
+    "`min.insync.replicas` of a topic follows its number of replicas; Kafka gives the cluster a default of 1. A"
+    " reassignment writes out the number in force"
+)
+SYNONYMS = (
+    "mqd names the default of a setting as its last synonym, also where Kafka has none, and folds `log.retention.hours`"
+    " into `log.retention.ms`"
+)
+TEXTS = "mqd's own words: the message names the cause, or the way out, too"
+STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is given"
+
+QUOTAS = "not in mqd: quotas of users, of addresses and of changes; they are refused with a message that says so"
+SCRAM = "not in mqd: authentication, so that there are no SCRAM credentials and no delegation tokens"
+METRICS = "not in mqd: metrics of clients (KIP-714)"
+SHARE = "not in mqd: share groups and streams groups"
+TIERED = "not in mqd: tiered storage and recompression, and so their settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
+INTERNAL = "internal topics keep mqd's own settings, written out"
+FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
+INDEX = "an offset index names the first offset of a batch, Kafka's the last one. Both brokers read both; the tool calls it a mismatch"
+ELR = "with no leader and an empty ISR, Kafka names the last leader as LastKnownElr too; mqd names it as Elr only"
+COMPACTED = "records of a topic that only compacts can be deleted; Kafka refuses that"
+EMPTY_POLICY = "an empty `cleanup.policy` is refused; `retention.ms=-1` keeps everything"
+INVALID = "a wrong value of a broker setting is INVALID_CONFIG, as of a topic's; Kafka calls it INVALID_REQUEST"
+GROUP_CONFIGS = "a group whose last setting was deleted is unknown again; Kafka keeps an empty entry"
+VOTERS = "one broker alone has no directory id, and no controller listener apart from its own"
+FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is Kafka 4.0's"
+ERROR = r"err (java\.util\.concurrent\.ExecutionException: |Caused by: |)org\.apache\.kafka\.common\.errors\."
+FAILED = r"err Error while executing config command .*"
+CODES = r"exit [01]"
+
+ALLOWED = (
+    Allowed(
+        MIN_ISR,
+        "(topics: (create|with conf|internal|three)|configs: of a topic: all).*",
+        part=r"\bmin\.insync\.replicas=-?\d+,?",
+    ),
+    Allowed(
+        MIN_ISR,
+        "(configs: of a broker: set|configs: three|reassign-partitions: three brokers: thr).*",
+        lines=r"out min\.insync\.replicas=.*",
+    ),
+    Allowed(
+        SYNONYMS,
+        "configs: of a topic: all.*",
+        part=r"[, ]*\b(DYNAMIC_DEFAULT_BROKER_CONFIG|DEFAULT_CONFIG):[\w.]*(=[\w.-]*)?",
+    ),
+    Allowed(
+        SYNONYMS,
+        "(configs: (of a broker|of groups|three)|reassign-partitions: three brokers: thr).*",
+        part=r", (STATIC_BROKER_CONFIG|DEFAULT_CONFIG):[\w.=-]+",
+    ),
+    Allowed(
+        TIERED,
+        "configs: of a topic: all.*",
+        lines=r"out (compression\.\w+\.level|(local|remote)\.[\w.]+|flush\.on\.ack|record\.validation|replica\.lag\.max\.messages)=.*",
+    ),
+    Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),
+    Allowed(INTERNAL, "topics: internal.*", lines=r"out Topic: __consumer_offsets TopicId: ID PartitionCount: 4 .*"),
+    Allowed(
+        EMPTY_POLICY,
+        "configs: of a topic: set.*",
+        lines=rf"{CODES}|{FAILED}|{ERROR}InvalidConfigurationException|out (Completed|cleanup\.policy=).*",
+    ),
+    Allowed(
+        STRICT,
+        "configs: of a broker: set.*",
+        lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\.",
+    ),
+    Allowed(INVALID, "configs: of a broker: set.*", lines=rf"{ERROR}Invalid(Configuration|Request)Exception"),
+    Allowed(
+        QUOTAS,
+        "configs: quotas.*",
+        lines=rf"{CODES}|{FAILED}|{ERROR}InvalidRequestException|err Invalid config\(s\): .*|out (Completed|Quota configs).*",
+    ),
+    Allowed(
+        GROUP_CONFIGS,
+        "configs: of groups",
+        lines=r"out (Dynamic configs for group tuned are:|The group 'tuned' doesn't exist.*)",
+    ),
+    Allowed(
+        SCRAM, "configs: SCRAM.*", lines=rf"{CODES}|{FAILED}|{ERROR}UnsupportedVersionException|out (Completed|SCRAM).*"
+    ),
+    Allowed(SCRAM, "delegation-tokens: .*", lines=rf"{ERROR}(UnsupportedByAuthentication|UnsupportedVersion)Exception"),
+    Allowed(FEATURES, "features: .*", lines=r"out Feature: (mqd|metadata)\.version .*"),
+    Allowed(TEXTS, "features: .*", lines=r"out (Can|Could) not .*"),
+    Allowed(
+        METRICS,
+        "client-metrics: .*",
+        lines=rf"{CODES}|out (Altered|The client metric|Client metrics|interval|match|metrics|Deleted|Error while).*",
+    ),
+    Allowed(SHARE, "(share|streams)-groups: .*", lines=r"(out Error: Executing|err (java|Caused)).*Exception"),
+    Allowed(SCRAM, "broker-api-versions: .*", lines=r"out \w*(Sasl|DelegationToken|Scram)\w*\(\d+\): .*"),
+    Allowed(SHARE, "broker-api-versions: .*", lines=r"out \w*(Share|StreamsGroup)\w*\(\d+\): .*"),
+    Allowed(VOTERS, "metadata-quorum: status.*", lines=r"out CurrentVoters: .*"),
+    Allowed(
+        FORMATS, "(console-consumer: from|dump-log: seg).*", part=r'"version": ?"?[34]"?,|"previousProducerId":\d+,'
+    ),
+    Allowed(INDEX, "dump-log: seg.*", lines=r"out offset: \d+ position: \d+|err (Mismatches|Index offset).*"),
+    Allowed(COMPACTED, "delete-records: .*", lines=r"out partition: compact-only-0 .*"),
+    Allowed(ELR, "topics: three.*", part=r"LastKnownElr:( 3)?"),
+)
+
+
+def differing(kafka: list[str], mqd: list[str]) -> list[str]:
+    """`- ` what Kafka has, `+ ` what mqd has."""
+    return [line for line in difflib.ndiff(kafka, mqd) if line[0] in "-+"]
+
+
+class Verdict:
+    """How one story compares: `unexplained` lines by step, the `reasons` that were needed, and
+    entries of the table that were `unused`.
+    """
+
+    def __init__(self, name: str, kafka: list[Step], mqd: list[Step], table: Iterable[Allowed] = ALLOWED) -> None:
+        told = [[(step.tool, step.words) for step in steps] for steps in (kafka, mqd)]
+        assert told[0] == told[1], "a story does the same on both sides"
+        self.unexplained: list[str] = []
+        self._entries = [entry for entry in table if re.fullmatch(entry.stories, name)]
+        self._used: set[Allowed] = set()
+        self.words_differ = False
+        for left, right in zip(kafka, mqd, strict=True):
+            if left.lines() != right.lines():
+                self._compare(left, right)
+        self.unused = [entry for entry in self._entries if entry not in self._used]
+
+    def _compare(self, left: Step, right: Step) -> None:
+        kafka, mqd = left.lines(), right.lines()
+        worded = [[MESSAGE.sub(r"\1", line) for line in lines] for lines in (kafka, mqd)]
+        if differing(*worded) != differing(kafka, mqd):
+            self.words_differ = True
+        kafka, mqd = worded
+        for entry in self._entries:
+            if entry.part:
+                cut = [[re.sub(entry.part, "", line).rstrip(" ,") for line in lines] for lines in (kafka, mqd)]
+                if cut != [kafka, mqd]:
+                    self._used.add(entry)
+                kafka, mqd = cut
+        left_over = []
+        for line in differing(kafka, mqd):
+            found = next(
+                (entry for entry in self._entries if entry.lines and re.fullmatch(entry.lines, line[2:])), None
+            )
+            if found is None:
+                left_over.append(line)
+            else:
+                self._used.add(found)
+        if left_over:
+            self.unexplained += [f"{left.tool} {left.words}", *(f"    {line}" for line in left_over)]
+
+
+def reasons(name: str, table: Iterable[Allowed] = ALLOWED) -> list[str]:
+    """Of a story, in the order of the table, each once."""
+    return list(dict.fromkeys(entry.reason for entry in table if re.fullmatch(entry.stories, name)))

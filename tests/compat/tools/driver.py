@@ -1,0 +1,132 @@
+"""Apache Kafka's tools by the names of their scripts, all in one Java process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+from tests.compat.kafka_tools import KafkaTools
+
+SOURCE = Path(__file__).parent / "ToolDriver.java"
+RUN_SECONDS = 60
+BEYOND_SECONDS = 30  # what the driver itself may take on top
+
+# What bin/kafka-NAME.sh runs
+CLASSES = {
+    "acls": "org.apache.kafka.tools.AclCommand",
+    "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "client-metrics": "org.apache.kafka.tools.ClientMetricsCommand",
+    "cluster": "org.apache.kafka.tools.ClusterTool",
+    "configs": "kafka.admin.ConfigCommand",
+    "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "console-share-consumer": "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
+    "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "delegation-tokens": "org.apache.kafka.tools.DelegationTokenCommand",
+    "delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "dump-log": "kafka.tools.DumpLogSegments",
+    "e2e-latency": "org.apache.kafka.tools.EndToEndLatency",
+    "features": "org.apache.kafka.tools.FeatureCommand",
+    "get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "groups": "org.apache.kafka.tools.GroupsCommand",
+    "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
+    "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "replica-verification": "org.apache.kafka.tools.ReplicaVerificationTool",
+    "share-groups": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+    "streams-application-reset": "org.apache.kafka.tools.StreamsResetter",
+    "streams-groups": "org.apache.kafka.tools.streams.StreamsGroupCommand",
+    "topics": "org.apache.kafka.tools.TopicCommand",
+    "transactions": "org.apache.kafka.tools.TransactionsCommand",
+    "verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
+    "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
+}
+# A process for each call: their shutdown hooks are the Java runtime's own
+ALONE = ("replica-verification", "verifiable-producer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What one call of a tool gave. `code` is None when it was stopped because it took too long."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+class ToolDriver:
+    """One Java process, started with the first call, and again after a tool that did not end."""
+
+    def __init__(self, tools: KafkaTools, errors: Path) -> None:
+        self._tools, self._errors = tools, errors
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def run(self, tool: str, words: list[str], stdin: str = "", seconds: float = RUN_SECONDS) -> Ran:
+        if tool in ALONE:
+            return self._run_alone(CLASSES[tool], words, seconds)
+        request = {"tool": CLASSES[tool], "words": words, "stdin": stdin, "seconds": seconds}
+        with self._lock:
+            process = self._started()
+            assert process.stdin is not None and process.stdout is not None
+            ended = threading.Timer(seconds + BEYOND_SECONDS, process.kill)
+            ended.start()
+            try:
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            finally:
+                ended.cancel()
+            assert line, f"{tool} {words}: the driver ended\n{self._errors.read_text()[-3000:]}"
+            answer = json.loads(line)
+            exited = answer.pop("exited")
+            ran = Ran(**answer)
+            if exited:
+                ran = dataclasses.replace(ran, code=process.wait())
+            if exited or ran.code is None:
+                self._stop()
+            return ran
+
+    def _run_alone(self, name: str, words: list[str], seconds: float) -> Ran:
+        command = self._tools.command(name, *words)
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=seconds)
+                return Ran(process.returncode, out, err)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return Ran(None, *process.communicate())
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            with open(self._errors, "a") as errors:
+                self._process = subprocess.Popen(
+                    self._tools.command(str(SOURCE)),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
+        return self._process
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stop()

@@ -1,0 +1,264 @@
+"""Stories of groups: kafka-consumer-groups, kafka-groups, kafka-streams-application-reset, share and
+streams groups.
+"""
+
+from __future__ import annotations
+
+from tests.compat.tools.sides import Side
+from tests.compat.tools.story import story
+
+
+def committed(side: Side, group: str, topic: str, offset: int) -> None:
+    """A group without members that has committed `offset` of partition 0."""
+    side.topic(topic, "--partitions", "2")
+    side.produce(topic, [f"v{n}" for n in range(10)])
+    reset = ("--group", group, "--topic", f"{topic}:0", "--reset-offsets", "--execute")
+    ran = side.run("consumer-groups", *reset, "--to-offset", str(offset), quiet=True)
+    assert ran.code == 0, ran
+
+
+@story("consumer-groups", "an empty group: list, describe, delete")
+def groups_empty(side: Side) -> None:
+    committed(side, "empty", "of-empty", 4)
+    side.run("consumer-groups", "--list", until=lambda ran: "empty" in ran.out, unordered=True)
+    side.run("consumer-groups", "--list", "--state", unordered=True)
+    side.run("consumer-groups", "--list", "--state", "Stable")
+    side.run("consumer-groups", "--list", "--state", "Empty,Dead", unordered=True)
+    side.run("consumer-groups", "--list", "--state", "Happy", unordered="words")
+    side.run("consumer-groups", "--list", "--type", unordered=True)
+    side.run("consumer-groups", "--list", "--type", "consumer", unordered=True)
+    side.run("consumer-groups", "--list", "--type", "classic", "--state", "Empty", unordered=True)
+    side.run("consumer-groups", "--describe", "--group", "empty")
+    side.run("consumer-groups", "--describe", "--group", "empty", "--offsets", "--verbose")
+    side.run("consumer-groups", "--describe", "--group", "empty", "--members")
+    side.run("consumer-groups", "--describe", "--group", "empty", "--members", "--verbose")
+    side.run("consumer-groups", "--describe", "--group", "empty", "--state")
+    side.run("consumer-groups", "--describe", "--group", "empty", "--state", "--verbose")
+    side.run("consumer-groups", "--describe", "--all-groups", "--state", unordered=True)
+    side.run("consumer-groups", "--delete", "--group", "empty")
+    side.run("consumer-groups", "--describe", "--group", "empty")
+    side.run("consumer-groups", "--delete", "--group", "empty")
+
+
+@story("consumer-groups", "reset offsets by every option")
+def groups_reset(side: Side) -> None:
+    committed(side, "reset", "of-reset", 5)
+    of = ("--group", "reset", "--topic", "of-reset", "--reset-offsets")
+    for where in (
+        ("--to-earliest",),
+        ("--to-latest",),
+        ("--to-current",),
+        ("--to-offset", "3"),
+        ("--to-offset", "99"),
+        ("--to-offset", "-5"),
+        ("--shift-by", "2"),
+        ("--shift-by", "-2"),
+        ("--shift-by", "100"),
+        ("--shift-by", "-100"),
+        ("--to-datetime", "1970-01-01T00:00:05.000"),
+        ("--to-datetime", "2200-01-01T00:00:00.000"),
+        ("--to-datetime", "yesterday"),
+        ("--by-duration", "PT0H1M"),
+        ("--by-duration", "a while"),
+    ):
+        side.run("consumer-groups", *of, *where, "--dry-run", unordered=True)
+    for where in (
+        ("--shift-by", "-2"),
+        ("--to-datetime", "1970-01-01T00:00:05.000"),
+        ("--to-latest",),
+        ("--to-earliest",),
+    ):
+        side.run("consumer-groups", *of, *where, "--execute", unordered=True)
+        side.run("consumer-groups", "--describe", "--group", "reset", unordered=True)
+    side.run("consumer-groups", *of, "--to-latest", unordered=True)
+    side.run("consumer-groups", *of, "--to-latest", "--dry-run", "--execute")
+    exported = side.run("consumer-groups", *of, "--to-offset", "6", "--dry-run", "--export", unordered=True)
+    plan = side.file("plan.csv", "".join(sorted(line + "\n" for line in exported.out.splitlines() if "," in line)))
+    side.run("consumer-groups", "--group", "reset", "--reset-offsets", "--from-file", plan, "--execute", unordered=True)
+    side.run(
+        "consumer-groups",
+        "--group",
+        "reset",
+        "--reset-offsets",
+        "--all-topics",
+        "--to-earliest",
+        "--execute",
+        unordered=True,
+    )
+    side.run(
+        "consumer-groups", "--group", "reset", "--topic", "of-reset:0", "--reset-offsets", "--to-latest", "--execute"
+    )
+    side.run(
+        "consumer-groups",
+        "--group",
+        "reset",
+        "--topic",
+        "of-reset:7",
+        "--reset-offsets",
+        "--to-latest",
+        "--execute",
+        *side.impatient(),
+    )
+    side.run(
+        "consumer-groups",
+        "--group",
+        "reset",
+        "--topic",
+        "nowhere",
+        "--reset-offsets",
+        "--to-latest",
+        "--execute",
+        *side.impatient(),
+    )
+    side.run(
+        "consumer-groups",
+        "--group",
+        "fresh",
+        "--topic",
+        "of-reset",
+        "--reset-offsets",
+        "--to-earliest",
+        "--execute",
+        unordered=True,
+    )
+    side.run(
+        "consumer-groups",
+        "--all-groups",
+        "--topic",
+        "of-reset",
+        "--reset-offsets",
+        "--to-latest",
+        "--dry-run",
+        unordered=True,
+    )
+    side.run("consumer-groups", "--group", "reset", "--delete-offsets", "--topic", "of-reset:0")
+    side.run("consumer-groups", "--group", "reset", "--delete-offsets", "--topic", "of-reset", unordered=True)
+    side.run("consumer-groups", "--group", "reset", "--delete-offsets", "--topic", "nowhere", *side.impatient())
+    side.run("consumer-groups", "--group", "nobody", "--delete-offsets", "--topic", "of-reset")
+    for group in ("reset", "fresh"):
+        side.run("consumer-groups", "--delete", "--group", group)
+
+
+def with_members(side: Side, protocol: str) -> None:
+    topic, group = f"of-{protocol}", f"live-{protocol}"
+    side.topic(topic, "--partitions", "2")
+    side.produce(topic, ["a", "b", "c"])
+    member = side.member(group, [topic], **{"group.protocol": protocol})
+    message = member.poll(20)
+    assert message is not None and message.error() is None, message
+    member.commit(asynchronous=False)
+    described = ("consumer-groups", "--describe", "--group", group)
+    ran = side.run(*described, "--members", quiet=True)
+    for word in ran.out.split():
+        if word.startswith("member-") or (protocol == "consumer" and len(word) in (22, 36)):
+            side.names(word, "MEMBER")
+    side.run(*described, unordered=True)
+    side.run(*described, "--members")
+    side.run(*described, "--members", "--verbose")
+    side.run(*described, "--state")
+    side.run(*described, "--state", "--verbose")
+    side.run(*described, "--offsets", "--verbose", unordered=True)
+    side.run("consumer-groups", "--list", "--state", "Stable")
+    side.run("consumer-groups", "--list", "--type", protocol, unordered=True)
+    side.run("consumer-groups", "--delete", "--group", group)
+    side.run("consumer-groups", "--group", group, "--reset-offsets", "--all-topics", "--to-earliest", "--execute")
+    side.run("consumer-groups", "--group", group, "--delete-offsets", "--topic", topic, unordered=True)
+    member.close()
+    side.run(*described, until=lambda ran: "no active members" in ran.err + ran.out, unordered=True)
+    side.run("consumer-groups", "--delete", "--group", group)
+
+
+@story("consumer-groups", "a group of the classic protocol with a member")
+def groups_classic(side: Side) -> None:
+    with_members(side, "classic")
+
+
+@story("consumer-groups", "a group of the consumer protocol (KIP-848) with a member")
+def groups_consumer(side: Side) -> None:
+    with_members(side, "consumer")
+
+
+@story("consumer-groups", "a group that is not there, wrong words")
+def groups_missing(side: Side) -> None:
+    for words in (
+        ("--describe", "--group", "nobody"),
+        ("--describe", "--group", "nobody", "--members"),
+        ("--describe", "--group", "nobody", "--state"),
+        ("--delete", "--group", "nobody"),
+        ("--describe", "--group", "nobody", "--offsets", "--state"),
+        ("--describe",),
+        ("--delete",),
+        ("--group", "x", "--reset-offsets", "--to-earliest"),
+        ("--group", "x", "--reset-offsets", "--topic", "t"),
+        ("--group", "x", "--reset-offsets", "--topic", "t", "--to-earliest", "--to-latest"),
+        ("--list", "--describe"),
+        ("--validate-regex", "a.*b"),
+        ("--validate-regex", "a(b"),
+        (),
+    ):
+        side.run("consumer-groups", *words, unordered="words")
+
+
+@story("groups", "list, filter")
+def all_groups(side: Side) -> None:
+    committed(side, "listed", "of-listed", 1)
+    member = side.member("listed-848", ["of-listed"], **{"group.protocol": "consumer"})
+    listed = ("groups", "--list")
+    side.run(*listed, unordered=True)
+    side.run(*listed, "--group-type", "classic", unordered=True)
+    side.run(*listed, "--group-type", "consumer")
+    side.run(*listed, "--group-type", "share")
+    side.run(*listed, "--group-type", "streams")
+    side.run(*listed, "--group-type", "odd")
+    side.run(*listed, "--protocol", "consumer", unordered=True)
+    side.run(*listed, "--protocol", "connect")
+    side.run(*listed, "--consumer", unordered=True)
+    side.run(*listed, "--share")
+    side.run("groups")
+    member.close()
+    for group in ("listed", "listed-848"):
+        side.run("consumer-groups", "--delete", "--group", group, until=lambda ran: "success" in ran.out)
+
+
+@story("share-groups", "list, describe")
+def share_groups(side: Side) -> None:
+    side.run("share-groups", "--list")
+    side.run("share-groups", "--describe", "--group", "nobody")
+    side.run("share-groups", "--delete", "--group", "nobody")
+    side.run("share-groups", "--describe")
+
+
+@story("console-share-consumer", "reads a topic")
+def share_consumer(side: Side) -> None:
+    side.topic("shared")
+    side.run("console-share-consumer", "--topic", "shared", "--group", "sharing", "--timeout-ms", "3000", seconds=20)
+
+
+@story("streams-groups", "list, describe")
+def streams_groups(side: Side) -> None:
+    side.run("streams-groups", "--list")
+    side.run("streams-groups", "--describe", "--group", "nobody")
+
+
+@story("streams-application-reset", "input topics, internal topics, dry run")
+def streams_reset(side: Side) -> None:
+    side.topic("app-in", "--partitions", "2")
+    side.topic("app-store-changelog")
+    side.topic("app-x-repartition")
+    side.produce("app-in", ["a", "b", "c"])
+    committed_words = ("--group", "app", "--topic", "app-in", "--reset-offsets", "--to-latest", "--execute")
+    side.run("consumer-groups", *committed_words, quiet=True)
+    reset = ("streams-application-reset", "--application-id", "app")
+    side.run(*reset, "--input-topics", "app-in", "--dry-run", unordered=True)
+    side.run("consumer-groups", "--describe", "--group", "app", unordered=True)
+    side.run(*reset, "--input-topics", "app-in", "--to-offset", "1", "--dry-run", unordered=True)
+    side.run(*reset, "--input-topics", "app-in", "--shift-by", "-1", unordered=True)
+    side.run(
+        *reset, "--input-topics", "app-in", "--internal-topics", "app-store-changelog", "--dry-run", unordered=True
+    )
+    side.run(*reset, "--input-topics", "nowhere", unordered=True)
+    side.run(*reset, "--input-topics", "app-in", unordered=True)
+    side.run("consumer-groups", "--describe", "--group", "app", unordered=True)
+    side.run("topics", "--list", "--topic", "app-.*", until=lambda ran: "changelog" not in ran.out)
+    side.run("streams-application-reset")
+    side.run("consumer-groups", "--delete", "--group", "app")
