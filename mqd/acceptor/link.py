@@ -49,6 +49,9 @@ from mqd.protocol.errors import ErrorCode
 PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
 DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
+# requests that one turn of the loop takes up: between turns connections are accepted, whatever some
+# clients pipeline
+TURN_REQUESTS_MAX = 64
 RETRY_S = 0.005
 LISTENER_LOCAL = 0xFFFF  # MQD_LISTENER_LOCAL
 # what is not answered after one to two of these takes long: it gives its place in the worker's
@@ -139,6 +142,7 @@ class Link:
         self._parked: list[dict[int, _Asked]] = [{} for _ in range(worker_count)]
         self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
+        self._taken = 0  # requests, in this turn
         self._retry: asyncio.TimerHandle | None = None
         self._flush: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -185,12 +189,15 @@ class Link:
         """Drains; goes to sleep when there is nothing, comes again soon when there may be more."""
         assert self._loop is not None
         self._turn = None
+        self._taken = 0
         for _ in range(DRAIN_ROUNDS):
-            arrived = self._endpoint.drain()
+            arrived = self._endpoint.drain(TURN_REQUESTS_MAX - self._taken)
             if not arrived:
                 break
             for sender, descriptor in arrived:
                 self._on_descriptor(sender, descriptor)
+            if self._taken >= TURN_REQUESTS_MAX:
+                break
         self._send_waiting()
         self._endpoint.flush()
         if not self._endpoint.prepare_sleep():
@@ -234,6 +241,7 @@ class Link:
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
             return
         frame = bytes(frames[descriptor.offset : end])
+        self._taken += 1
         assert self._loop is not None
         task = self._loop.create_task(self._answer(worker, descriptor, frame))
         self._tasks.add(task)

@@ -58,6 +58,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_list_remove(&c->ready_node);
     mqd_list_remove(&c->stall_node);
     mqd_list_remove(&c->answer_node);
+    mqd_list_remove(&c->control_turn);
     mqd_throttle_forget(r, c);
     mqd_output_clear(r, c);
     partial_drop(r, c);

@@ -5,8 +5,14 @@
  * receive window: a request that Python takes long over must not hold bytes that the hot path
  * needs. It stays there until it is answered, so that a restarted acceptor can be asked again; of
  * one that takes long (MQD_LINK_PARKED: a JoinGroup waits for other members) what must be kept goes
- * back to the heap. Requests are sent in order; one that could not be sent even into an empty arena
- * would stop all behind it, so it is refused.
+ * back to the heap.
+ *
+ * Connections take turns, and a connection's requests keep their order. A turn ends after
+ * TURN_BYTES, and the acceptor has at most SENT_COUNT_MAX unanswered requests of one connection
+ * (those that it said take long not counted): what another connection asks waits behind so many of
+ * each, however many one client pipelines. While the first in turn waits for room in the arena,
+ * small requests of other connections pass it, in at most a part of the arena (PASS_SHARE). A
+ * request that could not be sent even into an empty arena would wait for ever, so it is refused.
  *
  * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated)
  * are asked again, a connection with any other request pending is closed, for nobody knows whether
@@ -24,6 +30,10 @@
 #include "server/reactor.h"
 
 #define CONTROL_SHARE 2 /* of the control arena, for one request */
+#define SENT_COUNT_MAX 16
+#define TURN_BYTES 65536
+#define PASS_BYTES_MAX 4096 /* of a request that passes one without room */
+#define PASS_SHARE 8        /* of the control arena, for those that passed */
 #define JOIN_GROUP 11
 #define SYNC_GROUP 14
 
@@ -89,12 +99,44 @@ static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
     return true;
 }
 
+static void take_turn(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!mqd_list_empty(&c->control_waiting) && c->control_sent < SENT_COUNT_MAX && !mqd_list_linked(&c->control_turn))
+        mqd_list_append(&r->control_turns, &c->control_turn);
+}
+
+/* The acceptor has answered it, takes long over it, or died. */
+static void uncount(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_connection *c = request->connection;
+    if (c && request->control_counted) {
+        c->control_sent--;
+        take_turn(r, c);
+    }
+    request->control_counted = 0;
+}
+
+static uint64_t extents_of(const struct mqd_request *request)
+{
+    return (request->frame_bytes + MQD_CONTROL_EXTENT_BYTES - 1) / MQD_CONTROL_EXTENT_BYTES;
+}
+
+static void release(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->control_offset < 0)
+        return;
+    mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
+    request->control_offset = -1;
+    if (request->control_passed)
+        r->control_passed_extents -= extents_of(request);
+    request->control_passed = 0;
+}
+
 void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
 {
     mqd_list_remove(&request->control_node);
-    if (request->control_offset >= 0)
-        mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
-    request->control_offset = -1;
+    uncount(r, request);
+    release(r, request);
     if (request->control_index == UINT32_MAX)
         return;
     struct mqd_control_entry *entry = &r->control[request->control_index];
@@ -109,26 +151,31 @@ void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
 
 /* ---- asking ---- */
 
-static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
+static bool acceptor_takes(const struct mqd_reactor *r, uint32_t acceptor, const struct mqd_worker_slot *slot)
 {
-    uint32_t acceptor = mqd_control_worker_count(r->options.control);
-    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* before the state: what is sent is for this one, and its successor drops it */
-    uint64_t generation = mqd_load_acquire(&slot->generation);
-    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
-        r->overflow_head[acceptor] != r->overflow_count[acceptor]) /* what waits there outlives an acceptor */
+    return mqd_load_acquire(&slot->state) == MQD_PROCESS_RUNNING &&
+           mqd_endpoint_free_count(r->endpoint, acceptor) != 0 &&
+           r->overflow_head[acceptor] == r->overflow_count[acceptor]; /* what waits there outlives an acceptor */
+}
+
+/* Its frame moves into the arena. */
+static bool place(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->control_offset >= 0)
+        return true;
+    int64_t offset = mqd_arena_allocate(r->control_arena, request->frame_bytes);
+    if (offset < 0)
         return false;
-    if (request->control_offset < 0) {
-        int64_t offset = mqd_arena_allocate(r->control_arena, request->frame_bytes);
-        if (offset < 0)
-            return false;
-        request->control_offset = offset;
-        memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame,
-               request->frame_bytes);
-        mqd_heap_give(r, request->frame_bytes);
-        free(request->frame);
-        request->frame = NULL;
-    }
+    request->control_offset = offset;
+    memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame, request->frame_bytes);
+    mqd_heap_give(r, request->frame_bytes);
+    free(request->frame);
+    request->frame = NULL;
+    return true;
+}
+
+static void send_one(struct mqd_reactor *r, uint32_t acceptor, uint64_t generation, struct mqd_request *request)
+{
     struct mqd_connection *c = request->connection;
     struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST,
                                  .slot = c->local_port,
@@ -146,18 +193,53 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
     mqd_forward_send(r, acceptor, &ask);
     request->sent = 1;
     request->control_generation = generation;
-    return true;
+    request->control_counted = 1;
+    c->control_sent++;
+    mqd_list_remove(&request->control_node);
+    mqd_list_append(&r->control_sent, &request->control_node);
+}
+
+static bool may_pass(const struct mqd_reactor *r, const struct mqd_request *request)
+{
+    return request->control_offset >= 0 ||
+           (request->frame_bytes <= PASS_BYTES_MAX &&
+            r->control_passed_extents + extents_of(request) <= mqd_arena_extents_total(r->control_arena) / PASS_SHARE);
 }
 
 void mqd_control_send_queued(struct mqd_reactor *r)
 {
-    while (!mqd_list_empty(&r->control_queue)) {
-        struct mqd_request *request = MQD_CONTAINER(r->control_queue.next, struct mqd_request, control_node);
-        if (!send_one(r, request))
-            return;
-        mqd_list_remove(&request->control_node);
-        mqd_list_append(&r->control_sent, &request->control_node);
+    uint32_t acceptor = mqd_control_worker_count(r->options.control);
+    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    /* before the state: what is sent is for this one, and its successor drops it */
+    uint64_t generation = mqd_load_acquire(&slot->generation);
+    struct mqd_node passed; /* without room: first in turn again, in their order */
+    mqd_list_init(&passed);
+    struct mqd_node *node;
+    bool takes = true;
+    while (takes && (node = mqd_list_pop(&r->control_turns))) {
+        struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, control_turn);
+        uint32_t bytes = 0;
+        bool room = true;
+        while (!mqd_list_empty(&c->control_waiting) && c->control_sent < SENT_COUNT_MAX && bytes < TURN_BYTES) {
+            struct mqd_request *request = MQD_CONTAINER(c->control_waiting.next, struct mqd_request, control_node);
+            bool passes = !mqd_list_empty(&passed) && request->control_offset < 0;
+            if (!(takes = acceptor_takes(r, acceptor, slot)) ||
+                !(room = (!passes || may_pass(r, request)) && place(r, request)))
+                break;
+            if (passes) {
+                request->control_passed = 1;
+                r->control_passed_extents += extents_of(request);
+            }
+            bytes += request->frame_bytes;
+            send_one(r, acceptor, generation, request);
+        }
+        if (!room || !takes)
+            mqd_list_append(&passed, node);
+        else
+            take_turn(r, c);
     }
+    mqd_list_move_all(&passed, &r->control_turns);
+    mqd_list_move_all(&r->control_turns, &passed);
 }
 
 void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
@@ -189,7 +271,8 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         struct mqd_control_entry *entry = &r->control[request->control_index];
         entry->key_hash = mqd_reply_key(c, header, frame, size_bytes, &entry->key, &entry->key_bytes);
     }
-    mqd_list_append(&r->control_queue, &request->control_node);
+    mqd_list_append(&c->control_waiting, &request->control_node);
+    take_turn(r, c);
     mqd_control_send_queued(r);
 }
 
@@ -276,6 +359,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     struct mqd_request *request = request_of(r, descriptor->token);
     if (!request || !request->sent || request->control_offset < 0)
         return;
+    uncount(r, request);
     if (request->connection && is_question(request->api_key)) {
         if (!mqd_heap_take(r, request->frame_bytes))
             return; /* it stays where it is */
@@ -286,8 +370,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
         memcpy(request->frame, r->options.arenas[r->options.self] + r->control_arena_base + request->control_offset,
                request->frame_bytes);
     }
-    mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
-    request->control_offset = -1;
+    release(r, request);
     if (!request->connection)
         abandon(r, request);
     mqd_control_send_queued(r);
@@ -308,6 +391,7 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
         if (request->control_generation == generation)
             continue;
         request->sent = 0;
+        uncount(r, request);
         r->control[request->control_index].sequence++; /* a late answer from the dead acceptor finds another sequence */
         request->reply.size_bytes = 0;
         mqd_list_remove(node);
@@ -323,8 +407,13 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
             mqd_connection_close(r, request->connection, "acceptor restarted");
         }
     }
-    mqd_list_move_all(&again, &r->control_queue);
-    mqd_list_move_all(&r->control_queue, &again);
+    while (!mqd_list_empty(&again)) { /* from the newest on, each before what its connection has waiting */
+        struct mqd_request *request = MQD_CONTAINER(again.previous, struct mqd_request, control_node);
+        struct mqd_node *waiting = &request->connection->control_waiting;
+        mqd_list_remove(&request->control_node);
+        mqd_list_append(waiting->next, &request->control_node);
+        take_turn(r, request->connection);
+    }
     mqd_control_send_queued(r);
     mqd_check_acceptor_died(r);
     mqd_describe_acceptor_died(r);

@@ -53,6 +53,8 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     mqd_list_init(&c->stall_node);
     mqd_list_init(&c->answer_node);
     mqd_list_init(&c->mute_node);
+    mqd_list_init(&c->control_waiting);
+    mqd_list_init(&c->control_turn);
     c->run_offset = -1;
     c->peer_node = -1;
     c->writable = c->readable = 1;

@@ -304,7 +304,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
                        : mqd_forward_pending(r)                    ? 100000
                        : !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS
                        : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->large_waiting) ||
-                               !mqd_list_empty(&r->asking_later) || !mqd_list_empty(&r->control_queue) ||
+                               !mqd_list_empty(&r->asking_later) || !mqd_list_empty(&r->control_turns) ||
                                !mqd_list_empty(&r->check_queue)
                            ? 20000000
                            : INT64_MAX;

@@ -223,8 +223,9 @@ struct mqd_reactor {
 
     struct mqd_control_entry control[MQD_CONTROL_REQUEST_COUNT_MAX];
     uint32_t control_free;
-    struct mqd_node control_queue; /* requests for the acceptor, not sent yet */
-    struct mqd_node control_sent;  /* sent but unanswered, in the order of sending */
+    struct mqd_node control_turns;   /* connections with requests for the acceptor that may be sent, in turn */
+    uint64_t control_passed_extents; /* of the control arena, with frames that passed one without room */
+    struct mqd_node control_sent;    /* sent but unanswered, in the order of sending */
     struct mqd_check checks[MQD_CHECK_COUNT_MAX];
     uint32_t check_free, check_used; /* free list; how many entries were ever used */
     struct mqd_node check_queue;

@@ -166,10 +166,12 @@ struct mqd_request {
     int64_t control_offset; /* in the control arena, -1 = none */
     uint32_t frame_bytes;
     uint8_t *frame;               /* heap copy while the control arena is full */
-    struct mqd_node control_node; /* in reactor->control_queue; in control_sent once sent */
+    struct mqd_node control_node; /* in connection->control_waiting; in reactor->control_sent once sent */
     uint64_t control_generation;  /* of the acceptor that it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;
+    uint8_t control_counted;     /* in connection->control_sent */
+    uint8_t control_passed;      /* in reactor->control_passed_extents, while its frame is in the arena */
     struct mqd_buffer reply;     /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
     struct mqd_look_up *look_up; /* a LIST_OFFSETS that waits for flushes */
 };
@@ -243,6 +245,10 @@ struct mqd_connection {
     uint32_t relaying;
     uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */
     uint64_t held_bytes; /* sum of the heap_bytes of these requests */
+    /* what the acceptor is to be asked (server/control_request.c) */
+    struct mqd_node control_waiting; /* not sent yet, in order */
+    struct mqd_node control_turn;    /* in reactor->control_turns */
+    uint32_t control_sent;           /* with the acceptor, which does not take long over them */
     /* quotas, while any are configured (server/throttle.c) */
     uint8_t muted;             /* not read until muted_until_ns */
     uint8_t quota_kinds;       /* quota kinds this connection has used, as bits of enum mqd_quota_kind */

@@ -228,3 +228,64 @@ BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
         client_close(&clients[i]);
     bench_stop(b);
 }
+
+/* Requests that come out of the ring until the one of `other`. */
+static int asked_before(struct bench *b, int32_t correlation_id)
+{
+    for (int count = 0;; count++) {
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+        if (ask.kind != MQD_LINK_REQUEST)
+            return -1;
+        if ((int32_t)mqd_get_be32(b->arenas[0] + ask.offset + 4) == correlation_id)
+            return count;
+    }
+}
+
+BOTH(one_that_pipelines_leaves_the_acceptor_to_the_others)
+{
+    enum { OFFSET_COMMIT = 8, COUNT = 200, UNANSWERED_MAX = 16, HEARTBEAT = 12, OTHERS = 1000000 };
+    struct bench *b = bench_start(backend, NULL);
+    struct client busy = client_open(b, 0), other = client_open(b, 0);
+    struct mqd_descriptor asks[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        CHECK(ask_for(&busy, OFFSET_COMMIT, i, 10, 0));
+    for (int i = 0; i < UNANSWERED_MAX; i++)
+        asks[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    CHECK(ask_for(&other, HEARTBEAT, OTHERS, 10, 0));
+    CHECK_EQUAL(asked_before(b, OTHERS), 0);
+    /* each answer makes room for the next one, in order */
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_EQUAL((int)mqd_get_be32(b->arenas[0] + asks[i].offset + 4), i);
+        bench_respond(b, 0, &asks[i], "done", 0, true, 0);
+        CHECK(is_answered(&busy, i));
+        if (i + UNANSWERED_MAX < COUNT)
+            asks[i + UNANSWERED_MAX] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    }
+    client_close(&busy);
+    client_close(&other);
+    bench_stop(b);
+}
+
+/* A frame that waits for room holds no small request of another connection back; it is first when
+ * there is room. */
+BOTH(a_large_request_without_room_is_passed_by_small_ones)
+{
+    enum { HEARTBEAT = 12, LARGE_BYTES = ARENA_BYTES / 4 / 2 - 4096, LAST = 1000 };
+    struct bench *b = bench_start(backend, NULL);
+    struct client large[3], other = client_open(b, 0);
+    struct mqd_descriptor asks[2];
+    for (int i = 0; i < 3; i++) {
+        large[i] = client_open(b, 0);
+        CHECK(ask_for(&large[i], CREATE_TOPICS, i, LARGE_BYTES, 0));
+        if (i < 2)
+            asks[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    }
+    CHECK(others_are_served(b, &other));
+    CHECK(others_are_served(b, &other));
+    bench_respond(b, 0, &asks[0], "done", 0, true, 0);
+    CHECK_EQUAL(asked_before(b, 2), 0);
+    for (int i = 0; i < 3; i++)
+        client_close(&large[i]);
+    client_close(&other);
+    bench_stop(b);
+}

@@ -13,7 +13,7 @@ import pytest
 from mqd import native
 from mqd.acceptor import dispatch
 from mqd.acceptor.accepting import MAGIC, PACKET, Acceptor, packet
-from mqd.acceptor.link import BATCH_TOKENS, EXTENT_BYTES, PIECE_BYTES, Link
+from mqd.acceptor.link import BATCH_TOKENS, EXTENT_BYTES, PIECE_BYTES, TURN_REQUESTS_MAX, Link
 from mqd.native import Descriptor, DescriptorKind
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.messages import MetadataRequest, ProduceRequest
@@ -317,6 +317,29 @@ def test_full_ring_loses_nothing(tmp_path: Path) -> None:
                 wire.release(0, piece)
         assert seen == [(token, b"%d" % token) for token in range(count)]
         await wire.until(lambda: wire.link.arena_extents[0] == 0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_turn_of_the_loop_takes_up_few_requests(tmp_path: Path) -> None:
+    """Between turns connections are accepted: what some clients pipeline must not hold them up."""
+
+    async def scenario(_broker: HandlerBroker, wire: Wire) -> None:
+        count = 4 * TURN_REQUESTS_MAX
+        taken: list[int] = []
+        on_turn = wire.link._on_turn
+
+        def counted() -> None:
+            before = wire.link.request_count
+            on_turn()
+            taken.append(wire.link.request_count - before)
+
+        wire.link._on_turn = counted  # type: ignore[method-assign]
+        for token in range(count):
+            wire.ask(0, token, everything())
+        answers = await wire.receive(0, count)
+        assert sorted(answer.token for answer in answers) == list(range(count))
+        assert sum(taken) == count and max(taken) <= TURN_REQUESTS_MAX, taken
 
     run(tmp_path, scenario)
 
