@@ -1,11 +1,11 @@
-"""What a partition's owner asks before it begins a transaction of a producer (CHECK): is this
-partition in the transaction, or is it to be added?
+"""The check that a partition's owner requests before it begins a producer's transaction (CHECK): is
+this partition in the transaction, or must it be added?
 
 Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it; older ones must have added it
 by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890). The answers are error codes
-for the producer, chosen so that clients do what is right: what may pass is NOT_ENOUGH_REPLICAS,
-which every client tries again without asking for metadata; a producer that was fenced hears
-INVALID_PRODUCER_EPOCH, as from the partition itself.
+for the producer, chosen so that clients react correctly. A transient failure is
+NOT_ENOUGH_REPLICAS, which every client retries without refreshing its metadata. A fenced producer
+gets INVALID_PRODUCER_EPOCH, as from the partition itself.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _TRANSLATED = {
 
 
 class Requests(Protocol):
-    """runtime.Coordinator, as far as it is needed here."""
+    """The part of runtime.Coordinator that is needed here."""
 
     async def request(
         self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None
@@ -39,7 +39,7 @@ class Requests(Protocol):
 async def add(
     transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
 ) -> int:
-    """One error code for all, of the coordinator. Version 2."""
+    """One error code for all partitions, from the coordinator. Version 2."""
     try:
         answer = await transactions.request(
             transactional_id,
@@ -55,7 +55,7 @@ async def add(
 async def verify(
     transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
 ) -> tuple[int, ...]:
-    """An error code for each, of the coordinator."""
+    """One error code per partition, from the coordinator."""
     try:
         answer = await transactions.request(
             transactional_id, lambda number: VerifyPartitions(number, producer_id, epoch, partitions), REQUEST_TIMEOUT_S
@@ -75,10 +75,10 @@ async def check_produce(
     partitions: list[tuple[str, int] | None],
     verifies: bool = True,
 ) -> list[int]:
-    """An error code for each partition of a Produce of that version, as its producer is to hear it.
-    None: a topic id that nobody knows (any more). `verifies` False: what can only be verified
-    passes (transaction.partition.verification.enable); what adds a partition must come here all the
-    same.
+    """An error code for each partition of a Produce of that version, in the form for its producer.
+    None: the topic id is unknown (or no longer known). With `verifies` False, partitions that would
+    only be verified pass (transaction.partition.verification.enable); those that must be added are
+    still added.
     """
     if not transactional_id:
         return [int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * len(partitions)
@@ -97,7 +97,7 @@ async def check_produce(
 
 
 def translate(error: int, version: int) -> int:
-    """A coordinator's error code, as a Produce of that version hears it."""
+    """Translates a coordinator's error code for a Produce of that version."""
     if error == ErrorCode.CONCURRENT_TRANSACTIONS:
         return error if version >= ADDS_SINCE_PRODUCE else _AGAIN
     if error == ErrorCode.INVALID_TXN_STATE and version >= ABORTABLE_SINCE_PRODUCE:

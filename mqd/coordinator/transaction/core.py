@@ -1,5 +1,5 @@
-"""The core of one transactional id: who may produce under it, what its transaction holds, how it
-ends. Pure; time and producer ids are passed in.
+"""The core of one transactional id: its valid producer, the partitions of its transaction, and how
+the transaction ends. Pure; time and producer ids are passed in.
 
     (none) ── InitProducerId ──> Empty ── first partition ──> Ongoing ── EndTxn ──> PrepareCommit ──
     markers written ──> CompleteCommit ─┐
@@ -8,39 +8,39 @@ ends. Pure; time and producer ids are passed in.
                                                                 └── first partition ─────────────────────────────────────────────────────┘
     Empty, CompleteCommit and CompleteAbort expire (tombstone): (none) again, Kafka's Dead.
 
-The decision is the Prepare record: once it is in the log, the markers follow, whatever dies. EndTxn
-is answered when the markers are written, so that what a producer has committed can be read when it
-knows; after `answer_ms` without them it is answered all the same, for nothing can change the
-outcome any more.
+The Prepare record is the decision: once it is in the log the markers follow, whichever processes
+die. EndTxn is answered when the markers are written, so that committed records are readable when
+the producer gets the answer. After `answer_ms` without markers it is answered anyway, because the
+outcome can no longer change.
 
-Client version 2 (KIP-890 part 2): every end moves the producer epoch on, so that a request of an
-ended transaction, delayed or repeated, names an old epoch. When the epochs of a producer id run
-out, the end hands out the next producer id. Client version 0: the epoch stays; only fencing moves
-it. A repeated EndTxn or AddPartitionsToTxn of such a client cannot be told from one of its next
-transaction; a Produce can, for it is verified.
+Client version 2 (KIP-890 part 2): every end bumps the producer epoch, so that a delayed or repeated
+request of an ended transaction carries an old epoch. When the epochs of a producer id run out, the
+end assigns the next producer id. Client version 0: the epoch stays; only fencing bumps it. A
+repeated EndTxn or AddPartitionsToTxn of such a client cannot be distinguished from one of its next
+transaction. A repeated Produce can, because it is verified.
 
-Fencing (a second InitProducerId, a time-out, an administrator) moves the epoch on by two: the retry
-of an EndTxn is known by the epoch before the current one, and whoever was fenced must not be taken
-for that.
+Fencing (a second InitProducerId, a timeout, an administrator) bumps the epoch by two. The retry of
+an EndTxn is recognized by the epoch before the current one, and a fenced producer must not be
+mistaken for it.
 
-Invariants (check() asserts those of the state; the simulator those between states)
-    T1  partitions are there exactly in Ongoing and the two Prepare states; an abort of nothing goes
-        to CompleteAbort at once
-    T2  for one producer id the epoch never falls; a new producer id begins at 0; both are used by
-        one transactional id
-    T3  epoch 32767 is never told to a client: it is left for fencing whoever has 32766
-    T4  an EndTransaction of version 2 changes nothing but the transaction of its own epoch;
-        repeated, it is answered the same until the next change of epoch
+Invariants (check() asserts those of one state; the simulator those across transitions)
+    T1  there are partitions exactly in Ongoing and the two Prepare states; an abort without
+        partitions goes directly to CompleteAbort
+    T2  for one producer id the epoch never falls; a new producer id begins at 0; each is used by
+        one transactional id only
+    T3  epoch 32767 is never sent to a client: it is reserved for fencing the producer with 32766
+    T4  an EndTransaction of version 2 changes only the transaction of its own epoch; a repetition
+        gets the same answer until the epoch changes again
     T5  WriteMarkers comes only after the Persist of its Prepare record; Complete only after
         MarkersWritten with its attempt
-    T6  every request is answered exactly once: at once, or when the markers are written, or when
+    T6  every request is answered exactly once: immediately, when the markers are written, or when
         its time in the waiting list is over
     T7  requests wait only in a Prepare state
-    T8  what was persisted, replayed, gives the same state (but for `last_producer_epoch` after
-        InitProducerId, which Kafka's schema has no place for: a retry of that across a restart is
-        fenced)
-    T9  a transaction is Ongoing no longer than its time-out
-Bounds: HELD_MAX requests wait; the next is told CONCURRENT_TRANSACTIONS.
+    T8  replaying the persisted records gives the same state (except `last_producer_epoch` after
+        InitProducerId, which Kafka's schema cannot hold: a retry of that request across a restart
+        is fenced)
+    T9  a transaction is Ongoing no longer than its timeout
+Bounds: HELD_MAX requests wait; further ones get CONCURRENT_TRANSACTIONS.
 """
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
@@ -61,7 +61,7 @@ INVALID_TIMEOUT = int(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
 
 
 class Transaction(TransactionState):
-    """One transactional id."""
+    """The core of one transactional id."""
 
     __slots__ = ()
 
@@ -74,8 +74,8 @@ class Transaction(TransactionState):
         return actions
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """The clock may have been ahead when the log was written: nothing began in the future, or
-        it would be under way until then (T9).
+        """The clock may have been ahead when the log was written. A start time in the future is
+        moved back to now, or the transaction would stay open until then (T9).
         """
         self.start_ms, self.last_update_ms = min(self.start_ms, now_ms), min(self.last_update_ms, now_ms)
         actions: list[Action] = []
@@ -101,8 +101,8 @@ class Transaction(TransactionState):
             self._init_idle(event, now_ms, actions)
 
     def _is_expected_producer(self, event: events.InitProducerId) -> bool:
-        """Who recovers (KIP-360) must be the producer in force, or its predecessor that ran out of
-        epochs and did not get the answer.
+        """A recovering producer (KIP-360) must be the current one, or its predecessor that ran out
+        of epochs and missed the answer.
         """
         expected = event.expected_producer_id
         if expected < 0 or expected == self.producer_id:
@@ -110,8 +110,8 @@ class Transaction(TransactionState):
         return expected == self.previous_producer_id and event.expected_producer_epoch >= EPOCH_MAX - 1
 
     def _init_in_transaction(self, event: events.InitProducerId, now_ms: int, actions: list[Action]) -> None:
-        """The transaction is aborted first. A recovering producer must be the one whose transaction
-        it is: a delayed repetition of an earlier recovery aborts nothing.
+        """Aborts the transaction first. A recovering producer must own the transaction: a delayed
+        repetition of an earlier recovery aborts nothing.
         """
         if event.expected_producer_id >= 0 and (event.expected_producer_id, event.expected_producer_epoch) != (
             self.producer_id,
@@ -163,7 +163,7 @@ class Transaction(TransactionState):
     def _on_add_partitions(self, event: events.AddPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
         if error == CONCURRENT and event.client_version >= VERSION_2:
-            self._hold(event, now_ms, actions)  # it can only be of the next transaction
+            self._hold(event, now_ms, actions)  # it can only belong to the next transaction
             return
         if error == NONE:
             added = [partition for partition in event.partitions if partition not in self.partitions]
@@ -181,7 +181,7 @@ class Transaction(TransactionState):
 
     def _on_verify_partitions(self, event: events.VerifyPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
-        known = self.partitions  # none but in a transaction
+        known = self.partitions  # empty unless in a transaction
         actions.append(
             Reply(
                 event.request,
@@ -190,8 +190,8 @@ class Transaction(TransactionState):
         )
 
     def _producer_error(self, producer_id: int, epoch: int) -> int:
-        """Whether this is the producer in force; CONCURRENT while its last transaction is being
-        ended.
+        """Checks that this is the current producer; CONCURRENT while its last transaction is
+        ending.
         """
         if self.producer_id < 0:
             return UNKNOWN_PRODUCER
@@ -204,7 +204,7 @@ class Transaction(TransactionState):
         return NONE if epoch == self.producer_epoch < EPOCH_MAX else FENCED  # T3
 
     def _identity(self) -> tuple[int, int]:
-        """With which the next transaction goes on."""
+        """The identity for the next transaction."""
         return (self.next_producer_id, 0) if self.next_producer_id >= 0 else (self.producer_id, self.producer_epoch)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class Transaction(TransactionState):
             )
 
     def _end_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
-        """An error code, or None when the answer comes later. What is repeated names the epoch
-        before the one in force (T4).
+        """An error code, or None if the answer comes later. A repetition carries the epoch before
+        the current one (T4).
         """
         asked = (event.producer_id, event.producer_epoch)
         is_current = asked == self._identity() and event.producer_epoch < EPOCH_MAX  # T3
@@ -238,13 +238,13 @@ class Transaction(TransactionState):
         if is_repeated:
             return FENCED if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
         if self.state in PREPARING:
-            self._hold(event, now_ms, actions)  # of the next transaction
+            self._hold(event, now_ms, actions)  # belongs to the next transaction
             return None
         return INVALID_STATE if event.committed else self._abort_nothing(event, now_ms, actions)
 
     def _is_ended(self, producer_id: int, epoch: int) -> bool:
-        """Whether a client with these ended its transaction, and the current ones are what it got
-        (or is to get) for that.
+        """Whether a client with this identity ended its transaction, and the current identity is
+        the one it got (or will get) in return.
         """
         if producer_id == self.producer_id:
             return epoch + 1 == self.producer_epoch and (self.producer_epoch < EPOCH_MAX or self.next_producer_id >= 0)
@@ -260,7 +260,7 @@ class Transaction(TransactionState):
         return INVALID_STATE if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
 
     def _repeated(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
-        """In Prepare and Complete states: the same outcome is answered the same."""
+        """In Prepare and Complete states a repeated end with the same outcome gets the same answer."""
         if event.committed != (self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)):
             return INVALID_STATE
         if self.state in PREPARING:
@@ -282,7 +282,7 @@ class Transaction(TransactionState):
         return None
 
     def _abort_nothing(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int:
-        """A client of version 2 that aborts does not know whether any of its records arrived; from
+        """A client of version 2 that aborts does not know whether any of its records arrived. From
         here on none can.
         """
         self.previous_producer_id = self.producer_id
@@ -302,7 +302,7 @@ class Transaction(TransactionState):
         return NONE
 
     def _fence(self, now_ms: int, actions: list[Action], last_epoch: int = -1) -> None:
-        """Aborts the ongoing transaction against its producer's will."""
+        """Aborts the ongoing transaction without its producer."""
         self.producer_epoch = min(self.producer_epoch + 2, EPOCH_MAX)
         self.last_producer_epoch = last_epoch
         self.client_version = VERSION_2
@@ -317,7 +317,7 @@ class Transaction(TransactionState):
     def _write_markers(self, actions: list[Action]) -> None:
         self._attempt += 1
         committed = self.state == State.PREPARE_COMMIT
-        is_bumped = self.client_version >= VERSION_2  # fencing counts as such: it moves the epoch too
+        is_bumped = self.client_version >= VERSION_2  # fencing also bumps the epoch
         actions.append(
             WriteMarkers(
                 tuple(self.partitions), self.producer_id, self.producer_epoch, committed, self._attempt, is_bumped
@@ -325,7 +325,7 @@ class Transaction(TransactionState):
         )
 
     def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
-        """Who ended the transaction is answered before the Complete record is written: it decides
+        """The waiting EndTxn is answered before the Complete record is written: that record decides
         nothing.
         """
         if self.state not in PREPARING or event.attempt != self._attempt:
@@ -341,13 +341,14 @@ class Transaction(TransactionState):
             if type(waiting.event) is events.EndTransaction and self._is_answered(waiting.event, actions):
                 continue
             others.append(waiting.event)
-        # lost, the markers are written once more; what comes next is written behind it
+        # If this record is lost the markers are written once more. Later records are written after
+        # it.
         self._persist(now_ms, actions, is_lazy=True)
         for other in others:
             getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
 
     def _is_answered(self, event: events.EndTransaction, actions: list[Action]) -> bool:
-        """Whether it is the end that was waited for."""
+        """Whether this is the end that was waited for."""
         asked = (event.producer_id, event.producer_epoch)
         if event.client_version >= VERSION_2 and not self._is_ended(*asked):
             return False
@@ -374,10 +375,10 @@ class Transaction(TransactionState):
     def _on_describe(self, event: events.Describe, now_ms: int, actions: list[Action]) -> None:
         actions.append(Reply(event.request, self.description()))
 
-    # -- waiting and time --------------------------------------------------------------------------
+    # -- waiting and timers -----------------------------------------------------------------------
 
     def _hold(self, event: object, now_ms: int, actions: list[Action]) -> None:
-        """Until the markers are written (T7)."""
+        """Keeps the request until the markers are written (T7)."""
         if len(self._held) >= HELD_MAX:
             self._give_up(event, actions)
             return
@@ -385,7 +386,9 @@ class Transaction(TransactionState):
         self._held.append(Held(now_ms + wait_ms, event))
 
     def _give_up(self, event: object, actions: list[Action]) -> None:
-        """The markers take long. An end is decided all the same; anything else has to come again."""
+        """The markers take too long. An end is already decided and is answered; other requests must
+        be retried.
+        """
         if type(event) is events.EndTransaction:
             is_end = event.client_version < VERSION_2 or self._is_ended(event.producer_id, event.producer_epoch)
             actions.append(Reply(event.request, Identity(NONE, *self._identity()) if is_end else Identity(CONCURRENT)))
@@ -422,8 +425,8 @@ class Transaction(TransactionState):
         )
 
     def _arm(self, actions: list[Action]) -> None:
-        """A timer that fires too early is looked at and armed again: cheaper than moving it with
-        every transaction.
+        """A timer that fires too early is rearmed, which is cheaper than moving it with every
+        transaction.
         """
         due = self._due_ms()
         if due is not None and (self._armed_ms is None or due < self._armed_ms):

@@ -1,5 +1,5 @@
-"""Makes the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores): the id's name
-says which kind.
+"""Creates the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores). The prefix
+of the transactional id selects the kind of core.
 """
 
 from mqd.coordinator.transaction import joint_records

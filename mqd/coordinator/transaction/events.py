@@ -1,8 +1,8 @@
-"""What the core of a transactional id is told, and what it answers.
+"""The events of a transactional id's core, and its answers.
 
-`request` is the number under which the shell waits for the Reply. A partition is (topic name,
-index). `client_version` is the transaction protocol that the request speaks: 2 where EndTxn 5,
-Produce 12 and TxnOffsetCommit 5 are spoken (KIP-890 part 2), 0 below.
+`request` is the number by which the shell matches the Reply. A partition is (topic name, index).
+`client_version` is the version of the transaction protocol: 2 with EndTxn 5, Produce 12 and
+TxnOffsetCommit 5 (KIP-890 part 2), 0 with older ones.
 """
 
 import msgspec
@@ -11,13 +11,13 @@ from mqd.coordinator.actions import Effect
 
 Partition = tuple[str, int]
 
-NEED_PRODUCER_ID = -2  # in place of an error code: the same again, with `spare_producer_id`
+NEED_PRODUCER_ID = -2  # in place of an error code: send the event again with `spare_producer_id`
 VERSION_2 = 2
 
 
 class InitProducerId(msgspec.Struct, frozen=True):
-    """KIP-98; with the expected producer id and epoch it is a producer that recovers (KIP-360).
-    Answer: Identity.
+    """KIP-98. With the expected producer id and epoch it comes from a recovering producer
+    (KIP-360). Answer: Identity.
     """
 
     request: int
@@ -40,8 +40,8 @@ class AddPartitions(msgspec.Struct, frozen=True):
 
 
 class VerifyPartitions(msgspec.Struct, frozen=True):
-    """Whether they were added (KIP-890 part 1). Answer: a tuple of error codes; INVALID_TXN_STATE
-    for a partition that was not.
+    """Checks that the partitions were added (KIP-890 part 1). Answer: a tuple of error codes;
+    INVALID_TXN_STATE for a partition that was not.
     """
 
     request: int
@@ -51,7 +51,7 @@ class VerifyPartitions(msgspec.Struct, frozen=True):
 
 
 class EndTransaction(msgspec.Struct, frozen=True):
-    """EndTxn. Answer: Identity, with which the next transaction goes on."""
+    """EndTxn. Answer: Identity, for the next transaction."""
 
     request: int
     producer_id: int
@@ -62,7 +62,7 @@ class EndTransaction(msgspec.Struct, frozen=True):
 
 
 class AbortByAdministrator(msgspec.Struct, frozen=True):
-    """Aborts the ongoing transaction of that producer, and fences it. Answer: an error code, when
+    """Aborts the ongoing transaction of that producer and fences it. Answer: an error code, when
     the markers are written.
     """
 
@@ -71,17 +71,17 @@ class AbortByAdministrator(msgspec.Struct, frozen=True):
 
 
 class MarkersWritten(msgspec.Struct, frozen=True):
-    """All markers of the WriteMarkers with that number are below their high watermarks (or their
-    partitions are gone).
+    """All markers of the WriteMarkers with that attempt number are below their high watermarks (or
+    their partitions are deleted).
     """
 
     attempt: int
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Joint transactions only (joint.py): a child producer for the transaction of this batch and
-    run, which begins with the first one. With a producer id and epoch: that child says that it
-    lives. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId.
+    """Joint transactions only (joint.py): requests a child producer for the transaction of this
+    batch and run; the first one begins the transaction. With a producer id and epoch: a sign of
+    life of that child. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId.
     """
 
     request: int
@@ -94,8 +94,8 @@ class Enlist(msgspec.Struct, frozen=True):
 
 
 class EndJoint(msgspec.Struct, frozen=True):
-    """Ends the joint transaction of this batch and run: committed, of the winners alone (producer
-    id, epoch). Without a run: an administrator aborts what is under way. Answer: JointAnswer.
+    """Ends the joint transaction of this batch and run. A commit covers only the winners (producer
+    id, epoch). Without a run, an administrator aborts the current transaction. Answer: JointAnswer.
     """
 
     request: int
@@ -106,7 +106,7 @@ class EndJoint(msgspec.Struct, frozen=True):
 
 
 class Describe(msgspec.Struct, frozen=True):
-    """Answer: Description, or None when there is no such transactional id."""
+    """Answer: Description, or None if there is no such transactional id."""
 
     request: int
 
@@ -131,8 +131,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class JointAnswer(msgspec.Struct, frozen=True):
-    """`committed_batch_id`: the last batch that was committed, -1 = none. An Enlist whose batch is
-    not above it gets no producer id: there is nothing left to write.
+    """`committed_batch_id`: the last committed batch, -1 = none. An Enlist for a batch that is not
+    above it gets no producer id: there is nothing left to write.
     """
 
     error: int
@@ -152,11 +152,11 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class WriteMarkers(Effect, frozen=True):
-    """To be carried out until it is done; then MarkersWritten with `attempt`. Writing one twice
-    does no harm: a partition in which the producer has no transaction takes it without effect.
-    `is_bumped`: the epoch is above the one that the transaction's records have, and the next
-    transaction's will have it: a partition that knows it already has got the marker, and refuses to
-    take it again (KIP-890).
+    """Carried out until it is done; then MarkersWritten is posted with `attempt`. Writing a marker
+    twice is harmless: a partition without an open transaction of the producer accepts it without
+    effect. `is_bumped`: the epoch is one above that of the transaction's records, and the next
+    transaction will use it. A partition that already knows this epoch has the marker, and refuses
+    it (KIP-890).
     """
 
     partitions: tuple[Partition, ...]

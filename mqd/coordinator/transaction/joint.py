@@ -1,44 +1,46 @@
 """The core of one joint transaction's id: many producers write one transaction, and one request
-says which of them count. Pure; time and producer ids are passed in.
+names those that are committed. Pure; time and producer ids are passed in.
 
-For engines that write a batch by many tasks, repeat tasks and batches, and decide at the end whose
-work counts (Spark). A batch has a number, and whoever carries it out a run id (a new one for every
-start of the driver).
+This is for engines that write a batch with many tasks, repeat tasks and batches, and decide at the
+end which attempts count (Spark). A batch has a number. The driver that executes it has a run id, a
+new one for every start.
 
     (none) ── Enlist ──> Ongoing ── EndJoint(commit, winners) ──> PrepareCommit ── markers written
     ──> CompleteCommit ──┐
                           ^   ^ └── EndJoint(abort), time-out, another run, administrator ──> PrepareAbort ──> CompleteAbort
-                          │   └── Enlist: one child more                                                                │
+                          │   └── Enlist: one more child
+                              │
                           └────────────────────────────── Enlist of the next batch ─────────────────────────────────────┘
-    (none) ── EndJoint(abort) ──> CompleteAbort: that the run is over is remembered, whether or not
-    a task of it came before
+    (none) ── EndJoint(abort) ──> CompleteAbort: the end of the run is recorded even if none of its
+    tasks has enlisted
 
-Every task attempt enlists a child: a producer id and epoch for this transaction alone. Children
-write as transactional producers of this transactional id do (KIP-890: the first batch to a
-partition adds it). The end names the winners: they get commit markers, all other children abort
-markers; every marker's epoch is one above the child's, so that nothing of it can come late. The
-producer ids go on with that epoch in the next transaction. The decision, with the number of the
-batch, is one record: a batch that comes again, from whoever, is known by its number, and nothing of
-it is written twice.
+Every task attempt enlists a child: a producer id and epoch for this transaction only. Children
+write like transactional producers of this transactional id (KIP-890: the first batch to a partition
+adds it). The end names the winners. They get commit markers, all other children get abort markers.
+Every marker's epoch is one above the child's, which fences late writes of the child. The producer
+ids continue with that epoch in the next transaction. The decision and the number of the batch are
+one record: a repeated batch is recognized by its number, whichever run sends it, and nothing of it
+is written twice.
 
-Invariants (check() asserts those of the state; tests/sim/test_joint_sim.py those between states)
-    J1  committed_batch_id rises only, with the very record that decides the commit; an Enlist of a
+Invariants (check() asserts those of one state; tests/sim/test_joint_sim.py those across
+transitions)
+    J1  committed_batch_id only rises, with the same record that decides the commit; an Enlist of a
         batch that is not above it gets no producer id
-    J2  one transaction is under way at a time, of one batch and one run; what a commit names are
+    J2  there is one open transaction at a time, of one batch and one run; a commit names only
         children of that transaction
-    J3  a child's epoch rises from transaction to transaction; one (producer id, epoch) is given out
+    J3  a child's epoch rises from transaction to transaction; each (producer id, epoch) is assigned
         once
     J4  WriteMarkers come only after the Persist of their Prepare record, one for each child that
         has partitions; Complete after MarkersWritten of all of them
-    J5  a run that was overtaken by another, or has aborted, gets no child and ends nothing any more
-        (the last FENCED_RUNS_MAX of them are remembered)
-    J6  every request is answered once: at once, or when the markers are written, or when its time
+    J5  a run that was superseded by another or has aborted gets no child and can end nothing any
+        more (the last FENCED_RUNS_MAX of them are remembered)
+    J6  every request is answered once: immediately, when the markers are written, or when its time
         in the waiting list is over
     J7  requests wait only in a Prepare state
-    J8  what was persisted, replayed in any order, gives the same state
-    J9  a transaction is Ongoing no longer than its time-out after the last sign of life: an Enlist,
-        a partition added
-Bounds: CHILDREN_MAX children; HELD_MAX requests wait, the next is told CONCURRENT_TRANSACTIONS.
+    J8  replaying the persisted records in any order gives the same state
+    J9  a transaction is Ongoing no longer than its timeout after the last sign of life: an Enlist
+        or an added partition
+Bounds: CHILDREN_MAX children; HELD_MAX requests wait; further ones get CONCURRENT_TRANSACTIONS.
 """
 
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
@@ -50,7 +52,7 @@ from mqd.coordinator.transaction.joint_state import CHILDREN_MAX, EPOCH_RETIRED,
 from mqd.coordinator.transaction.records import State
 from mqd.protocol.errors import ErrorCode
 
-PREFIX = "mqd.joint."  # of the transactional ids that are joint ones
+PREFIX = "mqd.joint."  # prefix of joint transactions' ids
 RUN_ID_CHARS_MAX = 100
 TIMER = "due"
 
@@ -65,12 +67,12 @@ TOO_MANY = int(ErrorCode.POLICY_VIOLATION)
 
 
 def is_valid(transactional_id: str, batch_id: int, run_id: str) -> bool:
-    """What a request may name."""
+    """Whether a request may carry these values."""
     return transactional_id.startswith(PREFIX) and batch_id >= 0 and 0 < len(run_id) <= RUN_ID_CHARS_MAX
 
 
 class JointTransaction(JointState):
-    """One joint transaction's id."""
+    """The core of one joint transaction's id."""
 
     __slots__ = ()
 
@@ -83,7 +85,7 @@ class JointTransaction(JointState):
         return actions
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """Whoever writes could not be heard meanwhile: a time-out begins anew."""
+        """Writers could not reach this coordinator before: the timeout restarts."""
         self.start_ms, self.last_update_ms, self._seen_ms = (
             min(self.start_ms, now_ms),
             min(self.last_update_ms, now_ms),
@@ -135,8 +137,8 @@ class JointTransaction(JointState):
     def _overtake(
         self, event: object, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
     ) -> JointAnswer | None:
-        """Another batch, or another run of it, while one is under way: that one is given up, unless
-        it is the later one.
+        """Another batch or another run while one is open. The open one is aborted unless it is the
+        later one.
         """
         if batch_id < self.batch_id:
             return self._answer(FENCED)
@@ -204,13 +206,13 @@ class JointTransaction(JointState):
             actions.append(Reply(event.request, answer))
 
     def _commit(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        if event.batch_id <= self.committed_batch_id:  # J1: it was, whoever asks
+        if event.batch_id <= self.committed_batch_id:  # J1: already committed, whoever asks
             return self._hold(event, now_ms, actions) if self.state == State.PREPARE_COMMIT else self._answer()
         if event.run_id in self.fenced_run_ids:
             return self._answer(FENCED)  # J5
         is_of_this = self.state == State.ONGOING and (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
         if not is_of_this and event.winners:
-            return self._answer(INVALID_STATE)  # what they wrote is aborted
+            return self._answer(INVALID_STATE)  # the winners' records are aborted
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         if self.state == State.ONGOING and not is_of_this:
@@ -218,14 +220,16 @@ class JointTransaction(JointState):
         if not all(self._producer_error(producer_id, epoch) == NONE for producer_id, epoch in event.winners):
             return self._answer(UNKNOWN_PRODUCER)  # J2
         if self.state != State.ONGOING:
-            self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)  # a batch without a record
+            # a batch without records
+            self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)
         return self._finish(
             event, State.PREPARE_COMMIT, frozenset(producer_id for producer_id, _ in event.winners), now_ms, actions
         )
 
     def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        """A run that aborts is over. Its tasks may outlive that: one that enlisted now would begin
-        a transaction that nobody ends (J5). Aborting what is not there is done at once.
+        """A run that aborts is over, but its tasks may outlive it: one that enlisted now would
+        begin a transaction that is never ended (J5). Aborting a transaction that does not exist
+        succeeds immediately.
         """
         if event.batch_id <= self.committed_batch_id:
             return self._answer(INVALID_STATE)
@@ -259,7 +263,7 @@ class JointTransaction(JointState):
         return JointAnswer(error, committed_batch_id=self.committed_batch_id)
 
     def _decide(self, state: State, now_ms: int, actions: list[Action], winners: frozenset[int] = frozenset()) -> None:
-        """When nothing was written it is Complete at once."""
+        """If nothing was written the state is Complete immediately."""
         self.state, self.winners = state, winners
         if state == State.PREPARE_COMMIT:
             self.committed_batch_id = self.batch_id
@@ -288,8 +292,8 @@ class JointTransaction(JointState):
                 )
 
     def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
-        """Who ended the transaction is answered before the Complete record is written: it decides
-        nothing.
+        """The waiting EndJoint is answered before the Complete record is written: that record
+        decides nothing.
         """
         if self.state not in PREPARING or event.attempt not in self._pending:
             return
@@ -304,7 +308,8 @@ class JointTransaction(JointState):
                 actions.append(Reply(waiting.request, self._answer()))
             else:
                 others.append(waiting)
-        # lost, the markers are written once more; what comes next is written behind it
+        # If this record is lost the markers are written once more. Later records are written after
+        # it.
         actions.append(Persist(written, is_lazy=True))
         for other in others:
             getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
@@ -322,14 +327,14 @@ class JointTransaction(JointState):
         return tuple(written)
 
     def _is_over(self, event: events.EndJoint) -> bool:
-        """Whether this end needs nothing more: a commit of what is committed, an abort of what is
-        aborted.
+        """Whether this end is already done: a commit of a committed batch, or an abort of an
+        aborted one.
         """
         if event.committed:
             return event.batch_id <= self.committed_batch_id
         return self.state == State.COMPLETE_ABORT or not event.run_id
 
-    # -- others' requests --------------------------------------------------------------------------
+    # -- requests of ordinary transactions --------------------------------------------------------
 
     def _on_ordinary(
         self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]
@@ -340,8 +345,8 @@ class JointTransaction(JointState):
     def _on_abort_by_administrator(
         self, event: events.AbortByAdministrator, now_ms: int, actions: list[Action]
     ) -> None:
-        """All of it: what one child wrote cannot be aborted alone, for its run may have named it a
-        winner already.
+        """Aborts the whole transaction. One child's records cannot be aborted alone: its run may
+        already have named it a winner.
         """
         child = self.children.get(event.producer_id)
         if child is None or not self._is_active(child):
@@ -359,10 +364,12 @@ class JointTransaction(JointState):
     def _on_describe(self, event: events.Describe, now_ms: int, actions: list[Action]) -> None:
         actions.append(Reply(event.request, self.description()))
 
-    # -- waiting and time --------------------------------------------------------------------------
+    # -- waiting and timers -----------------------------------------------------------------------
 
     def _hold(self, event: object, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        """Until the markers are written (J7). The answer when it cannot wait."""
+        """Keeps the request until the markers are written (J7). Returns the answer if it cannot
+        wait.
+        """
         if len(self._held) >= HELD_MAX:
             return self._late_answer(event)
         wait_ms = self._settings.answer_ms if type(event) is events.EndJoint else self._settings.hold_ms
@@ -370,7 +377,9 @@ class JointTransaction(JointState):
         return None
 
     def _late_answer(self, event: object) -> JointAnswer:
-        """The markers take long. An end is decided all the same; anything else has to come again."""
+        """The markers take too long. An end is already decided and is answered; other requests must
+        be retried.
+        """
         is_decided = type(event) is events.EndJoint and (
             event.batch_id <= self.committed_batch_id
             if event.committed
@@ -413,7 +422,7 @@ class JointTransaction(JointState):
         )
 
     def _arm(self, actions: list[Action]) -> None:
-        """A timer that fires too early is looked at and armed again."""
+        """A timer that fires too early is rearmed."""
         due = self._due_ms()
         if due is not None and (self._armed_ms is None or due < self._armed_ms):
             self._armed_ms = due

@@ -1,13 +1,14 @@
-"""Records of joint transactions in __transaction_state: types of key of this project's own, which
-Kafka's tools and older brokers pass over.
+"""Records of joint transactions in __transaction_state. The key types are this project's own;
+Kafka's tools and older brokers skip them.
 
     key type   record              one for each
-    9100       JointTransaction    transactional id: its current or last transaction, and what was committed last
+    9100       JointTransaction    transactional id: its current or last transaction, and the last
+               committed batch
     9101       JointChild          transactional id and producer id: the transaction it was enlisted in last, and the partitions it wrote there
 
-A child is rewritten when it is enlisted and when it gets partitions; that its transaction is over,
-and its epoch one higher, follows from the transaction's own record (its serial and state): so a
-transaction of a thousand children begins and ends by one record.
+A child's record is rewritten when the child is enlisted and when partitions are added to it. The
+end of its transaction, which bumps its epoch by one, follows from the transaction's own record (its
+serial and state). A transaction of a thousand children therefore begins and ends with one record.
 """
 
 import msgspec
@@ -47,8 +48,8 @@ topics: [Topic] 0+
 
 
 class Child(msgspec.Struct):
-    """As in its record: the transaction it was enlisted in last, its epoch there, and what it wrote
-    to.
+    """The content of its record: the last transaction it was enlisted in, its epoch there, and the
+    partitions it wrote to.
     """
 
     serial: int
@@ -71,7 +72,7 @@ def encode_child(child: Child) -> bytes:
 
 
 def decode_child(value: bytes) -> Child:
-    """Raises ValueError for bytes that are none."""
+    """Raises ValueError for invalid bytes."""
     found = CHILD.decode_value(value)
     return Child(
         found.serial,
@@ -81,8 +82,8 @@ def decode_child(value: bytes) -> Child:
 
 
 def name_of(key: bytes) -> str | None:
-    """The transactional id of a key of these types; None for another type. Raises ValueError for
-    bytes that are no key.
+    """The transactional id of a key of these types; None for other types. Raises ValueError for
+    bytes that are not a key.
     """
     kind = key_type_of(key)
     if kind == TRANSACTION.key_type:

@@ -1,5 +1,5 @@
-"""What a joint transaction is at one moment, how it is written into the log and read back. The
-transitions, and the invariants that check() holds, are in joint.py.
+"""The current state of a joint transaction, and its encoding in the log. The transitions, and the
+invariants that check() asserts, are in joint.py.
 """
 
 from mqd.coordinator.actions import KeyValue
@@ -12,7 +12,8 @@ from mqd.coordinator.transaction.state import PREPARING, Held, Settings
 CHILDREN_MAX = 10_000
 HELD_MAX = 64
 FENCED_RUNS_MAX = 8
-EPOCH_RETIRED = 32_000  # a child that has come so far is dropped for another producer id
+# a child that reaches this epoch is replaced by one with another producer id
+EPOCH_RETIRED = 32_000
 
 UNDER_WAY = PREPARING | {State.ONGOING}
 
@@ -63,12 +64,14 @@ class JointState:
         self.start_ms = self.last_update_ms = self._seen_ms = -1
         self.winners: frozenset[int] = frozenset()
         self.fenced_run_ids: tuple[str, ...] = ()
-        self._active: list[int] = []  # children of the transaction under way
+        self._active: list[int] = []  # children of the open transaction
         self._free: list[int] = []  # the others
         self._pending: set[int] = set()  # attempts whose markers are not written
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log, in any order. Raises ValueError for bytes it cannot read."""
+        """Applies one record of the log, in any order. Raises ValueError for bytes that it cannot
+        read.
+        """
         kind = records.key_type_of(key)
         if kind == records.CHILD.key_type:
             self._replay_child(records.CHILD.decode_key(key).producer_id, value)
@@ -110,7 +113,7 @@ class JointState:
         return child.serial == self.serial and self.state in UNDER_WAY
 
     def _epoch(self, child: Child) -> int:
-        """The one in force: of a child whose transaction is over, that of the next one."""
+        """The current epoch. For a child whose transaction is over, that of its next transaction."""
         return child.epoch if self._is_active(child) else child.epoch + 1
 
     def _fence_run(self, successor: str) -> None:
@@ -118,7 +121,7 @@ class JointState:
             self._fence(self.run_id)
 
     def _fence(self, run_id: str) -> bool:
-        """Whether it is new."""
+        """Returns whether the run was not fenced before."""
         if not run_id or run_id in self.fenced_run_ids:
             return False
         self.fenced_run_ids = (*self.fenced_run_ids, run_id)[-FENCED_RUNS_MAX:]
@@ -131,7 +134,7 @@ class JointState:
         self.timeout_ms, self.start_ms = timeout_ms, now_ms
 
     def description(self) -> Description | None:
-        """Of all children together; the producer is one of them."""
+        """Describes all children together, under the producer id of one of them."""
         if self.serial == 0:
             return None
         producer_id = self._active[0] if self._active else -1
@@ -149,7 +152,7 @@ class JointState:
         )
 
     def open_producers(self) -> dict[int, int]:
-        """Producer id -> epoch of those that have written in the transaction under way."""
+        """Producer id -> epoch of the children that have written in the open transaction."""
         bumped = self.state in PREPARING
         return {one: self.children[one].epoch + bumped for one in self._active if self.children[one].partitions}
 
@@ -177,7 +180,7 @@ class JointState:
         )
 
     def durable(self) -> tuple[object, ...]:
-        """What a replay of the log must give (J8)."""
+        """The state that a replay of the log must reproduce (J8)."""
         children = tuple(
             sorted(
                 (one, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ())

@@ -1,26 +1,26 @@
-"""Carries WriteMarkers out: a control batch into every partition of a transaction, until all are
-below their high watermarks; then MarkersWritten to the core.
+"""Carries out WriteMarkers: writes a control batch to every partition of a transaction until all
+are below their high watermarks, then posts MarkersWritten to the core.
 
 Invariants
-    M1  MarkersWritten is told to the very core that wanted the markers, and only when every
-        partition has its marker, or is gone
-    M2  a marker into a partition of __consumer_offsets waits until offsets that were verified for
-        its producer before are written or refused: else one that comes behind the marker would
-        begin a transaction that nobody ends
-    M3  what cannot be written is tried again, later and later (RETRY_S), as long as that core
-        lives; after a restart the log says what is left
+    M1  MarkersWritten goes only to the core object that requested the markers, and only when every
+        partition has its marker or is deleted
+    M2  a marker for a partition of __consumer_offsets waits until offsets that were verified for
+        its producer earlier are written or refused: an offset written after the marker would begin
+        a transaction that is never ended
+    M3  a failed write is retried with growing delays (RETRY_S) while that core exists; after a
+        restart the log says which markers remain
     M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that
-        died, or with an answer that was lost), and is done: whatever is open in that partition is
-        the producer's next transaction. The partition's owner says so when that marker is below the
+        died, or its answer was lost) and is done: any open transaction in that partition is the
+        producer's next one. The partition's owner refuses it only once that marker is below the
         high watermark
-    M5  when a marker leaves, its core still wants it. Of a core that has gone, the successor writes
-        the markers, and may be done: one that came behind them would end the producer's next
-        transaction, which has the same epoch if the client is older than KIP-890
-Bounds: what runs is bounded by the transactions that are being ended: one for each transactional
-id.
+    M5  a marker is sent only while its core still needs it. When a core is gone its successor
+        writes the markers and may have finished: a marker that came after those would end the
+        producer's next transaction, which has the same epoch if the client is older than KIP-890
+Bounds: the work in progress is bounded by the number of transactions that are ending, at most one
+for each transactional id.
 
-Concurrency: the event loop's thread only. No task for a marker into a partition of users: thousands
-a second pass here.
+Concurrency: the event loop's thread only. Markers for users' partitions get no task of their own:
+there are thousands per second.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from mqd.coordinator.topics import GROUPS
 from mqd.coordinator.transaction.events import MarkersWritten, Partition, WriteMarkers
 from mqd.protocol.errors import ErrorCode, error_name
 
-RETRY_S = (0.01, 0.05, 0.2, 1.0)  # the last one from then on
+RETRY_S = (0.01, 0.05, 0.2, 1.0)  # the last delay repeats
 WARN_AFTER = 10
 
 log = logging.get("transaction.markers")
@@ -47,7 +47,7 @@ Append = Callable[[str, int, int, int, int, bool, bool], "asyncio.Future[object]
 
 
 class Coordinating(Protocol):
-    """runtime.Coordinator of transactional ids, as far as it is needed here."""
+    """The part of runtime.Coordinator for transactional ids that is needed here."""
 
     def core(self, name: str) -> Core | None: ...
 
@@ -55,20 +55,20 @@ class Coordinating(Protocol):
 
 
 class OffsetCommits:
-    """TxnOffsetCommits under way, by producer id: from before they are verified until the group has
-    written them (M2). A marker waits for those that came before it: later ones are verified against
-    a transaction that is being ended, and whoever sends them without pause, perhaps in another's
-    name, must not keep it from ending.
+    """TxnOffsetCommits in flight, by producer id: from before their verification until the group
+    has written them (M2). A marker waits only for those that came before it. Later ones are
+    verified against a transaction that is ending, and a client that sends them continuously,
+    perhaps under another client's producer id, must not keep that transaction from ending.
     """
 
     def __init__(self) -> None:
         self._next = 0
         self._under_way: dict[int, set[int]] = {}  # producer id -> tickets
-        # producer id -> (tickets waited for, what then)
+        # producer id -> (tickets waited for, callback)
         self._waiting: dict[int, list[tuple[set[int], Callable[[], None]]]] = {}
 
     def enter(self, producer_id: int) -> int:
-        """A ticket for leave()."""
+        """Returns a ticket for leave()."""
         self._next += 1
         self._under_way.setdefault(producer_id, set()).add(self._next)
         return self._next
@@ -93,7 +93,9 @@ class OffsetCommits:
             callback()
 
     def when_done(self, producer_id: int, callback: Callable[[], None]) -> None:
-        """When those that are under way now are; at once when none is."""
+        """Calls back when the commits that are in flight now are done, or immediately if there are
+        none.
+        """
         if producer_id in self._under_way:
             self._waiting.setdefault(producer_id, []).append((set(self._under_way[producer_id]), callback))
         else:
@@ -110,8 +112,8 @@ class _Job:
 
 
 class Markers:
-    """`exists(topic, partition)`: whether there may still be something to end: in the partition, or
-    in the one that has taken its records.
+    """`exists(topic, partition)`: whether an open transaction may remain in the partition, or in
+    the one that has taken its records.
     """
 
     def __init__(self, append: Append, exists: Callable[[str, int], bool], offset_commits: OffsetCommits) -> None:
@@ -133,7 +135,7 @@ class Markers:
         self.job_count += 1
         for partition in effect.partitions:
             self._begin(job, partition)
-        if not effect.partitions:  # a record of the log says so, that this coordinator did not write
+        if not effect.partitions:  # the log may hold such a record from another coordinator
             self._finish(job)
 
     def _core(self, name: str) -> Core | None:
@@ -141,7 +143,7 @@ class Markers:
         try:
             return self._coordinator.core(name)
         except CoordinatorError:
-            return None  # unloaded by now; whoever loads it next begins anew
+            return None  # unloaded by now; the next load starts it again
 
     def _begin(self, job: _Job, partition: Partition) -> None:
         if partition[0] == GROUPS:
@@ -185,11 +187,12 @@ class Markers:
         self.job_count -= 1
         if self._core(job.name) is job.core:  # M1
             assert self._coordinator is not None
-            with contextlib.suppress(CoordinatorError):  # the lease has ended since: as above
+            # the lease has ended since; the next load starts it again
+            with contextlib.suppress(CoordinatorError):
                 self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
 
     def _is_settled(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
-        """Whether there is nothing left to be ended."""
+        """Whether no open transaction is left there."""
         if not isinstance(failure, (AppendError, CoordinatorError)):
             self._failed(job, partition, failure)
             return False
@@ -211,11 +214,11 @@ class Markers:
         if self._core(job.name) is job.core:
             return False
         self.job_count -= job.left_count > 0
-        job.left_count = -1  # M1: never told
+        job.left_count = -1  # M1: never reported
         return True
 
     def _failed(self, job: _Job, partition: Partition, failure: BaseException) -> None:
-        """A fault of our own: the transaction must not stay open for it."""
+        """A bug on our side must not leave the transaction open."""
         log.error(
             "a transaction's marker failed; it is tried again",
             transactional_id=job.name,

@@ -1,8 +1,8 @@
 """Records of __transaction_state, in Kafka's own schema (TransactionLogKey, TransactionLogValue),
-so that Kafka's tools read them.
+so that Kafka's tools can read them.
 
     key     version int16 0, transactional_id string
-    value   version int16 1 (flexible; 0 is read too), producer_id int64, producer_epoch int16,
+    value   version int16 1 (flexible; 0 can be read too), producer_id int64, producer_epoch int16,
             transaction_timeout_ms int32, transaction_status int8, transaction_partitions nullable
             compact array of (topic compact string, partition_ids compact array of int32, tagged
             fields), last_update_ms int64, start_ms int64, tagged fields: 0 previous_producer_id
@@ -24,7 +24,7 @@ VALUE_VERSION = 1
 
 
 class State(enum.IntEnum):
-    """As numbered in the log. Dead is never written: its record is a tombstone."""
+    """Numbered as in the log. Dead is never written: its record is a tombstone."""
 
     EMPTY = 0
     ONGOING = 1
@@ -35,7 +35,7 @@ class State(enum.IntEnum):
     DEAD = 6
 
 
-# Names as DescribeTransactions and ListTransactions say them.
+# Names as in DescribeTransactions and ListTransactions.
 STATE_NAMES = {
     State.EMPTY: "Empty",
     State.ONGOING: "Ongoing",
@@ -78,7 +78,7 @@ def encode_key(transactional_id: str) -> bytes:
 
 def decode_key(key: bytes) -> str | None:
     """The transactional id; None for a key of a newer version. Raises ValueError for bytes that are
-    no key.
+    not a key.
     """
     if len(key) >= 2 and _INT16.unpack_from(key)[0] != KEY_VERSION:
         return None
@@ -88,7 +88,7 @@ def decode_key(key: bytes) -> str | None:
 
 
 def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
-    """The array of a value; kept by the core, for the same partitions are written twice."""
+    """The array in a value. The core keeps it, because the same partitions are written twice."""
     by_topic: dict[str, list[int]] = {}
     for topic, index in partitions:
         by_topic.setdefault(topic, []).append(index)
@@ -106,7 +106,7 @@ def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
 
 
 def encode_value(value: Value, partitions: bytes | None = None) -> bytes:
-    """Version 1. `partitions`: what encode_partitions made of them."""
+    """Version 1. `partitions`: the result of encode_partitions."""
     if partitions is None:
         partitions = NULL_PARTITIONS if value.state == State.EMPTY else encode_partitions(value.partitions)
     tags, count = b"", 0
@@ -121,7 +121,7 @@ def encode_value(value: Value, partitions: bytes | None = None) -> bytes:
 
 
 def decode_value(data: bytes) -> Value:
-    """Raises ValueError for bytes it cannot read, a newer version's too."""
+    """Raises ValueError for bytes that it cannot read, including a newer version's."""
     try:
         return _Reader(data).value()
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -129,7 +129,7 @@ def decode_value(data: bytes) -> Value:
 
 
 class _Reader:
-    """Every length is compared with what remains before it is used."""
+    """Compares every length with the remaining bytes before it is used."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._position = data, 0
@@ -160,7 +160,7 @@ class _Reader:
         return found
 
     def _count(self, flexible: bool) -> int:
-        """Of an array: -1 for null; never more than bytes remain."""
+        """Length of an array: -1 for null; never more than the remaining bytes."""
         count = self._varint() - 1 if flexible else self._take(_INT32)[0]
         if count > len(self._data) - self._position:
             raise ValueError(f"{count} elements where {len(self._data) - self._position} bytes remain")

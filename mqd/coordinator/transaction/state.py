@@ -1,5 +1,5 @@
-"""What a transactional id is at one moment, how it is written into the log and read back. The
-transitions, and the invariants that check() holds, are in core.py.
+"""The current state of a transactional id, and its encoding in the log. The transitions, and the
+invariants that check() asserts, are in core.py.
 """
 
 import msgspec
@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     max_timeout_ms: int = 900_000  # transaction.max.timeout.ms
     expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
     answer_ms: int = 200  # how long EndTxn waits for its markers
-    hold_ms: int = 1_000  # how long other requests wait for the end of the last transaction
+    hold_ms: int = 1_000  # how long other requests wait for the last transaction to end
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class TransactionState:
         self._set_partitions({})
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log. Raises ValueError for bytes it cannot read."""
+        """Applies one record of the log. Raises ValueError for bytes that it cannot read."""
         if value is None:
             self._forget()
             return
@@ -108,7 +108,9 @@ class TransactionState:
         raise ValueError("a record of a transactional id is in no transaction itself: this one is not a coordinator's")
 
     def _last_epoch_by_rule(self) -> int:
-        """Kafka's schema has no place for it; after an end of version 2 it follows from the rest."""
+        """Kafka's schema cannot hold it; after an end of version 2 it follows from the other
+        fields.
+        """
         if self.client_version < VERSION_2 or self.state in (State.EMPTY, State.ONGOING):
             return -1
         if self.state in IDLE and self.previous_producer_id != self.producer_id:
@@ -133,7 +135,7 @@ class TransactionState:
         )
 
     def open_producers(self) -> dict[int, int]:
-        """Producer id -> epoch of who has a transaction under way."""
+        """Producer id -> epoch of the producers with an open transaction."""
         return {self.producer_id: self.producer_epoch} if self.partitions else {}
 
     # -- records -----------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ class TransactionState:
         actions.append(Persist(((self._key, encode_value(value, encoded)),), is_lazy=is_lazy))
 
     def durable(self) -> tuple[object, ...]:
-        """What a replay of the log must give (T8)."""
+        """The state that a replay of the log must reproduce (T8)."""
         return (
             self.state,
             self.producer_id,
