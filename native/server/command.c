@@ -1,8 +1,8 @@
-/* Commands of the worker's main thread, events back to it: the only state of the reactor that two
- * threads touch, under one mutex held for a few stores.
+/* Commands of the worker's main thread to the reactor, and events back. This is the only state of
+ * the reactor that two threads touch; one mutex guards it and is held for a few stores.
  *
- * A command is answered by exactly one MQD_EVENT_DONE with its token, also when the reactor has
- * been stopped: then the caller's thread carries it out.
+ * Each command is answered by exactly one MQD_EVENT_DONE with its token, also after the reactor has
+ * been stopped: the caller's thread then carries the command out.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,15 +17,15 @@
 
 /* ---- events ---- */
 
-#define NEWS_COUNT_MAX (MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX) /* of what answers no command */
-/* places that are left to what nobody tells again and nobody finds out */
+#define NEWS_COUNT_MAX (MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX) /* events that do not answer a command */
+/* places reserved for events that are neither repeated nor found out otherwise */
 #define LAST_NEWS_COUNT 1024
 
-/* How many may wait before this one is dropped. A command's answer never is: no more than
- * MQD_COMMAND_COUNT_MAX are taken before their answers are. First to give way are log lines, news
- * that retention finds out by itself, and what is told again: proposals, and where a leader's log
- * starts. Last are ends of connections to other hosts, which would never be dialled again, and of
- * log directories: there are few of these. */
+/* How many events may wait before this one is dropped. The answer to a command is never dropped: at
+ * most MQD_COMMAND_COUNT_MAX commands are accepted before their answers are taken. The first to be
+ * dropped are log lines, changes that retention finds by itself, and events that are sent again
+ * (proposals, a leader's log start). The last are ends of connections to other hosts, which would
+ * never be dialled again, and failures of log directories; there are few of these. */
 static uint32_t places_for(const struct mqd_event *event)
 {
     switch (event->kind) {
@@ -161,22 +161,22 @@ static void partition_close(struct mqd_reactor *r, const struct mqd_command *com
     mqd_owned_maybe_close(r, owned);
 }
 
-/* Readers of all workers list the partition's segments again, and let go of what is gone. */
+/* Makes readers of all workers list the partition's segments again and close deleted files. */
 static void look_anew(struct mqd_reactor *r, uint32_t number)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, number);
     mqd_fetch_add(&slot->segments_generation, 1);
     mqd_fetch_add(&r->header->segments_generation, 1);
     for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
-        /* wakes it: it drops descriptors of deleted segments */
+        /* wakes the worker: it drops descriptors of deleted segments */
         struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = number};
         if (worker != r->options.self)
             mqd_forward_send(r, worker, &note);
     }
 }
 
-/* Compaction: the files are in place (offset == last_offset: those of the segments that went are
- * deleted). */
+/* Compaction: the new files are in place (offset == last_offset: the files of the replaced segments
+ * are already deleted). */
 static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     int gone = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
@@ -186,8 +186,8 @@ static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, co
                      gone < 0 ? mqd_error_message() : "");
 }
 
-/* Compaction: from here on no cut begins, or cuts may begin again. A cut that was under way is
- * over, for commands wait for it. */
+/* Compaction: forbids or allows truncations. A truncation that was under way has ended, because
+ * commands wait for it. */
 static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (command->offset >= 0)
@@ -203,7 +203,7 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_partition_positions(owned->partition, &positions);
     int64_t offset =
         command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
-    /* the files are gone now: descriptors that readers kept, or opened meanwhile, go too */
+    /* the files are deleted now: readers also drop descriptors that they kept or opened meanwhile */
     bool again = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
@@ -213,8 +213,8 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
 }
 
-/* A failure that fences came after the new segment was begun: readers list the segments again in
- * either case. */
+/* The failure that fences may come after the new segment was created, so readers list the segments
+ * again in either case. */
 static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     mqd_owner_write_all(r);
@@ -338,8 +338,8 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     }
 }
 
-/* A partition at rest is touched by nobody but its truncation; what is wanted of it meanwhile
- * waits, in order. true: it waits. */
+/* Only its truncation may touch a resting partition. Commands for it are deferred, in order. true:
+ * deferred. */
 static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
 {
     bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL &&
@@ -349,11 +349,11 @@ static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
     struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
     if (owned && owned->held && owned->resting == MQD_REST_DUE &&
         (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
-        return false; /* the cut waits for these */
+        return false; /* the truncation waits for these */
     struct mqd_command *kept = owned && owned->resting ? malloc(sizeof *kept) : NULL;
     if (!kept) {
         if (owned && owned->resting)
-            abort(); /* no memory for a few words: nothing sensible can be done */
+            abort(); /* out of memory for a small allocation: no sensible way to continue */
         return false;
     }
     *kept = *command;
@@ -380,7 +380,7 @@ void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->deferred = NULL;
     while (command) {
         struct mqd_command *next = command->next;
-        if (!defer(r, command)) { /* it may rest again */
+        if (!defer(r, command)) { /* the partition may rest again */
             run_one(r, command);
             mqd_command_free(command);
         }
@@ -527,7 +527,7 @@ int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t en
     return mqd_command_post(r, &command);
 }
 
-/* A single word: no event. Connections above a lowered budget stay; new ones are refused. */
+/* A single store: no event. Connections above a lowered limit stay open; new ones are refused. */
 int mqd_reactor_set_local_max(struct mqd_reactor *r, uint32_t count, uint64_t size_bytes)
 {
     mqd_store_relaxed(&r->local_count_max, count < MQD_LOCAL_COUNT_MAX ? count : MQD_LOCAL_COUNT_MAX);

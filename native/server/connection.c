@@ -1,13 +1,13 @@
-/* Connections: reading frames, closing. How they come: server/handoff.c.
+/* Connections: reading frames and closing. How connections arrive: server/handoff.c.
  *
  * Receiving. Bytes are received into the window, one hot extent of the arena that all connections
- * share within a turn; whole frames are handled where they lie. What is left of a frame that is not
- * whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a
- * quiet client. A frame of more than half of the arena has memory elsewhere: server/large.c.
+ * share within a turn; complete frames are handled in place. The bytes of an incomplete frame wait
+ * on the heap (small frame) or in a run of extents of its own (large frame), so that an idle client
+ * holds no extent. A frame larger than half of the arena uses other memory: server/large.c.
  *
- * Bounds: inflight_count_max requests and MQD_HELD_BYTES_MAX for them and their finished replies
- * (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent bytes, heap_bytes_max for everything
- * on the heap. At a bound a connection is not read.
+ * Bounds: inflight_count_max requests; MQD_HELD_BYTES_MAX for them and their completed replies
+ * (frames beyond it stay as bytes); MQD_OUT_BYTES_MAX unsent bytes; heap_bytes_max for everything
+ * on the heap. A connection that has reached a bound is not read.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,13 +23,13 @@
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
 #define PARTIAL_BYTES_MIN 64
-#define EVICT_MS 200 /* while others wait for room in the arena, or for memory */
+#define EVICT_MS 200 /* while others wait for room in the arena or for memory */
 #define RELIEVE_MS 10
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
-#define GONE_MS 2000      /* a stop of those who answer that is shorter costs nothing that was sent */
-#define WINDOW_SHARE 16   /* this part of the arena is not for large frames */
+#define GONE_MS 2000      /* long enough that a short stall of the threads that answer loses nothing that was sent */
+#define WINDOW_SHARE 16   /* this fraction of the arena is not available to large frames */
 #define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
 
 /* ---- closing ---- */
@@ -78,7 +78,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_stat(r, MQD_COUNT_CONNECTIONS_CLOSED, 1);
 }
 
-/* " (client ADDRESS:PORT)"; "" where there is none. */
+/* " (client ADDRESS:PORT)"; "" if it has no address. */
 static void describe_peer(int fd, char *text, size_t size_bytes)
 {
     struct sockaddr_storage address;
@@ -111,7 +111,7 @@ bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_conne
     if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max ||
         !mqd_output_has_room(r, c))
         return false;
-    /* its own answers make it readable again */
+    /* sending its own answers makes it readable again */
     return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r));
 }
 
@@ -151,15 +151,15 @@ static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32
     return false;
 }
 
-/* A quarter of the heap is for requests that are whole: those who send halves and leave it at that
- * must not take what everybody else's answers need. */
+/* Incomplete requests may take three quarters of the heap; the rest is for complete ones. Clients
+ * that never finish their requests must not take the memory that the answers of others need. */
 static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
 {
     return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
 
-/* The rest of a request that it has begun is awaited for so long. Not who is not read, or has more
- * in its socket: its rest may be there. */
+/* How long the rest of a started request has been awaited. 0 for a connection that is not read or
+ * has more bytes in its socket: the rest may be there. */
 static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node)
@@ -167,9 +167,9 @@ static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connecti
                : 0;
 }
 
-/* Halves hold all that is theirs, and another comes, perhaps of a request whose rest is a moment
- * behind: those that are awaited longest leave, about in that order, but nobody who has sent
- * something just now. */
+/* Incomplete requests use their whole share and another one arrives, perhaps with its rest about to
+ * follow. Connections awaited longest are closed, approximately in that order, but none that has
+ * sent something just now. */
 static void shed_halves(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
@@ -209,20 +209,20 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
     return true;
 }
 
-/* Some extents stay for windows: large frames that do not end must not stop the small ones. -1:
- * none now. */
+/* Some extents are reserved for windows: large frames that never end must not stop small ones. -1:
+ * none available now. */
 static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *c, uint32_t total)
 {
     if (r->run_first && r->run_first != c)
-        return -1; /* a short run now would be taken from a long one that waits */
+        return -1; /* allocating a short run now would delay the long one that waits */
     uint32_t extents = mqd_arena_extents_total(r->arena), wanted = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
     if (mqd_arena_extents_used(r->arena) + wanted > extents - extents / WINDOW_SHARE)
         return -1;
     return mqd_arena_allocate(r->arena, total);
 }
 
-/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it
- * moves in. */
+/* Allocates a run of extents for one whole frame of `total` bytes (with its length word) and moves
+ * the bytes received so far into it. */
 static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes,
                       uint32_t size_bytes)
 {
@@ -238,9 +238,10 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
     return true;
 }
 
-/* Others wait for room: large frames that have had their time move from the arena to the heap with
- * what they have. By their age, for a client that sends a byte now and then is never idle. Where
- * the heap is full too, the active ones stay and the idle ones go. */
+/* Other connections wait for room: large frames that have been in the arena for EVICT_MS move to
+ * the heap with the bytes they have. The age of the run counts, because a client that sends a byte
+ * now and then is never idle. If the heap is full too, the active ones stay and the idle ones are
+ * closed. */
 static void evict_runs(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
@@ -259,8 +260,8 @@ static void evict_runs(struct mqd_reactor *r)
     }
 }
 
-/* What can be done for the stalled: old runs leave, and the empty window moves to the low end.
- * Where it stood it may have cut the free extents in two, and the largest frame needs nearly all of
+/* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
+ * low end. Its old place may have split the free extents, and the largest frame needs nearly all of
  * them in one piece. */
 static void relieve(struct mqd_reactor *r)
 {
@@ -287,7 +288,7 @@ void mqd_connections_resume_stalled(struct mqd_reactor *r)
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, stall_node);
         mqd_connection_resume(r, c);
         if (r->run_first == c && !mqd_list_linked(&c->ready_node))
-            r->run_first = NULL; /* it takes its replies first */
+            r->run_first = NULL; /* it must send its replies first */
     }
 }
 
@@ -323,14 +324,14 @@ int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint
     return offset;
 }
 
-/* 1: got bytes, 0: none now, -1: closed. */
+/* 1: received bytes, 0: none now, -1: closed. */
 static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got)
 {
     ssize_t n = recv(c->fd, at, capacity, MSG_DONTWAIT);
     if (n > 0) {
         *got = (uint32_t)n;
         if (*got < capacity && !c->hangup)
-            c->readable = 0; /* drained: the next byte makes an edge */
+            c->readable = 0; /* drained: the next byte triggers an edge */
         c->last_active_ms = r->now_ms;
         mqd_stat(r, MQD_COUNT_BYTES_IN, (uint64_t)n);
         r->turn_bytes += *got;
@@ -363,7 +364,7 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     if (receive(r, c, frame + c->run_filled, c->run_bytes - c->run_filled, &got) != 1)
         return;
     if (c->run_filled + got == c->run_bytes && c->readable == 0)
-        c->readable = 1; /* the read was limited by the frame, not by what had come */
+        c->readable = 1; /* the frame limited the read, so more may be in the socket */
     c->run_filled += got;
     if (c->run_filled < c->run_bytes)
         return;
@@ -373,8 +374,8 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_frame_release(r, (uint64_t)offset);
 }
 
-/* Room for what has come of a small frame and as much again: a length word alone takes no memory
- * for what it promises. */
+/* Room for the received part of a small frame and as much again: a length word alone does not
+ * allocate the memory that it announces. */
 static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
 {
     uint32_t capacity = PARTIAL_BYTES_MIN;
@@ -392,7 +393,7 @@ static bool keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t 
     return partial_keep(r, c, bytes, size_bytes, capacity);
 }
 
-/* What remains after the whole frames of a window. */
+/* Keeps what remains after the complete frames of a window. */
 static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *rest, uint32_t rest_bytes)
 {
     if (rest_bytes < 4) {
@@ -405,16 +406,16 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         c->expects_large = 1;
         return;
     }
-    /* A large frame that met a full arena waits with what it has; the rest of it stays in the
-     * socket. One for the memory of large requests asks for it when more has come. */
+    /* A large frame that found the arena full waits with what it has; the rest of it stays in the
+     * socket. A frame for the memory of large requests reserves it when more bytes arrive. */
     keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
-/* Whole frames beyond the connection's bounds wait until their turn comes. */
+/* Complete frames beyond the connection's bounds are kept until it may be read again. */
 static void keep_frames(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frames, uint32_t size_bytes)
 {
     if (keep(r, c, frames, size_bytes, size_bytes))
-        c->readable = 1; /* there is something to be read, here if not in the socket */
+        c->readable = 1; /* there is something to read, in `partial` if not in the socket */
 }
 
 static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t begin, uint32_t size_bytes)
@@ -434,7 +435,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
-        /* whatever becomes of the connection: a staged batch lies here until it is written */
+        /* even if the connection closes: a staged batch stays here until it is written */
         r->window_used = at + 4 + length;
         mqd_connection_frame(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
@@ -446,7 +447,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
         partial_drop(r, c);
 }
 
-/* The frame in `partial` is known to be large and has no run yet: try again. */
+/* The frame in `partial` is known to be large but has no run yet: tries to allocate one. */
 static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
 {
     if (total > r->run_bytes_max) {
@@ -480,13 +481,13 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0)) {
         if (r->run_first == c)
-            r->run_first = NULL; /* its debt may be paid in minutes: nobody waits behind it */
+            r->run_first = NULL; /* it may be muted for minutes: no other connection waits behind it */
         return;
     }
     if (c->local) {
         mqd_local_read(r, c);
         if (r->run_first == c && !mqd_list_linked(&c->stall_node))
-            r->run_first = NULL; /* its client has made something smaller of it */
+            r->run_first = NULL; /* its client has sent something smaller instead */
         return;
     }
     uint32_t total = 0;
@@ -529,17 +530,19 @@ static bool writes(const struct mqd_connection *c)
     return false;
 }
 
-/* Both ways hung up, and its bytes have not been taken for a while: what it waits for may come in
- * minutes, and then for nobody. Not while it is read, for what it sent without acks counts; nor
- * behind a Produce: that ends in its time, and what was not looked at yet would not be written. */
+/* True when both directions are closed and no bytes have been received for GONE_MS: the answers it
+ * waits for may take minutes and could not be delivered. False while it may be read, because what
+ * it sent with acks=0 counts. False with a Produce under way, which ends by its own time limit:
+ * closing now would drop received requests that have not been handled yet. */
 static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) &&
            !writes(c);
 }
 
-/* It has said that it sends no more, and its answers take long. Who still takes these answers to
- * the kernel's probes; who has closed does so no more after a minute, and is `broken` then. */
+/* The client has shut down its sending side and its answers take long. A client that still waits
+ * answers the kernel's keepalive probes; one that has closed fails them within a minute, and the
+ * connection is then `broken`. */
 static void probe(struct mqd_connection *c)
 {
     int on = 1, seconds = PROBE_S, count = PROBE_COUNT;
@@ -550,7 +553,7 @@ static void probe(struct mqd_connection *c)
     c->hangup = HANGUP_PROBED;
 }
 
-/* Once a second. */
+/* Called once a second. */
 static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 {
     const char *overdue = mqd_large_overdue(r, c);
@@ -563,13 +566,13 @@ static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
     if (gone(r, c))
         mqd_connection_close(r, c, "the client is gone");
     else
-        mqd_connection_resume(r, c); /* it may have found the heap pressed, and nobody tells when that is over */
+        mqd_connection_resume(r, c); /* it may have stalled on a full heap, and nothing signals when that is over */
 }
 
 void mqd_connections_sweep(struct mqd_reactor *r)
 {
     int64_t oldest = r->now_ms - r->options.connection_idle_ms_max;
-    for (uint32_t i = r->local_count; i-- > 0;) /* closing takes the last one's place */
+    for (uint32_t i = r->local_count; i-- > 0;) /* closing moves the last one to this index */
         if (mqd_local_overdue(r->locals[i]))
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
     for (uint32_t i = 0; i < r->connection_capacity; i++)
@@ -579,7 +582,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        /* hung up, or takes no answer: may wait for ever */
+        /* hung up, or does not take its answers: could stay forever */
         if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&
             (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c)))
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");

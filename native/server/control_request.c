@@ -1,27 +1,29 @@
-/* Requests that Python answers: sent to the acceptor over the link, kept until the answer has come,
- * cached where the answer may be given again.
+/* Requests that Python answers: sent to the acceptor over the link, kept until the answer arrives,
+ * and cached where the answer may be reused.
  *
- * A frame waits in the control arena (the last quarter of this worker's mapping), apart from the
- * receive window: a request that Python takes long over must not hold bytes that the hot path
- * needs. It stays there until it is answered, so that a restarted acceptor can be asked again; of
- * one that takes long (MQD_LINK_PARKED: a JoinGroup waits for other members) what must be kept goes
- * back to the heap.
+ * A frame waits in the control arena (the last quarter of this worker's mapping), separate from the
+ * receive window: a request that Python takes long to answer must not hold bytes that the hot path
+ * needs. It stays there until it is answered, so that it can be sent to a restarted acceptor. For a
+ * request that takes long (MQD_LINK_PARKED: a JoinGroup waits for other members) the bytes that
+ * must be kept move back to the heap.
  *
  * Connections take turns, and a connection's requests keep their order. A turn ends after
  * TURN_BYTES, and the acceptor has at most SENT_COUNT_MAX unanswered requests of one connection
- * (those that it said take long not counted): what another connection asks waits behind so many of
- * each, however many one client pipelines. While the first in turn waits for room in the arena,
- * small requests of other connections pass it, in at most a part of the arena (PASS_SHARE). A
- * request that could not be sent even into an empty arena would wait for ever, so it is refused.
+ * (not counting those it reported as taking long). This bounds how many requests of each other
+ * connection a request waits for, however many one client pipelines. While the first in turn waits
+ * for room in the arena, small requests of other connections pass it, in at most a part of the
+ * arena (PASS_SHARE). A request that would not fit even into an empty arena would wait forever, so
+ * it is refused.
  *
- * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated)
- * are asked again, a connection with any other request pending is closed, for nobody knows whether
+ * When the acceptor dies, queries (requests that change nothing, or nothing more when repeated) are
+ * sent again. A connection with any other pending request is closed, because it is unknown whether
  * the change was made.
  *
- * Whose client has gone is forgotten as soon as its frame is not read any more (MQD_LINK_ABANDON).
+ * A request whose client has gone is forgotten as soon as its frame is no longer read
+ * (MQD_LINK_ABANDON).
  *
- * A token is the index in `control` and the entry's sequence: a late answer to a request that has
- * ended finds another sequence and is dropped.
+ * A token is the index in `control` and the entry's sequence number: a late answer to a request
+ * that has ended finds another sequence number and is dropped.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +31,11 @@
 #include "server/local/local.h"
 #include "server/reactor.h"
 
-#define CONTROL_SHARE 2 /* of the control arena, for one request */
+#define CONTROL_SHARE 2 /* fraction of the control arena that one request may use */
 #define SENT_COUNT_MAX 16
 #define TURN_BYTES 65536
-#define PASS_BYTES_MAX 4096 /* of a request that passes one without room */
-#define PASS_SHARE 8        /* of the control arena, for those that passed */
+#define PASS_BYTES_MAX 4096 /* largest request that may pass another one waiting for room */
+#define PASS_SHARE 8        /* fraction of the control arena for requests that passed */
 #define JOIN_GROUP 11
 #define SYNC_GROUP 14
 
@@ -65,8 +67,8 @@ static bool is_question(int16_t api_key)
     case 69:
     case 74:
     case 75:
-        /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and what
-         * may be said twice: OffsetCommit, Heartbeat, SyncGroup */
+        /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and
+         * requests that may be repeated: OffsetCommit, Heartbeat, SyncGroup */
         return true;
     default:
         return false;
@@ -105,7 +107,7 @@ static void take_turn(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_list_append(&r->control_turns, &c->control_turn);
 }
 
-/* The acceptor has answered it, takes long over it, or died. */
+/* The acceptor has answered the request, reported that it takes long, or died. */
 static void uncount(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;
@@ -149,16 +151,17 @@ void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
     request->control_index = UINT32_MAX;
 }
 
-/* ---- asking ---- */
+/* ---- sending ---- */
 
 static bool acceptor_takes(const struct mqd_reactor *r, uint32_t acceptor, const struct mqd_worker_slot *slot)
 {
     return mqd_load_acquire(&slot->state) == MQD_PROCESS_RUNNING &&
            mqd_endpoint_free_count(r->endpoint, acceptor) != 0 &&
-           r->overflow_head[acceptor] == r->overflow_count[acceptor]; /* what waits there outlives an acceptor */
+           /* descriptors in the overflow outlive an acceptor */
+           r->overflow_head[acceptor] == r->overflow_count[acceptor];
 }
 
-/* Its frame moves into the arena. */
+/* Moves its frame into the arena. */
 static bool place(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset >= 0)
@@ -186,7 +189,7 @@ static void send_one(struct mqd_reactor *r, uint32_t acceptor, uint64_t generati
                                  .a = c->listener_id,
                                  .b = (int64_t)c->id,
                                  .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
-    if (c->local) { /* listener MQD_LISTENER_LOCAL: who it is, instead of where */
+    if (c->local) { /* listener MQD_LISTENER_LOCAL: the user's identity instead of an address */
         ask.slot = (uint32_t)c->local->pid;
         ask.c = (int64_t)((uint64_t)c->local->uid << 32);
     }
@@ -210,7 +213,7 @@ void mqd_control_send_queued(struct mqd_reactor *r)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* before the state: what is sent is for this one, and its successor drops it */
+    /* read before the state: what is sent is meant for this generation, and its successor drops it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     struct mqd_node passed; /* without room: first in turn again, in their order */
     mqd_list_init(&passed);
@@ -311,7 +314,9 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     if (!good && request->connection) {
         mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over");
         if (!request_of(r, descriptor->token))
-            return; /* it was parked: it went with its connection. Another one stays, for it was sent */
+            /* it was parked: it was freed with its connection. A new request in its place is kept,
+             * because it was sent */
+            return;
     }
     if (!(descriptor->flags & MQD_RESPONSE_MORE))
         finish(r, request, descriptor);
@@ -323,17 +328,17 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
     if (!request)
         return;
     struct mqd_connection *c = request->connection;
-    request->sent = 0; /* it is answered: orphaning frees it */
+    request->sent = 0; /* it is answered: orphaning then frees it */
     if (c)
         mqd_connection_close(r, c, "closed by the acceptor");
     else
         mqd_request_free(r, request);
 }
 
-/* Its client has gone, and the acceptor has read it: whoever connects, asks and leaves again must
- * not take the table's entries from the others. What is still said about the request finds another
- * sequence. One that waits for other members may wait for minutes: the acceptor is told that it
- * need not. */
+/* The client has gone and the acceptor has read the frame: clients that connect, send and leave
+ * repeatedly must not use up the entries of the table. Later answers to the request find another
+ * sequence number. A request that waits for other members may wait for minutes, so the acceptor is
+ * notified to stop waiting. */
 static void abandon(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->api_key == JOIN_GROUP || request->api_key == SYNC_GROUP) {
@@ -349,11 +354,12 @@ void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset < 0)
         abandon(r, request);
-    /* else the acceptor may still read the frame: until it answers, or says that it takes long */
+    /* otherwise the acceptor may still read the frame: until it answers, or reports that it takes
+     * long */
 }
 
-/* Ten thousand members of a group may wait for one that is late: their requests must not fill the
- * arena that everybody else's need. */
+/* Ten thousand members of a group may wait for a late one: their requests must not fill the arena
+ * that the requests of others need. */
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
 {
     struct mqd_request *request = request_of(r, descriptor->token);
@@ -362,7 +368,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     uncount(r, request);
     if (request->connection && is_question(request->api_key)) {
         if (!mqd_heap_take(r, request->frame_bytes))
-            return; /* it stays where it is */
+            return; /* it stays in the arena */
         if (!(request->frame = malloc(request->frame_bytes))) {
             mqd_heap_give(r, request->frame_bytes);
             return;
@@ -376,9 +382,9 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     mqd_control_send_queued(r);
 }
 
-/* A connection's requests keep their order: those that are sent again come in the order in which
- * they were sent, before what was never sent. Otherwise an older OffsetCommit could overwrite a
- * newer one. */
+/* A connection's requests keep their order: those that are sent again come in their original order,
+ * before requests that were never sent. Otherwise an older OffsetCommit could overwrite a newer
+ * one. */
 void mqd_control_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
@@ -392,12 +398,13 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
             continue;
         request->sent = 0;
         uncount(r, request);
-        r->control[request->control_index].sequence++; /* a late answer from the dead acceptor finds another sequence */
+        /* a late answer from the dead acceptor finds another sequence number */
+        r->control[request->control_index].sequence++;
         request->reply.size_bytes = 0;
         mqd_list_remove(node);
         mqd_list_append(request->connection && is_question(request->api_key) ? &again : &refused, node);
     }
-    while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests, here and in `again` */
+    while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests too, here and in `again` */
         struct mqd_request *request = MQD_CONTAINER(refused.next, struct mqd_request, control_node);
         if (!request->connection) {
             mqd_request_free(r, request);
@@ -407,7 +414,7 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
             mqd_connection_close(r, request->connection, "acceptor restarted");
         }
     }
-    while (!mqd_list_empty(&again)) { /* from the newest on, each before what its connection has waiting */
+    while (!mqd_list_empty(&again)) { /* from the newest on, each before the connection's waiting requests */
         struct mqd_request *request = MQD_CONTAINER(again.previous, struct mqd_request, control_node);
         struct mqd_node *waiting = &request->connection->control_waiting;
         mqd_list_remove(&request->control_node);
@@ -421,8 +428,8 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
 
 /* ---- cache ---- */
 
-/* Key: where the client is connected (advertised addresses depend on it), the api and version, the
- * body. Client ids differ and do not matter. */
+/* The key: the local address of the connection (advertised addresses depend on it), the API and
+ * version, and the body. Client ids differ and do not matter. */
 uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame,
                        uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes)
 {
@@ -458,10 +465,10 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
             cached_drop(r, &r->cached[i]);
 }
 
-/* Not while this host is without its lease: it tells clients that it leads nothing, which the
- * acceptor knows. What is kept stays: an answer that the lease changes has an error then and is
- * never cacheable, so each of these is right again when the lease is back and the version is the
- * same, also one that came meanwhile. */
+/* Not used while this host has lost its lease: it must report to clients that it leads nothing,
+ * which the acceptor knows. Cached answers stay: an answer that the lease changes contains an error
+ * then and is never cacheable, so the others are correct again when the lease is back and the
+ * version is the same, including answers that arrived meanwhile. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                           const uint8_t *frame, uint32_t size_bytes)
 {
@@ -497,7 +504,7 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
     return true;
 }
 
-/* Takes the key over. */
+/* Takes ownership of the key. */
 void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version,
                          const uint8_t *bytes, uint32_t size_bytes)
 {

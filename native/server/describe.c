@@ -1,9 +1,9 @@
-/* What a partition knows of its producers, told to the acceptor (DescribeProducers, KIP-664):
- * DESCRIBE in, DESCRIBED out.
+/* Describes the producers of a partition to the acceptor (DescribeProducers, KIP-664): DESCRIBE in,
+ * DESCRIBED out.
  *
- * The views lie in our control arena until the acceptor sends RELEASE with their offset, or has
- * died. At most MQD_DESCRIPTION_COUNT_MAX at a time, and as many as the arena has room for: beyond,
- * the answer is an error after which the acceptor asks again.
+ * The views are in our control arena until the acceptor sends RELEASE with their offset, or dies.
+ * At most MQD_DESCRIPTION_COUNT_MAX exist at a time, and only as many as fit in the arena; beyond
+ * that, the answer is an error after which the acceptor asks again.
  */
 #include <string.h>
 
@@ -40,7 +40,7 @@ void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descrip
         mqd_partition_producers(
             owned->partition, (struct mqd_producer_view *)(r->options.arenas[r->options.self] + answer.offset), count);
     } else if (count) {
-        answer.error = MQD_KAFKA_REQUEST_TIMED_OUT; /* no room now */
+        answer.error = MQD_KAFKA_REQUEST_TIMED_OUT; /* no room now; the acceptor retries */
     }
     mqd_forward_send(r, from, &answer);
 }

@@ -1,4 +1,4 @@
-/* A frame is whole: who answers it. Hot requests are answered here, the others go to the acceptor. */
+/* Routes a complete frame: hot requests are answered here, the others go to the acceptor. */
 #include <string.h>
 
 #include "server/reactor.h"
@@ -20,8 +20,8 @@ static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const s
     mqd_request_complete(r, request);
 }
 
-/* Ready-made by the acceptor in the control segment, so that a client can connect while the
- * acceptor is down. Copy 7 answers versions we do not know. */
+/* Prepared by the acceptor in the control segment, so that a client can connect while the acceptor
+ * is down. Copy 7 answers versions that we do not know. */
 static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header)
 {
     uint8_t body[MQD_BLOB_BYTES_MAX];

@@ -1,11 +1,11 @@
-/* Flushing by group commit, preallocation and snapshots: the slow file work that the reactor starts
- * and hears about, but never waits for.
+/* Group-commit flushes, preallocation and snapshots: slow file work that the reactor starts and is
+ * notified about, but never waits for.
  *
- * What arrives while a partition is being flushed joins its next flush. Few dirty partitions are
- * flushed side by side; with more than MQD_SYNCFS_PARTITION_COUNT in one directory a single syncfs
- * covers all of them (measured: 64 partitions cost 3.1 ms CPU one by one, 0.6 ms together). A
- * failed flush fences the directory; it is never tried again, for the kernel has dropped the pages
- * that it could not write.
+ * Appends that arrive while a partition is being flushed join its next flush. A few dirty
+ * partitions are flushed in parallel; with more than MQD_SYNCFS_PARTITION_COUNT in one directory a
+ * single syncfs covers all of them (measured: 64 partitions cost 3.1 ms CPU one by one, 0.6 ms
+ * together). A failed flush fences the directory and is never retried, because the kernel has
+ * dropped the pages that it could not write.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,14 +35,14 @@ static int64_t background_bytes(const struct mqd_log_directory *dir)
 void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->resting)
-        return; /* a truncation flushes */
+        return; /* the truncation flushes */
     if (!owned->dirty_since_ms)
         owned->dirty_since_ms = r->now_ms;
     const struct mqd_log_options *options = mqd_partition_options(owned->partition);
     if (!options->flush_on_ack &&
         mqd_partition_dirty_bytes(owned->partition) < background_bytes(&r->log_dirs[owned->log_dir]) &&
         !mqd_partition_sync_crowded(owned->partition))
-        return; /* mqd_flush_background comes round */
+        return; /* mqd_flush_background will flush it */
     enqueue(r, owned);
 }
 
@@ -58,7 +58,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_want(r, owned);
-        /* a flush covers a few files: on, until it has caught up; compaction waits for them */
+        /* a flush covers a few files: continue until it has caught up; compaction waits for these */
         if (mqd_partition_sealed_waiting(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_flushed(r, owned);
@@ -67,8 +67,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* Nothing to flush: clean, or the flush could not even begin. Whoever waits for it must not wait
- * for his time-out. */
+/* Nothing to flush: clean, or the flush could not even start. Requests that wait for it must not
+ * wait until they time out. */
 static void nothing_begun(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (mqd_partition_fenced(owned->partition))
@@ -90,7 +90,7 @@ static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
     for (int i = 0; i < count; i++) {
         mqd_stat(r, MQD_COUNT_SYNCS, 1);
         if (mqd_poll_sync(r->poll, fds[i].fd, fds[i].directory, mqd_token(MQD_TOKEN_SYNC, owned->slot)) < 0)
-            /* queue full: late but right */
+            /* queue full: flush synchronously, late but correct */
             mqd_flush_on_done(r, owned->slot, mqd_file_sync(fds[i].fd, fds[i].directory) < 0 ? -mqd_error_code() : 0);
     }
 }
@@ -127,7 +127,7 @@ void mqd_flush_start_all(struct mqd_reactor *r)
             continue;
         if (dir->to_sync_count > MQD_SYNCFS_PARTITION_COUNT && dir->fd >= 0) {
             if (!dir->syncfs_running)
-                start_syncfs(r, dir, i); /* else they wait for it to end */
+                start_syncfs(r, dir, i); /* otherwise they wait for the running one to end */
             continue;
         }
         struct mqd_node *node;
@@ -164,8 +164,7 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
     }
 }
 
-/* Once a second: what no acknowledgement waits for is flushed too, so that dirty bytes stay
- * bounded. */
+/* Once a second: also flushes what no acknowledgement waits for, so that dirty bytes stay bounded. */
 void mqd_flush_background(struct mqd_reactor *r)
 {
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
@@ -252,7 +251,7 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;
-    /* no poll: not started or stopped; closing writes one */
+    /* no poll: not started, or stopped; closing the partition writes a snapshot */
     if (owned->snapshotting || owned->closing || owned->resting || !r->poll || !(job = calloc(1, sizeof *job)))
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
@@ -278,8 +277,8 @@ void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* A partition that is being taken back leaves when nothing under way names it; one that waits to be
- * cut is cut then. */
+/* A partition being closed is handed back once no work under way refers to it; a partition with a
+ * truncation due is truncated then. */
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
@@ -292,7 +291,8 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     if (mqd_list_linked(&owned->sync_node))
         r->log_dirs[owned->log_dir].to_sync_count--;
     mqd_list_remove(&owned->sync_node);
-    if (mqd_list_linked(&owned->publish_node)) { /* its last flush moved the high watermark: readers are still there */
+    /* its last flush moved the high watermark: its waiters are still to be woken */
+    if (mqd_list_linked(&owned->publish_node)) {
         mqd_list_remove(&owned->publish_node);
         mqd_owner_wake_slot(r, owned->slot);
     }

@@ -1,12 +1,13 @@
 /* Between workers: batches to their owner, outcomes back, notes about moved high watermarks.
  *
- * A batch travels by descriptor; its bytes stay in the arena of the worker that received them until
- * the owner has written them (RELEASE or PRODUCED).
+ * A batch is passed by descriptor; its bytes stay in the arena of the worker that received them
+ * until the owner has written them (RELEASE or PRODUCED).
  *
- * Order: descriptors to one peer leave in the order they were given; what meets a full ring waits
- * in `overflow` and is never overtaken. Bound of `overflow`: every entry stands for an append of an
- * inflight-bounded connection or for one slot's note. Generations: a PRODUCE names the owner's
- * generation (`c`): its successor ignores it, the sender ends it when it hears of the death.
+ * Order: descriptors to one peer leave in the order in which they were queued; those that find the
+ * ring full wait in `overflow` and are never overtaken. Bound of `overflow`: each entry belongs to
+ * an append of a connection with bounded in-flight requests, or is the note of one slot.
+ * Generations: a PRODUCE names the owner's generation (`c`). The owner's successor ignores it, and
+ * the sender completes it when it learns of the death.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,7 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
 {
     if (r->overflow_head[to] == r->overflow_count[to])
         r->overflow_head[to] = r->overflow_count[to] = 0;
-    /* never quite empty: use the front again */
+    /* the queue rarely becomes empty: reclaim the front */
     if (r->overflow_count[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) {
         r->overflow_count[to] -= r->overflow_head[to];
         memmove(r->overflow[to], r->overflow[to] + r->overflow_head[to],
@@ -45,7 +46,7 @@ void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descr
     if (!overflow_push(r, to, descriptor)) {
         fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors for endpoint %u\n", r->options.self,
                 r->overflow_count[to], to);
-        abort(); /* a lost descriptor would be a lost acknowledgement or a leaked extent */
+        abort(); /* a lost descriptor would lose an acknowledgement or leak an extent */
     }
 }
 
@@ -69,8 +70,8 @@ bool mqd_forward_pending(const struct mqd_reactor *r)
 
 /* ---- sender's side ---- */
 
-/* A token names an entry of `forwards` (24 bits), its sequence (24) and our generation (16): an
- * answer to a request that has timed out since, or to our predecessor, finds nothing. */
+/* A token is an entry of `forwards` (24 bits), its sequence number (24) and our generation (16): an
+ * answer to a request that has timed out since, or to our predecessor, finds no match. */
 static uint32_t forward_take(struct mqd_reactor *r)
 {
     if (r->forward_free == UINT32_MAX) {
@@ -186,12 +187,12 @@ static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *desc
 static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
     if ((uint64_t)descriptor->c != r->generation)
-        return; /* meant for the process before us; its sender has ended it */
+        return; /* meant for our predecessor; its sender has completed it */
     struct mqd_append *append = r->free_appends;
     if (append)
         r->free_appends = (struct mqd_append *)append->node.next;
     else if (!(append = malloc(sizeof *append)))
-        abort(); /* out of memory: the sender's bytes would be lent for ever */
+        abort(); /* out of memory: the sender's bytes would stay lent forever */
     memset(append, 0, sizeof *append);
     mqd_list_init(&append->node);
     append->slot = descriptor->slot;
@@ -207,7 +208,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->guard = descriptor->b;
     append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
     const struct mqd_owned *owned = append->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[append->slot] : NULL;
-    /* a coordinator of another time */
+    /* a coordinator of an outdated leader epoch */
     if (owned && descriptor->a >= 0 && descriptor->a != mqd_partition_leader_epoch(owned->partition)) {
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
@@ -291,20 +292,20 @@ void mqd_links_drain(struct mqd_reactor *r)
     }
 }
 
-/* The keeper has proved the death: what was with that process has an unknown outcome, which
- * REQUEST_TIMED_OUT tells the client; its loans come back. */
+/* The keeper has proved that the process died: the appends it held have an unknown outcome, which
+ * the client learns as REQUEST_TIMED_OUT; memory lent to it is released. */
 void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
     MQD_LIST_EACH(node, spare, &r->forwarded_to[endpoint]) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->peer_generation >= generation)
-            continue; /* sent to its successor already */
+            continue; /* already sent to its successor */
         append->message = "the process that owns the partition ended; whether the batch was written is unknown";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
-    /* all set their bits again: the dead one may have taken them, and the slot may have another
-     * owner by now */
+    /* all waiters set their bits again: the dead process may have taken them, and the slot may have
+     * another owner by now */
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         mqd_fetch_wake_slot(r, slot);
         mqd_look_ups_wake(r, slot);

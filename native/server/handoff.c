@@ -1,5 +1,5 @@
-/* Connections: taking them over from the acceptor, and finding them again by the token of their
- * events. What is done with them then: server/connection.c. */
+/* Connections: accepted from the acceptor, and found by the token of their events. Reading and
+ * closing: server/connection.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ struct handoff {
     uint8_t peer_ip[16];
     uint16_t peer_port, local_port;
     uint8_t local_ip[16];
-    int32_t peer_node; /* with MQD_HANDOFF_PEER: the host that has proven who it is */
+    int32_t peer_node; /* with MQD_HANDOFF_PEER: the authenticated host */
     uint8_t pad[16];
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
@@ -62,7 +62,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     return c;
 }
 
-/* NULL with the reason; fd stays the caller's then. */
+/* NULL with the reason; the caller then keeps fd. */
 struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16_t listener_id)
 {
     struct mqd_connection *c = connection_new(r, fd);
@@ -80,14 +80,14 @@ struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16
     mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
     mqd_stat(r, MQD_COUNT_CONNECTIONS_ACCEPTED, 1);
     mqd_log(r, 7, c->id, UINT32_MAX, "connection opened");
-    mqd_list_append(&r->ready, &c->ready_node); /* bytes may have come before the edge was armed */
+    mqd_list_append(&r->ready, &c->ready_node); /* bytes may have arrived before the edge was armed */
     return c;
 }
 
 static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
 {
     int flags = fcntl(fd, F_GETFL);
-    /* sendfile knows no other way not to wait for a client that does not read */
+    /* sendfile has no other way not to block on a client that does not read */
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
         mqd_log(r, 3, 0, UINT32_MAX, "connection refused: it cannot be made non-blocking: %s", strerror(errno));
         close(fd);
@@ -109,14 +109,14 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
 }
 
-/* Not before the process is ready: it would say of every topic that it does not exist. Connections
+/* Does nothing before the process is ready, when it would answer that no topic exists. Connections
  * wait in the channel meanwhile. */
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
     if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)
         return;
     r->serving = true;
-    for (;;) { /* to the end: the socket is edge-triggered; its buffer bounds what can wait */
+    for (;;) { /* until empty: the socket is edge-triggered; its buffer bounds how many can wait */
         union {
             struct handoff tcp;
             struct mqd_local_handoff local;
@@ -130,7 +130,7 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         ssize_t n = recvmsg(r->options.handoff_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n < 0) {
-            /* else no edge will tell of what is still there: looked at again in the next turn */
+            /* otherwise no edge will signal the rest: tried again in the next turn */
             r->serving = errno == EAGAIN;
             return;
         }
@@ -140,7 +140,7 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             header->cmsg_len == CMSG_LEN(sizeof(int)))
             memcpy(&fd, CMSG_DATA(header), sizeof fd);
         if (n == 0 && fd < 0)
-            return; /* the keeper is gone; its pidfd tells the main thread */
+            return; /* the keeper has ended; its pidfd notifies the main thread */
         if (fd >= 0 && (n != sizeof handoff || handoff.tcp.magic != HANDOFF_MAGIC)) {
             close(fd);
             mqd_log(r, 3, 0, UINT32_MAX,

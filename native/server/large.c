@@ -1,19 +1,19 @@
-/* Large requests: those of more than half of the receive arena, whose batches may be as large as
- * socket.request.max.bytes. They lie in memory of their own at the end of the worker's mapping, so
- * that an offset still names their bytes to every process, and none of them takes the room of the
- * requests of others.
+/* Large requests: those larger than half of the receive arena; their batches may be as large as
+ * socket.request.max.bytes. They have memory of their own at the end of the worker's mapping. An
+ * offset therefore still names their bytes to every process, and they take no room from the
+ * requests of other connections.
  *
  *   frame read so far (heap) -> waits for its turn, unread -> has a run, is received -> handled
  *
  * Invariants
- *   B1  a frame is received only after all that it declares was set aside for it: two halves never
- *       wait for each other's memory. Who came first is next.
- *   B2  what is set aside takes no page before bytes come (the segment is sparse), and gives its
- *       pages back when the run is free.
- *   B3  the first touch of a page is always by a system call. Where /dev/shm is full it fails with
- *       EFAULT, and the connection ends; a store would be SIGBUS.
- * Bounds: large.request.memory.bytes in all. A client that stalls is ended, sooner while others
- * wait (mqd_large_overdue).
+ *   B1  a frame is received only after its whole declared size was reserved: two half-received
+ *       frames never wait for each other's memory. Reservations are granted in order of arrival.
+ *   B2  a reservation takes no page before bytes arrive (the segment is sparse), and returns its
+ *       pages when the run is freed.
+ *   B3  the first touch of a page is always by a system call. If /dev/shm is full the call fails
+ *       with EFAULT and the connection ends; a store would raise SIGBUS.
+ * Bounds: large.request.memory.bytes in total. A stalled client is disconnected, sooner while
+ * others wait (mqd_large_overdue).
  */
 #include <errno.h>
 #include <string.h>
@@ -64,7 +64,7 @@ bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t s
 {
     if (c->run_offset >= 0 && c->run_bytes >= size_bytes)
         return true;          /* its turn has come */
-    if (c->run_offset >= 0) { /* a local client asks for more than it waited for */
+    if (c->run_offset >= 0) { /* a local client requests more than it waited for */
         mqd_frame_release(r, (uint64_t)c->run_offset);
         c->run_offset = -1;
     }

@@ -3,14 +3,14 @@
  *
  * With flush.on.ack the high watermark follows the flush, which begins in the turn of the append. A
  * look-up therefore waits until everything that the log held when it arrived is flushed; then its
- * client finds what it has written, and nothing is told that a power cut could take back. It waits
- * for the local flush alone, never for followers, and for MQD_LOOK_UP_MS_MAX at most: when a disk
- * hangs, it is answered with what is known.
+ * client sees what it has written, and no offset is returned that a power failure could undo. It
+ * waits only for the local flush, never for followers, and for at most MQD_LOOK_UP_MS_MAX: when a
+ * disk hangs, it is answered with the known offset.
  *
- * A look-up waits for one partition at a time, in r->look_ups by slot; the ends that it waits for
- * are those of its arrival, so that flushes that run side by side are waited for once. It sets
- * flush_awaited in the slot, then looks again; the owner publishes, then looks at the flag. One of
- * the two sees the other.
+ * A look-up waits for one partition at a time, in r->look_ups by slot. The ends that it waits for
+ * were taken at its arrival, so flushes that run in parallel are waited for together. It sets
+ * flush_awaited in the slot, then looks again; the owner publishes, then looks at the flag. At
+ * least one side sees the other.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +35,8 @@ static struct mqd_node *bucket(struct mqd_reactor *r, uint32_t slot)
     return &r->look_ups[slot % MQD_LOOK_UP_BUCKET_COUNT];
 }
 
-/* Parks it on the next partition that is not flushed yet; answers it when there is none. The
- * connection may be gone afterwards. */
+/* Parks it on the next partition that is not flushed yet, or answers it when there is none. The
+ * connection may be closed afterwards. */
 static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
 {
     for (; look_up->at < look_up->count; look_up->at++) {
@@ -96,7 +96,7 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
     struct mqd_node due, *node;
     mqd_list_init(&due);
     mqd_list_move_all(&due, bucket(r, slot));
-    while ((node = mqd_list_pop(&due))) { /* answering one may close its connection and free others of the list */
+    while ((node = mqd_list_pop(&due))) { /* answering one may close its connection and free others in the list */
         struct mqd_look_up *look_up = MQD_CONTAINER(node, struct mqd_look_up, node);
         if (look_up->awaited[look_up->at].slot == slot)
             advance(r, look_up);
@@ -105,12 +105,12 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
     }
 }
 
-/* The owner's side: a flush has ended and is published, or the slot is no longer served. Who misses
- * the note because its ring is full is answered at its time-out. */
+/* Owner's side: a flush has ended and is published, or the slot is no longer served. A worker that
+ * misses the note because its ring is full answers at its time-out. */
 void mqd_look_ups_tell(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
-    mqd_fence_full(); /* what was published, before the look at who waits */
+    mqd_fence_full(); /* orders the publish before the look at the waiters */
     if (!mqd_load_relaxed(&shared->flush_awaited) || !mqd_exchange(&shared->flush_awaited, (uint8_t)0))
         return;
     mqd_look_ups_wake(r, slot);

@@ -1,11 +1,10 @@
-/* What a connection still has to be sent: bytes, with ranges of segment files between them.
+/* The unsent output of a connection: bytes, with ranges of segment files between them.
  *
- * Memory lives in one growing buffer; a chunk says "the buffer up to here, then this file range".
- * Positions are counted from the connection's first byte, so that the buffer can be cut at the
- * front at any time.
+ * Memory is one growing buffer; a chunk says "the buffer up to here, then this file range".
+ * Positions are counted from the connection's first byte, so that sent bytes can be removed from
+ * the front at any time.
  *
- * Invariant: chunk memory_end values never fall; after the last chunk the rest of the buffer
- * follows.
+ * Invariant: chunk memory_end values never decrease; the rest of the buffer follows the last chunk.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -46,7 +45,8 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 {
     uint32_t before = c->out.capacity_bytes;
     mqd_buffer_reserve(&c->out, size_bytes);
-    /* the answer exists: it is counted, and who waits for room waits */
+    /* the answer already exists: it is counted even above the bound, and requests that need room
+     * wait */
     r->heap_bytes += c->out.capacity_bytes - before;
     if (c->out.failed) {
         c->closing = 1;
@@ -111,7 +111,7 @@ static void out_free(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_buffer_free(&c->out);
 }
 
-/* Everything is sent: start the buffer anew, and give a large one back. */
+/* Everything is sent: resets the buffer and frees a large one. */
 static void out_reset(struct mqd_reactor *r, struct mqd_connection *c)
 {
     c->out_base = c->out_sent;
@@ -139,20 +139,20 @@ static int sent(struct mqd_reactor *r, struct mqd_connection *c, ssize_t n, uint
     return c->out_sent == end ? 1 : 0;
 }
 
-/* 1: went on, 0: the socket (the ring) is full, -1: the connection is broken. */
+/* 1: progress, 0: the socket (the ring) is full, -1: the connection is broken. */
 static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t end, bool more)
 {
     ssize_t n;
     if (c->local)
         return sent(r, c, mqd_local_send(r, c, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent), end);
-    do /* no signal comes to this thread, but a tracer's */
+    do /* this thread receives no signals, except from a tracer */
         n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent,
                  MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
     while (n < 0 && errno == EINTR);
     return n < 0 && errno == EAGAIN ? 0 : sent(r, c, n, end);
 }
 
-/* As sendfile: 0 = *file_end or, when that is not set, no room now. */
+/* As sendfile: 0 = *file_end, or no room now when *file_end is not set. */
 static ssize_t transfer(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
 {
     if (c->local)
@@ -175,7 +175,7 @@ static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mq
         return -1;
     if (n == 0 && !file_end)
         return 0;
-    if (n == 0) { /* shorter than published: the file was damaged under us; half an answer cannot be mended */
+    if (n == 0) { /* shorter than published: the file was damaged under us, and half an answer cannot be repaired */
         mqd_log(r, 3, c->id, UINT32_MAX,
                 "a segment file ended %u bytes before its published end; closing the connection", range->size_bytes);
         return -1;
@@ -215,7 +215,7 @@ void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
             return;
         }
         if (result == 0)
-            c->writable = 0; /* the next edge tells */
+            c->writable = 0; /* the next edge signals room */
         else
             c->last_active_ms = r->now_ms;
     }

@@ -1,12 +1,12 @@
-/* The owner of a partition: the single writer. Stages appends in arrival order, writes them once a
+/* The owner of a partition: its single writer. Stages appends in arrival order, writes them once a
  * turn, publishes, acknowledges.
  *
- *   staged   in the order of their offsets; covered by the next mqd_partition_write
+ *   staged   in the order of their offsets; included in the next mqd_partition_write
  *   waiting  written and visible in the log, not yet below the high watermark; ordered by
  *            end_offset
  *
- * Order within a turn: every write, then every publish, then one fence, then the look at who waits:
- * a reader that parks either sees the new high watermark or is seen.
+ * Order within a turn: all writes, then all publishes, then one fence, then the look at the
+ * waiters: a reader that parks either sees the new high watermark or is seen.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -42,10 +42,11 @@ static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struc
         mqd_append_unpin(r, append);
     else
         release_peer_bytes(r, append);
-    struct mqd_node *after = owned->waiting.previous; /* nearly always the end; a repeated batch has an older offset */
+    /* nearly always the last one; a duplicate batch has an older offset */
+    struct mqd_node *after = owned->waiting.previous;
     while (after != &owned->waiting && MQD_CONTAINER(after, struct mqd_append, node)->end_offset > append->end_offset)
         after = after->previous;
-    mqd_list_append(after->next, &append->node); /* append "before next" */
+    mqd_list_append(after->next, &append->node); /* appending to this node's list inserts before it */
 }
 
 static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
@@ -55,9 +56,10 @@ static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         mqd_list_append(&r->to_write, &owned->write_node);
 }
 
-/* A marker that this log has already. Its coordinator takes the refusal for the end of the
- * transaction here: so it leaves when all that the log holds now is below the high watermark, like
- * an acknowledgement. The next leader may not have what is above. */
+/* A marker that this log already has. Its coordinator takes the refusal to mean that the
+ * transaction has ended here, so the refusal is sent only when everything the log holds now is
+ * below the high watermark, like an acknowledgement. The next leader may not have what is above
+ * it. */
 static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -96,7 +98,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     }
     error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard,
                                 r->wall_ms, &result);
-    if (error == MQD_STAGE_FULL) { /* as many as one write takes */
+    if (error == MQD_STAGE_FULL) { /* the maximum for one write */
         mqd_owner_write_all(r);
         owned = owned_of(r, append->slot);
         error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control,
@@ -106,7 +108,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     if (error == MQD_STAGE_VERIFY) {
         if (append->request) {
             mqd_check_verify(r, append, result.guard);
-        } else { /* the sender's to ask */
+        } else { /* the sender must verify it */
             append->base_offset = result.guard;
             mqd_append_done(r, append, MQD_STAGE_VERIFY);
         }
@@ -134,9 +136,9 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_check_decided(r, append);
 }
 
-/* A sender that died while its bytes were being written may have scribbled over them: nothing of
- * this write is published yet, so the process ends and its successor cuts the log at the published
- * end. */
+/* A sender that died while its bytes were being written may have overwritten them. Nothing of this
+ * write is published yet, so the process aborts and its successor truncates the log at the
+ * published end. */
 static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     for (struct mqd_node *node = owned->staged.next; node != &owned->staged; node = node->next) {
@@ -152,7 +154,7 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
     }
 }
 
-/* No disk's fault, and over as soon as somebody closes a connection. */
+/* Not a disk failure: it ends as soon as any connection closes. */
 static bool out_of_descriptors(const struct mqd_owned *owned, int error)
 {
     return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
@@ -171,7 +173,7 @@ void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, in
 
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    /* fenced: cutting the half-written back met it too; no space heals that */
+    /* fenced: removing the partial write also failed, and free space does not repair that */
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
         mqd_fetcher_written(r, owned, error);
@@ -200,13 +202,13 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         write_failed(r, owned, mqd_error_code());
         return;
     }
-    if (r->log_dirs[owned->log_dir].failed) { /* duplicates alone were staged; no flush will ever answer them */
+    if (r->log_dirs[owned->log_dir].failed) { /* only duplicates were staged; no flush will ever answer them */
         write_failed(r, owned, EIO);
         return;
     }
     check_senders(r, owned);
     bool created = mqd_partition_take_created(owned->partition);
-    if (rolled || created) { /* before the positions are published: who reads up to them looks for the files */
+    if (rolled || created) { /* before the positions are published: readers up to them look for the files */
         mqd_fetch_add(&mqd_control_partition(r->options.control, owned->slot)->segments_generation, 1);
         mqd_fetch_add(&r->header->segments_generation, 1);
     }
@@ -243,12 +245,13 @@ void mqd_owner_write_all(struct mqd_reactor *r)
         write_one(r, MQD_CONTAINER(node, struct mqd_owned, write_node));
 }
 
-/* Makes the partition's positions visible and acknowledges what the high watermark has passed. */
+/* Makes the partition's positions visible and acknowledges the appends that the high watermark has
+ * passed. */
 void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     if (owned->resting == MQD_REST_UNDER_WAY)
-        return; /* published when it is over */
+        return; /* published when the truncation has ended */
     if (owned->replica)
         mqd_replication_log(r, owned);
     mqd_partition_positions(owned->partition, &positions);
@@ -295,7 +298,7 @@ static void wake_slot(struct mqd_reactor *r, uint32_t slot)
 
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
-    mqd_fence_full(); /* what they are to see, before the look at who waits */
+    mqd_fence_full(); /* orders what they must see before the look at the waiters */
     wake_slot(r, slot);
 }
 
@@ -315,7 +318,7 @@ void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t 
         mqd_append_done(r, MQD_CONTAINER(node, struct mqd_append, node), error);
 }
 
-/* A write or flush failed for good: nobody may believe this directory any more. Reading goes on
+/* A write or flush failed permanently: the directory can no longer be trusted. Reading continues
  * below the high watermark. */
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what)
 {
@@ -333,7 +336,7 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
         if (!owned || owned->log_dir != log_dir)
             continue;
         mqd_fetcher_leave(r, owned);
-        if (owned->resting != MQD_REST_UNDER_WAY) /* else when it is back */
+        if (owned->resting != MQD_REST_UNDER_WAY) /* otherwise when the truncation has ended */
             mqd_partition_fence(owned->partition);
         mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);
         mqd_owner_fail_all(r, owned, MQD_KAFKA_STORAGE_ERROR);

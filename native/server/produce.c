@@ -1,8 +1,8 @@
-/* Produce, on the worker that received it: parse, check each batch while it is in the cache, give
+/* Produce, on the worker that received it: parse, check each batch while it is in the cache, pass
  * it to its partition's owner, answer.
  *
- * Stateless checks (framing, CRC) happen here, where the bytes are hot; everything that needs the
- * partition's state happens in its owner alone, in arrival order (server/owner.c), which may be
+ * Stateless checks (framing, CRC) happen here, where the bytes are hot. Checks that need the
+ * partition's state happen only in its owner, in arrival order (server/owner.c); the owner may be
  * this worker or another (server/forward.c).
  */
 #include <stdlib.h>
@@ -36,7 +36,8 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
     return true;
 }
 
-/* First pass: the frame is well-formed to its end; how many topics and partitions it names. */
+/* First pass: checks that the frame is well-formed to its end, and counts its topics and
+ * partitions. */
 static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
                    uint32_t *append_count)
 {
@@ -86,7 +87,8 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
     return error;
 }
 
-/* One partition's batch: refused at once, parked for a look at its records, or given to its owner. */
+/* Routes one partition's batch: refused at once, parked for a check of its records, or passed to
+ * its owner. */
 static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append,
                   struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id)
 {
@@ -95,7 +97,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
         return;
     }
-    /* a client that could write here could commit offsets and transactions of others */
+    /* a client that could write here could commit offsets and transactions of other clients */
     if (mqd_topic_is_internal(topic)) {
         append->message = "only this broker's coordinators write to its internal topics";
         mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
@@ -104,7 +106,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     if (__builtin_expect(request->connection->local != NULL && r->topics.broker_count, 0) &&
         mqd_relay_append(r, append, topic, partition))
         return;
-    if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* another host's, all of it */
+    if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* no replica on this host */
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
@@ -196,7 +198,7 @@ static int64_t answer_by(const struct mqd_reactor *r, const struct mqd_produce_r
     return r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
 }
 
-/* A check may have armed it already. */
+/* A check may already have armed the timer. */
 static void arm_earlier(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms)
 {
     if (!request->timer_armed || deadline_ms < request->deadline_ms)
@@ -219,11 +221,11 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         return;
     }
     request->no_reply = produce.required_acks == 0;
-    request->undecided = 1; /* as `pending` */
+    request->undecided = 1; /* as for `pending` */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
-    request->pending = append_count + 1; /* + 1: not before all are routed */
+    request->pending = append_count + 1; /* + 1: cannot complete before all are routed */
     /* an append that is refused at once must not release the bytes of those after it */
     request->arena_pins = 1;
     r->producing = &produce;
@@ -265,7 +267,7 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     append->error = __builtin_expect(append->handed_on && error, 0) ? mqd_redirect_outcome(append, error) : error;
     mqd_list_remove(&append->node);
     struct mqd_request *request = append->request;
-    if (!request) { /* a peer's: tell it; the sender may let go of the bytes */
+    if (!request) { /* a peer's append: report the outcome; the sender may release the bytes */
         struct mqd_descriptor answer = {.kind = MQD_LINK_PRODUCED,
                                         .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0,
                                         .slot = append->slot,
@@ -297,8 +299,8 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         mqd_request_free(r, request);
 }
 
-/* A check has taken too long, or the client asked to be answered by now. What is written may still
- * become durable: the outcome is unknown, which REQUEST_TIMED_OUT says. */
+/* A check has taken too long, or the client's time limit is over. What is written may still become
+ * durable: the outcome is unknown, which REQUEST_TIMED_OUT says. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
     int64_t again_ms = INT64_MAX, answer_by_ms = request->order_known ? request->order.answer_by_ms : r->now_ms;
@@ -308,7 +310,7 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         if (r->now_ms < answer_by_ms) {
             again_ms = answer_by_ms < again_ms ? answer_by_ms : again_ms;
-        } else if (append->pinned) { /* not written yet: the bytes are lent; look again soon */
+        } else if (append->pinned) { /* not written yet: the bytes are lent; check again soon */
             again_ms = r->now_ms + 10;
         } else {
             append->message = append->relayed
@@ -329,7 +331,7 @@ bool mqd_produce_failed(const struct mqd_request *request)
     return false;
 }
 
-/* What to tell of a partition that is led elsewhere. */
+/* The leader to report for a partition that is led elsewhere. */
 static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
                                                        const struct mqd_produce_topic_entry *topic,
                                                        const struct mqd_append *append, struct mqd_current_leader *out,

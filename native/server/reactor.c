@@ -1,9 +1,10 @@
-/* The reactor's life and its loop. See server/reactor.h for the order of a turn and the invariants.
+/* The reactor's start, loop and stop. See server/reactor.h for the order of a turn and the
+ * invariants.
  *
- * Starting: what lies in the inbound links was meant for a predecessor; its tokens and generations
- * name that one, so it is dropped where it is met. Stopping: no more reading; what is staged is
- * written, what is dirty is flushed, what can be answered is answered, then the connections close.
- * The partitions stay until the caller takes them back by mqd_reactor_partition_close.
+ * Starting: descriptors already in the inbound links were meant for a predecessor. Their tokens and
+ * generations name it, so they are dropped when they are read. Stopping: reading ends; staged
+ * appends are written, dirty partitions are flushed, requests are answered where possible, then the
+ * connections close. The caller still has to close the partitions by mqd_reactor_partition_close.
  */
 #include "server/reactor.h"
 
@@ -22,9 +23,11 @@
 #include <unistd.h>
 
 #define EVENTS_PER_WAIT 256
-#define WRITE_EARLY_BYTES (96u << 10) /* staged bytes beyond this leave the L2 before the turn ends */
-/* between two looks whether the process is ready by now, once in its life; and when a connection
- * could not be taken over */
+/* with more staged bytes than this, write before they leave the L2 cache, not at the end of the
+ * turn */
+#define WRITE_EARLY_BYTES (96u << 10)
+/* polling interval until the process is ready (once in its life), and after a connection could not
+ * be accepted */
 #define SERVE_LOOK_NS 2000000
 #define HOUSEKEEPING_MS 1000
 #define STOP_MS_MAX 10000
@@ -107,7 +110,7 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_LOCAL_MEMORY:
         mqd_local_memory_on_event(r);
         return;
-    /* links, attachments and commands are looked at every turn; an edge needs no read of the
+    /* links, attachments and commands are checked every turn; an edge does not require reading the
      * eventfd */
     case MQD_TOKEN_WAKE:
     case MQD_TOKEN_COMMAND:
@@ -164,14 +167,14 @@ static void answer_and_send(struct mqd_reactor *r)
     while ((node = mqd_list_pop(&r->to_send))) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
-        /* answers may have been held back by what is sent now */
+        /* answers may have been held back by the output that is sent now */
         if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) &&
             !mqd_list_linked(&c->answer_node))
             mqd_list_append(&r->to_answer, &c->answer_node);
     }
 }
 
-/* The next turn begins with an empty window, in the same extent when nobody holds it. */
+/* The next turn begins with an empty window, in the same extent when nothing else holds it. */
 static void window_renew(struct mqd_reactor *r)
 {
     if (r->window_offset >= 0 && r->window_used) {
@@ -236,7 +239,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     mqd_links_drain(r);
     mqd_commands_run(r);
     if (!r->serving && r->options.handoff_fd >= 0)
-        mqd_handoff_accept(r); /* what was handed over while nobody was here */
+        mqd_handoff_accept(r); /* connections handed over before the process was ready */
     sweep_segments(r);
     if (!mqd_list_empty(&r->stalled))
         mqd_connections_resume_stalled(r);
@@ -254,7 +257,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     if (!mqd_list_empty(&r->asking))
         mqd_locals_answer(r);
     /* a fetch that was just read must see what was acknowledged before it was sent: the note may
-     * have come meanwhile */
+     * have arrived meanwhile */
     mqd_links_drain(r);
     mqd_owner_write_all(r);
     mqd_owner_wake_all(r);
@@ -269,7 +272,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     if (r->relays)
         mqd_relays_run(r);
     mqd_reactor_refresh_clock(r);
-    mqd_forward_flush(r); /* readers hear of a record before its producer does */
+    mqd_forward_flush(r); /* readers are notified of a record before its producer is */
     answer_and_send(r);
     mqd_control_send_queued(r);
     mqd_check_send_queued(r);
@@ -333,7 +336,7 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
     return count;
 }
 
-/* Everything that is under way behind mqd_poll has ended, everything written is on disk. */
+/* True when all work under way behind mqd_poll has ended and everything written is on disk. */
 static bool settled(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
@@ -380,8 +383,8 @@ static void wind_down(struct mqd_reactor *r, struct mqd_poll_event *events)
     mqd_forward_flush(r);
 }
 
-/* mqd_poll is gone, and the events of what was still under way with it: a flush of unknown outcome
- * is a failed one. */
+/* mqd_poll is destroyed, and with it the events of work still under way: a flush with an unknown
+ * outcome counts as failed. */
 static void end_file_work(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
@@ -397,7 +400,7 @@ static void end_file_work(struct mqd_reactor *r)
             mqd_partition_preallocate_done(owned->partition, EAGAIN);
         owned->preallocating = owned->snapshotting = 0;
         if (owned->resting == MQD_REST_UNDER_WAY)
-            mqd_truncation_on_done(r, slot, 0); /* the pool has ended with it */
+            mqd_truncation_on_done(r, slot, 0); /* the thread pool has ended with it */
         else
             mqd_owned_maybe_close(r, owned);
     }
@@ -415,7 +418,8 @@ static void pin(struct mqd_reactor *r)
                 r->options.cpu);
 }
 
-/* On the reactor's own thread: io_uring takes submissions from the thread that made the ring alone. */
+/* On the reactor's own thread: io_uring accepts submissions only from the thread that created the
+ * ring. */
 static bool open_poll(struct mqd_reactor *r)
 {
     const struct mqd_reactor_options *o = &r->options;
@@ -461,7 +465,7 @@ int mqd_reactor_start(struct mqd_reactor *r)
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the main thread's */
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* the main thread handles signals */
     pthread_mutex_lock(&r->mutex);
     int error = pthread_create(&r->thread, NULL, run, r);
     r->started = error == 0;

@@ -1,5 +1,5 @@
-/* What a reactor is made of, from mqd_reactor_create to mqd_reactor_destroy. Its thread, and what
- * it does: server/reactor.c. */
+/* Creates and destroys a reactor (mqd_reactor_create, mqd_reactor_destroy). Its thread and loop:
+ * server/reactor.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ static bool init_memory(struct mqd_reactor *r)
     if (!r->arena || !r->control_arena || !r->reader || !r->connections || !r->free_indexes || !r->commands ||
         !r->events || !r->session_table || !r->quota_limits)
         return false;
-    /* lowest index first: the few connections of a quiet broker share cache lines */
+    /* lowest index first: the few connections of an idle broker share cache lines */
     for (uint32_t i = 0; i < r->connection_capacity; i++)
         r->free_indexes[i] = r->connection_capacity - 1 - i;
     r->free_index_count = r->connection_capacity;
@@ -112,7 +112,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
         return NULL;
     }
     mqd_store_relaxed(&r->slot->connection_count, 0u);
-    mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, 0); /* a predecessor's */
+    mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, 0); /* left over from a predecessor */
     mqd_gauge(r, MQD_GAUGE_LOCAL_BYTES, 0);
     mqd_store_relaxed(&r->slot->partition_count, 0u);
     return r;
@@ -123,7 +123,7 @@ int mqd_reactor_backend(struct mqd_reactor *r)
     return r->backend;
 }
 
-/* Those whose clients are gone and whose answer never came. */
+/* Requests whose clients are gone and whose answer never arrived. */
 static void destroy_requests(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
@@ -162,7 +162,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         mqd_replication_free(r, owned);
         mqd_commands_deferred_free(owned);
         free(owned->cut);
-        free(owned); /* the partition itself is the caller's */
+        free(owned); /* the caller owns the partition itself */
     }
     mqd_fetchers_destroy(r);
     mqd_local_memory_destroy(r);

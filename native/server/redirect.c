@@ -5,7 +5,7 @@
 #include "server/redirect.h"
 
 #define VERDICT_DUPLICATE (-1)
-#define USED_MS 1000 /* how often it is told that a hidden partition is written to */
+#define USED_MS 1000 /* how often a report is sent that a hidden partition is written to */
 #define OUT_OF_ORDER_SEQUENCE_NUMBER 45
 #define DUPLICATE_SEQUENCE_NUMBER 46
 #define INVALID_PRODUCER_EPOCH 47
@@ -66,8 +66,8 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
 }
 
 /* D4. Without records of the transaction in p there is nothing to end: a marker would only keep p
- * from becoming empty. Whether the one that ended it is safe is known when all that p has is below
- * the high watermark: so this one is acknowledged like a batch at the log's end. */
+ * from becoming empty. Whether the marker that ended it is safe is known when everything p has is
+ * below the high watermark: so this one is acknowledged like a batch at the log's end. */
 static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
 {
@@ -116,8 +116,8 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
     return !verdict && mqd_partition_refused_before(partition, batch) ? OUT_OF_ORDER_SEQUENCE_NUMBER : verdict; /* D2 */
 }
 
-/* A library that never takes a smaller number of partitions for true (librdkafka) writes to it for
- * as long as it lives: it does not go before. */
+/* A client library that never accepts a smaller number of partitions (librdkafka) writes to the
+ * partition until the client ends: the partition is not deleted before. */
 static void tell_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
@@ -161,7 +161,7 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
                        const struct mqd_batch *batch)
 {
     if (r->log_dirs[owned->log_dir].failed)
-        return false;                           /* as any other there */
+        return false;                           /* staged here like any other marker */
     if (append->control & MQD_STAGE_REDIRECTED) /* D3 */
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
                       "the partition that takes the records is being retired itself");
@@ -178,8 +178,7 @@ void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint
 {
     struct mqd_batch batch;
     uint8_t *bytes = r->options.arenas[r->options.self] + append->offset;
-    /* as where a batch is parked: what the client put there must not make the header look
-     * impossible */
+    /* as where a batch is parked: the client's bytes there must not make the header look impossible */
     memset(bytes, 0, 8);
     if (append->handed_on || slot >= MQD_PARTITION_SLOT_COUNT ||
         mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {

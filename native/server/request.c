@@ -24,8 +24,8 @@ void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes)
     r->heap_bytes -= bytes;
 }
 
-/* The last quarter is for those who hold nothing yet: somebody who takes all he can gets less, the
- * others are served. */
+/* The last quarter is for connections that hold nothing yet: a connection that takes all it can is
+ * limited, and the others are served. */
 bool mqd_heap_pressed(const struct mqd_reactor *r)
 {
     return r->heap_bytes > r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
@@ -55,7 +55,7 @@ bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const
     return true;
 }
 
-/* What a Produce has no use for, and never looks at. */
+/* Initializes the fields that a Produce does not use. */
 static void begin_other(struct mqd_request *request)
 {
     memset(&request->set, 0, sizeof *request - offsetof(struct mqd_request, set));
@@ -163,7 +163,7 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
         return; /* the appends finish, then mqd_append_done frees it */
     }
     if (request->kind == MQD_REQUEST_FETCH && request->evaluated && request->pending)
-        return; /* reads under way name it; mqd_fetch_on_read_ahead frees it */
+        return; /* reads under way refer to it; mqd_fetch_on_read_ahead frees it */
     if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete) {
         mqd_control_orphan(r, request);
         return;
@@ -179,7 +179,8 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
         mqd_time(r, MQD_TIME_PRODUCE, r->now_ns - request->started_ns);
         if (!request->no_reply)
             mqd_produce_encode(r, request);
-        else if (mqd_produce_failed(request)) /* acks=0 has no other way to be told, and Kafka does the same */
+        /* with acks=0 there is no other way to report a failure, and Kafka does the same */
+        else if (mqd_produce_failed(request))
             mqd_output_close_after(r, c);
         break;
     case MQD_REQUEST_FETCH:
@@ -208,9 +209,9 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
         mqd_throttle_work_end(r, c, began_ns);
 }
 
-/* R1 has one exception: on shared memory, what waits for a leader on another host, which may be cut
- * off, holds up no answer about anything else. Its client goes by correlation ids, and what comes
- * from one leader still comes in order. */
+/* The one exception to R1: on shared memory, a request that waits for a leader on another host,
+ * which may be unreachable, does not hold up other answers. The client matches answers by
+ * correlation id, and answers from one leader still arrive in order. */
 static void answer_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_request *before = c->head;
@@ -234,10 +235,10 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
     while (c->head && !c->closing) {
         struct mqd_request *request = c->head;
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
-            /* a fetch is evaluated when its turn has come, so that its data is as fresh as its
-             * answer */
+            /* a fetch is evaluated in its turn, so that its data is as fresh as its answer */
             request->set->request = request;
-            /* who has hung up does not wait for records, and keeps nothing waiting behind */
+            /* a client that has hung up does not wait for records and does not delay the requests
+             * behind */
             mqd_fetch_evaluate(r, request, c->hangup);
         }
         if (!request->complete || !mqd_output_has_room(r, c))

@@ -1,26 +1,26 @@
-/* Quotas on the reactor: who is charged for what, and connections that are not read while their
- * client owes (KIP-13, KIP-124, KIP-219).
+/* Quotas on the reactor: what each client is charged for, and connections that are not read while
+ * their client owes (KIP-13, KIP-124, KIP-219).
  *
- * A request is never refused and its answer never held back for a quota: it is charged, answered at
- * once with throttle_time_ms, and the connection is then left unread (muted) until the debt is
- * paid. What the client sends meanwhile stays in its socket. So an answer is not late because of
- * what came after it, clients that know KIP-219 wait by themselves, and those that do not are
- * slowed by their own full sockets; memory is bounded as for any other connection.
+ * A request is never refused and its answer never delayed because of a quota: it is charged,
+ * answered at once with throttle_time_ms, and the connection is then not read (muted) until the
+ * debt is paid. What the client sends meanwhile stays in its socket. So later requests do not delay
+ * an answer, clients that know KIP-219 wait by themselves, and older clients are slowed by their
+ * own full sockets. Memory is bounded as for any other connection.
  *
- * All connections of a client id share its buckets, on all workers: each looks at the debt before
- * it receives and before each frame, so a new connection does not buy a way round, but for one
- * large frame (whose client id is not known before it has been received). Who has hung up is not
- * muted: its debt may be of minutes, and the connection would stay as long, with one more at each
- * try of a client that has given up waiting. What its socket still holds is served, and charged as
- * ever.
+ * All connections with one client id share its buckets, on all workers. Each checks the debt before
+ * it receives and before each frame, so a new connection does not avoid the quota, except for one
+ * large frame (its client id is not known before it has been received). A connection whose client
+ * has hung up is not muted: the debt may last for minutes and the connection would stay as long,
+ * and a client that gives up and reconnects would add one more each time. What its socket still
+ * holds is served and charged as usual.
  *
- * The produce and fetch kinds are bytes, the request kind is nanoseconds of this thread spent on a
- * request (the acceptor charges its own). What brokers write themselves (coordinators, followers)
- * never comes this way.
+ * The produce and fetch kinds count bytes. The request kind counts nanoseconds of this thread spent
+ * on a request (the acceptor charges its own). Internal writes of brokers (coordinators, followers)
+ * are not charged.
  *
- * Muted connections lie in a wheel of 256 ticks of 4 ms; a longer wait is looked at again about
- * once a second, so that a raised quota frees who waits. Without quotas: one relaxed load in a
- * turn, a byte tested at each place.
+ * Muted connections are in a timer wheel of 256 ticks of 4 ms. A longer wait is checked again about
+ * once a second, so that a raised quota releases the connection. Without quotas the cost is one
+ * relaxed load in a turn and a byte tested at each place.
  */
 #include <string.h>
 #include <time.h>
@@ -44,13 +44,13 @@ void mqd_throttle_refresh(struct mqd_reactor *r)
     r->quota_burst_ns = mqd_quota_limits_burst_ns(r->quota_limits);
 }
 
-/* Which limits hold for the connection: those of the client id in this request's header. False: a
- * header that cannot be read; whoever parses it says so. */
+/* Finds the limits that apply to the connection: those of the client id in this request's header.
+ * False: the header cannot be read; its parser reports that. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     if (size_bytes < 10 || c->peer_node >= 0)
-        /* who came by another host was charged there: a debt would hold up everybody that this
-         * connection serves */
+        /* a connection from another host was charged there: a debt would hold up all clients that
+         * it serves */
         return false;
     int16_t api_key = (int16_t)(frame[0] << 8 | frame[1]), length = (int16_t)(frame[8] << 8 | frame[9]);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
@@ -93,7 +93,7 @@ static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_
         return;
     if (c->muted) {
         if (until_ns > c->muted_until_ns)
-            c->muted_until_ns = until_ns; /* looked at when its tick comes */
+            c->muted_until_ns = until_ns; /* looked at again when its tick comes */
         return;
     }
     mqd_stat(r, MQD_COUNT_THROTTLED, 1);
@@ -113,13 +113,13 @@ void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c)
         r->mute_due_tick = INT64_MAX;
 }
 
-/* What the client owes by the kinds that this connection has used; its other connections may have
+/* What the client owes for the kinds that this connection has used; its other connections may have
  * added to it. */
 static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t most = 0;
     if (c->quota_version != r->quota_version)
-        return 0; /* other limits: what was owed is forgiven, and the next request tells who it is */
+        return 0; /* the limits changed: the old debt is forgiven, and the next request identifies the client again */
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
         if (!(c->quota_kinds >> kind & 1) || !c->quota_intervals[kind])
             continue;
@@ -138,7 +138,7 @@ static void look(struct mqd_reactor *r, struct mqd_connection *c)
         wheel_enter(r, c, r->now_ns + owed);
         return;
     }
-    c->last_active_ms = r->now_ms; /* it was not idle: it was kept waiting */
+    c->last_active_ms = r->now_ms; /* it was not idle but muted */
     mqd_connection_resume(r, c);
 }
 
@@ -190,7 +190,7 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
     return ms > INT32_MAX ? INT32_MAX : (int32_t)ms;
 }
 
-/* One answer should not owe more than the burst: Kafka's rule too. The first batch of an answer is
+/* One answer should not owe more than the burst, as in Kafka. The first batch of an answer is sent
  * whole in any case. */
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
 {
@@ -215,7 +215,7 @@ void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* Work for a connection outside its frames: encoding and sending answers. */
+/* Work for a connection outside frame handling: encoding and sending answers. */
 int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->quota_intervals[MQD_QUOTA_REQUEST] && c->quota_version == r->quota_version ? clock_ns() : 0;
@@ -227,8 +227,9 @@ void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int6
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* An answer that was made before its cost was known says so where the version has a place for it:
- * Metadata and ListOffsets begin with it. Those that the acceptor made carry what it charged. */
+/* An answer that was built before its cost was known reports it in the versions that have a
+ * field for it: Metadata and ListOffsets begin with it. Answers from the acceptor carry what it
+ * charged. */
 void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)
 {
     int32_t ms = mqd_throttle_time_ms(r, request->connection);

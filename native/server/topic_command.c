@@ -1,5 +1,5 @@
-/* Commands that tell the reactor of topics and brokers. What they replace is looked at first:
- * whoever waits on a partition that is another's now, or is led elsewhere, has to be told. */
+/* Commands that update topics and brokers. Before an entry is replaced, waiters on partitions that
+ * moved to another slot or another leader are notified. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,10 +22,10 @@ static void forget_path(struct mqd_reactor *r, uint32_t slot)
 static void wake(struct mqd_reactor *r, uint32_t slot)
 {
     if (slot < MQD_PARTITION_SLOT_COUNT)
-        mqd_fetch_wake_slot(r, slot); /* they are looked at later in this turn */
+        mqd_fetch_wake_slot(r, slot); /* they are evaluated later in this turn */
 }
 
-/* Whoever waits on its partitions finds it removed. */
+/* Waiters on its partitions find it removed. */
 static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
 {
     for (uint32_t i = 0; i < topic->partition_count; i++) {
@@ -35,9 +35,9 @@ static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
     mqd_topics_remove(&r->topics, topic);
 }
 
-/* What a new description makes of the old one: a namesake is gone, and whoever waits on a slot that
- * is no longer the partition's looks for the new one; whoever waits on a partition that has another
- * leader hears of it. */
+/* Effects of a new description on the old one: another topic with the same name is dropped; waiters
+ * on a slot that no longer belongs to the partition look for the new slot; waiters on a partition
+ * with another leader are notified. */
 static void topic_changes(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_topic_key key = {.name = {(const uint8_t *)command->text, (int32_t)strlen(command->text)}};
@@ -55,7 +55,7 @@ static void topic_changes(struct mqd_reactor *r, const struct mqd_command *comma
             memset(r->cursors, 0, sizeof r->cursors);
             forget_path(r, topic->slots[i]);
             if (i < command->number)
-                forget_path(r, partitions[i].slot); /* it may have been another partition's */
+                forget_path(r, partitions[i].slot); /* it may have been another partition's slot */
         }
         wake(r, topic->slots[i]);
     }

@@ -1,34 +1,36 @@
-/* Checks: what the acceptor is asked before a batch may be written, and what waits for the answer.
+/* Checks: queries to the acceptor that must be answered before a batch may be written, and the
+ * batches that wait for the answer.
  *
  *   of a transaction   The owner does not know an ongoing transaction of this producer
  *                      (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
- *                      (KIP-890). One CHECK for all partitions of a request that need it; each
- *                      append is then sent again with the guard that its owner gave.
- *   of records         A compressed batch for a compacted topic: the acceptor looks whether every
- *                      record has a key; with record.validation=all, whether any other can be
- *                      parsed. Uncompressed ones are walked here.
+ *                      (KIP-890). One CHECK covers all partitions of a request that need it; each
+ *                      append is then sent again with the guard that its owner returned.
+ *   of records         A compressed batch for a compacted topic: the acceptor checks that every
+ *                      record has a key. With record.validation=all it checks that the records of
+ *                      any other batch can be parsed. Uncompressed batches are checked here.
  *
- * A request is `undecided` as long as one of its appends that need order (transactional, or parked
- * for a look at its records) is neither staged by its owner nor refused. Its connection, and no
- * other, is not read meanwhile, so that a later batch of the same producer cannot overtake it.
+ * A request is `undecided` while one of its appends that need order (transactional, or parked for a
+ * check of its records) is neither staged by its owner nor refused. Meanwhile its connection, and
+ * no other, is not read, so that a later batch of the same producer cannot overtake it.
  *
- *   routed -> undecided -+-> staged, or refused                                        decided
- *                        +-> awaits_verification, until no other is undecided -> parked on a check
- *                        -> sent again with its guard -> decided +-> parked on a check of records
- *                        -> sent on -> (as above)
+ * Paths of an append that needs order:
+ *   staged        routed -> undecided -> staged, or refused -> decided
+ *   verification  undecided -> awaits_verification, until no other append is undecided -> parked on
+ *                 a check -> sent again with its guard -> decided
+ *   records       undecided -> parked on a check of records -> sent on -> one of the above
  *
- * What is parked must not hold the receive window, which everybody shares: batches of up to
- * COPY_BYTES_MAX are copied into the control arena beside the payload (from where a remote owner
- * can read them too); what is larger has come in a run of extents of its own and stays there.
+ * Parked batches must not hold the receive window, which all connections share. Batches of up to
+ * COPY_BYTES_MAX are copied into the control arena next to the payload (where a remote owner can
+ * read them too); larger ones arrived in a run of extents of their own and stay there.
  *
  * Invariants
- *   C1  connection->blocked counts its requests that are undecided after their routing; it is not
- *       read while that is not 0.
+ *   C1  connection->blocked counts its requests that are undecided after their routing; the
+ *       connection is not read while it is not 0.
  *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
- *   C3  what has waited for MQD_CHECK_MS_MAX, or the client's time-out, is refused with a code that
- *       its client tries again; nothing of it is written later.
- * Bounds: those of server/check/check_table.c. Beyond, and when the ring stays full until the time-out:
- * refused as in C3. Nothing here blocks.
+ *   C3  an append that has waited for MQD_CHECK_MS_MAX, or for the client's time-out, is refused
+ *       with a retriable error; nothing of it is written later.
+ * Bounds: those of server/check/check_table.c. Beyond them, and when the ring stays full until the
+ * time-out, an append is refused as in C3. Nothing here blocks.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +38,7 @@
 #include "server/check/check.h"
 #include "server/redirect.h"
 
-#define COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no more */
+#define COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no larger batch */
 
 /* ---- parking ---- */
 
@@ -47,15 +49,15 @@ static uint8_t *bytes_of(const struct mqd_reactor *r, const struct mqd_append *a
 
 static void park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
-    /* the owner's to write; what the client put there must not make the header look impossible when
-     * it is read again */
+    /* the owner writes these bytes; what the client put there must not make the header look
+     * impossible when it is read again */
     memset(bytes_of(r, append), 0, 8);
     append->check = check;
     append->check_index = check->count++;
     mqd_list_append(&check->parked, &append->node);
 }
 
-/* To `at` in the control arena, from where it is sent on. */
+/* Moves the batch to `at` in the control arena, from where it is sent on. */
 static void move_bytes(struct mqd_reactor *r, struct mqd_append *append, uint64_t at)
 {
     memcpy(r->options.arenas[r->options.self] + at, bytes_of(r, append), append->size_bytes);
@@ -65,7 +67,7 @@ static void move_bytes(struct mqd_reactor *r, struct mqd_append *append, uint64_
     append->pinned = MQD_PIN_CONTROL;
 }
 
-/* The frame may go before the check of the transaction is written. */
+/* The frame may be released before the check of the transaction is written. */
 static bool keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request)
 {
     int32_t bytes = request->order.transactional_id.size_bytes;
@@ -92,14 +94,13 @@ static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t e
     }
 }
 
-/* ---- which topic an append is for: looked up anew, it may be gone ---- */
+/* ---- the topic of an append: looked up again, because it may be gone ---- */
 
 struct topic_walk {
     uint32_t topic, end;
-}; /* end: index behind the topic's last append */
+}; /* end: index after the topic's last append */
 
-/* `append` must not lie before the one that was asked for last. NULL: the partition is not there
- * any more. */
+/* `append` must not come before that of the previous call. NULL: the partition no longer exists. */
 static struct mqd_topic *topic_of(struct mqd_reactor *r, struct mqd_request *request, struct topic_walk *walk,
                                   const struct mqd_append *append)
 {
@@ -188,13 +189,13 @@ void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append)
         append->request->awaiting--;
     append->awaits_verification = 0;
     if (check && mqd_list_empty(&check->parked) && !check->sent)
-        mqd_check_end(r, check); /* never lent */
+        mqd_check_end(r, check); /* it was never sent */
     mqd_check_decided(r, append);
 }
 
 void mqd_check_abandon(struct mqd_reactor *r, struct mqd_request *request)
 {
-    request->pending++; /* it is not to go under our feet */
+    request->pending++; /* keeps the request from being freed during the loop */
     for (uint32_t i = 0; i < request->append_count; i++)
         if (!request->appends[i].done && (request->appends[i].check || request->appends[i].awaits_verification))
             mqd_append_done(r, &request->appends[i], MQD_KAFKA_NOT_ENOUGH_REPLICAS);
@@ -215,8 +216,8 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 
 /* ---- transactions ---- */
 
-/* As Kafka: a transactional batch needs the request's transactional id (which is what authorises
- * it), and all of a request are of one producer. */
+/* As in Kafka: a transactional batch needs the request's transactional id (which authorises it),
+ * and all batches of a request belong to one producer. */
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message)
 {
@@ -240,7 +241,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
 {
     struct mqd_request *request = append->request;
     if (append->handed_on)
-        /* with its guard it goes the same way again: the owner of the retired partition first */
+        /* with its guard it takes the same path again: first to the owner of the retired partition */
         mqd_redirect_take_back(append);
     if (append->guard || !append->ordered || !request->connection) {
         append->message =
@@ -254,7 +255,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
     maybe_ask(r, request);
 }
 
-/* Those that await verification, in their order. Returns the sum of their bytes. */
+/* Collects the appends that await verification, in order. Returns the sum of their bytes. */
 static uint64_t collect(struct mqd_request *request, struct mqd_node *parked, uint32_t *count)
 {
     uint64_t bytes = 0;
@@ -309,7 +310,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         struct mqd_topic *topic = topic_of(r, request, &walk, append);
         struct mqd_check_partition partition = {.partition_index = append->partition_index, .slot = append->slot};
-        if (topic) /* else: an id that nobody has, refused by the coordinator or when the append is to be sent */
+        if (topic) /* otherwise an unknown id, refused by the coordinator or when the append is sent on */
             memcpy(partition.topic_id, topic->topic_id, sizeof partition.topic_id);
         memcpy(at, &partition, sizeof partition);
         at += sizeof partition;

@@ -1,15 +1,16 @@
-/* The table of checks under way: what their payloads hold of the arenas, the queue to the acceptor,
- * its death. Their meaning: server/check/check.c.
+/* The table of running checks: how much of the arenas their payloads hold, the queue to the
+ * acceptor, and its death. What checks are for: server/check/check.c.
  *
  * Invariants
- *   T1  a payload is lent from the moment it is sent until CHECKED, or the acceptor's death; its
- *       appends may end before (time-out, client gone).
- *   T2  checks are idempotent: after the acceptor's death they are asked again, under another
- *       token; what nobody waits for is not.
- *   T3  a token is the index and the entry's sequence: a late answer finds another sequence.
+ *   T1  a payload is lent from the moment it is sent until CHECKED or the acceptor's death; its
+ *       appends may end earlier (time-out, client gone).
+ *   T2  checks are idempotent: after the acceptor's death they are sent again under another token,
+ *       except those that no append waits for.
+ *   T3  a token is the index and the entry's sequence number: a late answer finds another sequence
+ *       number.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
- * batches that stay where they are (a single one may be larger; large requests have a bound of
- * their own, server/large.c).
+ * batches that stay in place (a single one may be larger; large requests have a bound of their own,
+ * server/large.c).
  */
 #include "server/check/check.h"
 
@@ -78,7 +79,7 @@ static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* before the state: its successor drops what was sent to it */
+    /* read before the state: a successor drops what was sent to this generation */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor])

@@ -1,5 +1,5 @@
-/* The answer to a Fetch: headers in memory, ranges of segment files as they are. Small ones are
- * copied, the others leave by sendfile. See server/fetch/fetch.c. */
+/* The answer to a Fetch: headers in memory and ranges of segment files. Small ranges are copied,
+ * the others are sent by sendfile. See server/fetch/fetch.c. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint
         r->scratch_chunk_capacity = capacity;
     }
     r->scratch_chunks[r->scratch_chunk_count++] = (struct mqd_chunk){out->size_bytes, entry->range};
-    entry->range.segment = NULL; /* the reference moves to the chunk */
+    entry->range.segment = NULL; /* the chunk owns the reference now */
     *file_bytes += size_bytes;
     return true;
 }
@@ -119,7 +119,7 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     if (!good) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,
                 "a segment could not be read while answering a fetch; closing the connection");
-        out->failed = true; /* what is written is not a whole answer: output closes the connection instead */
+        out->failed = true; /* the bytes so far are not a complete answer: output closes the connection instead */
     }
     mqd_output_scratch(r, request->connection);
 }

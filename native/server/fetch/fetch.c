@@ -1,9 +1,9 @@
-/* Fetch: finds what a consumer may read, parks it without polling while there is too little,
+/* Fetch: finds what a consumer may read, parks it without polling while there is too little, and
  * answers with ranges of segment files.
  *
  * Any worker serves any partition: positions come from the partition table, bytes from the files. A
  * parked fetch sets this worker's bit in each slot it waits on, then looks at the high watermark
- * once more; the owner publishes, then looks at the bits. One of the two sees the other.
+ * again; the owner publishes, then looks at the bits. At least one side sees the other.
  *
  *   on -> (its turn on the connection) evaluate -> parked | ranges found (server/fetch/range.c) ->
  *   (cold ranges: read ahead) -> encode (server/fetch/answer.c)
@@ -16,12 +16,12 @@
 #include "server/reactor.h"
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
-/* of 256 file operations that may be under way; beyond it only the first of a request */
+/* of the 256 file operations that may run at once; beyond it only the first read of a request */
 #define COLD_READ_COUNT_MAX 128
-/* a parked follower is told of a new high watermark after so long, unless records come with it
- * before (KIP-392 reads there) */
+/* a parked follower receives a new high watermark after this delay, unless records carry it earlier
+ * (for KIP-392 reads) */
 #define HW_PUSH_MS 10
-#define LEADER_ONLY_VERSION 10 /* up to it clients read from leaders alone (KIP-392) */
+#define LEADER_ONLY_VERSION 10 /* up to this version clients read only from leaders (KIP-392) */
 
 /* ---- arrival ---- */
 
@@ -60,7 +60,7 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
     return 0;
 }
 
-/* A follower is whom its connection has proven to be; nobody else reads as one. */
+/* A follower is the host that its connection has authenticated; no other client reads as one. */
 static bool may_fetch_as(const struct mqd_connection *c, int32_t replica_id)
 {
     return replica_id == -1 || (replica_id >= 0 && c->peer_node == replica_id);
@@ -130,7 +130,7 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     if (request->fetch_error)
         mqd_request_complete(r, request);
     if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
-        mqd_fetch_evaluate(r, c->head, true); /* a follower that has more to ask does not want to wait */
+        mqd_fetch_evaluate(r, c->head, true); /* a follower with another request pending does not want to wait */
     if (c->head == request && !mqd_list_linked(&c->answer_node))
         mqd_list_append(&r->to_answer, &c->answer_node); /* evaluated when the connection is answered, in this turn */
 }
@@ -171,22 +171,23 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (away && mqd_load_acquire(&slot->lagging) &&
         (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
-    /* a follower may be behind */
+    /* a follower may lag behind */
     bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)
-        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* so may this host: another one may have been told to lead */
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* the same holds for this host: another one may lead by now */
     if (beyond || entry->fetch_offset < positions->log_start_offset)
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;
 }
 
-/* Waits on the slot. False when what may be read, or who may read it, has changed while it was put
- * there: look again. */
+/* Waits on the slot. False when the readable end, or the right to read, changed meanwhile: evaluate
+ * again. */
 static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                        uint32_t slot_index, const struct mqd_positions *seen)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
-    if (entry->set->replica_id >= 0) { /* on its owner, which this worker is: nothing moves meanwhile */
+    /* waits on the partition's owner, which is this worker: nothing changes meanwhile */
+    if (entry->set->replica_id >= 0) {
         if (!mqd_list_linked(&entry->waiter))
             mqd_list_append(&r->owned[slot_index]->followers_waiting, &entry->waiter);
         return true;
@@ -210,8 +211,8 @@ static void ready_again(struct mqd_fetch_entry *entry)
 
 /* ---- evaluation ---- */
 
-/* What an entry has towards min_bytes. Segments this worker has not listed yet, or that rolled
- * since, are listed first: a guess would answer too early. */
+/* What an entry contributes to min_bytes. Segments that this worker has not listed yet, or that
+ * rolled since, are listed first: an estimate would answer too early. */
 static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                                uint32_t slot, const struct mqd_positions *published)
 {
@@ -225,11 +226,11 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     if (end_offset < positions.high_watermark) {
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
         if (mqd_reader_bound(r->reader, slot, generation, end_offset, &positions))
-            return entry->bytes_max; /* the look for the range tells why */
+            return entry->bytes_max; /* the search for the range finds the reason */
     }
     uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
     if (bytes == UINT64_MAX) {
-        struct mqd_range none; /* of no bytes, so it holds no segment */
+        struct mqd_range none; /* of zero bytes, so it references no segment */
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
         if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor,
                             &none) == 0)
@@ -243,9 +244,9 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
 
-/* What one entry has towards bytes_min, and makes it wait on its slot. When its high watermark
- * moved while it was put there, its owner may have looked before: look again. An error has to be
- * told now, whatever else there is. */
+/* What one entry contributes to bytes_min; also makes it wait on its slot. If its high watermark
+ * moved meanwhile, the owner may have looked before the bit was set: look again. An error must be
+ * reported now, whatever else there is. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -256,7 +257,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
             return bytes_min;
         bool at_end = entry->fetch_offset >= mqd_fetch_readable_end(request, &positions);
         if (entry->set->rack && mqd_nearest_replica(r, entry->set, slot) >= 0)
-            return bytes_min; /* to be told at once */
+            return bytes_min; /* to be reported at once */
         if (!at_end && bytes_min == 1)
             return 1;
         int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
@@ -269,8 +270,8 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     return bytes_min; /* records arrive faster than they can be counted */
 }
 
-/* The same for a follower, which waits for any record. What it was not told otherwise keeps it
- * ready, for a while. */
+/* The same for a follower, which waits for any record. Changes that no records carry keep it ready
+ * for a limited time. */
 static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     struct mqd_positions positions;
@@ -288,8 +289,8 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
     return 0;
 }
 
-/* Goes through the ready entries: those that are read to the end wait on their slots. Returns the
- * bytes there are to send. */
+/* Evaluates the ready entries: those that are read to the end wait on their slots. Returns the
+ * number of bytes there are to send. */
 static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -380,7 +381,7 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
     mqd_list_init(&looked_at);
     mqd_list_move_all(&looked_at, &set->ready);
     struct mqd_node *node;
-    /* each goes back to the end: the next fetch begins with those that got nothing */
+    /* each moves to the end of the list: the next fetch begins with those that got nothing */
     while ((node = mqd_list_pop(&looked_at))) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         mqd_list_append(&set->ready, &entry->ready);
@@ -397,8 +398,8 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
         qsort(set->included, set->included_count, sizeof *set->included, by_topic);
 }
 
-/* sendfile of a page that is not in memory would stop every connection of this worker: have it read
- * first. */
+/* sendfile of a page that is not in memory would stall every connection of this worker: have it
+ * read ahead first. */
 static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -411,7 +412,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
         if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) ||
             mqd_range_cached(&entry->range))
             continue;
-        /* flushes need their places too: the client asks again for this one */
+        /* flushes need their places too: the client requests this one again */
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) {
             entry->outcome.records_bytes = 0;
             entry->cursor.valid = false;
@@ -444,7 +445,7 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
     struct mqd_fetch_set *set = request->set;
     if (!set || request->complete || request->evaluated)
         return;
-    if (set->request != request) { /* not its turn yet; when it comes there is no more waiting */
+    if (set->request != request) { /* not its turn yet; when its turn comes it does not wait any more */
         request->wait_ms = 0;
         return;
     }
@@ -505,8 +506,8 @@ void mqd_fetch_run_woken(struct mqd_reactor *r)
     }
 }
 
-/* The request ends (answered or its client is gone): a session lives on, a set of one request does
- * not. */
+/* The request ends (answered, or its client is gone): a session stays, a set for one request is
+ * freed. */
 void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;

@@ -1,5 +1,5 @@
-/* What the files of Fetch share: what one request or session reads, and where each of its
- * partitions stands. Private to the reactor's thread. */
+/* Shared by the files of Fetch: what one request or session reads, and the position of each of its
+ * partitions. Private to the reactor's thread. */
 #ifndef MQD_FETCH_H
 #define MQD_FETCH_H
 
@@ -12,8 +12,9 @@ struct mqd_reactor;
 
 #define MQD_SESSION_TABLE_COUNT 65536
 
-/* How many bytes there were from `offset` to `end_offset`: so many as long as the segments are the
- * same. A fetch that waits for more than it has looks at all that it has whenever something comes. */
+/* The number of bytes from `offset` to `end_offset`, valid while the segments are unchanged.
+ * Without it, a fetch that waits for more than there is would count all of it again on each
+ * append. */
 struct mqd_fetch_count {
     int64_t offset, end_offset;
     uint64_t generation, bytes;
@@ -24,7 +25,7 @@ struct mqd_fetch_entry {
     struct mqd_node waiter; /* in reactor->waiting[slot] */
     struct mqd_node ready;  /* in set->ready */
     struct mqd_fetch_set *set;
-    struct mqd_topic *topic; /* referenced; NULL: unknown topic, `name` or id of the request is echoed */
+    struct mqd_topic *topic; /* referenced; NULL: unknown topic, the answer echoes the `name` or id of the request */
     struct mqd_fetch_entry *hash_next;
     uint32_t order;
     int32_t partition_index;
@@ -32,21 +33,21 @@ struct mqd_fetch_entry {
     int32_t bytes_max;
     int32_t current_leader_epoch;
     int32_t last_fetched_epoch;
-    int64_t high_watermark; /* of the leader, for a follower: what it is told */
+    int64_t high_watermark; /* for a follower: the leader's high watermark to report */
     struct mqd_cursor cursor;
     struct mqd_fetch_count counted;
     int64_t sent_high_watermark, sent_log_start, sent_last_stable;
     int16_t sent_error;
     uint8_t sent_once, forgotten;
     uint32_t heap_bytes;
-    /* outcome of the evaluation under way */
+    /* outcome of the running evaluation */
     struct mqd_fetch_outcome outcome;
     struct mqd_range range;
     struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
     struct mqd_topic_key key;        /* as the client named it; name bytes in `set->names` or the topic */
 };
 
-/* Where sequential readers without a session stand: their next request finds its place without a
+/* Positions of sequential readers without a session: their next request finds its place without a
  * search. Direct-mapped; a collision costs a look-up. */
 #define MQD_CURSOR_CACHE_COUNT 1024
 struct mqd_cached_cursor {
@@ -63,22 +64,22 @@ struct mqd_fetch_set {
     uint32_t entry_count, entry_capacity;
     struct mqd_fetch_entry **buckets; /* sessions: by (topic, partition) */
     uint32_t bucket_count;
-    struct mqd_request *request; /* the fetch that is being evaluated or waits on this set, or NULL */
-    uint32_t request_count;      /* requests that name it: it is not freed before they end */
+    struct mqd_request *request; /* the fetch being evaluated or waiting on this set, or NULL */
+    uint32_t request_count;      /* requests that refer to it: it is not freed before they end */
     struct mqd_fetch_entry **included;
     uint32_t included_count, included_capacity;
-    uint64_t heap_bytes; /* of its entries */
-    int32_t session_id;  /* 0 = one request only */
+    uint64_t heap_bytes; /* including its entries */
+    int32_t session_id;  /* 0 = for one request only */
     int32_t session_epoch;
     bool by_id;
-    /* a follower's: what waits is of no records, but a high watermark or log start that it was not
-     * told */
+    /* a follower's: it waits to report no records, but a high watermark or log start that the
+     * follower does not know yet */
     bool news;
-    bool local;         /* of a client on this host, which may go elsewhere for what a replica here lacks */
-    bool leader_only;   /* of a client that knows nothing of reading from followers */
-    int32_t replica_id; /* of a follower on another host; -1 = a client's */
+    bool local;         /* of a client on this host, which may use another replica when one here lacks the data */
+    bool leader_only;   /* of a client that cannot read from followers */
+    int32_t replica_id; /* of a follower on another host; -1 = of a client */
     int64_t replica_epoch;
-    /* of the consumer (server/fetch/nearest.c); 0 = none, or the one that this host is in */
+    /* of the consumer (server/fetch/nearest.c); 0 = none, or the rack of this host */
     uint64_t rack;
     int64_t last_used_ms;
 };
@@ -96,15 +97,15 @@ static inline int64_t mqd_fetch_readable_end(const struct mqd_request *request, 
 {
     return request->isolation_level ? positions->last_stable_offset : positions->high_watermark;
 }
-/* Fills the entry's range, outcome.error and *positions, takes what it found off the budget. first:
- * one batch may be larger than the budget. */
+/* Fills in the entry's range, outcome.error and *positions, and deducts what it found from the
+ * budget. first: one batch may exceed the budget. */
 void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                           uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first);
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                             uint32_t slot, struct mqd_positions *positions);
-/* drops what a range was found with */
+/* releases the range and its references */
 void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
-/* The reader of this worker knows where the partition lies. */
+/* Makes the partition's directory known to this worker's reader. */
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index,
                            uint32_t slot);
 
@@ -112,10 +113,10 @@ void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic,
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
 void mqd_fetch_run_woken(struct mqd_reactor *r);
 struct mqd_owned;
-/* those that wait on a partition of this worker */
+/* wakes those that wait on a partition of this worker */
 void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned);
-/* The entry's error or 0, its slot, and its partition's positions as they are now. A follower's
- * position is noted. */
+/* The entry's error or 0, its slot, and its partition's current positions. Records a follower's
+ * position. */
 int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
                               struct mqd_positions *positions);
 void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);
@@ -126,7 +127,7 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 void mqd_fetch_set_forget(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
-/* Which set serves this request: the session it names, a new one, or one of its own. Returns a
+/* Finds the set for this request: the session it names, a new one, or one of its own. Returns a
  * Kafka error code. */
 int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set,
                          bool *full, bool *create);

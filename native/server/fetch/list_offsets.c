@@ -1,6 +1,6 @@
-/* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark asks them
- * twice a poll. Everything else (by time, max timestamp) reads files and goes to the acceptor, with
- * the whole request. The latest offset waits for the flush of what was appended before
+/* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark requests
+ * them twice a poll. Everything else (by time, max timestamp) requires reading files and goes to
+ * the acceptor, with the whole request. The latest offset waits for the flush of earlier appends
  * (server/look_up.c). */
 #include <string.h>
 
@@ -8,9 +8,9 @@
 
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
-#define NOT_AVAILABLE_SINCE_VERSION 5 /* before it there was no code for it */
+#define NOT_AVAILABLE_SINCE_VERSION 5 /* earlier versions have no error code for it */
 
-/* The acceptor asks other hosts in the name of clients on this one. */
+/* The acceptor queries other hosts on behalf of clients on this one. */
 static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                          int32_t partition_index)
 {
@@ -19,7 +19,7 @@ static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, 
            mqd_topics_led_elsewhere(&r->topics, &topic->places[partition_index]);
 }
 
-/* Whether the answer has to wait for a flush, and for which: `flush`. */
+/* Whether the answer has to wait for a flush, and for which one: `flush`. */
 static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked,
                   struct mqd_awaited_flush *flush)
 {
@@ -34,8 +34,8 @@ static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic, const st
     return mqd_look_up_unflushed(r, flush->slot, flush->end_offset);
 }
 
-/* awaited_count: of partitions whose latest offset is asked for, when the flush of any has to be
- * waited for; else 0. */
+/* awaited_count: the number of partitions whose latest offset is requested, when the flush of any
+ * must be awaited; otherwise 0. */
 static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body, uint32_t size_bytes,
                        int16_t version, uint32_t *awaited_count)
 {
@@ -65,7 +65,7 @@ static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, co
     return mqd_list_offsets_end(&walk) == 0;
 }
 
-/* 0, or why this replica's latest offset is not to be told: no leader, or not yet (KIP-207). */
+/* 0, or why this replica may not return its latest offset: it does not lead, or not yet (KIP-207). */
 static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partition_slot *slot, int16_t version)
 {
     if (r->lease_lost)
@@ -133,7 +133,7 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
         mqd_list_offsets_response_topic_end(out, version);
     }
     mqd_list_offsets_response_end(out, version);
-    /* the reply begins with the correlation id; its length word is written when it leaves */
+    /* the reply begins with the correlation id; its length word is written when it is sent */
     uint32_t length = out->size_bytes - 4;
     if (out->failed || !mqd_request_reply(r, request, out->bytes + 4, length)) {
         out->failed = false;
@@ -144,7 +144,7 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
     mqd_request_complete(r, request);
 }
 
-/* Those of its partitions that it waits for. */
+/* Fills in the partitions that it waits for. */
 static void fill(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t version)
 {
     struct mqd_list_offsets_request walk;
@@ -176,7 +176,7 @@ bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const 
     }
     mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
     struct mqd_look_up *look_up = awaited_count ? mqd_look_up_new(r, request, awaited_count, body, size_bytes) : NULL;
-    if (!look_up) { /* nothing to wait for, or no memory to do it in: what is known now */
+    if (!look_up) { /* nothing to wait for, or no memory to wait with: answer what is known now */
         mqd_list_offsets_answer(r, request, body, size_bytes);
         return true;
     }

@@ -1,10 +1,10 @@
-/* Consumers that say in which rack they are read from a replica there (KIP-392): the leader names
- * it, they go.
+/* Consumers that state their rack read from a replica there (KIP-392): the leader names it, and
+ * they switch to it.
  *
- * The owner of a partition tells in its slot which followers are in sync; any worker that serves a
- * Fetch looks there, and at the racks of the brokers that clients may be sent to. A set that is
- * torn, or a moment old, sends a consumer to a replica that sends it back or lets it wait: nothing
- * worse.
+ * The owner of a partition publishes in its slot which followers are in sync; any worker that
+ * serves a Fetch reads this, and the racks of the brokers that clients may be sent to. A torn or
+ * slightly outdated set sends a consumer to a replica that sends it back or makes it wait; nothing
+ * worse happens.
  */
 #include <string.h>
 
@@ -25,7 +25,7 @@ static uint64_t broker_rack(const struct mqd_broker_address *broker)
                : 0;
 }
 
-/* By its owner, after an assignment. */
+/* Called by its owner, after an assignment. */
 void mqd_nearest_tell(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);

@@ -1,11 +1,12 @@
-/* Which bytes of which segment file answer one partition of a fetch; and which aborted transactions
- * its reader must know of. See server/fetch/fetch.c. */
+/* Finds the bytes of a segment file that answer one partition of a fetch, and the aborted
+ * transactions that its reader must know. See server/fetch/fetch.c. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/reactor.h"
 
-#define ABORTED_COUNT_MAX 4096 /* transactions told with one range; with more, it is the first batch alone */
+/* transactions reported with one range; if there are more, only the first batch is returned */
+#define ABORTED_COUNT_MAX 4096
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -13,7 +14,7 @@ void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic,
         mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->log_dir) % MQD_LOG_DIR_COUNT_MAX;
     if (r->path_known[slot] == log_dir + 1)
         return;
-    struct mqd_log_directory *dir = &r->log_dirs[log_dir]; /* the partition may have moved to another one */
+    struct mqd_log_directory *dir = &r->log_dirs[log_dir]; /* the partition may have moved to another directory */
     char *path = NULL;
     if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, topic->name, partition_index) > 0 &&
         mqd_reader_set_path(r->reader, slot, path) == 0)
@@ -47,7 +48,7 @@ static void cursor_keep(struct mqd_reactor *r, const struct mqd_fetch_entry *ent
     cached->cursor = entry->cursor;
 }
 
-/* Drops what a range was found with. */
+/* Releases the range and its references. */
 void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     if (entry->range.segment)
@@ -56,7 +57,7 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
     entry->aborted = (struct mqd_aborted_list){NULL, 0, 0};
 }
 
-/* The range of an entry and the aborted transactions that its reader must know of. Codes as
+/* Finds the range of an entry and the aborted transactions that its reader must know. Codes as
  * mqd_reader_find. */
 static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                          uint32_t slot, const struct mqd_positions *positions, uint64_t generation, uint32_t size_max,
@@ -79,12 +80,12 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     }
     if (code == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
-        entry->cursor.valid = false; /* no memory for it now: nothing this time, the client asks again */
+        entry->cursor.valid = false; /* no memory for it now: returns nothing this time, and the client asks again */
     else if (code == 0 &&
              mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
         return 0;
     else if (code == 0)
-        code = -1; /* data and transactions may be of different files: compaction or deletion came between */
+        code = -1; /* data and transactions may come from different files: compaction or deletion happened between */
     mqd_fetch_entry_release(r, entry);
     return code;
 }
@@ -99,7 +100,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        /* behind it: a log start that has moved is seen before its files go */
+        /* read after the search: a log start that has moved is visible before its files are deleted */
         mqd_leading_positions(r, entry->set, slot, positions);
         error = find_once(r, request, entry, slot, positions, generation, size_max, *first);
     }
@@ -118,9 +119,9 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     }
 }
 
-/* A local client reads the files itself: of what is there it is told the aborted transactions
- * alone. When they are many, only those of a nearer range, whose end then stands for the last
- * stable offset. */
+/* A local client reads the files itself, so its answer contains only the aborted transactions. If
+ * there are too many, it contains those of a shorter range, whose end then replaces the last stable
+ * offset. */
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                             uint32_t slot, struct mqd_positions *positions)
 {
@@ -145,7 +146,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
     if (error == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
         mqd_fetch_entry_release(r, entry);
-        end_offset = entry->fetch_offset; /* no memory for it now: nothing this time */
+        end_offset = entry->fetch_offset; /* no memory for it now: returns nothing this time */
     }
     positions->last_stable_offset = end_offset;
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;

@@ -1,17 +1,18 @@
-/* The partitions of a fetch: a set for one request, or one that lives on as an incremental session
+/* The partitions of a fetch: a set for one request, or one that persists as an incremental session
  * (KIP-227).
  *
- * A set keeps two orders: `entries` (as the client named them) and `ready` (those worth looking
- * at). An entry that has been read to the high watermark leaves `ready` and waits on its slot; so a
- * session of thousands of quiet partitions costs only what changed.
+ * A set keeps two orders: `entries` (as the client named them) and `ready` (those worth
+ * evaluating). An entry that has been read to the high watermark leaves `ready` and waits on its
+ * slot, so a session of thousands of idle partitions costs only what changed.
  *
- * Entries are kept by what the client called them, not by the topic found: it may come later, or be
- * deleted and created anew under its name, and a client that names an unknown partition in every
- * request adds nothing.
+ * Entries are identified by the client's name or id, not by the topic found: the topic may appear
+ * later, or be deleted and created again under its name. A client that names an unknown partition
+ * in every request adds nothing.
  *
- * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, for there can be no more; session_count_max
- * sessions and half of heap_bytes_max for them; when full, one that has been idle for
- * MQD_SESSION_IDLE_MS makes room, else the client gets session id 0 (full fetches).
+ * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, because there cannot be more;
+ * session_count_max sessions and half of heap_bytes_max for them. When full, a session that has
+ * been idle for MQD_SESSION_IDLE_MS makes room; otherwise the client gets session id 0 (full
+ * fetches).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@
 #include "server/reactor.h"
 
 #define MQD_SESSION_IDLE_MS 120000
-#define ENTRY_SHARE_BYTES (6 * sizeof(void *)) /* of entries, buckets, included */
+#define ENTRY_SHARE_BYTES (6 * sizeof(void *)) /* includes the entry's share of the buckets */
 
 static uint32_t hash_key(const struct mqd_topic_key *key, int32_t partition_index, uint32_t bucket_count)
 {
@@ -92,7 +93,7 @@ static void rehash(struct mqd_fetch_set *set)
     while (count < set->entry_count * 2)
         count *= 2;
     struct mqd_fetch_entry **buckets = calloc(count, sizeof *buckets);
-    free(set->buckets); /* also without memory for others: they may name entries that are gone */
+    free(set->buckets); /* also if no others can be allocated: they may refer to freed entries */
     set->buckets = buckets;
     set->bucket_count = buckets ? count : 0;
     if (!buckets)
@@ -118,8 +119,8 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
     return entry;
 }
 
-/* The topic of this name or id, where the entry has none or one that was deleted. Nothing known of
- * the old one holds for it. */
+/* Looks up the topic by this name or id, if the entry has none or a deleted one. Nothing known
+ * about the old topic applies to the new one. */
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
@@ -153,7 +154,7 @@ static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch
         set->entries = entries;
         set->entry_capacity = capacity;
     }
-    /* An unknown topic's name is kept behind the entry, to be echoed. */
+    /* The name of an unknown topic is kept after the entry, to be echoed. */
     uint32_t name_bytes = topic || key->by_id || key->name.size_bytes < 0 ? 0 : (uint32_t)key->name.size_bytes;
     uint32_t heap_bytes = (uint32_t)sizeof(struct mqd_fetch_entry) + name_bytes + ENTRY_SHARE_BYTES;
     struct mqd_fetch_entry *entry = mqd_heap_take(r, heap_bytes) ? calloc(1, sizeof *entry + name_bytes) : NULL;
@@ -297,8 +298,8 @@ int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
     if (session && session->replica_id != fetch->replica_id)
-        session = NULL;              /* somebody else's */
-    if (fetch->session_epoch <= 0) { /* a new one (0) or none any more (-1): the old one ends */
+        session = NULL;              /* belongs to another client */
+    if (fetch->session_epoch <= 0) { /* a new session (0) or none any more (-1): the old one ends */
         if (session)
             mqd_session_remove(r, session);
         return 0;

@@ -1,9 +1,9 @@
-/* Questions of local clients, on the socket: where does an offset lie? Answered with the segment's
- * file, which the client maps and reads by itself.
+/* Queries of local clients on the socket: where is an offset? The answer is the segment's file,
+ * which the client maps and reads itself.
  *
- * The descriptor is a description of its own, opened read-only: what the client does to it (flags,
- * locks, position) is not ours to feel. It stays good whatever becomes of the file's name, so a
- * client may go on reading what retention or compaction have replaced meanwhile.
+ * The descriptor is an open file description of its own, opened read-only, so what the client does
+ * to it (flags, locks, position) does not affect us. It stays valid when the file is unlinked, so a
+ * client may continue to read data that retention or compaction has replaced.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,9 +16,9 @@
 
 #define ASKS_PER_TURN 16
 #define TRIES 4
-#define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below; nothing beyond is mapped to be read */
+#define SEGMENT_BYTES_MAX (1u << 31) /* positions in a segment are below this; nothing beyond is mapped */
 
-/* ---- one question ---- */
+/* ---- one query ---- */
 
 static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask, struct mqd_topic **topic,
                          uint32_t *slot_index)
@@ -37,7 +37,7 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask,
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
     if (state == MQD_SLOT_OFFLINE && elsewhere)
-        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its disk has failed, its leader's has not */
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its disk has failed; that of its leader has not */
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return mqd_load_acquire(&slot->version) == 0 ? MQD_KAFKA_STORAGE_ERROR : 0;
@@ -50,7 +50,7 @@ static int open_again(int fd)
     return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Fills the answer from `place`. The descriptor, or -1. */
+/* Fills in the answer from `place`. Returns the descriptor, or -1. */
 static int answer_with(struct mqd_local_segment *answer, const struct mqd_segment_place *place, uint64_t generation)
 {
     answer->base_offset = place->base_offset;
@@ -85,7 +85,7 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask
             break;
         }
         if (ask->offset < positions.log_start_offset || ask->offset > positions.high_watermark) {
-            /* this replica, not the client: to be asked again */
+            /* this replica lags, not the client: the client retries */
             bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS ||
                           mqd_load_acquire(&slot->latest_pending);
             code = behind && ask->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
@@ -105,14 +105,14 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask
     if (code == MQD_KAFKA_STORAGE_ERROR)
         mqd_log(r, 4, 0, answer->slot, "a local client asked where offset %lld lies: %s", (long long)ask->offset,
                 mqd_error_message());
-    /* segments keep changing: to be asked again */
+    /* the segments keep changing: the client retries */
     answer->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code;
     return fd;
 }
 
 /* ---- the socket ---- */
 
-/* False: the socket does not take it now. */
+/* False: the socket has no room now. */
 static bool send_answer(struct mqd_local *local)
 {
     union {
@@ -133,11 +133,11 @@ static bool send_answer(struct mqd_local *local)
     do
         sent = sendmsg(local->connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    /* no memory, or the user has too many descriptors on their way to others */
+    /* no memory, or the user has too many descriptors in flight to other processes */
     local->answer_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS);
     if (sent < 0 && (errno == EAGAIN || local->answer_refused))
         return false;
-    mqd_local_ask_close(local); /* sent, or the socket has ended and says so itself */
+    mqd_local_ask_close(local); /* sent; or the socket has ended, which it reports itself */
     return true;
 }
 
@@ -149,7 +149,7 @@ void mqd_local_ask_close(struct mqd_local *local)
     local->answer_waits = false;
 }
 
-/* One question and its answer. False: no more now, or the connection is closed (*closed). */
+/* One query and its answer. False: no more now, or the connection is closed (*closed). */
 static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *closed)
 {
     struct mqd_connection *c = local->connection;
@@ -197,7 +197,7 @@ void mqd_locals_answer(struct mqd_reactor *r)
         for (int i = 0; i < ASKS_PER_TURN && more; i++)
             more = answer_one(r, local, &closed);
         if (!closed && more)
-            mqd_local_ask_on(r, local); /* the rest in the next turn: others wait too */
+            mqd_local_ask_on(r, local); /* the rest in the next turn: other clients wait too */
         else if (!closed && local->answer_waits && local->answer_refused)
             mqd_list_append(&r->asking_later, &local->ask_node);
     }

@@ -1,5 +1,4 @@
-/* The life of an attachment: its memory, its descriptors, its place among the connections. See
- * server/local/local.h. */
+/* The life of an attachment: its memory, its descriptors, its connection. See server/local/local.h. */
 #include "server/local/local.h"
 
 #include <errno.h>
@@ -17,11 +16,11 @@
 
 #define PAGE_BYTES 4096u
 #define SUBMISSION_COUNT_MIN 16u
-/* the kernel doubles it: some answers with a descriptor each, not hundreds in flight for a client
- * that does not take them */
+/* the kernel doubles it: room for a few answers with a descriptor each, so that a client that does
+ * not receive cannot have hundreds in flight */
 #define SOCKET_SEND_BYTES 4096
 #define OVERDUE_LOOKS 2
-#define UNMAP_BYTES_MAX (1u << 20) /* more than this is unmapped by the pool */
+#define UNMAP_BYTES_MAX (1u << 20) /* larger mappings are unmapped by the thread pool */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8u
 #endif
@@ -29,10 +28,10 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* What is made for an attachment before it is one. */
+/* What is created for an attachment before it is adopted. */
 struct making {
     struct mqd_local *local;
-    int memory_fd, read_end; /* the client's alone */
+    int memory_fd, read_end; /* for the client only */
 };
 
 static uint64_t round_up(uint64_t bytes)
@@ -69,7 +68,7 @@ static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 
 /* ---- memory ---- */
 
-/* What the client wanted, within the limits and what is left of the budget. False: too little is
+/* What the client requested, within the limits and the rest of the budget. False: too little is
  * left. */
 static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
 {
@@ -81,7 +80,7 @@ static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, c
     if (wanted < MQD_LOCAL_DATA_BYTES_MIN)
         wanted = MQD_LOCAL_DATA_BYTES_MIN;
     uint64_t most = mqd_load_relaxed(&r->local_bytes_max), left = r->local_bytes < most ? most - r->local_bytes : 0;
-    for (;;) { /* a client that wants long rings from a nearly spent budget gets shorter ones */
+    for (;;) { /* if the budget is nearly used up, a client that wants long rings gets shorter ones */
         uint64_t rest = sizeof(struct mqd_local_header) +
                         round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) +
                         round_up(local->reply_bytes);
@@ -115,7 +114,7 @@ static bool memory_open(const struct mqd_reactor *r, struct making *making)
     uint64_t replies_offset = sizeof(struct mqd_local_header) +
                               round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
     uint64_t data_offset = replies_offset + round_up(local->reply_bytes);
-    /* what we write: a page that cannot be had is an error now, not SIGBUS later */
+    /* what we write: a page that cannot be allocated is an error now instead of SIGBUS later */
     if (fallocate(making->memory_fd, 0, 0, (off_t)data_offset) < 0)
         return false;
     if (fcntl(making->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
@@ -154,11 +153,13 @@ static bool descriptors_open(struct mqd_reactor *r, struct making *making, int f
         return false;
     making->read_end = ends[0];
     local->to_client = ends[1];
-    fcntl(local->to_client, F_SETPIPE_SZ, one_page); /* a wish: the default takes more of the user's share */
+    /* best effort: the default size uses more of the user's pipe quota */
+    fcntl(local->to_client, F_SETPIPE_SZ, one_page);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_bytes, sizeof socket_bytes);
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &local->pidfd, &size_bytes) < 0) {
         local->pidfd = -1;
-        /* kernels before 6.5 have none; else the process has ended already, or descriptors have */
+        /* not supported by kernels before 6.5; otherwise the process has ended, or no descriptor is
+         * available */
         return errno == ENOPROTOOPT;
     }
     return mqd_poll_add(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)) == 0;
@@ -199,8 +200,8 @@ static int unmap(void *argument)
     return 0;
 }
 
-/* The client may be gone: then the kernel frees the pages too, a tenth of a second for a gigabyte.
- * Not on this thread. */
+/* If the client is gone, unmapping also frees the pages, which takes a tenth of a second for a
+ * gigabyte: not on this thread. */
 static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_bytes)
 {
     struct unmapping *unmapping = size_bytes > UNMAP_BYTES_MAX ? malloc(sizeof *unmapping) : NULL;
@@ -216,7 +217,7 @@ static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_byte
 static void local_free(struct mqd_reactor *r, struct mqd_local *local)
 {
     if (local->to_worker >= 0) {
-        /* before close: the client's copy keeps it alive */
+        /* before close: the client's copy keeps the pipe open */
         mqd_poll_remove(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0));
         close(local->to_worker);
     }
@@ -251,7 +252,7 @@ static void enlist(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_l
         mqd_poll_add(r->poll, local->pidfd, mqd_token(MQD_TOKEN_LOCAL_END, (uint64_t)c->generation << 24 | c->index)) <
             0) {
         close(local->pidfd);
-        local->pidfd = -1; /* the socket still tells */
+        local->pidfd = -1; /* the end of the socket is still reported */
     }
 }
 
@@ -343,8 +344,8 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
     c->local = NULL;
 }
 
-/* What was submitted is still taken, as bytes are that TCP has received; but no more than a client
- * can have meant, for nobody watches the memory any more. */
+/* Submitted requests are still taken, like bytes that TCP has received, but at most as many bytes
+ * as the data area holds: more cannot have been submitted before the end. */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
@@ -353,7 +354,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
     c->hangup = c->readable = c->writable = 1;
     mqd_throttle_forget(r, c);
     if ((c->chunk_count || mqd_output_pending_bytes(c)) && !mqd_list_linked(&c->output_node))
-        mqd_list_append(&r->to_send, &c->output_node); /* to nowhere: what waits behind it goes on */
+        mqd_list_append(&r->to_send, &c->output_node); /* discarded: the output behind it continues */
     mqd_connection_resume(r, c);
 }
 

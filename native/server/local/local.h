@@ -1,28 +1,29 @@
-/* An attachment seen from its worker: a connection of the reactor whose bytes come through shared
+/* An attachment on its worker's side: a connection of the reactor whose bytes arrive through shared
  * memory. Layout of that memory: shm/local_layout.h.
  *
- * The connection's `fd` is the Unix socket: it carries the welcome, questions (server/local/ask.c)
- * and the proof of life. Requests are copied out of the client's memory into the receive window and
- * go on exactly as if they had come by TCP; answers leave into the reply ring instead of a socket
- * (server/local/ring.c).
+ * The connection's `fd` is the Unix socket: it carries the welcome and queries
+ * (server/local/ask.c), and its end shows that the client has gone. Requests are copied from the
+ * client's memory into the receive window and are then handled exactly as if they had arrived by
+ * TCP; answers are written to the reply ring instead of a socket (server/local/ring.c).
  *
- *   adopt -> welcome -> look ... read ... send -> hung up: what was submitted is taken, answers go
- *   nowhere -> closed
+ *   adopt -> welcome -> look ... read ... send -> hung up: submitted requests are taken, answers
+ *   are discarded -> closed
  *
- * Invariants, beside those of the layout
+ * Invariants, in addition to those of the layout
  *   B1  an attachment is in reactor->locals as long as its connection is open; its bytes count in
- *       local_bytes until the memory is gone, whoever keeps it (server/local/memory.c).
+ *       local_bytes until the memory is freed, whichever process keeps it (server/local/memory.c).
  *   B2  `readable` of its connection is false only when the ring was seen empty up to
- *       submission_head; `writable` only when the reply ring was seen full with reply_head_seen.
- *       mqd_locals_look sees what has changed since, each turn and before each sleep; nothing else
- *       needs to tell.
- *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, to_client is a
- *       pipe whose write end is the worker's alone.
- *   B4  the attachment belongs to the process that connected: when that has ended it ends, even
- *       where a forked child keeps the socket open.
- *   B5  who has hung up is closed within two housekeepings, whatever it still waits for.
+ *       submission_head; `writable` is false only when the reply ring was seen full with
+ *       reply_head_seen. mqd_locals_look detects changes, each turn and before each sleep; no other
+ *       notification is needed.
+ *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, and to_client is
+ *       a pipe whose write end only the worker has.
+ *   B4  the attachment belongs to the process that connected and ends with it, even if a forked
+ *       child keeps the socket open.
+ *   B5  an attachment that has hung up is closed within two housekeeping periods, whatever it still
+ *       waits for.
  * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; ASKS_PER_TURN
- * questions a turn each; one answer that the socket does not take stops the reading of questions.
+ * queries a turn each. An answer that the socket does not take stops the reading of queries.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_LOCAL_H
@@ -35,25 +36,25 @@
 
 struct mqd_reactor;
 
-#define MQD_LOCAL_COUNT_MAX 1024   /* attachments of one worker */
-#define MQD_LISTENER_LOCAL 0xffffu /* listener id of what came by the client socket */
+#define MQD_LOCAL_COUNT_MAX 1024   /* attachments per worker */
+#define MQD_LISTENER_LOCAL 0xffffu /* listener id of connections from the client socket */
 #define MQD_HANDOFF_LOCAL 1u       /* flag of a hand-off */
 
 /* the 64 bytes of a hand-off with MQD_HANDOFF_LOCAL, from the acceptor */
 struct mqd_local_handoff {
     uint32_t magic;
     uint16_t listener_id, flags;
-    uint64_t data_bytes; /* wanted, as the next two */
+    uint64_t data_bytes; /* requested sizes, as the next two */
     uint32_t reply_bytes, submission_count;
     uint32_t uid;
     int32_t pid;
-    char client_id[32]; /* cut off; NUL-terminated; for logs */
+    char client_id[32]; /* truncated; NUL-terminated; for logs */
 };
 _Static_assert(sizeof(struct mqd_local_handoff) == 64, "the acceptor packs 64 bytes");
 
 struct mqd_local {
-    struct mqd_local_header *header; /* the memory; nothing in it is believed */
-    uint64_t submission_head;        /* own copy of the shared word, as reply_tail */
+    struct mqd_local_header *header; /* the memory; its contents are not trusted */
+    uint64_t submission_head;        /* our own copy of the shared word, like reply_tail */
     uint64_t reply_head_seen;
     struct mqd_connection *connection;
     uint64_t reply_tail, reply_tail_published;
@@ -63,17 +64,17 @@ struct mqd_local {
     uint64_t data_bytes, total_bytes;
     uint32_t submission_count, reply_bytes; /* powers of two */
     uint32_t place;                         /* in reactor->locals */
-    uint8_t wants_room;                     /* what stands in the header */
-    bool watched;                           /* server/local/memory.c gives the bytes back */
-    uint8_t ended_looks;                    /* housekeepings since it hung up */
-    int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has none for sockets */
-    uint64_t drain_bytes;                   /* hung up: what may still be taken */
+    uint8_t wants_room;                     /* the value in the header */
+    bool watched;                           /* server/local/memory.c returns the bytes to the budget */
+    uint8_t ended_looks;                    /* housekeeping periods since it hung up */
+    int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has no pidfds for sockets */
+    uint64_t drain_bytes;                   /* hung up: how much may still be taken */
     uint32_t uid;
     int32_t pid;
-    /* questions */
+    /* queries */
     struct mqd_node ask_node; /* in reactor->asking or asking_later */
-    bool answer_waits;        /* the socket did not take it, */
-    bool answer_refused;      /* and has room: no edge will come */
+    bool answer_waits;        /* the socket had no room for it */
+    bool answer_refused;      /* it has room, but refused for another reason: no edge will come */
     int answer_fd;            /* -1 = none */
     struct mqd_local_segment answer;
 };
@@ -81,31 +82,32 @@ struct mqd_local {
 /* server/local/local.c */
 void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
-void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* of the socket */
+void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* event of the socket */
 /* it has hung up, or its process has ended */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
-bool mqd_local_overdue(struct mqd_local *local); /* once a housekeeping: it has hung up and did not get done */
+/* once per housekeeping period: it has hung up and is not finished in time */
+bool mqd_local_overdue(struct mqd_local *local);
 
 void mqd_local_give_back(struct mqd_reactor *r, uint64_t size_bytes);
 
-/* server/local/memory.c. watch: false: it cannot be watched. on_event: some memory is gone. */
+/* server/local/memory.c. watch: false: it cannot be watched. on_event: some memory was freed. */
 bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_bytes);
 void mqd_local_memory_on_event(struct mqd_reactor *r);
 void mqd_local_memory_destroy(struct mqd_reactor *r);
 
 /* server/local/ring.c */
-void mqd_locals_look(struct mqd_reactor *r);          /* who has submitted, who has made room */
-bool mqd_locals_waiting(const struct mqd_reactor *r); /* mqd_locals_look would find somebody */
+void mqd_locals_look(struct mqd_reactor *r);          /* finds clients that have submitted requests or made room */
+bool mqd_locals_waiting(const struct mqd_reactor *r); /* mqd_locals_look would find one */
 void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c);
-/* As send() and sendfile(): bytes taken; 0 = the ring is full, its client will tell (or *file_end:
- * the file is shorter than its range); -1 = the connection is broken. */
+/* As send() and sendfile(): bytes taken; 0 = the ring is full and its client will notify (or
+ * *file_end: the file is shorter than its range); -1 = the connection is broken. */
 int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint64_t size_bytes);
 int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range,
                             bool *file_end);
-void mqd_local_publish(struct mqd_local *local); /* what was sent becomes visible, and the client awake */
+void mqd_local_publish(struct mqd_local *local); /* makes what was sent visible and wakes the client */
 
 /* server/local/ask.c */
-/* the socket has questions, or room for an answer */
+/* the socket has queries, or room for an answer */
 void mqd_local_ask_on(struct mqd_reactor *r, struct mqd_local *local);
 void mqd_locals_answer(struct mqd_reactor *r);
 void mqd_local_ask_close(struct mqd_local *local);

@@ -1,11 +1,11 @@
-/* The memory of attachments, counted until it is really gone. A client, or a process that it has
- * given its descriptor to, may keep the memfd open or mapped for as long as it likes after its
- * attachment has ended, and the pages with it: until then they count in local_bytes, or a client
- * that attaches again and again would take any amount. When the last reference to a memfd is gone
- * the kernel says so by inotify; ours goes in local_free.
+/* The memory of attachments, counted until it is really freed. A client, or a process that received
+ * its descriptor, may keep the memfd open or mapped as long as it likes after its attachment has
+ * ended, and the pages with it. Until then they count in local_bytes; otherwise a client that
+ * attaches repeatedly could use any amount. When the last reference to a memfd is gone the kernel
+ * reports it by inotify; ours is released in local_free.
  *
- * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts as long
- * as its attachment lives, and the log says so once. */
+ * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts only
+ * while its attachment lives; this is logged once. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +82,7 @@ void mqd_local_memory_on_event(struct mqd_reactor *r)
 {
     char events[4096] __attribute__((aligned(8)));
     ssize_t size;
-    while ((size = read(r->local_watch_fd, events, sizeof events)) > 0) /* edge-triggered: to the end */
+    while ((size = read(r->local_watch_fd, events, sizeof events)) > 0) /* edge-triggered: read until empty */
         for (ssize_t at = 0; at < size;) {
             const struct inotify_event *event = (const struct inotify_event *)(events + at);
             if (event->mask & IN_DELETE_SELF)

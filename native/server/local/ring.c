@@ -1,9 +1,9 @@
 /* Requests in, answers out, through the memory of an attachment. See server/local/local.h, and
- * shm/local_layout.h for who may believe what.
+ * shm/local_layout.h for which values may be trusted.
  *
- * A request is copied once, from the client's memory into the receive window (or a run of extents,
- * when it is larger): what the client writes there afterwards changes nothing. Each shared word is
- * loaded once and checked before it is used.
+ * A request is copied once, from the client's memory into the receive window (or a run of extents
+ * when it is larger): later writes by the client change nothing. Each shared word is loaded once
+ * and checked before use.
  */
 #include "server/local/local.h"
 
@@ -14,7 +14,7 @@
 #include "server/reactor.h"
 
 #define FRAME_BYTES_MIN 8      /* api key, version, correlation id */
-#define TAKE_BYTES (64u << 10) /* of one attachment at a time, then the next one's turn */
+#define TAKE_BYTES (64u << 10) /* of one attachment, before the next one's turn */
 #define TAKE_COUNT 64
 #define FRAME_ALIGN 64u
 #define FILE_STEP_BYTES (256u << 10)
@@ -65,7 +65,7 @@ static void wake(struct mqd_local *local)
     ssize_t written;
     if (!mqd_exchange(&local->header->client_sleeping, 0u))
         return;
-    do /* EAGAIN: wake-ups enough lie there unread; EPIPE: the client is gone */
+    do /* EAGAIN: enough unread wake-ups are in the pipe; EPIPE: the client is gone */
         written = write(local->to_client, &token, sizeof token);
     while (written < 0 && errno == EINTR);
 }
@@ -92,7 +92,7 @@ void mqd_local_publish(struct mqd_local *local)
 /* ---- requests in ---- */
 
 /* Where a request of size_bytes is copied to: an offset in the arena, or -1: stalled until there is
- * room. *run: it is a run of its own. */
+ * room. *run: it has a run of its own. */
 static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
 {
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
@@ -111,11 +111,11 @@ static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32
                                    ? MQD_EXTENT_BYTES
                                    : (at - r->window_used) + size_bytes))
         return -1;
-    at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1); /* the window may be another one now */
+    at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1); /* the window may have been replaced */
     return r->window_offset + at;
 }
 
-/* The request at the head. Bytes taken; 0: not now; -1: the connection is closed. */
+/* Takes the request at the head. Returns bytes taken; 0: not now; -1: the connection is closed. */
 static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
@@ -188,8 +188,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
 
 /* ---- answers out ---- */
 
-/* Room in the reply ring, after which the ring's end is not looked at; -1: the client's word is
- * impossible. */
+/* Free bytes in the reply ring; updates reply_head_seen. -1: the client's word is impossible. */
 static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
 {
     uint64_t head = mqd_load_acquire(&local->header->reply_head), used = local->reply_tail - head;
@@ -212,7 +211,7 @@ static void want_room(struct mqd_local *local, bool wanted)
     mqd_store_release(&local->header->worker_wants_room, (uint32_t)wanted);
 }
 
-/* As reply_room, but 0 only after the client was told to tell. */
+/* As reply_room, but 0 only after the client was asked to notify when it makes room. */
 static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
 {
     int64_t room = reply_room(r, local);

@@ -1,4 +1,4 @@
-/* Relays: what is sent, what comes back, what has waited too long. See server/relay/relay.h. */
+/* Relays: sending, receiving and time-outs. See server/relay/relay.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/big_endian.h"
 #include "server/relay/state.h"
 
-#define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* of a buffer that is empty */
+#define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* kept by an empty buffer */
 #define FRAME_BYTES_MIN 8
 
 /* ---- sending ---- */
@@ -51,7 +51,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
 
 /* ---- receiving ---- */
 
-/* What the leader says about records goes to the client with the answer. */
+/* Record errors from the leader are passed on to the client with the answer. */
 static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_answer *answer)
 {
     struct mqd_refusal *refusal =
@@ -67,7 +67,7 @@ static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const
              (const char *)answer->record_message.bytes);
 }
 
-/* One whole answer. False: the relay has ended. */
+/* Handles one complete answer. False: the relay has ended. */
 static bool on_answer(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_relay_answer answer;
@@ -159,7 +159,7 @@ void mqd_relays_read(struct mqd_reactor *r)
 
 /* ---- time ---- */
 
-/* When what stands still is given up; INT64_MAX: nothing waits. */
+/* When a relay without progress is given up; INT64_MAX: nothing waits. */
 static int64_t due_ms(const struct mqd_relay *relay)
 {
     if (mqd_list_empty(&relay->entries))

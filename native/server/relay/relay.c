@@ -1,4 +1,4 @@
-/* Relays: which batch goes over which connection, and what it waits for. See server/relay/relay.h.
+/* Relays: the connection for each batch, and what the batch waits for. See server/relay/relay.h.
  * Sending and receiving: server/relay/io.c. */
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 
 #include "server/relay/state.h"
 
-#define CONNECT_MS_MAX 5000 /* Python says sooner that it cannot */
+#define CONNECT_MS_MAX 5000 /* normally Python reports a failure earlier */
 
 static const char *const not_written =
     "the partition's leader, another host, could not be reached; nothing was written";
@@ -32,8 +32,8 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
     return relay;
 }
 
-/* Of a host that nobody writes to any more, out of its bucket; NULL: all are in use. Its generation
- * goes on: events about what it was find nobody. */
+/* Reuses the relay of a host that no client writes to any more, taken out of its bucket; NULL: all
+ * are in use. Its generation increases, so events about its former use find no match. */
 static struct mqd_relay *spare(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
@@ -44,7 +44,7 @@ static struct mqd_relay *spare(struct mqd_relays *relays)
         while (*link != relay)
             link = &(*link)->hash_next;
         *link = relay->hash_next;
-        mqd_buffer_free(&relay->out); /* of a request that did not fit */
+        mqd_buffer_free(&relay->out); /* left over from a request that did not fit */
         return relay;
     }
     return NULL;
@@ -105,7 +105,7 @@ static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
     mqd_connection_resume(r, c);
 }
 
-/* All of it was given to the socket: it holds no bytes and nobody back. */
+/* All of it was given to the socket: the entry holds no bytes and no longer blocks its connection. */
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
 {
     struct mqd_relay *relay = entry->relay;
@@ -126,7 +126,7 @@ void mqd_relay_forget(struct mqd_reactor *r, struct mqd_append *append)
         append->request->connection->relaying--;
 }
 
-/* The oldest one leaves; its append, if anybody waits for it, is the caller's to complete. */
+/* Removes the oldest entry; if its append still waits, the caller must complete it. */
 struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     struct mqd_relayed *entry = MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
@@ -141,7 +141,7 @@ struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay 
     return append;
 }
 
-/* L6: for acks=0 nobody is told. */
+/* L6: with acks=0 there is no answer. */
 void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message)
 {
     if (!append)
@@ -153,7 +153,7 @@ void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t er
     mqd_append_done(r, append, error);
 }
 
-/* What is behind stream position `sent` was not written. */
+/* Requests that end after stream position `sent` were not written. */
 static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t sent)
 {
     uint32_t count = 0;
@@ -171,7 +171,7 @@ static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t se
 
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text)
 {
-    /* before a connection nothing has left: every end is above 0 */
+    /* without a connection nothing was sent: every end is above 0 */
     uint64_t sent = relay->fd >= 0 ? relay->out_sent : 0;
     if (relay->fd >= 0) {
         if (r->poll)
@@ -237,7 +237,7 @@ static bool encode(struct mqd_relay *relay, struct mqd_append *append, const str
 static void refuse(struct mqd_reactor *r, struct mqd_append *append, const char *message)
 {
     mqd_stat(r, MQD_COUNT_RELAY_FAILURES, 1);
-    mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, message); /* tried again; nothing was written */
+    mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, message); /* retriable; nothing was written */
 }
 
 static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_append *append,
@@ -307,7 +307,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     return true;
 }
 
-/* A leader that leads no more may be cut off: its answer may never come. */
+/* The former leader may be unreachable: its answer may never arrive. */
 void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic)
 {
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++)

@@ -2,34 +2,35 @@
  * answered as if it had been written here.
  *
  * A batch that a local client submitted for such a partition becomes a Produce request of its own
- * on a connection that Python has opened and proven (both sides know who the other is): the
- * client's version, client id, transactional id, acks, time-out and bytes, so with its producer id,
- * epoch and sequence. The answer completes the append that it is of.
+ * on a mutually authenticated connection that Python has opened. It keeps the client's version,
+ * client id, transactional id, acks, time-out and bytes, and so its producer id, epoch and
+ * sequence. The answer completes the append.
  *
- *   wanted -> MQD_EVENT_RELAY_WANTED -> mqd_reactor_relay_put | mqd_reactor_relay_refuse append ->
- *   copied behind what is to be sent -> one send a turn -> answers, in order -> mqd_append_done
+ *   connection  wanted -> MQD_EVENT_RELAY_WANTED -> mqd_reactor_relay_put | mqd_reactor_relay_refuse
+ *   append      copied after the unsent bytes -> one send a turn -> answers, in order ->
+ *               mqd_append_done
  *
- * One relay for each worker of a leader's host in each lane: transactional batches have one of
- * their own, for the leader reads nothing behind a batch whose transaction it verifies.
+ * There is one relay for each worker of a leader's host in each lane. Transactional batches have a
+ * lane of their own, because the leader reads nothing after a batch whose transaction it verifies.
  *
  * Invariants
- *   L1  batches for one partition leave in the order in which they were taken, and their outcomes
- *       come in that order.
- *   L2  what is told: the leader's answer; NOT_LEADER_OR_FOLLOWER when not all of a request was
- *       given to the socket, so that it was not written; REQUEST_TIMED_OUT when it was, and the
- *       connection ended without an answer. Both are tried again by the client under the same
+ *   L1  batches for one partition are sent in the order in which they were taken, and their
+ *       outcomes arrive in that order.
+ *   L2  the outcome is: the leader's answer; NOT_LEADER_OR_FOLLOWER when the request was not given
+ *       to the socket completely, so that it was not written; REQUEST_TIMED_OUT when it was, and
+ *       the connection ended without an answer. The client retries both errors with the same
  *       sequence.
- *   L3  when metadata say that another host leads by now, what still waits for the old one's answer
- *       is told NOT_LEADER_OR_FOLLOWER.
- *   L4  memory: bytes that no socket has taken, of heap_bytes; with more than
- *       MQD_RELAY_UNSENT_BYTES of them in a relay each connection adds one request at most and is
- *       not read until it has left. What was sent keeps no bytes here.
- *   L5  an answer is hostile until checked: anything but an answer to the oldest request, about its
- *       partition, ends the connection.
- *   L6  acks=0 is sent as acks=1: the leader would end the connection, which others use, for an
- *       error. Its outcome is told to nobody.
- *   L7  what waits for another host holds up no other answer to its client (answer_past_relays in
- *       server/request.c).
+ *   L3  when the metadata name another leader, batches that still wait for the old leader's answer
+ *       are completed with NOT_LEADER_OR_FOLLOWER.
+ *   L4  memory: only bytes not yet given to the socket, counted in heap_bytes. While a relay has
+ *       more than MQD_RELAY_UNSENT_BYTES of them, each connection adds at most one request and is
+ *       not read until that is sent. Sent requests keep no bytes here.
+ *   L5  an answer is hostile until checked: anything except an answer to the oldest request, about
+ *       its partition, ends the connection.
+ *   L6  acks=0 is sent as acks=1, because on an error the leader would end the connection, which
+ *       others use. Its outcome is reported to no client.
+ *   L7  a batch that waits for another host does not hold up other answers to its client
+ *       (answer_past_relays in server/request.c).
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_RELAY_H
@@ -45,22 +46,22 @@ struct mqd_reactor;
 struct mqd_topic;
 
 #define MQD_RELAY_UNSENT_BYTES (1u << 20)
-#define MQD_RELAY_ANSWER_BYTES_MAX (64u << 10) /* of one partition, with its record errors */
+#define MQD_RELAY_ANSWER_BYTES_MAX (64u << 10) /* for one partition, with its record errors */
 
-/* Its leader is another host, and its client is local: takes the append. False: it is not ours. */
+/* Takes the append if its leader is another host and its client is local. False: not taken. */
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
                       const struct mqd_produce_partition *partition);
-/* it is done: an answer that comes later finds nobody */
+/* the append is done: a later answer is ignored */
 void mqd_relay_forget(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic); /* L3 */
-/* put, refuse, remove; sends the MQD_EVENT_DONE */
+/* put, refuse, remove; emits the MQD_EVENT_DONE */
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command);
-void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* of mqd_poll: a socket */
-void mqd_relays_read(struct mqd_reactor *r);                                    /* once a turn: answers */
-/* once a turn, after the requests were read: what is to be sent, what has waited too long */
+void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
+void mqd_relays_read(struct mqd_reactor *r);                                    /* once a turn: receives answers */
+/* once a turn, after the requests were read: sends requests and handles time-outs */
 void mqd_relays_run(struct mqd_reactor *r);
 int64_t mqd_relays_next_ms(const struct mqd_reactor *r); /* as mqd_fetchers_next_ms */
-void mqd_relays_close(struct mqd_reactor *r);            /* the reactor ends: the connections */
+void mqd_relays_close(struct mqd_reactor *r);            /* at the end of the reactor: closes the connections */
 void mqd_relays_destroy(struct mqd_reactor *r);
 
 /* ---- server/relay/wire.c ---- */
@@ -77,7 +78,7 @@ struct mqd_relay_request {
     const uint8_t *records;
     uint32_t records_bytes;
 };
-/* Appends the whole frame. */
+/* Appends the complete frame. */
 void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *request);
 
 struct mqd_relay_answer {
@@ -88,7 +89,7 @@ struct mqd_relay_answer {
     int32_t record_errors[MQD_RECORD_ERROR_COUNT_MAX];
     struct mqd_text record_message, message; /* -1 = none */
 };
-/* A Produce response without its length word, of one partition. -1 and mqd_error_message. */
+/* Parses a Produce response for one partition, without its length word. -1 and mqd_error_message. */
 int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_answer *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* The inside of mqd_relay*.c; nobody else includes it. */
+/* Internal to the files of server/relay. */
 #ifndef MQD_RELAY_STATE_H
 #define MQD_RELAY_STATE_H
 
@@ -8,37 +8,37 @@
 
 #define MQD_RELAY_BUCKET_COUNT 256
 
-/* A request on its way: in relay->entries from its encoding to its answer. */
+/* A request under way: in relay->entries from its encoding to its answer. */
 struct mqd_relayed {
     struct mqd_node node;
-    struct mqd_append *append; /* NULL: nobody waits for the outcome any more */
+    struct mqd_append *append; /* NULL: its outcome is no longer awaited */
     struct mqd_relay *relay;
-    uint64_t end;        /* stream position behind its frame */
-    int64_t deadline_ms; /* of the answer, once it is the oldest */
+    uint64_t end;        /* stream position after its frame */
+    int64_t deadline_ms; /* for the answer, set once it is the oldest */
     uint32_t frame_bytes;
     int32_t correlation_id;
     int32_t partition_index;
     uint8_t topic_id[16];
     int16_t version;
-    uint8_t blocks; /* counts in its connection's `blocked` (L4) */
+    uint8_t blocks; /* counted in its connection's `blocked` (L4) */
 };
 
 struct mqd_relay {
     int32_t leader_node;
     uint32_t leader_worker, lane;
     struct mqd_relay *hash_next;
-    uint32_t index, generation; /* the latter counts its connections */
+    uint32_t index, generation; /* the generation counts its connections */
     int fd;                     /* -1 = none */
     uint64_t token;             /* of the connection */
     uint32_t timeout_ms;
-    uint8_t asked; /* Python makes a connection */
+    uint8_t asked; /* a connection was requested from Python */
     uint8_t readable, writable;
-    int64_t connect_by_ms;      /* while `asked` */
-    int64_t refuse_until_ms;    /* its host could not be reached: nothing waits for it before */
-    uint32_t correlation_id;    /* of the last request; a relay may live for more of them than there are numbers */
+    int64_t connect_by_ms;      /* valid while `asked` */
+    int64_t refuse_until_ms;    /* its host could not be reached: until then batches are refused at once */
+    uint32_t correlation_id;    /* of the last request; may wrap during the life of a relay */
     struct mqd_node entries;    /* oldest first */
-    struct mqd_relayed *unsent; /* the oldest that was not given to the socket whole; NULL = none */
-    struct mqd_buffer out;      /* stream positions from out_base on */
+    struct mqd_relayed *unsent; /* the oldest that was not given to the socket completely; NULL = none */
+    struct mqd_buffer out;      /* stream positions start at out_base */
     uint64_t out_base, out_sent;
     uint8_t *in;
     uint32_t in_bytes;
@@ -52,10 +52,10 @@ struct mqd_relays {
 };
 
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry); /* all of it was given to the socket */
-/* the oldest leaves; its append is the caller's to complete; NULL: nobody waits */
+/* removes the oldest; the caller completes its append; NULL: its outcome is not awaited */
 struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay);
 void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message);
-/* tells Python; error < 0: it need not be told */
+/* notifies Python; error < 0: no notification */
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text);
 
 #endif

@@ -1,5 +1,5 @@
-/* A Produce request of one batch, and its answer, as the relay needs them. See
- * server/relay/relay.h; the layout of both stands in wire/produce.c. */
+/* A Produce request with one batch, and its answer, for the relay. See server/relay/relay.h; the
+ * layout of both is in wire/produce.c. */
 #include "server/relay/relay.h"
 #include "wire/buffer.h"
 #include "wire/cursor.h"
@@ -20,7 +20,7 @@ void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *re
     mqd_put_i16(out, API_PRODUCE);
     mqd_put_i16(out, request->version);
     mqd_put_i32(out, request->correlation_id);
-    mqd_put_text(out, false, request->client_id); /* in the flexible header too */
+    mqd_put_text(out, false, request->client_id); /* also in the flexible header */
     mqd_put_no_tags(out, flexible);
     mqd_put_text(out, flexible, request->transactional_id);
     mqd_put_i16(out, request->acks);
@@ -31,7 +31,7 @@ void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *re
     mqd_put_i32(out, request->partition_index);
     mqd_put_count(out, flexible, (int32_t)request->records_bytes);
     mqd_put_bytes(out, request->records, request->records_bytes);
-    for (int i = 0; i < 3; i++) /* of the partition, the topic, the request */
+    for (int i = 0; i < 3; i++) /* tagged fields of the partition, the topic, the request */
         mqd_put_no_tags(out, flexible);
     if (!out->failed)
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
@@ -73,7 +73,7 @@ static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mq
         return -1;
     if (version >= ERRORS_VERSION && record_errors(cursor, flexible, out))
         return -1;
-    /* -1 is Kafka's UNKNOWN_SERVER_ERROR; below are the reactor's own codes */
+    /* -1 is Kafka's UNKNOWN_SERVER_ERROR; smaller numbers are the reactor's own codes */
     if (out->error < -1 || (out->error == 0 && out->base_offset < -1))
         return mqd_wire_wrong(cursor, "error code", "an outcome that there is not, error code or base offset",
                               out->error ? out->error : out->base_offset);

@@ -1,5 +1,5 @@
-/* Connections to leaders: which partition is fetched over which, and receiving. See
- * server/replication/fetcher.h. Requests: server/replication/fetcher_ask.c; what answers do:
+/* Connections to leaders: which partition is fetched over which connection, and receiving. See
+ * server/replication/fetcher.h. Requests: server/replication/fetcher_ask.c; handling of answers:
  * server/replication/fetcher_answer.c. */
 #include <errno.h>
 #include <fcntl.h>
@@ -78,13 +78,13 @@ void mqd_followed_changed(struct mqd_followed *followed)
     mqd_list_append(&followed->fetcher->changes, &followed->change);
 }
 
-/* All waits of one fetcher are alike, or nearly so: the list is searched from its end. */
+/* The waits of one fetcher are nearly equal, so the list is searched from its end. */
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms)
 {
     followed->put_off_ms = r->now_ms + ms;
     if (!followed->fetcher)
         return;
-    if (followed->in_session) { /* the next request takes it out of the session; then it waits */
+    if (followed->in_session) { /* the next request removes it from the session; then it waits */
         mqd_followed_changed(followed);
         return;
     }
@@ -94,7 +94,7 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     while (after != &followed->fetcher->put_off &&
            MQD_CONTAINER(after, struct mqd_followed, change)->put_off_ms > followed->put_off_ms)
         after = after->previous;
-    mqd_list_append(after->next, &followed->change); /* append "before next" */
+    mqd_list_append(after->next, &followed->change); /* appending to this node's list inserts before it */
 }
 
 static void unsettle(struct mqd_followed *followed, bool unsettled)
@@ -118,7 +118,7 @@ static void forget(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
         uint32_t capacity = fetcher->forgotten_capacity ? fetcher->forgotten_capacity * 2 : 16;
         struct mqd_fetch_key *grown = realloc(fetcher->forgotten, capacity * sizeof *grown);
         if (!grown) {
-            fetcher->full = 1; /* a new session forgets too */
+            fetcher->full = 1; /* a new session drops it too */
             return;
         }
         fetcher->forgotten = grown;
@@ -136,7 +136,7 @@ void mqd_followed_leave_session(struct mqd_followed *followed)
     forget(followed->fetcher, &followed->key);
 }
 
-/* From its fetcher (or from none) to `fetcher` (or to none). */
+/* Moves it from its fetcher (or none) to `fetcher` (or none). */
 static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed, struct mqd_fetcher *fetcher)
 {
     if (followed->fetcher == fetcher && mqd_list_linked(&followed->member))
@@ -151,8 +151,8 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     mqd_list_remove(&followed->change);
     followed->putting_off = 0;
     followed->unsettled = 0;
-    /* another leader's log may begin below: after an unclean election there are records there. A
-     * new session says where it begins */
+    /* another leader's log may begin lower: after an unclean election it may have older records. A
+     * new session reports where it begins */
     followed->leader_log_start = followed->untold_log_start = 0;
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
@@ -180,7 +180,7 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
     return followed;
 }
 
-/* Not when the leader next has news of other partitions. */
+/* Requests the change soon, without waiting until the leader has news of other partitions. */
 static void want_soon(struct mqd_followed *followed)
 {
     mqd_followed_changed(followed);
@@ -223,8 +223,8 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
     free(followed);
 }
 
-/* One that is not unsettled may have been left out all the same: flush.on.ack was switched on when
- * its flush was under way. */
+/* A partition that is not unsettled may still have been left out: flush.on.ack was switched on
+ * while its flush was running. */
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_followed *followed = owned->followed;
@@ -268,12 +268,12 @@ static void fetcher_free(struct mqd_fetcher *fetcher)
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text)
 {
     struct mqd_fetchers *fetchers = r->fetchers;
-    mqd_owner_write_all(r); /* what is staged lies in its buffer */
+    mqd_owner_write_all(r); /* staged batches are still in its buffer */
     if (r->poll)
         mqd_poll_remove(r->poll, fetcher->fd, poll_token(fetcher));
     close(fetcher->fd);
     fetchers->fetcher[fetcher->index] = fetchers->fetcher[--fetchers->count];
-    if (fetcher->index < fetchers->count) { /* the last one takes its place, and events about it the new name */
+    if (fetcher->index < fetchers->count) { /* the last one moves to its index, and its events need the new index */
         struct mqd_fetcher *moved = fetchers->fetcher[fetcher->index];
         mqd_poll_remove(r->poll, moved->fd, poll_token(moved));
         moved->index = fetcher->index;
@@ -281,7 +281,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         if (mqd_poll_add(r->poll, moved->fd, poll_token(moved)) < 0)
             shutdown(moved->fd, SHUT_RDWR); /* its next use ends it */
     }
-    fetcher->full = 1; /* nothing is forgotten one by one */
+    fetcher->full = 1; /* a new session replaces forgetting them one by one */
     while (!mqd_list_empty(&fetcher->members)) {
         struct mqd_followed *followed = MQD_CONTAINER(fetcher->members.next, struct mqd_followed, member);
         followed->in_session = 0;
@@ -329,7 +329,8 @@ static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetcher
     return fetcher;
 }
 
-/* Partitions of this leader that have no connection, or use another lane's for want of their own. */
+/* Takes partitions of this leader that have no connection, or use another lane because their own
+ * has none. */
 static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetcher *other =
@@ -347,8 +348,8 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         }
 }
 
-/* What is owed was to be paid at the old rate, which may have been a mistake: it is forgiven, and
- * nobody waits for it. */
+/* The debt was incurred at the old rate, which may have been a mistake: it is cleared, so that no
+ * connection waits for it. */
 static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
 {
     if (fetchers->rate == bytes_per_second_max)
@@ -447,8 +448,8 @@ void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
         fetcher->writable = 1;
 }
 
-/* Room at the end of the buffer: what is not taken moves to its beginning; when that is a batch
- * larger than the buffer, it grows. Nothing is staged. */
+/* Makes room at the end of the buffer: bytes not yet taken move to its beginning; if they are part
+ * of a batch larger than the buffer, it grows. Nothing is staged. */
 static bool make_room(struct mqd_fetcher *fetcher)
 {
     uint32_t left = fetcher->in_end - fetcher->in_begin;
@@ -457,14 +458,16 @@ static bool make_room(struct mqd_fetcher *fetcher)
         fetcher->in_begin = 0;
         fetcher->in_end = left;
     }
-    if (left == 0 && fetcher->in_capacity > MQD_FETCHER_BUFFER_BYTES * 16) { /* a huge batch has passed */
+    /* a very large batch is complete: shrink the buffer */
+    if (left == 0 && fetcher->in_capacity > MQD_FETCHER_BUFFER_BYTES * 16) {
         uint8_t *smaller = realloc(fetcher->in, MQD_FETCHER_BUFFER_BYTES);
         fetcher->in = smaller ? smaller : fetcher->in;
         fetcher->in_capacity = smaller ? MQD_FETCHER_BUFFER_BYTES : fetcher->in_capacity;
     }
     if (fetcher->in_capacity - fetcher->in_end >= MQD_FETCHER_RECEIVE_BYTES / 2)
         return true;
-    uint32_t capacity = fetcher->in_capacity * 2; /* at most 1 GiB: no frame is longer, and all before it was taken */
+    /* at most 1 GiB: no frame is longer, and all earlier ones were taken */
+    uint32_t capacity = fetcher->in_capacity * 2;
     uint8_t *grown = realloc(fetcher->in, capacity);
     if (!grown)
         return false;
@@ -473,7 +476,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* false: it has ended, or has nothing more now. */
+/* false: it has ended, or has no more bytes now. */
 static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t *budget)
 {
     if (!make_room(fetcher)) {
@@ -495,13 +498,13 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
         return false;
     }
     if ((size_t)got < most && !fetcher->hangup)
-        fetcher->readable = 0; /* drained: the next byte makes an edge */
+        fetcher->readable = 0; /* drained: the next byte triggers an edge */
     fetcher->in_end += (uint32_t)got;
     fetcher->deadline_ms = r->now_ms + fetcher->options.timeout_ms;
     *budget -= (uint32_t)got < *budget ? (uint32_t)got : *budget;
     if (!mqd_fetcher_take(r, fetcher))
         return false;
-    mqd_owner_write_all(r); /* while it is in the cache; and what is staged lies in the buffer */
+    mqd_owner_write_all(r); /* while it is in the cache, and because staged batches are still in the buffer */
     return *budget > 0;
 }
 

@@ -1,30 +1,30 @@
-/* Following leaders on other hosts: for each connection to one worker of another host the
- * partitions that are fetched over it.
+/* Following leaders on other hosts: the connections to their workers, and the partitions that are
+ * fetched over each.
  *
- * A fetcher speaks Fetch v17 with replica_state over a connection that Python has opened and proven
- * (both sides know who the other is), one request at a time:
+ * A fetcher speaks Fetch v17 with replica_state over a mutually authenticated connection that
+ * Python has opened, one request at a time:
  *
- *   request   what changed since the last one, in an incremental session (KIP-227): positions that
- *             moved, partitions that came, those that went
- *   wait      at the leader, until it has records or a high watermark that is new
- *   answer    received whole into a buffer of bounded size, then walked: hostile until checked.
- *             Records are staged as they lie there (mqd_partition_follow), written once a turn
- *   settle    what the answer brought is written, and flushed where flush_on_ack; then the next
- *             request may say so
+ *   request   the changes since the last one, in an incremental session (KIP-227): positions that
+ *             moved, partitions added and removed
+ *   wait      at the leader, until it has records or a new high watermark
+ *   answer    received into a buffer of bounded size and parsed as it arrives; hostile until
+ *             checked. Records are staged in place (mqd_partition_follow) and written once a turn
+ *   settle    what the answer brought is written, and flushed with flush_on_ack; only then may the
+ *             next request state it
  *
- * What the log of a partition is to do (append, cut, begin anew, wait) is decided by
- * mqd_replica_step; truncations run on a helper thread, the partition is at rest meanwhile.
+ * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).
+ * Truncations run on a helper thread while the partition rests.
  *
  * Invariants
  *   G1  a request states a fetch offset only when the log below it is written, and with
  *       flush_on_ack flushed.
- *   G2  an answer touches a partition only if it was asked for by the request that it answers,
- *       under the leader epoch that is still in force (else it is dropped).
- *   G3  one partition is fetched by at most one fetcher; a partition at rest (truncation) or put
- *       off (an error) is in no session.
+ *   G2  an answer affects a partition only if the request that it answers asked for the partition
+ *       under the leader epoch that is still current (otherwise it is dropped).
+ *   G3  one partition is fetched by at most one fetcher; a partition that rests (truncation) or is
+ *       put off (an error) is in no session.
  *   G4  a partition's share of an answer is at most partition_bytes_max (one batch may be larger);
  *       those served last come last in the next request.
- *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes a partition.
+ *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_FETCHER_H
@@ -41,39 +41,39 @@ struct mqd_reactor;
 
 /* ---- for the reactor's other files ---- */
 
-/* A partition of this worker follows, or follows no longer, or its leader or epoch changed: read
- * from owned->replica and owned->leader_*. */
+/* This worker's partition follows, or no longer follows, or its leader or epoch changed: read from
+ * owned->replica and owned->leader_*. */
 void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
-/* put, remove, rate; sends the MQD_EVENT_DONE */
+/* put, remove, rate; emits the MQD_EVENT_DONE */
 void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *command);
-/* It is closing, or leads, or its directory failed: it is fetched no more. */
+/* It is closing, or leads, or its directory failed: it is no longer fetched. */
 void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned);
-/* Its staged batches were written (error 0) or could not be (errno); its flush ended. */
+/* Its staged batches were written (error 0) or could not be written (errno); or its flush ended. */
 void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error);
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned);
-void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* of mqd_poll: a socket */
-void mqd_fetchers_read(struct mqd_reactor *r); /* once a turn: answers are received and taken in */
-/* once a turn, after the flushes were started: what may be asked is asked */
+void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
+void mqd_fetchers_read(struct mqd_reactor *r); /* once a turn: receives and applies answers */
+/* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
-/* when there is something to do without an event (as r->now_ms); -1 = when told, 0 = at once */
+/* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = at once */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
-/* once a second: what the main thread could not be told yet */
+/* once a second: sends events again that the main thread could not receive */
 void mqd_fetchers_tell_again(struct mqd_reactor *r);
-void mqd_fetchers_close(struct mqd_reactor *r);   /* the reactor ends: the connections */
-void mqd_fetchers_destroy(struct mqd_reactor *r); /* ... and what is left */
+void mqd_fetchers_close(struct mqd_reactor *r);   /* at the end of the reactor: closes the connections */
+void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
 
-/* its log was cut: it may be fetched again. If it was not, only after a pause: its leader would say
- * the same */
+/* its log was truncated: it may be fetched again. If it was not, only after a pause, because its
+ * leader would give the same answer */
 void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
 
 /* ---- server/replication/follow_cut.c ---- */
 
-/* The log is to be cut to `offset`; or, with batch_offset >= 0, to begin anew there
+/* The log must be truncated to `offset`; or, with batch_offset >= 0, restarted there
  * (mqd_partition_restart_at). Nothing of it is staged. */
 void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
-/* A partition that rests is cut as soon as nothing else is under way with it. */
+/* Truncates a resting partition as soon as no other work on it is under way. */
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result);
-void mqd_truncations_retry(struct mqd_reactor *r); /* once a turn while any waits for room */
+void mqd_truncations_retry(struct mqd_reactor *r); /* once a turn while any waits for a helper thread */
 
 #endif

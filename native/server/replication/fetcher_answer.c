@@ -1,5 +1,4 @@
-/* What a leader's answer does to the partitions that it speaks of. See
- * server/replication/fetcher.h. */
+/* Applies a leader's answer to the partitions in it. See server/replication/fetcher.h. */
 #include <errno.h>
 #include <string.h>
 
@@ -7,8 +6,8 @@
 #include "server/replication/fetcher_state.h"
 
 #define FRAME_BYTES_MIN 16
-#define COMPLAIN_MS 10000 /* of one partition, at most this often */
-#define NOT_YET_MS 5      /* at first: a leader that hears of its epoch a moment after its followers */
+#define COMPLAIN_MS 10000 /* for one partition, at most this often */
+#define NOT_YET_MS 5      /* initially: a leader may learn its epoch a moment after its followers */
 
 /* ---- one partition ---- */
 
@@ -26,8 +25,8 @@ static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
     mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* Who does not know yet that it leads is asked again soon, then later and later: its
- * acknowledgements wait for its followers. */
+/* A leader that does not know yet that it leads is asked again soon, then after longer and longer
+ * pauses, because its acknowledgements wait for its followers. */
 static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
 {
     int64_t ms = (int64_t)NOT_YET_MS << followed->refusals;
@@ -40,9 +39,9 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
     mqd_followed_put_off(r, followed, ms);
 }
 
-/* The leader's log begins later than this one: Python moves the log start, and deletes the files.
- * The leader says so once: what meets no room, or comes before this replica knows that so much is
- * committed, is told again from here. */
+/* The leader's log begins after ours: Python moves the log start and deletes the files. The leader
+ * reports this once. An event that finds no room, or comes before this replica knows the offset to
+ * be committed, is sent again from here. */
 static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
     if (log_start_offset <= followed->leader_log_start)
@@ -73,7 +72,7 @@ void mqd_fetchers_tell_again(struct mqd_reactor *r)
         if (!followed || followed->untold_log_start <= followed->leader_log_start)
             continue;
         if (followed->owned->resting)
-            r->fetchers->untold = true; /* its log is being cut: nobody looks into it */
+            r->fetchers->untold = true; /* its log is being truncated: it must not be read */
         else
             adopt_log_start(r, followed, followed->untold_log_start);
     }
@@ -96,8 +95,8 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
     return step;
 }
 
-/* The partition that the answer speaks of, if it may (G2); once in an answer: not while what it
- * brought is staged. */
+/* The partition in the answer, if the answer may change it (G2). At most once per answer: not while
+ * the records it brought are staged. */
 static struct mqd_followed *asked_of(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->answer.partition.key);
@@ -114,14 +113,14 @@ static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *foll
                             mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, high_watermark));
 }
 
-/* No records: what does it say? */
+/* Handles a partition without records. */
 static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const struct mqd_answer_partition *partition)
 {
     struct mqd_owned *owned = followed->owned;
     struct mqd_replica_step step = step_of(followed, partition);
     switch (step.action) {
     case MQD_REPLICA_IGNORE:
-        mqd_followed_changed(followed); /* the session has something else than is true by now */
+        mqd_followed_changed(followed); /* the session has outdated values */
         return;
     case MQD_REPLICA_APPEND:
         take_high_watermark(r, followed, partition->high_watermark);
@@ -160,7 +159,7 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->filling = followed;
 }
 
-/* Nothing more is taken of this partition's records. */
+/* Takes no more of this partition's records. */
 static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const struct mqd_follow *follow)
 {
     struct mqd_followed *followed = fetcher->filling;
@@ -174,7 +173,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error
     put_off(r, followed);
 }
 
-/* What is there of the records. Returns how many bytes are done with. */
+/* Handles the records received so far. Returns the number of bytes consumed. */
 static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, const uint8_t *bytes,
                            uint32_t size_bytes)
 {
@@ -196,7 +195,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         if (error == MQD_FOLLOW_OK)
             break;
         if (error == MQD_FOLLOW_FULL)
-            mqd_owner_write_all(r); /* a failure takes it out of `filling` */
+            mqd_owner_write_all(r); /* a failure removes it from `filling` */
         else
             refuse(r, fetcher, error, &follow);
     }
@@ -217,7 +216,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
     mqd_replication_log(r, owned);
     if (mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, followed->leader_high_watermark) &
         MQD_REPLICA_CHANGED_HIGH_WATERMARK)
-        /* published with the log's end */
+        /* published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
     mqd_followed_settle(followed);
     mqd_followed_changed(followed);
@@ -251,7 +250,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         mqd_fetcher_end(r, fetcher, EPROTO, "an answer to another request");
         return false;
     }
-    if (fetcher->urging) { /* it was for nothing */
+    if (fetcher->urging) { /* it was needless */
         bool nothing = answer->error == 0 && answer->topics_left == 0;
         if (!nothing)
             mqd_fetcher_end(r, fetcher, EPROTO, "an answer with partitions, or an error, to a request for nothing");
@@ -274,7 +273,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->session_id = answer->session_id;
     fetcher->session_epoch = fetcher->session_epoch == INT32_MAX ? 1 : fetcher->session_epoch + 1;
     if (answer->session_id == 0)
-        fetcher->full = 1; /* its session cache has no room: everything is told each time */
+        fetcher->full = 1; /* its session cache has no room: every request is a full one */
     return true;
 }
 
@@ -335,7 +334,7 @@ bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
             fetcher->in_begin += taken;
             mqd_answer_records_taken(&fetcher->answer, taken);
             if (taken < there)
-                return true; /* the rest of a batch is awaited */
+                return true; /* waits for the rest of a batch */
             break;
         case MQD_ANSWER_PARTITION_END:
             if (!on_partition_end(r, fetcher))

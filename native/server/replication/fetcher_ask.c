@@ -1,4 +1,4 @@
-/* What is asked of leaders, and when: sessions, the request for what has changed, the bound of the
+/* Requests to leaders: sessions, building the request from the changes, the rate limit of the
  * throttled lanes, sending. See server/replication/fetcher.h. */
 #include <errno.h>
 #include <stdlib.h>
@@ -7,9 +7,9 @@
 
 #include "server/replication/fetcher_state.h"
 
-#define BURST_MS 100 /* the throttled lanes may use at once what they were granted in so long */
+#define BURST_MS 100 /* the throttled lanes may use the allowance of this time at once */
 
-/* What the session is to know of this partition. false: nothing now. */
+/* What the session should contain for this partition. false: nothing now. */
 static bool wanted(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
 {
     const struct mqd_owned *owned = followed->owned;
@@ -39,19 +39,20 @@ static bool items_room(struct mqd_fetchers *fetchers, uint32_t count)
     return true;
 }
 
-/* One partition that has changed: into the request, out of the session, or put off. Returns how
- * many items there are. */
+/* Handles one changed partition: adds it to the request, removes it from the session, or puts it
+ * off. Returns the number of items. */
 static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed,
                         uint32_t count)
 {
     struct mqd_replica_fetch fetch;
     if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
-        followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS; /* who fetches counts as one that keeps up */
+        /* a replica that fetches would count as one that keeps up */
+        followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS;
     if (!wanted(r, followed, &fetch)) {
         mqd_followed_leave_session(followed);
         if (followed->put_off_ms > r->now_ms)
             mqd_followed_put_off(r, followed, followed->put_off_ms - r->now_ms);
-        return count; /* else who makes it wanted again says so */
+        return count; /* otherwise it is queued again when it becomes wanted */
     }
     if (followed->in_session && same_fetch(&fetch, &followed->told))
         return count;
@@ -69,7 +70,7 @@ static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, stru
     return count + 1;
 }
 
-/* A new session: nothing is known of any. */
+/* Begins a new session, which contains nothing yet. */
 static void begin_anew(struct mqd_fetcher *fetcher)
 {
     fetcher->session_count = fetcher->forgotten_count = 0;
@@ -82,7 +83,7 @@ static void begin_anew(struct mqd_fetcher *fetcher)
     }
 }
 
-/* Those that left and came back before the leader heard of it stay. */
+/* Partitions that left and came back before the leader was informed stay in the session. */
 static void drop_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     uint32_t kept = 0;
@@ -150,7 +151,7 @@ static struct mqd_fetch_ask ask_head(struct mqd_reactor *r, struct mqd_fetcher *
                                   .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
 }
 
-/* The leader holds back its answer until it has news; a second request, for nothing and of no
+/* The leader holds back its answer until it has news. A second request, empty and without a
  * session, makes it answer the first one now. */
 static void urge(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
@@ -173,7 +174,7 @@ static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         count = look_at(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
     drop_returned(fetchers, fetcher);
     if (fetcher->full ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
-        return; /* nobody wants anything */
+        return; /* nothing is wanted */
     struct mqd_fetch_ask head = ask_head(r, fetcher);
     head.session_id = fetcher->session_id;
     head.session_epoch = fetcher->session_epoch;
@@ -196,7 +197,7 @@ static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
     fetchers->allowance_bytes = fetchers->allowance_bytes + more > most ? most : fetchers->allowance_bytes + more;
 }
 
-/* May it ask now? If time alone stands against it, not_before_ms says when. */
+/* Whether a request may be sent now. If only time prevents it, not_before_ms is set to when. */
 static bool may_ask(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     if (fetcher->outstanding || fetcher->unsettled_count || fetcher->not_before_ms > r->now_ms)
@@ -211,7 +212,8 @@ void mqd_fetchers_run(struct mqd_reactor *r)
 {
     struct mqd_fetchers *fetchers = r->fetchers;
     refill(r, fetchers);
-    for (uint32_t i = fetchers->count; i-- > 0;) { /* one that ends gives its place to the last, which was looked at */
+    /* when one ends, the last takes its index; that one was processed already */
+    for (uint32_t i = fetchers->count; i-- > 0;) {
         struct mqd_fetcher *fetcher = fetchers->fetcher[i];
         MQD_LIST_EACH(node, spare, &fetcher->put_off) {
             struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change);
@@ -237,7 +239,7 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
     int64_t next_ms = INT64_MAX;
     for (uint32_t i = 0; i < r->fetchers->count; i++) {
         const struct mqd_fetcher *fetcher = r->fetchers->fetcher[i];
-        if (fetcher->readable && !r->stop) /* who stops reads nothing more */
+        if (fetcher->readable && !r->stop) /* no more reading while stopping */
             return 0;
         if (fetcher->outstanding && fetcher->deadline_ms + 1 < next_ms)
             next_ms = fetcher->deadline_ms + 1;

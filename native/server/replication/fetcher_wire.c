@@ -98,7 +98,8 @@ void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes)
     *answer = (struct mqd_answer){.phase = PHASE_HEAD, .frame_left = frame_bytes};
 }
 
-/* How many elements follow; each takes element_bytes_min of what is left of the frame. */
+/* Reads the number of elements that follow; each takes at least element_bytes_min of the rest of
+ * the frame. */
 static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_answer *answer, const char *field,
                      uint32_t element_bytes_min, uint32_t *out)
 {
@@ -132,7 +133,7 @@ static int take_topic(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor
     return answer->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
 }
 
-/* A replica asks for no aborted transactions; a few are gone over. */
+/* A replica does not need aborted transactions; a few are skipped. */
 static int skip_aborted(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
 {
     uint32_t raw;
@@ -197,7 +198,7 @@ static int take_tail(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
     uint32_t tag_count, tag;
     struct mqd_cursor_bytes value;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
-        return -1; /* node_endpoints: metadata say it better */
+        return -1; /* node_endpoints: the metadata are more reliable */
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;
@@ -211,8 +212,8 @@ static uint8_t after_topic(const struct mqd_answer *answer)
     return answer->partitions_left ? PHASE_PARTITION : answer->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
-/* One step that is not records. 0, or -1 when it is not whole or wrong: then nothing of `answer`
- * that counts was changed but by what is taken again. */
+/* One step other than records. 0, or -1 when it is incomplete or invalid; then `answer` changed
+ * only in fields that the repeated step sets again. */
 static int take_step(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
 {
     struct mqd_answer before = *answer;
@@ -247,7 +248,7 @@ static enum mqd_answer_step on_step(struct mqd_answer *answer)
     case PHASE_TOPIC:
         answer->topics_left--;
         answer->phase = after_topic(answer);
-        return MQD_ANSWER_MORE; /* of no interest by itself: the caller of this goes on */
+        return MQD_ANSWER_MORE; /* not reported: the caller continues with the next step */
     case PHASE_PARTITION:
         answer->phase = answer->records_left ? PHASE_RECORDS : PHASE_PARTITION_END;
         return MQD_ANSWER_PARTITION;

@@ -1,5 +1,5 @@
 /* Fetch v17 from the follower's end: requests as bytes, answers as a stream. Pure: no I/O, no state
- * but the parser's; for mqd_fetcher*.c, tests and the fuzzer.
+ * except the parser's; for mqd_fetcher*.c, tests and the fuzzer.
  *
  *   request   header v2: 1, 17, correlation id, null client id, no tags | wait_ms_max | bytes_min |
  *             bytes_max | isolation_level 0 | session_id | session_epoch | topics[ topic_id |
@@ -8,15 +8,15 @@
  *             "" | tags: 1 replica_state { replica_id, replica_epoch }
  *   answer    as wire/fetch.c writes it
  *
- * The answer is walked while it arrives: records are handed out as far as they are there, so that
- * they are checked and written while they are in the cache, and no buffer has to hold a whole
- * answer. Everything but records is small: what is not understood within MQD_ANSWER_STEP_BYTES_MAX
- * is refused.
+ * The answer is parsed while it arrives: records are returned as far as they have been received, so
+ * that they are checked and written while they are in the cache, and no buffer has to hold a whole
+ * answer. Everything except records is small: a step that is incomplete after
+ * MQD_ANSWER_STEP_BYTES_MAX is refused.
  *
  * Invariants
- *   A1  nothing beyond the frame is looked at; counts and lengths are compared with what is left of
- *       the frame before they are believed.
- *   A2  a step is handed out whole or not at all: after MORE nothing was taken.
+ *   A1  nothing beyond the frame is read; counts and lengths are checked against the rest of the
+ *       frame before use.
+ *   A2  a step is returned completely or not at all: MORE consumes nothing.
  */
 #ifndef MQD_FETCHER_WIRE_H
 #define MQD_FETCHER_WIRE_H
@@ -42,8 +42,8 @@ struct mqd_fetch_item {
     int32_t current_leader_epoch, last_fetched_epoch, bytes_max;
     int64_t fetch_offset, log_start_offset;
 };
-/* A whole frame with its length word, appended to `out`. Neighbours of one topic become one entry.
- * buffer->failed when memory ran out. */
+/* Appends a complete frame with its length word to `out`. Adjacent items of one topic become one
+ * entry. buffer->failed when out of memory. */
 void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items,
                           uint32_t item_count, const struct mqd_fetch_key *forgotten, uint32_t forgotten_count);
 
@@ -52,34 +52,34 @@ struct mqd_answer_partition {
     int16_t error;
     int64_t high_watermark, last_stable_offset, log_start_offset;
     uint32_t records_bytes;
-    /* known at the partition's end */
+    /* known at the end of the partition */
     int32_t diverging_epoch; /* -1 = none */
     int64_t diverging_end;
-    int32_t leader_id, leader_epoch; /* -1 = not told */
+    int32_t leader_id, leader_epoch; /* -1 = not given */
 };
 
 enum mqd_answer_step {
-    MQD_ANSWER_MORE,      /* the next step is not whole yet: come again with more bytes, from the same place */
+    MQD_ANSWER_MORE,      /* the next step is incomplete: call again with more bytes from the same position */
     MQD_ANSWER_HEAD,      /* correlation_id, error, session_id, throttle_ms are known */
-    MQD_ANSWER_PARTITION, /* partition is known but for what is behind the records */
-    MQD_ANSWER_RECORDS,   /* the partition's records begin, or go on, here */
+    MQD_ANSWER_PARTITION, /* partition is known except for the fields after the records */
+    MQD_ANSWER_RECORDS,   /* the partition's records begin or continue here */
     MQD_ANSWER_PARTITION_END,
-    MQD_ANSWER_END,  /* the frame is over; *taken says where it ends */
+    MQD_ANSWER_END,  /* the frame ends after *taken bytes */
     MQD_ANSWER_WRONG /* mqd_error_message */
 };
 struct mqd_answer {
     uint8_t phase;
-    uint32_t frame_left; /* bytes of the frame behind those that were taken */
+    uint32_t frame_left; /* bytes of the frame not consumed yet */
     uint32_t topics_left, partitions_left, records_left;
     int32_t correlation_id, throttle_ms, session_id;
     int16_t error;
     struct mqd_answer_partition partition;
 };
-/* of the length word, which is not part of the frame */
+/* from the length word, which does not count itself */
 void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes);
-/* The next step of what lies at `bytes`; *taken bytes are done with. RECORDS: the caller looks at
- * min(what is there, answer->records_left) bytes behind *taken and says by mqd_answer_records_taken
- * how many of them are done with; until all records_left are, the next step is RECORDS again. */
+/* Parses the next step at `bytes`, of which *taken were consumed. RECORDS: the caller processes
+ * min(available, answer->records_left) bytes after *taken and reports by mqd_answer_records_taken
+ * how many it consumed; until records_left is 0 the next step is RECORDS again. */
 enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes,
                                      uint32_t *taken);
 void mqd_answer_records_taken(struct mqd_answer *answer, uint32_t count);

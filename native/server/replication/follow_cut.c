@@ -1,13 +1,11 @@
-/* A follower's log is cut while the reactor goes on: the partition rests, a helper thread cuts it
- * (log/recovery/truncation.c), the reactor takes it back.
+/* Truncation of a follower's log while the reactor runs: the partition rests, a helper thread
+ * truncates it (log/recovery/truncation.c), the reactor takes it back.
  *
- * DUE: what is under way with its files (flush, preallocation, snapshot) ends first; nothing more
- * of it begins, commands wait in owned->deferred.
- *      So does compaction, when it is putting files into the place of others (`held`): the two
- *      commands with which it ends that do not wait.
- * UNDER WAY: the partition is the helper's alone. What readers see of it stays as it was published:
- * the high watermark and the files below it do not change, but after an unclean election, when
- * committed records go too.
+ * DUE: work under way on its files (flush, preallocation, snapshot) ends first and no more begins;
+ * commands wait in owned->deferred. Compaction that is replacing files (`held`) also ends first:
+ * the two commands that end it do not wait. UNDER WAY: only the helper thread uses the partition.
+ * What readers see of it stays as published: the high watermark and the files below it do not
+ * change, except after an unclean election, when committed records are removed too.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -41,7 +39,7 @@ void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t off
 {
     struct mqd_cut_job *job = owned->resting ? NULL : calloc(1, sizeof *job);
     if (!job)
-        return; /* asked again: the leader says the same to the next fetch */
+        return; /* retried: the leader gives the same answer to the next fetch */
     *job = (struct mqd_cut_job){.partition = owned->partition,
                                 .offset = offset,
                                 .batch_offset = batch_offset,
@@ -49,7 +47,7 @@ void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t off
                                 .wall_ms = r->wall_ms};
     owned->cut = job;
     owned->resting = MQD_REST_DUE;
-    if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* no flush of its own is wanted any more */
+    if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* it needs no flush of its own any more */
         mqd_list_remove(&owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count--;
     }
@@ -66,7 +64,7 @@ void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
     if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->cut,
                                 mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
         return;
-    if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too much is under way: mqd_truncations_retry */
+    if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too many operations are running: mqd_truncations_retry */
         owned->resting = MQD_REST_DUE;
         r->truncations_waiting++;
         return;
@@ -75,7 +73,7 @@ void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_truncation_on_done(r, owned->slot, 0);
 }
 
-/* Helpers had no room for some. */
+/* Some found no free helper thread. */
 void mqd_truncations_retry(struct mqd_reactor *r)
 {
     r->truncations_waiting = 0;
@@ -99,7 +97,7 @@ static void tell(struct mqd_reactor *r, const struct mqd_owned *owned, const str
 
 static void failed(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
 {
-    bool whole = !mqd_partition_fenced(owned->partition); /* not even begun: its leader says the same again */
+    bool whole = !mqd_partition_fenced(owned->partition); /* not even begun: its leader gives the same answer again */
     if (whole && (job->error == ENOSPC || job->error == EDQUOT)) {
         mqd_owner_dir_full(r, owned, job->error, job->text);
         return;
@@ -126,15 +124,15 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     } else if (cut) {
         owned->cut_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
-        mqd_fetch_add(&shared->segments_generation, 1); /* names that readers know stand for other bytes now */
+        mqd_fetch_add(&shared->segments_generation, 1); /* file names that readers know refer to other bytes now */
         mqd_fetch_add(&r->header->segments_generation, 1);
         tell(r, owned, job);
     }
     if (owned->replica)
         mqd_replication_cut(r, owned);
-    owned->high_watermark = -1; /* published whatever it is: it may have fallen */
+    owned->high_watermark = -1; /* forces a publish: the high watermark may have decreased */
     mqd_owner_publish(r, owned);
-    if (mqd_partition_dirty(owned->partition)) /* nothing was cut: what waited for its flush waits again */
+    if (mqd_partition_dirty(owned->partition)) /* nothing was truncated: a needed flush is requested again */
         mqd_flush_want(r, owned);
     free(job);
     uint32_t index = owned->slot;

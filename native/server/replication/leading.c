@@ -1,14 +1,16 @@
-/* A partition of several replicas that is led here: what clients are refused, what followers are
- * answered, what is proposed to the controller.
+/* A replicated partition that is led here: refusals to clients, answers to followers, proposals to
+ * the controller.
  *
- * Followers fetch over connections between hosts alone (connection->peer_node), which the acceptor
- * hands over when both sides have proven who they are. Their fetches end at the owner of the
- * partition, who alone knows its replication core: any other worker answers NOT_LEADER_OR_FOLLOWER.
+ * Followers fetch only over connections between hosts (connection->peer_node), which the acceptor
+ * hands over after mutual authentication. Their fetches go to the owner of the partition, which
+ * alone has its replication core: any other worker answers NOT_LEADER_OR_FOLLOWER.
  *
- *   a follower's position  ->  mqd_replica_fetch  ->  high watermark  ->  published, acknowledged (mqd_owner_publish)
- *   parked followers wait on the partition itself (owned->followers_waiting): they want the log's
- *   end, not the high watermark in-sync set: a proposal is installed in the core, then told by
- *   event; again after MQD_IN_SYNC_REPEAT_MS without an answer
+ *   positions    a follower's position -> mqd_replica_fetch -> high watermark -> published,
+ *                acknowledged (mqd_owner_publish)
+ *   waiting      parked followers wait on the partition itself (owned->followers_waiting): they
+ *                wait for the log's end, not the high watermark
+ *   in-sync set  a proposal is installed in the core, then sent as an event, and again after
+ *                MQD_IN_SYNC_REPEAT_MS without an answer
  */
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +34,8 @@ void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* ---- clients ---- */
 
-/* Whether the controller may have given this host's partitions to others. Once a turn, unless the
- * quorum is this host alone. */
+/* Whether the controller may have given this host's partitions to other hosts. Checked once a turn,
+ * unless this host alone is the quorum. */
 void mqd_leading_look_at_lease(struct mqd_reactor *r)
 {
     int64_t deadline_ns = mqd_load_acquire(&r->header->lease_deadline_ns);
@@ -57,7 +59,7 @@ int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, s
     return error;
 }
 
-/* ---- what the slot says ---- */
+/* ---- the published role ---- */
 
 static uint8_t role_of(const struct mqd_owned *owned)
 {
@@ -89,11 +91,11 @@ static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_store_release(&slot->lagging, lagging);
     mqd_store_release(&slot->role, role);
     mqd_look_ups_tell(r, owned->slot);
-    if (!mqd_list_linked(&owned->publish_node)) /* who reads here looks again, and is sent elsewhere */
+    if (!mqd_list_linked(&owned->publish_node)) /* readers here look again and are sent elsewhere */
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }
 
-/* After its positions are in the slot. */
+/* Called after its positions were published in the slot. */
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
 {
     tell_slot(r, owned);
@@ -105,12 +107,12 @@ void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const
     mqd_fetch_wake_followers(r, owned);
 }
 
-/* A new assignment is in force, or it has one replica now. */
+/* A new assignment is in force, or the partition has only one replica now. */
 void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     owned->replicated = mqd_partition_replicated(owned->partition);
     mqd_redirect_led(owned);
-    mqd_fetch_wake_followers(r, owned); /* those of another epoch are refused */
+    mqd_fetch_wake_followers(r, owned); /* requests with another epoch are refused */
     mqd_owner_publish(r, owned);
     tell_slot(r, owned);
     mqd_nearest_tell(r, owned);
@@ -119,8 +121,8 @@ void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* ---- followers ---- */
 
-/* A follower reads beyond the high watermark and what is stable. The latter tells it where this log
- * ends: one that is beyond that, told OFFSET_OUT_OF_RANGE, cuts its log there. */
+/* A follower reads beyond the high watermark and the last stable offset, up to the log's end. A
+ * follower whose log is longer gets OFFSET_OUT_OF_RANGE and truncates its log there. */
 static void read_to_the_end(struct mqd_positions *positions)
 {
     positions->high_watermark = positions->last_stable_offset = positions->log_end_offset;
@@ -179,7 +181,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     return (int16_t)answer.error;
 }
 
-/* A follower's request has come: its positions count at once, before its turn to be answered. */
+/* A follower's request has arrived: its positions count at once, before its turn to be answered. */
 void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
     MQD_LIST_EACH(node, spare, &set->ready) {
@@ -201,12 +203,12 @@ void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned)
     struct mqd_event event = {
         .kind = MQD_EVENT_PROPOSE_IN_SYNC, .slot = owned->slot, .proposal = malloc(sizeof proposal)};
     if (!event.proposal)
-        return; /* it counts, and is told again */
+        return; /* the proposal stays in force and is sent again */
     *event.proposal = proposal;
     mqd_reactor_emit(r, &event);
 }
 
-/* Who lags leaves the set; what was not answered is said again. */
+/* Removes lagging followers from the in-sync set; repeats unanswered proposals. */
 void mqd_leading_tick(struct mqd_reactor *r)
 {
     if (!r->replicated_count || r->now_ms - r->leading_tick_ms < TICK_MS)

@@ -1,14 +1,17 @@
-/* Partitions of several replicas in the reactor: what metadata say of them, and what the
- * replication core (replica/rules.h) makes of it for their logs.
+/* Replicated partitions in the reactor: applies the metadata and the decisions of the replication
+ * core (replica/rules.h) to their logs.
  *
- * owned->replica is there from the first assignment on and as long as there are other replicas. A
+ * owned->replica exists from the first assignment on and as long as there are other replicas. A
  * partition that was opened as replicated (mqd_partition_replicate) and has no assignment yet is
  * neither leader nor follower: it refuses Produce and is not fetched.
  *
- *   assignment -> core -> role:   leader    epoch of new records, high watermark by the positions of followers
- * (mqd_replica_fetch) follower  waiting producers are sent away, server/replication/fetcher.h fetches Every publish of
- * positions passes mqd_replication_log first, so that the core knows the log's end and the log the core's high
- * watermark.
+ *   assignment -> core -> role
+ *   leader    epoch of new records; high watermark from the positions of followers
+ *             (mqd_replica_fetch)
+ *   follower  waiting producers are sent away; server/replication/fetcher.h fetches
+ *
+ * Every publish of positions calls mqd_replication_log first, so that the core knows the log's end
+ * and the log knows the core's high watermark.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +20,7 @@
 
 #include "server/reactor.h"
 
-/* The log as the core knows it; what comes of it. No publishing here. */
+/* Reports the log to the core and applies what follows. Does not publish. */
 static int tell_core(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
@@ -32,7 +35,7 @@ void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
 }
 
-/* The core's high watermark reaches the log, the slot and whoever waits. */
+/* Applies the core's high watermark to the log, the slot and the waiters. */
 void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     if (changed & MQD_REPLICA_CHANGED_HIGH_WATERMARK &&
@@ -50,8 +53,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
         return -1;
     r->replicated_count++;
     mqd_replica_init(owned->replica);
-    /* the clock goes on when the partition is closed and opened again, but for two within a
-     * millisecond */
+    /* the clock advances between closing and opening a partition, except within one millisecond */
     uint64_t by_clock = (uint64_t)r->now_ms << 12;
     r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
     mqd_replica_number_above(owned->replica, r->proposals_from);
@@ -63,7 +65,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
     return 0;
 }
 
-/* One replica is left, this one: the high watermark follows the log again. */
+/* This replica is the only one left: the high watermark follows the log again. */
 static void end(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_epoch)
 {
     mqd_replication_free(r, owned);
@@ -74,15 +76,14 @@ static void end(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_e
         mqd_flush_want(r, owned);
 }
 
-/* Appends of the epoch that is over may be cut off again by the next leader: their senders must not
- * believe in them. */
+/* The next leader may truncate appends of the old epoch: their senders must not rely on them. */
 static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     const struct mqd_replica *replica = owned->replica;
     if (changed & (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE)) {
         mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         mqd_partition_set_leader_epoch(owned->partition, replica->leader_epoch);
-        mqd_owner_wake_slot(r, owned->slot); /* readers and followers that wait here learn who leads */
+        mqd_owner_wake_slot(r, owned->slot); /* readers and followers that wait here find out who leads */
     }
     mqd_replication_changed(r, owned, changed);
     if (replica->role == MQD_REPLICA_FOLLOWER)
@@ -100,8 +101,8 @@ static const struct mqd_replica_follower *member_in(const struct mqd_replica *re
     return NULL;
 }
 
-/* One line and one count for each replica that has joined or left the in-sync set of a partition
- * that is led here, whoever decided it. */
+/* One log line and one count for each replica that has joined or left the in-sync set of a
+ * partition led here, whichever side decided it. */
 static void tell_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
 {
     const struct mqd_replica *replica = owned->replica;
@@ -137,7 +138,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
                          "out of memory for another replicated partition");
         return;
     }
-    mqd_owner_write_all(r); /* what is staged was taken under the old assignment */
+    mqd_owner_write_all(r); /* staged batches were accepted under the old assignment */
     if (owned->replica || !alone) {
         struct mqd_replica before = *owned->replica;
         int changed = mqd_replica_assign(owned->replica, assignment, r->now_ms);
