@@ -1,20 +1,21 @@
-"""This host as a broker: registers, keeps its lease by heartbeats, fences itself, and carries what
-its processes ask to the active controller. Sans-I/O.
+"""This host as a broker: registers, renews its lease by heartbeats, fences itself, and forwards its
+processes' requests to the active controller. Sans-I/O.
 
-Every host has one, the active controller's too: what it sends to its own node id the shell gives to
-its own metadata core. Nothing is remembered across a restart of the controller process but what the
-shell gives with Started: (node id, directory id, incarnation), and what the metadata log says.
+Every host has one, including the active controller's host: the shell delivers messages to the own
+node id to the host's own metadata core. A restart of the controller process loses all state except
+what the shell passes with Started (node id, directory id, incarnation) and what the metadata log
+holds.
 
 Invariants (check())
-    B1  the lease deadline is at most sent_ms + lease of a heartbeat that was answered for the
-        registration in force; it never rests on when an answer came
+    B1  the lease deadline is at most sent_ms + lease of an answered heartbeat of the current
+        registration; it never depends on the arrival time of an answer
     B2  ready (R10) only while the committed metadata holds this incarnation's own registration, and
         this host's workers have applied it
-    B3  a proposal for a partition is the newest that its worker made; an answer is given for the
-        leader epoch and sequence it names, once
-    B4  a change of a client is sent at most once; its client hears of it exactly once
-Bounds: CHANGES_WAITING_MAX changes under way; more are refused with a retriable error. One proposal
-per partition.
+    B3  the proposal for a partition is the newest one of its worker; each leader epoch and sequence
+        is answered once
+    B4  a client's change is sent at most once; its client is answered exactly once
+Bounds: CHANGES_WAITING_MAX changes in flight; further ones are refused with a retriable error. One
+proposal per partition.
 """
 
 import msgspec
@@ -83,7 +84,8 @@ __all__ = [
     "ToWorker",
 ]
 
-# of a proposal whose partition is as it was: no copy of it ever takes effect
+# A proposal refused with one of these left its partition unchanged, and no copy of it can ever take
+# effect.
 SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED})
 INT64_MAX = (1 << 63) - 1
 CHANGES_WAITING_MAX = 10_000
@@ -92,17 +94,17 @@ DIRECTORIES_EVERY = 10  # heartbeats
 
 
 class BrokerCore(Reports):
-    """`state`: MetadataCore.committed, only read (and always the same object)."""
+    """`state`: MetadataCore.committed; read-only, and always the same object."""
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """`now_ms`: CLOCK_BOOTTIME, which goes on while the machine sleeps."""
+        """`now_ms`: CLOCK_BOOTTIME, which continues while the machine is suspended."""
         if self._ended:
             return []
         return [*_HANDLERS[type(event)](self, event, now_ms), *self._say()]
 
     def _say(self) -> list[Action]:
-        """The control segment is told of each change; a controller process that has just been
-        restarted leaves there what its predecessor wrote until it knows better.
+        """Reports each change to the control segment. A controller process that has just restarted
+        leaves its predecessor's values there until it has newer ones.
         """
         if self.broker_epoch < 0 and self._said is None:
             return []
@@ -146,7 +148,7 @@ class BrokerCore(Reports):
             return []
         actions = self._changes_lost()
         if self._controller >= 0:
-            # it knows of none, and would take all for usable
+            # the new controller knows of no directories and would consider all of them usable
             self._directories = tuple(self._registration.directories) if self._registration is not None else None
             actions += (
                 self._register(now_ms)
@@ -168,7 +170,7 @@ class BrokerCore(Reports):
             self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, self._started_ms - 1
             if self._inherited[0] == message.broker_epoch and self._inherited[1] > now_ms:
                 self._lease_until_ms, self.fenced = self._inherited[1], False
-                self.ready = True  # only a broker that is has a lease written for it
+                self.ready = True  # only a ready broker gets a lease in the control segment
             self._check_ready()
             return self._heartbeat(now_ms)
         if message.error == ErrorCode.NOT_CONTROLLER:
@@ -200,8 +202,8 @@ class BrokerCore(Reports):
         )
 
     def _on_heartbeat_answer(self, message: peer.HeartbeatAnswer, now_ms: int) -> list[Action]:
-        """Only of a heartbeat that this process sent in this registration, and newer than the last
-        one answered.
+        """Accepts only the answer to a heartbeat that this process sent in this registration, and
+        that is newer than the last answered one.
         """
         if message.broker_epoch != self.broker_epoch or not self._answered_ms < message.sent_ms <= self._sent_ms:
             return []
@@ -248,7 +250,7 @@ class BrokerCore(Reports):
         was_ready = self.ready
         self._check_ready()
         own = self._state.brokers.get(self.node_id)
-        # the next answer brings the lease
+        # the next answer carries the lease
         returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this
@@ -258,7 +260,7 @@ class BrokerCore(Reports):
         return actions
 
     def _check_ready(self) -> None:
-        """R10. Once so, it stays so for this registration."""
+        """R10. Once ready, the host stays ready for this registration."""
         broker = self._state.brokers.get(self.node_id)
         own = (
             broker is not None
@@ -278,7 +280,7 @@ class BrokerCore(Reports):
         key = (event.proposal.topic_id, event.proposal.index)
         known = self._proposals.get(key)
         if known is not None and known.proposal == event.proposal:
-            known.client = event.client  # said again after a reconnection
+            known.client = event.client  # repeated after a reconnection
             if known.refused:
                 return []
             known.sent_epoch = -1
@@ -287,8 +289,8 @@ class BrokerCore(Reports):
         return [] if self._proposing else self._propose_new(now_ms)
 
     def _propose_new(self, now_ms: int) -> list[Action]:
-        """What came while one message was on its way goes with the next: ten thousand partitions
-        that change at once are a few messages, and a few batches of the log.
+        """Proposals that arrive while a message is in flight go with the next one. Ten thousand
+        simultaneous changes then take a few messages and a few batches of the log.
         """
         return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
 
@@ -317,16 +319,17 @@ class BrokerCore(Reports):
         )
 
     def _on_alter_partition_answer(self, message: peer.AlterPartitionAnswer, now_ms: int) -> list[Action]:
-        """A success is a fact whoever tells it. A refusal counts only from the controller that got
-        the newest copy: an older one cannot speak for what another may yet do with it (R6b).
+        """A success is a fact, whichever controller reports it. A refusal counts only from the
+        controller that got the newest copy: an older controller cannot know what another one may
+        still do with it (R6b).
 
-        A refusal because the partition has moved on (its epochs, its leader) says nothing about an
-        earlier copy: that one may be what moved it, under a controller that ended before it
-        answered. The worker is told nothing, keeps the union, and learns from the metadata what is
-        so.
+        A refusal because the partition has changed (its epochs, its leader) says nothing about an
+        earlier copy. That copy may have caused the change, under a controller that ended before it
+        answered. The worker gets no answer, keeps the union, and learns the outcome from the
+        metadata.
         """
         if message.error:
-            return []  # asked again, when this broker is registered or the controller is known
+            return []  # sent again once this broker is registered or the controller is known
         actions: list[Action] = []
         self._proposing = False
         for result in message.results:
@@ -387,7 +390,9 @@ class BrokerCore(Reports):
         return [Reply(change.client, answer, message.topic_name)]
 
     def _changes_lost(self) -> list[Action]:
-        """Another controller: whether these were made is not known, and nobody will answer."""
+        """There is another controller. Whether these changes were made is unknown, and they will
+        not be answered.
+        """
         lost = [number for number, change in self._changes.items() if change.answered is None]
         text = "The active controller has changed; whether the change was made is not known."
         return [self._gave_up(number, ErrorCode.NOT_CONTROLLER, text) for number in lost]
@@ -407,7 +412,7 @@ class BrokerCore(Reports):
         self._dead = event.dead
         if event.dead:
             self.fenced, self._lease_until_ms = True, 0
-            self._answered_ms = self._sent_ms  # what was granted before the proof counts no more
+            self._answered_ms = self._sent_ms  # earlier grants, before the proof, no longer count
             return self._repeat(now_ms)
         return self._heartbeat(now_ms)
 
@@ -418,7 +423,7 @@ class BrokerCore(Reports):
         return self._heartbeat(now_ms) if self.broker_epoch >= 0 else self._end("this broker is not registered")
 
     def _end(self, reason: str) -> list[Action]:
-        """Nothing is said after it but the last word to the control segment: no lease."""
+        """The only output after this is the last write to the control segment: no lease."""
         epoch = self.broker_epoch
         self.fenced, self.ready, self._lease_until_ms = True, False, 0
         said = self._say()

@@ -1,6 +1,4 @@
-"""Events and actions of the broker core (broker/core.py): what its shell tells it, and what it is
-to carry out.
-"""
+"""Events and actions of the broker core (broker/core.py)."""
 
 from collections.abc import Hashable
 
@@ -13,21 +11,22 @@ from mqd.cluster.host import messages
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First event. `registration`: as it is to be sent, directories included; its incarnation is
-    the keeper's generation. `process`: a number that no earlier controller process of this host had
-    (its start, CLOCK_BOOTTIME in ns). A predecessor's lease goes on, so that clients do not notice
-    its end.
+    """First event. `registration`: ready to send, directories included; its incarnation is the
+    keeper's generation. `process`: a number that no earlier controller process of this host had
+    (its start time, CLOCK_BOOTTIME in ns). The lease of a predecessor stays valid, so that clients
+    do not notice its end.
     """
 
     registration: peer.RegisterBroker
     process: int = 0
-    broker_epoch: int = -1  # what the control segment holds of a predecessor in the same incarnation; -1 = nothing
+    # a predecessor's value in the control segment, in the same incarnation; -1 = none
+    broker_epoch: int = -1
     lease_until_ms: int = 0
 
 
 class ControllerKnown(msgspec.Struct, frozen=True):
-    """Who leads the quorum, as far as this host knows: -1 = nobody. `alone`: this host is the only
-    voter, so nobody else can ever fence it.
+    """The leader of the quorum as far as this host knows; -1 = none. `alone`: this host is the only
+    voter, so no other host can ever fence it.
     """
 
     node_id: int
@@ -41,7 +40,7 @@ class PeerReceived(msgspec.Struct, frozen=True):
 
 
 class MetadataApplied(msgspec.Struct, frozen=True):
-    """This host's workers have the committed metadata up to here in force (HostCore's
+    """This host's workers have applied the committed metadata up to here (HostCore's
     AppliedEverywhere).
     """
 
@@ -49,9 +48,9 @@ class MetadataApplied(msgspec.Struct, frozen=True):
 
 
 class MetadataCommitted(msgspec.Struct, frozen=True):
-    """MetadataCore.committed has moved (given after each Publish, and after HostCore has handled
-    it). `told_version`: of the newest news that concerned the workers (HostCore's version): once
-    they have that, they have everything up to `version`.
+    """MetadataCore.committed has advanced (sent after each Publish, and after HostCore has handled
+    it). `told_version`: HostCore's version of the newest change that concerned the workers. Once
+    they have applied it, they have applied everything up to `version`.
     """
 
     version: int
@@ -64,7 +63,7 @@ class InSyncProposed(msgspec.Struct, frozen=True):
 
 
 class ChangeRequested(msgspec.Struct, frozen=True):
-    """A client's change; the shell gives it here when this host is not the active controller."""
+    """A client's change. The shell passes it here when this host is not the active controller."""
 
     client: Hashable
     request: messages.Request
@@ -75,7 +74,9 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 
 class LeadershipsLost(msgspec.Struct, frozen=True):
-    """A worker of this host died (HostCore's RaiseEpochs): these need a new leader epoch."""
+    """A worker of this host died (HostCore's RaiseEpochs): these partitions need a new leader
+    epoch.
+    """
 
     partitions: tuple[tuple[bytes, int], ...]
 
@@ -89,8 +90,8 @@ class ReplicaMoved(msgspec.Struct, frozen=True):
 
 
 class ReplicasFailed(msgspec.Struct, frozen=True):
-    """All partitions that one worker does not serve, because their disk failed or what is on it is
-    not sound (HostCore's Report).
+    """All partitions that one worker does not serve because their disk failed or their data is
+    damaged (HostCore's Report).
     """
 
     worker: int
@@ -98,8 +99,8 @@ class ReplicasFailed(msgspec.Struct, frozen=True):
 
 
 class DirectoriesFull(msgspec.Struct, frozen=True):
-    """The log directories (ids) that one worker writes nothing to at present: all of them, each
-    time.
+    """The log directories (ids) to which one worker currently writes nothing: always the complete
+    set.
     """
 
     worker: int
@@ -107,8 +108,8 @@ class DirectoriesFull(msgspec.Struct, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, frozen=True):
-    """A worker says that a retired partition that it leads has no records any more; when it is
-    hidden, that nobody has written to it for the grace.
+    """A worker reports that a retired partition that it leads has no records any more. For a hidden
+    partition it reports that no client has written to it for the grace period.
     """
 
     topic_id: bytes
@@ -121,8 +122,8 @@ class DirectoriesSeen(msgspec.Struct, frozen=True):
 
 
 class HostDied(msgspec.Struct, frozen=True):
-    """All processes but keeper and controller of this host ended (the keeper's proof): fenced at
-    once, before a lease runs out. `dead` False: they are back.
+    """All processes of this host except keeper and controller have ended (the keeper's proof): the
+    host is fenced immediately, before a lease runs out. `dead` False: they are back.
     """
 
     dead: bool = True
@@ -160,7 +161,7 @@ Event = (
 
 
 class SendPeer(msgspec.Struct, frozen=True):
-    """To the metadata core of `node_id`; when that is this host, to its own
+    """To the metadata core of `node_id`. For this host's own id, to its own core
     (metadata_core.PeerReceived).
     """
 
@@ -169,9 +170,9 @@ class SendPeer(msgspec.Struct, frozen=True):
 
 
 class SetBroker(msgspec.Struct, frozen=True):
-    """Into the control segment. Until `lease_until_ms` (own CLOCK_BOOTTIME; INT64_MAX = without
-    end; 0 = not at all) this host may act as a leader. `ready` False (R10): it serves no produce,
-    no leadership and no replica fetch, whatever the metadata says.
+    """Goes to the control segment. Until `lease_until_ms` (own CLOCK_BOOTTIME; INT64_MAX = no end;
+    0 = never) this host may act as a leader. With `ready` False (R10) it serves no produce, no
+    leadership and no replica fetch, whatever the metadata says.
     """
 
     broker_epoch: int  # -1 = not registered
@@ -183,7 +184,7 @@ class SetBroker(msgspec.Struct, frozen=True):
 
 class ToWorker(msgspec.Struct, frozen=True):
     client: Hashable
-    answer: messages.InSyncAnswer  # `partition` is set by the shell from HostCore
+    answer: messages.InSyncAnswer  # the shell takes `partition` from HostCore
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -193,8 +194,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ShutDown(msgspec.Struct, frozen=True):
-    """Nothing is led here any more and everybody knows; flush, write the clean marker with this
-    broker epoch, end. -1: not registered, there is nothing to mark.
+    """This host leads nothing any more, and every broker knows it. Flush, write the clean marker
+    with this broker epoch, exit. -1: not registered, so no marker.
     """
 
     broker_epoch: int
@@ -202,16 +203,14 @@ class ShutDown(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The cluster will not have this broker; asking again changes nothing. The process ends with
-    this message.
-    """
+    """The cluster rejects this broker permanently. The process exits with this message."""
 
     message: str
 
 
 class NotYetRegistered(msgspec.Struct, frozen=True):
-    """Another one is registered under this node id. It is asked for again until that one's session
-    has ended, or for ever if it lives: said once for each wait.
+    """Another host is registered under this node id. Registration is retried until that host's
+    session ends, forever if it stays alive. Logged once per wait.
     """
 
     message: str

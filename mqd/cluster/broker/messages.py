@@ -1,13 +1,13 @@
-"""What a broker says to the active controller and back: registration, heartbeats, in-sync sets,
-forwarded changes, deaths. Part of the union of peer_messages.
+"""Messages between a broker and the active controller: registration, heartbeats, in-sync sets,
+forwarded changes, deaths. Part of the union in peer_messages.
 
-Every message is best effort and may come late, twice or never; so each carries the epochs by which
-its receiver refuses what is stale: the broker's (`broker_epoch`, the offset of its registration
-record) and, downwards, the controller's. Times are milliseconds of the sender's CLOCK_BOOTTIME and
-are only ever echoed to it.
+Every message is best effort and may come late, twice or never. Each one therefore carries the
+epochs by which its receiver refuses stale ones: the broker's (`broker_epoch`, the offset of its
+registration record) and, in messages to the broker, the controller's. Times are milliseconds of the
+sender's CLOCK_BOOTTIME; the receiver only echoes them.
 
-Answers name the request they belong to by (incarnation | sent_ms | sequence | request_id); an
-answer that matches nothing is dropped.
+Answers identify their request by (incarnation | sent_ms | sequence | request_id); an answer without
+a matching request is dropped.
 """
 
 import msgspec
@@ -22,20 +22,21 @@ class DirectoryReport(msgspec.Struct, frozen=True):
     path: str
     free_bytes: int
     usable: bool
-    fresh: bool = False  # it held partitions, and holds none any more: what was counted on is gone (R9)
+    # it held partitions and is empty now: data that others relied on is lost (R9)
+    fresh: bool = False
 
 
 # -- a broker's life -------------------------------------------------------------------------------
 
 
 class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
-    """Sent until it is answered. The same (node id, directory id, incarnation) registers once,
-    however often it asks.
+    """Sent until it is answered. The same (node id, directory id, incarnation) registers only once,
+    however often it is sent.
     """
 
     node_id: int
     directory_id: str  # of its metadata directory
-    incarnation: int  # of its keeper: another one means that all its processes were restarted
+    incarnation: int  # of its keeper: a new one means that all processes of the host were restarted
     host: str
     port: int
     rack: str | None
@@ -45,7 +46,7 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     controller_port: int
     worker_count: int
     directories: list[DirectoryReport]
-    clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = it did not end cleanly (R9)
+    clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = no clean shutdown (R9)
     features: dict[str, tuple[int, int]]
     flush_on_ack: bool = False  # the host's own default for topics
 
@@ -54,8 +55,8 @@ class RegisterBrokerAnswer(msgspec.Struct, tag=True, frozen=True):
     controller_epoch: int
     node_id: int
     incarnation: int
-    # 0; NOT_CONTROLLER; DUPLICATE_BROKER_REGISTRATION (its predecessor's session still lives: again
-    # later); others are final
+    # 0; NOT_CONTROLLER; DUPLICATE_BROKER_REGISTRATION (its predecessor's session is still valid:
+    # try again later); other codes are final
     error: int
     message: str = ""
     broker_epoch: int = -1
@@ -65,9 +66,9 @@ class Heartbeat(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     sent_ms: int  # echoed
-    metadata_version: int  # everything up to here is in force on the sender's workers
+    metadata_version: int  # the sender's workers have applied everything up to here
     want_shutdown: bool = False
-    directories: list[DirectoryReport] = []  # when they have changed, and every now and then
+    directories: list[DirectoryReport] = []  # when they have changed, and periodically
 
 
 class HeartbeatAnswer(msgspec.Struct, tag=True, frozen=True):
@@ -75,36 +76,37 @@ class HeartbeatAnswer(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     sent_ms: int
-    lease_ms: int  # from sent_ms on: so long it may act as a leader; 0 = not at all
+    # lease duration from sent_ms on, during which it may act as a leader; 0 = no lease
+    lease_ms: int
     fenced: bool
-    should_shutdown: bool = False  # everybody knows that it leads nothing any more
+    should_shutdown: bool = False  # every broker knows that it leads nothing any more
     error: int = 0  # NOT_CONTROLLER | STALE_BROKER_EPOCH: register again | BROKER_ID_NOT_REGISTERED
 
 
 class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
-    """The sender's keeper saw all broker processes of its own host end (pidfd): nobody there acts
-    for this broker epoch any more. Only the same host can prove it. It proves nothing after a
-    heartbeat that was sent later: the host may be back and hold a lease; so nor to another
-    controller than that of `controller_epoch`, who may have granted it, unless that one is `led`
-    there: then it has ended with the others.
+    """The sender's keeper saw all broker processes of its own host end (pidfd): no process acts for
+    this broker epoch any more. Only the same host can prove it. The proof is void after a heartbeat
+    that was sent later, because the host may be back and hold a lease. For the same reason it is
+    void for a controller other than that of `controller_epoch`, unless `led` says that this
+    controller ended with the broker.
     """
 
     node_id: int
     broker_epoch: int
     controller_epoch: int = -1
     sent_ms: int = -1  # as in Heartbeat
-    led: bool = False  # the active controller of that epoch was one of the processes that have ended
+    led: bool = False  # the active controller of that epoch was one of the processes that ended
 
 
 class WorkersDied(msgspec.Struct, tag=True, frozen=True):
-    """The processes that led these partitions died: each needs a new leader epoch before anyone
-    there serves it. Repeated until the sender sees the new epochs.
+    """The processes that led these partitions died. Each partition needs a new leader epoch before
+    a process there serves it again. Repeated until the sender sees the new epochs.
     """
 
     node_id: int
     broker_epoch: int
     partitions: list[tuple[bytes, int, int]]  # topic id, index, the leader epoch that died
-    # of the same processes: topic id, index, partition epoch in which they were in sync
+    # Also of these processes: topic id, index, and the partition epoch in which they were in sync.
     followed: list[tuple[bytes, int, int]] = []
 
 
@@ -116,26 +118,26 @@ class InSyncProposal(msgspec.Struct, frozen=True):
     index: int
     leader_epoch: int
     partition_epoch: int
-    # of this leader's proposals for the partition; rises with every proposal, and never within a
-    # broker epoch falls (R6b)
+    # Number of this leader's proposal for the partition. It rises with every proposal and never
+    # falls within a broker epoch (R6b).
     sequence: int
     in_sync: list[tuple[int, int]]  # (node id, broker epoch as seen in its fetches)
-    recovered: bool = False  # the leader has done what an unclean election asks of it
+    recovered: bool = False  # the leader has done what an unclean election requires
 
 
 class AlterPartition(msgspec.Struct, tag=True, frozen=True):
-    """KIP-497, with R6b: one in flight of each partition; a repetition has the same sequence and
+    """KIP-497 with R6b: at most one in flight per partition; a repetition has the same sequence and
     the same contents.
     """
 
-    controller_epoch: int  # of the controller that it is meant for; another one refuses it
+    controller_epoch: int  # of the intended controller; any other one refuses it
     node_id: int
     broker_epoch: int
     proposals: list[InSyncProposal]
 
 
 class InSyncResult(msgspec.Struct, frozen=True):
-    """`error` 0: committed. Otherwise what is true instead (fields as committed; -1 where the
+    """`error` 0: committed. Otherwise the fields carry the committed state instead (-1 if the
     partition is unknown).
     """
 
@@ -143,13 +145,13 @@ class InSyncResult(msgspec.Struct, frozen=True):
     index: int
     sequence: int
     # INVALID_UPDATE_VERSION, FENCED_LEADER_EPOCH, NOT_LEADER..., INELIGIBLE_REPLICA,
-    # UNKNOWN_TOPIC_ID, OPERATION_NOT_ATTEMPTED = older than what was handled
+    # UNKNOWN_TOPIC_ID, OPERATION_NOT_ATTEMPTED = older than one already handled
     error: int
     leader: int = -1
     leader_epoch: int = -1
     partition_epoch: int = -1
     in_sync_replicas: list[int] = []
-    proposed_in: int = -1  # leader epoch of the proposal: sequences begin anew with each
+    proposed_in: int = -1  # leader epoch of the proposal: sequences restart with each
 
 
 class AlterPartitionAnswer(msgspec.Struct, tag=True, frozen=True):
@@ -164,8 +166,8 @@ class AlterPartitionAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
-    """A client of the sender's host asked for it. Not repeated: a change may not be made twice;
-    when no answer comes the client is told REQUEST_TIMED_OUT.
+    """A request of a client of the sender's host. Never repeated, because a change must not be made
+    twice; without an answer the client gets REQUEST_TIMED_OUT.
     """
 
     node_id: int
@@ -176,8 +178,8 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
 
 
 class ChangeAnswered(msgspec.Struct, tag=True, frozen=True):
-    """The answer rests on the log up to `version`: the asking host answers its client when its own
-    workers have that in force.
+    """The answer depends on the log up to `version`: the requesting host answers its client once
+    its own workers have applied that.
     """
 
     controller_epoch: int
@@ -190,7 +192,7 @@ class ChangeAnswered(msgspec.Struct, tag=True, frozen=True):
 
 
 class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
-    """The sender's replica lies in this log directory now (KIP-113, KIP-858). Repeated until the
+    """The sender's replica is in this log directory now (KIP-113, KIP-858). Repeated until the
     sender sees it in the metadata.
     """
 
@@ -202,10 +204,10 @@ class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
 
 
 class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
-    """The sender cannot serve its replicas of these partitions: their disk failed, or what is on it
-    is not sound. Others lead them, if there is anybody. Repeated until they do. `full`: it has all
-    of them and can write nothing more to them at present. Others lead them, and nobody waits for
-    it, where enough are in sync without it.
+    """The sender cannot serve its replicas of these partitions: their disk failed, or their data is
+    damaged. Other replicas lead them if there are any. Repeated until they do. `full`: the replicas
+    are complete but cannot take more writes at present. Others lead them and do not wait for this
+    one, where enough are in sync without it.
     """
 
     node_id: int
@@ -216,8 +218,8 @@ class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
 
 class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
     """Retired partitions that the sender leads and whose log start has reached the log end.
-    Repeated until they are hidden; of those that are, that nobody has written to them for the
-    grace.
+    Repeated until they are hidden. For hidden ones: no client has written to them for the grace
+    period.
     """
 
     node_id: int

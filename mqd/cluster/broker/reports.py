@@ -1,5 +1,5 @@
-"""What a host says to the active controller until the metadata shows it: leaderships that died with a
-worker, replicas that failed, moved or were emptied, its proof of death.
+"""Reports that a host repeats to the active controller until the metadata shows them: leaderships
+that died with a worker, replicas that failed, moved or were emptied, its proof of death.
 """
 
 from collections.abc import Collection, Hashable
@@ -31,18 +31,19 @@ class Proposal(msgspec.Struct):
     proposal: messages.ProposeInSync
     sent_epoch: int = -1  # controller epoch of the newest copy; -1 = none was sent
     sent_ms: int = 0
-    refused: bool = False  # the metadata will say more; not sent again
+    refused: bool = False  # the metadata will bring the new state; not sent again
 
 
 class Change(msgspec.Struct):
     client: Hashable
     request: messages.Request
     since_ms: int
-    answered: peer.ChangeAnswered | None = None  # waits until this host's workers have its version
+    # waits until this host's workers have applied its version
+    answered: peer.ChangeAnswered | None = None
 
 
 class Reports:
-    """`state`: MetadataCore.committed, only read (and always the same object)."""
+    """`state`: MetadataCore.committed; read-only, and always the same object."""
 
     def __init__(self, node_id: int, state: MetadataState, options: ControllerOptions = DEFAULTS) -> None:
         self.node_id = node_id
@@ -52,15 +53,18 @@ class Reports:
         self._state = state
         self._options = options
         self._registration: peer.RegisterBroker | None = None
-        self._process = 0  # tells this process's requests from those of its predecessor, whose numbers were the same
+        # distinguishes this process's requests from those of its predecessor, which had the same
+        # numbers
+        self._process = 0
         self._controller, self._controller_epoch, self._alone = -1, -1, False
         self._lease_until_ms = 0
         self._inherited = (-1, 0)  # (broker epoch, lease) that a predecessor left in the control segment
         self._said: SetBroker | None = None
         self._applied = self._told = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
-        self._wait_said = False  # for the node id, which another one has
-        self._started_ms = -1  # what was sent before this process is not its own: a proof of death may lie between (A4)
+        self._wait_said = False  # logged that another host has the node id
+        # earlier heartbeats are not this process's own: a proof of death may lie in between (A4)
+        self._started_ms = -1
         self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
         self._heartbeats = 0
         self._directories: tuple[peer.DirectoryReport, ...] | None = None  # not yet reported
@@ -74,8 +78,10 @@ class Reports:
         self._silent: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
         self._moved: dict[tuple[bytes, int], str] = {}
         self._emptied: dict[tuple[bytes, int], int] = {}
-        self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}  # worker -> what it does not serve
-        self._full: dict[int, frozenset[str]] = {}  # worker -> directories that it writes nothing to at present
+        # worker -> partitions it does not serve
+        self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}
+        # worker -> directories to which it currently writes nothing
+        self._full: dict[int, frozenset[str]] = {}
         self._repeat_at_ms = 0
 
     @property
@@ -84,13 +90,13 @@ class Reports:
 
     @property
     def in_force_version(self) -> int:
-        """Everything committed up to here is in force on this host's workers."""
+        """This host's workers have applied everything committed up to here."""
         return self._committed if self._applied >= self._told else min(self._applied, self._committed)
 
     def _to_controller(self, message: peer.ToActiveController) -> list[Action]:
         return [SendPeer(self._controller, message)] if self._controller >= 0 else []
 
-    # -- what is said until it is seen -------------------------------------------------------------
+    # -- reports repeated until the metadata shows them --------------------------------------------
 
     def _partition(self, key: tuple[bytes, int]) -> PartitionState | None:
         name = self._state.topics_by_id.get(key[0])
@@ -98,7 +104,7 @@ class Reports:
         return partitions[key[1]] if key[1] < len(partitions) else None
 
     def _prune(self) -> None:
-        """What the metadata shows by now."""
+        """Drops the reports that the metadata reflects."""
 
         def led(key: tuple[bytes, int], epoch: int) -> bool:
             partition = self._partition(key)
@@ -123,8 +129,8 @@ class Reports:
         self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
 
     def _concerns(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
-        """Until the metadata has a newer state of the partition: that ends every proposal that
-        rested on an older one, and the worker gets it too.
+        """A proposal is pending until the metadata has a newer state of the partition. That state
+        ends every proposal based on an older one, and the worker receives it too.
         """
         partition = self._partition(key)
         return (
@@ -149,7 +155,7 @@ class Reports:
         )
 
     def _followed_by(self, workers: Collection[int]) -> dict[tuple[bytes, int], int]:
-        """What these workers followed and were in sync with: partition -> its epoch. Their leaders
+        """Partitions that these workers followed in sync: partition -> its epoch. Their leaders
         need not wait for them.
         """
         if not workers:
@@ -179,8 +185,8 @@ class Reports:
         return self._repeat(now_ms)
 
     def _waited_for(self) -> list[tuple[bytes, int]]:
-        """What lies in a full directory of its owner, is counted on, and could do without this
-        host: the controller judges the same.
+        """Partitions in a full directory of their owner that are in sync or eligible and do not
+        need this host. The controller applies the same test.
         """
         state, node = self._state, self.node_id
         return [
@@ -194,8 +200,8 @@ class Reports:
         ]
 
     def _look_at_directories(self) -> None:
-        """What lies in a directory that cannot be used, or is not there any more, no worker is
-        asked to serve: that fails too.
+        """No worker is asked to serve partitions in a directory that is unusable or gone; those
+        count as failed too.
         """
         self._failed.pop(NO_WORKER, None)
         if self._registration is None:
@@ -215,8 +221,8 @@ class Reports:
             )
 
     def _counted_on(self) -> list[tuple[bytes, int]]:
-        """Of what fails here, that which others still believe in, or may choose because nobody
-        leads.
+        """The failed partitions for which other hosts still rely on this replica, or may choose it
+        because there is no leader.
         """
         failed = [key for keys in self._failed.values() for key in keys]
         found = [(key, self._partition(key)) for key in failed]
@@ -246,8 +252,8 @@ class Reports:
             silent = [(topic_id, index, epoch) for (topic_id, index), epoch in self._silent.items()]
             actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, silent))
             if not self._lost:
-                # said as often as the leaderships were: if it was in vain, its leaders find out by
-                # themselves
+                # Sent as often as the leaderships were. If it was in vain, the leaders detect it on
+                # their own.
                 self._silent.clear()
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]

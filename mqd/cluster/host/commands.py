@@ -1,5 +1,5 @@
-"""Commands of clients for the owners of single partitions, by way of the host core: nothing of them
-is in the metadata log. Part of the host core (mqd/cluster/host/core.py).
+"""Commands from clients to the owners of single partitions, forwarded by the host core. None of
+them is in the metadata log. Part of the host core (mqd/cluster/host/core.py).
 """
 
 from collections.abc import Hashable
@@ -21,7 +21,7 @@ class Subscriber(msgspec.Struct):
     index: int
     applied_version: int = -1
     held: bool = False  # H3: waits for new leader epochs
-    failed: bool = True  # it, or its predecessor, may have said that it does not serve something
+    failed: bool = True  # it or its predecessor may have reported that it does not serve something
 
 
 class Command(msgspec.Struct):
@@ -32,7 +32,7 @@ class Command(msgspec.Struct):
 
 
 class HostCommands:
-    """What it uses of the host core."""
+    """The part of the host core that it uses."""
 
     node_id: int
     _images: dict[str, messages.TopicImage]
@@ -78,7 +78,7 @@ class HostCommands:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"The worker that owns {change.name}-{change.partition} is being restarted; try again.",
             )
-        # nobody could record that it lies there
+        # the directory could not be recorded
         if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():
             return refuse(
                 ErrorCode.KAFKA_STORAGE_ERROR,
@@ -97,8 +97,8 @@ class HostCommands:
         ]
 
     def _on_move_ended(self, event: MoveEnded, now_ms: int) -> list[Action]:
-        """Only of the worker that lives (H3: its successor is told of the partition after all that
-        was recorded for it), and of a partition that is its own.
+        """Accepted only from the live worker (H3: its successor receives the partition after
+        everything that was recorded for it), and only for a partition that it owns.
         """
         worker = self._subscribers.get(event.client)
         image = self._told((event.moved.topic_id, event.moved.index))

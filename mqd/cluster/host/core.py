@@ -1,34 +1,36 @@
-"""What one host does with committed metadata: partition slots, owners, what its processes are told,
-and when all of them have it. Sans-I/O.
+"""Applies committed metadata on one host: assigns partition slots and owners, notifies the host's
+processes, and tracks when all of them have applied it. Sans-I/O.
 
-The metadata core decides what is true for the cluster; this core, of which every host has one,
-turns it into the host's own: a slot in the control segment and an owning worker for each partition
-with a replica here (not in the log: they live as long as the control segment), messages to
-subscribers, and the knowledge of who has applied what. Subscribers are told of all partitions of
-the cluster: a client may ask any host where a partition is led.
+The metadata core holds the state of the cluster. This core, one per host, derives the host's part:
+a slot in the control segment and an owning worker for each partition with a replica here (not
+logged: they last as long as the control segment), messages to subscribers, and the version that
+each subscriber has applied. Subscribers receive all partitions of the cluster, because a client may
+ask any host for a partition's leader.
 
-A replica comes: when the metadata name no log directory for it, one is chosen and recorded first (a
-host that forgot its choice would begin an empty log elsewhere); then it gets a slot, and its owner
-opens it. A replica goes: its image has slot -1, its owner deletes the files, and the slot is free
-when all workers know.
+When a replica is added and the metadata names no log directory for it, one is chosen and recorded
+first (a host that forgot its choice would start an empty log elsewhere). Then it gets a slot, and
+its owner opens it. When a replica is removed its image gets slot -1, its owner deletes the files,
+and the slot is free once all workers have applied that.
 
 Invariants (check())
     H1  a slot is free, used by one partition, or retiring; never two of them
     H2  a retiring slot is freed only after every worker that was alive when it retired has applied
         the removal or has died
-    H3  a worker whose predecessor died is told nothing before each partition that this host led by
-        that predecessor has a new leader epoch (or is gone). What it followed goes on in the same
-        epoch: it had said nothing of its log that was not written
-    H4  the applied version never falls, and rises only to what every worker that lives has applied
+    H3  a worker whose predecessor died receives nothing until each partition that the predecessor
+        led has a new leader epoch (or is deleted). Followed partitions continue in the same epoch:
+        the predecessor had reported nothing of its log that was not written
+    H4  the applied version never falls, and rises only to a version that every live worker has
+        applied
     H5  the owner of a partition is a function of topic id, index and worker count alone
-    H6  subscribers are told of the first partitions of each topic, all but those at its end that
-        wait for their first slot; a partition has a slot exactly if this host has a replica of it,
-        in a recorded directory, and a slot was free
-    H7  what belongs to one version reaches a subscriber in one message
-    H8  a worker that is told to serve a partition finds itself, the log directory and the leader
-        epoch (or a newer one) in its slot: all workers read by what the slot says. So a controller
-        that starts carries out what its predecessor had written and not carried out
-Bounds: COMMANDS_MAX commands under way.
+    H6  subscribers know the partitions of each topic, except those at its end that wait for their
+        first slot; a partition has a slot exactly if this host has a replica of it, in a recorded
+        directory, and a slot was free
+    H7  all changes of one version reach a subscriber in one message
+    H8  when a worker is instructed to serve a partition, the slot already names it, the log
+        directory and the leader epoch (or a newer one): all workers read by what the slot says. A
+        controller that starts therefore completes what its predecessor wrote to slots but did not
+        finish
+Bounds: COMMANDS_MAX commands in flight.
 """
 
 from collections.abc import Hashable
@@ -114,9 +116,9 @@ def broker_image(broker: BrokerState) -> messages.BrokerImage:
 
 
 class HostCore(TopicImages):
-    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state given with Started
-    is the metadata core's committed one and is only read. `controller_id`: the active controller as
-    far as it is known.
+    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state in Started is the
+    metadata core's committed state and is read-only. `controller_id`: the active controller, if
+    known.
     """
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -147,8 +149,8 @@ class HostCore(TopicImages):
                 lost.append(seen)
         self._adopt_torn(event, used)
         self._slots.seen(used)
-        # A stale slot stays as it is until its new epoch is committed: it is the only witness of
-        # the death, should this controller die before.
+        # A stale slot is left alone until its new epoch is committed: it is the only evidence of
+        # the death if this controller dies first.
         with paused():
             for topic in event.state.topics.values():
                 actions += self._put(topic, in_place)
@@ -159,9 +161,9 @@ class HostCore(TopicImages):
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
-        """A torn slot was being assigned to a partition that has no other: one that workers know
-        already (it had a new epoch) before one that nobody was told of. With no such partition it
-        was being cleared, so nobody uses it.
+        """A torn slot was being assigned to a partition that has no other slot. A partition that
+        workers already know (it had a new epoch) takes precedence over one that no worker received.
+        If there is no such partition the slot was being cleared and is unused.
         """
         homeless = [
             (-partition.leader_epoch, topic.topic_id, partition.index)
@@ -176,9 +178,10 @@ class HostCore(TopicImages):
     # -- metadata ----------------------------------------------------------------------------------
 
     def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
-        """`self._state` is the metadata core's committed state and has moved already; this is the
-        news of it. What concerns no subscriber (a block of producer ids) leaves the version alone:
-        all processes of the host always agree on the version of the last news.
+        """`self._state` is the metadata core's committed state and has already moved; this event
+        describes the change. A change that concerns no subscriber (a block of producer ids) does
+        not advance the version: all processes of the host always agree on the version of the last
+        relevant change.
         """
         if (
             event.topics
@@ -225,7 +228,7 @@ class HostCore(TopicImages):
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
-        """Workers have no use for it."""
+        """Workers do not need it."""
         if event.controller_id == self._controller_id:
             return []
         self._controller_id = event.controller_id
@@ -252,8 +255,9 @@ class HostCore(TopicImages):
         return []
 
     def _tell_withheld(self, actions: list[Action], version: int) -> list[Action]:
-        """The acceptor never takes a topic for gone that it was not told of: it hears that one is
-        withheld before what follows from the topic, and that it is not after the topic itself.
+        """The acceptor must not consider a topic deleted just because it has not received it. It
+        learns that a topic is withheld before the changes that follow from the topic, and that it
+        no longer is after the topic itself.
         """
         before, now = self._withheld, self._names_waiting()
         meanwhile = sorted({*before, *now})
@@ -345,7 +349,7 @@ class HostCore(TopicImages):
             for partition in image.partitions:
                 if partition.owner == index and partition.leader == self.node_id:
                     lost[image.topic_id, partition.index] = partition.leader_epoch
-                elif partition.owner == index:  # its successor's, at once
+                elif partition.owner == index:  # belongs to its successor immediately
                     actions.append(
                         AssignSlot(
                             partition.slot,
@@ -396,8 +400,8 @@ class HostCore(TopicImages):
         return actions + self._maybe_applied()
 
     def _maybe_applied(self) -> list[Action]:
-        """A worker that lives and has not subscribed (again), as all of them just after the
-        controller was restarted, serves some older version.
+        """A live worker that has not (re)subscribed serves some older version. Right after a
+        restart of the controller this is true of all workers.
         """
         applied = {
             subscriber.index: subscriber.applied_version

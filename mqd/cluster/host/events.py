@@ -32,12 +32,12 @@ class Started(msgspec.Struct, frozen=True):
     state: MetadataState
     slots: tuple[SlotSeen, ...]
     torn: tuple[int, ...]  # slots whose identity the predecessor was writing when it died
-    alive: dict[int, int]  # workers that live now, subscribed or not -> generation
+    alive: dict[int, int]  # live workers, subscribed or not -> generation
 
 
 class StateReplaced(msgspec.Struct, frozen=True):
-    """The committed state was replaced as a whole (a snapshot of the quorum's leader): everybody
-    gets a new image.
+    """The committed state was replaced as a whole (by a snapshot from the quorum's leader): every
+    subscriber gets a new image.
     """
 
 
@@ -65,7 +65,7 @@ class WorkerApplied(msgspec.Struct, frozen=True):
 
 
 class CommandRequested(msgspec.Struct, frozen=True):
-    """What the owner of one partition is to do, without any record being written."""
+    """An operation that the owner of one partition carries out without any record being written."""
 
     client: Hashable
     request_id: int
@@ -73,7 +73,7 @@ class CommandRequested(msgspec.Struct, frozen=True):
 
 
 class MoveEnded(msgspec.Struct, frozen=True):
-    """A worker says that a partition's files lie whole in another log directory."""
+    """A worker reports that a partition's files are complete in another log directory."""
 
     client: Hashable
     moved: messages.MoveCompleted
@@ -118,8 +118,8 @@ class AssignSlot(msgspec.Struct, frozen=True):
     owner: int
     log_dir: int
     leader_epoch: int
-    # only the log directory is another one, of a partition that this host leads: if its owner has
-    # died the slot stays as it is, the witness, until the next epoch
+    # Only the log directory of a partition that this host leads has changed. If its owner has died
+    # the slot, as evidence of the death, is left alone until the next epoch.
     moved: bool = False
 
 
@@ -133,23 +133,21 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class AppliedEverywhere(msgspec.Struct, frozen=True):
-    """Every worker that lives serves this version: the control segment is told, and the metadata
-    core.
-    """
+    """Every live worker serves this version. Goes to the control segment and to the metadata core."""
 
     version: int
 
 
 class RaiseEpochs(msgspec.Struct, frozen=True):
-    """The process that led these partitions died: to the metadata core (LeadershipsLost), or to the
-    broker core, where another host decides.
+    """The process that led these partitions died. Goes to the metadata core (LeadershipsLost), or
+    to the broker core if another host decides.
     """
 
     partitions: tuple[Partition, ...]
 
 
 class RecordMove(msgspec.Struct, frozen=True):
-    """This host's replica lies in that directory: to the metadata core (MoveCompleted), or to the
+    """This host's replica is in that directory. Goes to the metadata core (MoveCompleted) or to the
     broker core (ReplicaMoved).
     """
 
@@ -159,11 +157,11 @@ class RecordMove(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """For the log: partitions that a worker does not serve."""
+    """To be logged: partitions that a worker does not serve."""
 
     failures: dict[str, str]
     worker: int = -1
-    # the same ones; all that this worker does not serve (none: it serves all again)
+    # The complete set of partitions that this worker does not serve (empty: it serves all again).
     partitions: tuple[Partition, ...] = ()
 
 

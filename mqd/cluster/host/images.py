@@ -1,4 +1,4 @@
-"""Each topic as this host's processes are told of it: slot, owner and log directory of its
+"""The image of each topic that this host's processes receive: slot, owner and log directory of its
 partitions. Part of the host core (mqd/cluster/host/core.py), which has the invariants.
 """
 
@@ -17,15 +17,15 @@ LOG_DIR_NONE = 255
 
 
 def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
-    """The partitions of one topic go round the workers; where the round begins depends on the
-    topic.
+    """The partitions of one topic are assigned to workers round-robin; the first worker depends on
+    the topic.
     """
     return (zlib.crc32(topic_id) + index) % worker_count
 
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
-    """The slot says it already; or more than a state that is only catching up; or it is the witness
-    of a death (then the next epoch brings the rest).
+    """The slot already matches; or it is ahead of a state that is only catching up; or it is the
+    evidence of a death (then the next epoch brings the rest).
     """
     if seen is None or seen.leader_epoch != image.leader_epoch:
         return seen is not None and seen.leader_epoch > image.leader_epoch
@@ -45,23 +45,23 @@ class TopicImages(HostCommands):
         self._free_bytes: dict[str, int] = {}  # by directory id, as last measured
         self._state = MetadataState()
         self._images: dict[str, messages.TopicImage] = {}
-        self._names: dict[bytes, str] = {}  # topic id -> name, of the images
+        self._names: dict[bytes, str] = {}  # topic id -> name, of all images
         self._slots = Slots(slot_count)
-        self._choosing: dict[Partition, str] = {}  # chosen log directories that are not recorded yet
+        self._choosing: dict[Partition, str] = {}  # log directories chosen but not recorded yet
         self._alive: set[int] = set()
         self._generations: dict[int, int] = {}
         self._fenced: dict[int, dict[Partition, int]] = {}  # worker -> partition -> the leader epoch that died with it
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, Command] = {}
         self._command_id = 0
-        self._withheld: list[str] = []  # as the acceptor was told it
+        self._withheld: list[str] = []  # as last sent to the acceptor
         self._version = 0
         self._applied_version = -1
 
     @property
     def version(self) -> int:
-        """Of the newest news: what workers have to have in force to have everything that concerns
-        them.
+        """Version of the newest relevant change: workers that have applied it have applied
+        everything that concerns them.
         """
         return self._version
 
@@ -76,7 +76,9 @@ class TopicImages(HostCommands):
     def _changed(
         self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]
     ) -> list[messages.FromController]:
-        """What there is to tell of it. `indexes`: only these partitions have changed, None = any."""
+        """Messages about the changes of a topic. `indexes`: only these partitions have changed,
+        None = any.
+        """
         old = self._images.get(topic.name)
         known = old is not None and old.topic_id == topic.topic_id
         only = (
@@ -98,7 +100,8 @@ class TopicImages(HostCommands):
                 or not known
                 or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config)
             ):
-                return []  # told when all of it has slots: whoever asked for it is to find all of it
+                # sent once all of it has slots: the client that created it must find all of it
+                return []
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
     def _put(
@@ -133,7 +136,7 @@ class TopicImages(HostCommands):
                 )
         for image in before[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
-        # H6; _place_waiting comes back to them
+        # H6; _place_waiting comes back to these
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
         if images:
@@ -161,7 +164,8 @@ class TopicImages(HostCommands):
             if slot >= 0 and log_dir != LOG_DIR_NONE:
                 owner = owner_of(topic_id, partition.index, self._worker_count)
         else:
-            self._slots.give_up(key, self._version, self._alive)  # of a replica that has left meanwhile
+            # the replica has been removed since
+            self._slots.give_up(key, self._version, self._alive)
             if key not in self._choosing and self._log_dirs:
                 actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
         return self._described(partition, slot, owner, log_dir)
@@ -216,7 +220,7 @@ class TopicImages(HostCommands):
         return [messages.TopicRemoved(self._version, topic.name, topic.topic_id, self._forget(image))]
 
     def _forget(self, image: messages.TopicImage) -> list[int]:
-        """Its slots, which are retiring now."""
+        """Forgets a topic. Returns its slots, which are retiring now."""
         del self._images[image.name], self._names[image.topic_id]
         slots = [self._give_up((image.topic_id, partition.index)) for partition in image.partitions]
         return [slot for slot in slots if slot >= 0]
@@ -239,7 +243,7 @@ class TopicImages(HostCommands):
         return actions
 
     def _waits_for_slots(self, topic: TopicState) -> bool:
-        """Its request is answered when the slots are there and every worker has them."""
+        """The request is answered when the slots exist and every worker has them."""
         unplaced = self._slots.unplaced
         return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
 
@@ -248,8 +252,8 @@ class TopicImages(HostCommands):
         return sorted(name for name in names if name is not None)
 
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
-        """For an answer: with slots when the topic exists; a validated topic that does not has
-        none.
+        """The image in an answer: with slots if the topic exists; without any if it was only
+        validated.
         """
         image = self._images.get(topic.name)
         if image is not None and image.topic_id == topic.topic_id:
@@ -258,7 +262,7 @@ class TopicImages(HostCommands):
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
-        """To all; or to those of one role."""
+        """Sends to all subscribers, or to those of one role."""
         return [
             Send(one.client, message)
             for one in self._subscribers.values()
@@ -266,8 +270,8 @@ class TopicImages(HostCommands):
         ]
 
     def _told(self, partition: Partition) -> messages.PartitionImage | None:
-        """As subscribers know it. The committed state may be ahead: several batches are committed
-        at once, their publications come one by one.
+        """The partition as subscribers know it. The committed state may be ahead: several batches
+        are committed at once, but published one by one.
         """
         image = self._images.get(self._names.get(partition[0], ""))
         return image.partitions[partition[1]] if image is not None and partition[1] < len(image.partitions) else None

@@ -8,8 +8,7 @@ new one for every start.
     (none) ── Enlist ──> Ongoing ── EndJoint(commit, winners) ──> PrepareCommit ── markers written
     ──> CompleteCommit ──┐
                           ^   ^ └── EndJoint(abort), time-out, another run, administrator ──> PrepareAbort ──> CompleteAbort
-                          │   └── Enlist: one more child
-                              │
+                          │   └── Enlist: one more child                                                                │
                           └────────────────────────────── Enlist of the next batch ─────────────────────────────────────┘
     (none) ── EndJoint(abort) ──> CompleteAbort: the end of the run is recorded even if none of its
     tasks has enlisted
@@ -206,7 +205,7 @@ class JointTransaction(JointState):
             actions.append(Reply(event.request, answer))
 
     def _commit(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        if event.batch_id <= self.committed_batch_id:  # J1: already committed, whoever asks
+        if event.batch_id <= self.committed_batch_id:  # J1: already committed, whichever run asks
             return self._hold(event, now_ms, actions) if self.state == State.PREPARE_COMMIT else self._answer()
         if event.run_id in self.fenced_run_ids:
             return self._answer(FENCED)  # J5

@@ -4,8 +4,7 @@
     Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance
     ──leader's SyncGroup──▶ Stable
       ▲                     │          ▲                                          │                                      │
-      └──no member left─────┘          └──a member joins, leaves, dies, never syncs, or the leader
-                                       joins again───────────┘
+      └──no member left─────┘          └──a member joins, leaves, dies, never syncs, or the leader joins again───────────┘
 
 The end of a join phase creates a new generation: the members that joined, one of them the leader,
 and one protocol that all of them support. The leader's SyncGroup brings the assignment. It is
