@@ -45,10 +45,45 @@ def replicas_of(broker: Broker, topic: str) -> Plan:
     )
     found = answer.topics[0]
     check(f"topic {topic}", found.error_code, None)
+    return _replicas(found)
+
+
+def replicas_of_all(broker: Broker) -> Plan:
+    """Of every topic, as they are now. Raises CliError."""
+    answer = broker.ask(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    return {partition: replicas for topic in answer.topics for partition, replicas in _replicas(topic).items()}
+
+
+def _replicas(topic: Any) -> Plan:
     return {
-        (topic, one.partition_index): list(one.replica_nodes)
-        for one in sorted(found.partitions, key=lambda one: one.partition_index)
+        (topic.name, one.partition_index): list(one.replica_nodes)
+        for one in sorted(topic.partitions, key=lambda one: one.partition_index)
     }
+
+
+class Extent(NamedTuple):
+    """What a plan changes."""
+
+    moved: int  # partitions that get other replicas
+    led: int  # partitions that keep their replicas and get another preferred leader
+    copies: int  # replicas that are copied
+
+    def told(self, moved: str, led: str) -> list[str]:
+        """Lines; `moved` and `led` are verbs."""
+        return [
+            f"{count} partition{'s' * (count != 1)} {text}"
+            for count, text in ((self.moved, moved), (self.led, f"{led} another preferred leader"))
+            if count
+        ]
+
+
+def extent(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partition, Sequence[int]]) -> Extent:
+    added = {partition: set(replicas) - set(current.get(partition, ())) for partition, replicas in plan.items()}
+    moved = {
+        partition for partition, replicas in plan.items() if sorted(current.get(partition, ())) != sorted(replicas)
+    }
+    led = [partition for partition in plan if partition not in moved and current[partition] != plan[partition]]
+    return Extent(len(moved), len(led), sum(map(len, added.values())))
 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
@@ -207,13 +242,7 @@ def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]
 
 def held_by(broker: Broker, node: int) -> set[Partition]:
     """The partitions that have a replica on `node`. Raises CliError."""
-    answer = broker.ask(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
-    return {
-        (topic.name, one.partition_index)
-        for topic in answer.topics
-        for one in topic.partitions
-        if node in one.replica_nodes
-    }
+    return {partition for partition, replicas in replicas_of_all(broker).items() if node in replicas}
 
 
 def wait(
@@ -224,14 +253,18 @@ def wait(
     """
     topics = sorted({topic for topic, _ in plan})
 
+    arrived: set[Partition] = set()  # a balance may go on, and move them again
+
     def left() -> set[Partition]:
         moving = under_way(broker).keys()
         now = {partition: replicas for topic in topics for partition, replicas in replicas_of(broker, topic).items()}
-        return {
+        found = {
             partition
             for partition, replicas in plan.items()
-            if partition in moving or (partition in now and sorted(now[partition]) != sorted(replicas))
+            if partition in moving or (partition in now and now[partition] != list(replicas))
         }
+        arrived.update(plan.keys() - found)
+        return found - arrived
 
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
@@ -240,7 +273,7 @@ def wait(
             f" {why_stopped}"
         )
 
-    _watch("moving", left, _Stall(broker, stalled), shown)
+    _watch("moving", left, _Stall(broker, stalled), shown, len(plan))
 
 
 def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
@@ -271,12 +304,14 @@ class _Stall:
             raise CliError(self._why(left))
 
 
-def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool) -> None:
-    """A bar on a terminal, a line now and then elsewhere."""
+def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool, planned: int = 0) -> None:
+    """A bar on a terminal, a line now and then elsewhere. `planned`: of how many, where some may be
+    done already.
+    """
     remaining = patiently(left)
-    total = len(remaining)
-    if not total:
+    if not remaining:
         return
+    total = max(planned, len(remaining))
     with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
             patiently(lambda left=remaining: stall.look(left))

@@ -337,10 +337,12 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker, check
+    from mqd.cluster.metadata.rules.placement import BALANCE_MOVES_MAX
     from mqd.protocol.messages import AlterPartitionReassignmentsRequest
 
     asked = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
     with Broker(settings.bootstrap) as broker:
+        before = moves.replicas_of_all(broker)
         answer = broker.ask(moves.ALTER, AlterPartitionReassignmentsRequest(topics=asked, balance=2 if dry_run else 1))
         check("balancing", answer.error_code, answer.error_message)
         plan = {
@@ -356,6 +358,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 "there is another active controller, which does not know of the balance, or somebody has cancelled it;"
                 " run mqd cluster balance again, it goes on from here",
             )
+    extent = moves.extent(before, plan)
     if settings.json:
         emit_json(
             [{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()]
@@ -365,18 +368,20 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
             ("TOPIC", "PARTITION", "REPLICAS"),
             [(topic, index, ",".join(map(str, replicas))) for (topic, index), replicas in sorted(plan.items())],
         )
+        for line in extent.told("would move", "would get"):
+            click.echo(line)
     elif not plan:
         click.echo("balanced already; nothing moves")
     else:
-        click.echo(
-            f"{len(plan)} partition{'s' * (len(plan) != 1)}"
-            f" {('move' if len(plan) != 1 else 'moves') if no_wait else 'moved'}"
-        )
+        for line in extent.told(*(("to move", "to get") if no_wait else ("moved", "got"))):
+            click.echo(line)
         if no_wait:
             click.echo(
                 "another active controller ends what it has begun, and begins no more: if there is one before all has"
                 " moved, run mqd cluster balance again, it goes on from there"
             )
+    if plan and not settings.json and max(extent.copies, extent.led) >= BALANCE_MOVES_MAX:
+        click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; the controller goes on with the next one after it")
 
 
 def _done(settings: Settings, text: str) -> None:

@@ -2,6 +2,7 @@
 cluster that is played here.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class PlayedCluster:
         self.racks: dict[int, str] = {}
         self.asked_to_move: list[tuple[str, int]] = []
         self.balanced: list[int] = []  # where a balance wants racked-0
+        self.balanced_big: dict[int, list[int]] = {}  # and partitions of big
+        self.balances = False  # at once
 
     def metadata(self, asked: MetadataRequest) -> MetadataResponse:
         topics = []
@@ -94,12 +97,19 @@ class PlayedCluster:
 
     def alter(self, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
         if asked.balance:
-            target = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
-                partition_index=0, target=self.balanced
-            )
+            plan = {"racked": {0: self.balanced} if self.balanced else {}, "big": self.balanced_big}
+            if self.balances and asked.balance == 1:
+                for name, targets in plan.items():
+                    for index, replicas in targets.items():
+                        self.topics[name][index] = replicas
+            one = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse
             return AlterPartitionReassignmentsResponse(
                 responses=[
-                    AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name="racked", partitions=[target])
+                    AlterPartitionReassignmentsResponse.ReassignableTopicResponse(
+                        name=name,
+                        partitions=[one(partition_index=index, target=replicas) for index, replicas in targets.items()],
+                    )
+                    for name, targets in plan.items()
                 ]
             )
         self.asked_to_move += [(topic.name, one.partition_index) for topic in asked.topics for one in topic.partitions]
@@ -291,7 +301,7 @@ def test_a_balance_that_nobody_waits_for_says_what_ends_it(mqd, played: PlayedCl
     code, said, _ = mqd("--no-wait", command=("cluster", "balance"))
     assert (
         code == 0
-        and said.startswith("1 partition moves")
+        and said.startswith("1 partition to move\n")
         and "another active controller" in said
         and "mqd cluster balance" in said
     )
@@ -307,6 +317,67 @@ def test_a_balance_that_has_stopped_says_how_it_goes_on(
     assert code == 1 and "racked-0" in error and "mqd cluster balance again" in error
     code, _, error = mqd("racked", "--brokers", "3,4")
     assert code == 1 and "racked-0" in error and "somebody has cancelled it" in error and "balance" not in error
+
+
+def test_a_balance_tells_what_moves_from_what_is_led_by_another(mqd, played: PlayedCluster) -> None:
+    """racked-0 and big-0 get other replicas; big-1 has the same in another order, which copies
+    nothing.
+    """
+    played.balanced, played.balanced_big, played.balances = [3, 4], {0: [1, 4], 1: [3, 2]}, True
+    code, said, _ = mqd("--dry-run", command=("cluster", "balance"))
+    assert code == 0
+    assert said.splitlines()[-2:] == ["2 partitions would move", "1 partition would get another preferred leader"]
+    code, said, _ = mqd(command=("cluster", "balance"))
+    assert (code, said) == (0, "2 partitions moved\n1 partition got another preferred leader\n")
+    played.balanced, played.balanced_big = [], {0: [4, 1]}
+    assert mqd(command=("cluster", "balance"))[1] == "1 partition got another preferred leader\n"
+    played.balanced_big = {}
+    assert mqd(command=("cluster", "balance"))[1] == "balanced already; nothing moves\n"
+
+
+def test_another_preferred_leader_is_waited_for(mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "STALLED_S", 0.0)
+    monkeypatch.setattr(moves, "LOOK_S", 0.001)
+    played.balanced_big = {1: [3, 2]}  # the controller never gets to it
+    code, _, error = mqd(command=("cluster", "balance"))
+    assert code == 1 and "big-1" in error
+
+
+def test_what_the_next_plan_moves_again_has_arrived(
+    mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "STALLED_S", 0.0)
+    monkeypatch.setattr(moves, "LOOK_S", 0.001)
+    played.balanced, played.balanced_big, played.balances = [3, 4], {1: [3, 2]}, True
+    played.moving = {("racked", 0): ([3, 4], [1, 2])}
+    reassignments, looks = played.reassignments, iter(range(9))
+
+    def goes_on() -> ListPartitionReassignmentsResponse:
+        if next(looks) == 1:  # big-1 was seen where the first plan wants it
+            played.moving, played.topics["big"][1] = {}, [2, 3]
+        return reassignments()
+
+    played.reassignments = goes_on  # type: ignore[method-assign]
+    assert mqd(command=("cluster", "balance"))[0] == 0
+
+
+def test_a_balance_that_needs_another_plan_says_so(mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqd.cluster.metadata.rules.placement.BALANCE_MOVES_MAX", 2)
+    played.balanced, played.balances = [3, 4], True
+    assert "a plan has 2 moves at most" in mqd(command=("cluster", "balance"))[1]
+    played.balanced = [3, 2]
+    assert "at most" not in mqd(command=("cluster", "balance"))[1]
+
+
+def test_the_bar_counts_what_was_done_before_the_first_look(
+    mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([{("t", 0)}, set()])
+    seen = []
+    monkeypatch.setattr(moves, "LOOK_S", 0)
+    monkeypatch.setattr(moves, "_shown", lambda doing, total: contextlib.nullcontext(lambda n: seen.append((n, total))))
+    moves._watch("moving", lambda: next(looks), moves._Stall(None, str), True, 3)  # type: ignore[arg-type]
+    assert seen == [(2, 3), (3, 3)]
 
 
 # -- where replicas go -----------------------------------------------------------------------------
