@@ -71,7 +71,15 @@ class BrokerState:
             )
         others = sorted(self.processes, key=lambda process: (process.role, process.index))
         return own + [
-            ProcessStatus(one.name, one.role, one.pid, one.state, one.started_ms, max(0, one.restart_count))
+            # the number of a process that has ended may be another one's by now
+            ProcessStatus(
+                one.name,
+                one.role,
+                one.pid if one.pidfd >= 0 else 0,
+                one.state,
+                one.started_ms,
+                max(0, one.restart_count),
+            )
             for one in others
             if one.pid
         ]

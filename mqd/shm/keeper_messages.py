@@ -98,7 +98,7 @@ class SetLogLevel(msgspec.Struct, tag=True, frozen=True):
 class ProcessStatus(msgspec.Struct, frozen=True):
     name: str  # mqd-worker-0
     role: str
-    pid: int
+    pid: int  # 0 = it has ended
     state: str  # starting | running | dead
     started_ms: int
     restart_count: int

@@ -31,10 +31,10 @@ def _describe(status: Status) -> dict[str, Any]:
             {
                 "name": one.name,
                 "role": one.role,
-                "pid": one.pid,
+                "pid": one.pid or None,
                 "state": one.state,
                 "started_ms": one.started_ms,
-                "uptime_s": max(0, now - one.started_ms) // 1000,
+                "uptime_s": max(0, now - one.started_ms) // 1000 if one.pid else None,
                 "restart_count": one.restart_count,
             }
             for one in status.processes
@@ -96,7 +96,8 @@ def _show(about: dict[str, Any]) -> None:
     for one in about["processes"]:
         worker = workers.get(one["name"])
         load = (worker["partitions"], worker["connections"], worker["local_clients"]) if worker else ("", "", "")
-        rows.append((one["name"], one["pid"], one["state"], duration(one["uptime_s"]), one["restart_count"], *load))
+        up = "-" if one["uptime_s"] is None else duration(one["uptime_s"])
+        rows.append((one["name"], one["pid"] or "-", one["state"], up, one["restart_count"], *load))
     emit_table(("PROCESS", "PID", "STATE", "UP", "RESTARTS", "PARTITIONS", "CONNECTIONS", "LOCAL"), rows)
     for one in about.get("not_served", ()):
         click.echo(one["told"])
