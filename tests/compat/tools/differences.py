@@ -48,7 +48,6 @@ INTERNAL = "internal topics keep mqd's own settings, written out"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
 INDEX = "an offset index names the first offset of a batch, Kafka's the last one. Both brokers read both; the tool calls it a mismatch"
 ELR = "with no leader and an empty ISR, Kafka names the last leader as LastKnownElr too; mqd names it as Elr only"
-COMPACTED = "records of a topic that only compacts can be deleted; Kafka refuses that"
 EMPTY_POLICY = "an empty `cleanup.policy` is refused; `retention.ms=-1` keeps everything"
 INVALID = "a wrong value of a broker setting is INVALID_CONFIG, as of a topic's; Kafka calls it INVALID_REQUEST"
 GROUP_CONFIGS = "a group whose last setting was deleted is unknown again; Kafka keeps an empty entry"
@@ -126,7 +125,6 @@ ALLOWED = (
         FORMATS, "(console-consumer: from|dump-log: seg).*", part=r'"version": ?"?[34]"?,|"previousProducerId":\d+,'
     ),
     Allowed(INDEX, "dump-log: seg.*", lines=r"out offset: \d+ position: \d+|err (Mismatches|Index offset).*"),
-    Allowed(COMPACTED, "delete-records: .*", lines=r"out partition: compact-only-0 .*"),
     Allowed(ELR, "topics: three.*", part=r"LastKnownElr:( 3)?"),
 )
 

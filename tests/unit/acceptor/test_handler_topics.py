@@ -371,6 +371,21 @@ def test_delete_records(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_records_of_a_topic_that_only_compacts_are_not_deleted(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            for name, policy, code in (("c", "compact", ErrorCode.POLICY_VIOLATION), ("d", "compact,delete", 0)):
+                await create(broker, name, 1)
+                broker.metadata.topics[name].config["cleanup.policy"] = policy
+                broker.place(name, 0, log_start_offset=0, high_watermark=10, log_end_offset=10)
+                partition = DeleteRecordsRequest.Partition(partition_index=0, offset=99 if code else 10)
+                topic = DeleteRecordsRequest.Topic(name=name, partitions=[partition])
+                response = await broker.ask(DeleteRecordsRequest(topics=[topic], timeout_ms=1000), 2)
+                assert response.topics[0].partitions[0].error_code == code
+
+    asyncio.run(run())
+
+
 def test_list_offsets(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:

@@ -5,6 +5,7 @@ passes it on.
 import asyncio
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.base import config as configuration
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
@@ -49,7 +50,15 @@ async def _partition(
     view = broker.view(partition)
     if view is None:
         return result(broker.unserved_error(partition))
+    if _only_compacts(broker, name):
+        return result(ErrorCode.POLICY_VIOLATION)
     if offset < HIGH_WATERMARK or offset > view.high_watermark:
         return result(ErrorCode.OFFSET_OUT_OF_RANGE)
     answer = await broker.controller.request(messages.DeleteRecords(name, index, offset), max(timeout_ms, LOCAL_MS))
     return result(answer.error, answer.offset if answer.error == 0 else -1)
+
+
+def _only_compacts(broker: Broker, name: str) -> bool:
+    """Of such a topic Kafka deletes nothing but what a newer record of the key replaces."""
+    effective = configuration.topic_effective(broker.effective(), broker.metadata.topics[name].config)
+    return configuration.topic_value(effective, "cleanup.policy") == ["compact"]
