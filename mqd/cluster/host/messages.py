@@ -1,10 +1,10 @@
-"""What the controller says to the acceptor and the workers of its host, over `run/controller.sock`
-(stream; 4-byte big-endian length, then msgpack).
+"""Messages between the controller and the acceptor and workers of its host, over
+`run/controller.sock` (stream; 4-byte big-endian length, then msgpack).
 
-Subscribers get the whole metadata image first, then every change in order; each answers Applied
-when the change is in force (a worker: when its reactor serves the partitions, or follows their
+Subscribers get the whole metadata image first, then every change in order. Each answers Applied
+when it has applied the change (a worker: when its reactor serves the partitions or follows their
 leaders). A change is acknowledged to its requester after it is on disk and every subscribed worker
-has applied it: whoever was told that a topic exists can produce to it.
+has applied it: a client that knows of a topic can produce to it.
 """
 
 import msgspec
@@ -14,23 +14,24 @@ import msgspec
 
 class PartitionImage(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
-    # in the control segment; assigned by the controller at run time, not part of the log. -1: this
-    # host has no replica (or no slot for it yet)
+    # in the control segment; assigned by the controller at run time, not logged. -1: this host has
+    # no replica (or no slot for it yet)
     slot: int
-    owner: int  # worker index; OWNER_NONE without a usable replica here
+    owner: int  # worker index; OWNER_NONE if there is no usable replica here
     log_dir: int  # index in log.dirs
     leader: int  # node id, -1 = none
     leader_epoch: int
     replicas: list[int]  # node ids, the preferred leader first; during a reassignment: target and current ones
     in_sync_replicas: list[int]
     partition_epoch: int = 0
-    adding: list[int] = []  # replicas that a reassignment brings (KIP-455)
-    removing: list[int] = []  # replicas that it takes away once the others are in sync
+    adding: list[int] = []  # replicas that a reassignment adds (KIP-455)
+    removing: list[int] = []  # replicas that it removes once the others are in sync
     eligible: list[int] = []  # eligible leader replicas (KIP-966); none while enough are in sync
     last_known_eligible: list[int] = []
-    recovering: bool = False  # its leader was chosen uncleanly and has not yet said that it is in order
+    # its leader was elected uncleanly and has not yet reported that it has recovered
+    recovering: bool = False
     retiring: int = 0  # RETIRE_* of mqd.cluster.metadata.records
-    redirect: int = -1  # partition that takes what producers send here
+    redirect: int = -1  # partition that takes the records that producers send here
 
 
 class TopicImage(msgspec.Struct, frozen=True):
@@ -39,9 +40,10 @@ class TopicImage(msgspec.Struct, frozen=True):
     partitions: list[PartitionImage]
     config: dict[str, str]  # only what was set on the topic; broker defaults are merged by mqd.base.topic_config
     internal: bool = False
-    # of the topic; its last partitions may not be told yet (they wait for slots). -1 = not said
+    # Of the topic; its last partitions may still be missing (they wait for slots). -1 = not given.
     partition_count: int = -1
-    first_leader_epoch: int = 0  # as in TopicState; 0 = none of its partitions was ever retired and is gone
+    # as in TopicState; 0 = no retired partition of it has ever been removed
+    first_leader_epoch: int = 0
 
 
 class BrokerImage(msgspec.Struct, frozen=True):
@@ -51,15 +53,16 @@ class BrokerImage(msgspec.Struct, frozen=True):
     rack: str | None
     epoch: int  # of its registration
     fenced: bool = False
-    in_controlled_shutdown: bool = False  # leads nothing any more
+    in_controlled_shutdown: bool = False  # it no longer leads anything
     draining: bool = False
-    inter_broker_host: str = ""  # where other hosts' workers and acceptors connect; "" = nowhere
+    inter_broker_host: str = ""  # address for other hosts' workers and acceptors; "" = none
     inter_broker_port: int = 0
-    worker_count: int = 0  # owner_of() of its partitions
-    # keeper's generation that is registered: a host whose own one is not there yet has not reached
-    # its registration in the log (R10)
+    worker_count: int = 0  # for owner_of() of its partitions
+    # The registered generation of its keeper: while it differs from the host's own, the log has not
+    # reached this host's registration (R10).
     incarnation: int = 0
-    directory_id: str = ""  # of its metadata directory: another one is another host, whatever its node id says
+    # of its metadata directory: a different one is a different host, whatever its node id
+    directory_id: str = ""
 
 
 class ClientQuota(msgspec.Struct, frozen=True):
@@ -76,27 +79,30 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     controller_id: int
     brokers: list[BrokerImage]
     topics: list[TopicImage]
-    broker_config: dict[str, str]  # set at run time (IncrementalAlterConfigs on the broker), in force on this broker
-    broker_default_config: dict[str, str] = {}  # the part of it that was set for all brokers (resource name "")
-    # the newest: a worker that was down when they were removed deletes what it still has of them
+    # effective dynamic configuration of this broker (IncrementalAlterConfigs on the broker)
+    broker_config: dict[str, str]
+    # the part of it set for all brokers (resource name "")
+    broker_default_config: dict[str, str] = {}
+    # The newest ones: a worker that was down at the time deletes what it still has of them.
     removed_topic_ids: list[bytes] = []
-    group_configs: dict[str, dict[str, str]] = {}  # of consumer groups that have one of their own
+    group_configs: dict[str, dict[str, str]] = {}  # of consumer groups with their own configuration
     client_quotas: list[ClientQuota] = []
-    features: dict[str, int] = {}  # levels that were set; mqd.cluster.metadata.features.levels() adds the defaults
+    # explicit levels; mqd.cluster.metadata.features.levels() adds the defaults
+    features: dict[str, int] = {}
     node_id: int = -1  # this host
     withheld: list[str] = []  # as in SettingsPut
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
-    """Created, more partitions, or new configuration: the whole new state of one topic."""
+    """A created topic, more partitions or a new configuration: the complete new state of one topic."""
 
     version: int
     topic: TopicImage
 
 
 class PartitionsPut(msgspec.Struct, tag=True, frozen=True):
-    """The new state of some partitions of a topic that the receiver knows; the topic itself and its
-    other partitions are as they were.
+    """The new state of some partitions of a topic that the receiver knows. The topic itself and its
+    other partitions are unchanged.
     """
 
     version: int
@@ -118,8 +124,8 @@ class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
-    """To the acceptor alone: the whole configuration of one consumer group. The version is the one
-    in force: nothing that workers know has changed.
+    """Only to the acceptor: the whole configuration of one consumer group. The version is the
+    current one, since nothing that workers know has changed.
     """
 
     version: int
@@ -128,21 +134,21 @@ class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class SettingsPut(msgspec.Struct, tag=True, frozen=True):
-    """Quotas, features, what is not told: each whole, None = as it was. `withheld` to the acceptor
-    alone, and with the version in force.
+    """Quotas, features, withheld topics: each complete, None = unchanged. `withheld` goes only to
+    the acceptor, with the current version.
     """
 
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
-    # topics that exist and are not told, or not with all their partitions: those wait for slots of
-    # this host
+    # Existing topics that are withheld or sent without all of their partitions, which wait for
+    # slots of this host.
     withheld: list[str] | None = None
 
 
 class BrokersPut(msgspec.Struct, tag=True, frozen=True):
-    """All registered brokers, fenced ones too, and who is the active controller (-1 = not known).
-    The version is the one in force when only the controller changed.
+    """All registered brokers, including fenced ones, and the active controller (-1 = not known).
+    The version is the current one if only the controller changed.
     """
 
     version: int
@@ -151,15 +157,15 @@ class BrokersPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class Several(msgspec.Struct, tag=True, frozen=True):
-    """News of one version that belong together: taken in order, answered by one Applied."""
+    """Changes of one version that belong together: applied in order, answered by one Applied."""
 
     version: int
     parts: list["TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | SettingsPut"]
 
 
 class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
-    """To the worker that proposed: what became of ProposeInSync (mqd_replica_answered). `error` 0:
-    committed; the TopicPut with the new partition epoch is on its way or was sent before. Otherwise
+    """To the worker that proposed: the result of ProposeInSync (mqd_replica_answered). `error` 0:
+    committed; the TopicPut with the new partition epoch follows or was sent before. Otherwise
     Kafka's code.
     """
 
@@ -171,7 +177,7 @@ class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Command(msgspec.Struct, tag=True, frozen=True):
-    """To one worker: do this to a partition you own. Answered by CommandDone."""
+    """To one worker: an operation on a partition that it owns. Answered by CommandDone."""
 
     command_id: int
     kind: str  # "delete_records" | "move_replica"
@@ -190,7 +196,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
 
 class Applied(msgspec.Struct, tag=True, frozen=True):
     version: int
-    failures: dict[int, str]  # slot -> why it is not served
+    failures: dict[int, str]  # slot -> reason it is not served
 
 
 class CommandDone(msgspec.Struct, tag=True, frozen=True):
@@ -201,9 +207,9 @@ class CommandDone(msgspec.Struct, tag=True, frozen=True):
 
 
 class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: the partition's files lie whole and flushed in another log directory, nobody
-    writes to the old ones. It serves the new ones when the TopicPut (or Image) that follows says
-    so; until then neither. Said again after every reconnection.
+    """From a worker: the partition's files are complete and flushed in another log directory, and
+    nothing is written to the old ones. The worker serves the new files once the following TopicPut
+    (or Image) says so; until then it serves neither. Repeated after every reconnection.
     """
 
     topic_id: bytes
@@ -212,8 +218,8 @@ class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
 
 
 class FullDirectories(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: the log directories that it writes nothing to until there is space again; all
-    of them, each time. Said after every subscription and whenever it changes.
+    """From a worker: the log directories to which it writes nothing until there is space again;
+    always the complete set. Sent after every subscription and after each change.
     """
 
     worker: int
@@ -221,9 +227,10 @@ class FullDirectories(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads it: a retiring partition has no record any more. Said again until
-    it is hidden. In the epoch in which it is hidden the same says that nobody has written to it for
-    the grace (partition.retire.grace.ms): said every second while that is so.
+    """From the worker that leads it: a retiring partition has no records any more. Repeated until
+    it is hidden. In the epoch in which it is hidden, the same message means that no client has
+    written to it for the grace period (partition.retire.grace.ms); it is then repeated every
+    second.
     """
 
     topic_id: bytes
@@ -232,10 +239,10 @@ class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads the partition: this set is to be the in-sync one (AlterPartition,
-    KIP-497). Before this was sent, the worker counts both the committed and the proposed set (R5).
-    Answered by InSyncAnswer, or not; the worker sends it again with the same sequence, at most one
-    is under way for a partition.
+    """From the worker that leads the partition: the proposed in-sync set (AlterPartition, KIP-497).
+    Before it is sent, the worker counts both the committed and the proposed set (R5). It may stay
+    unanswered; the worker then repeats it with the same sequence. At most one is in flight per
+    partition.
     """
 
     topic_id: bytes
@@ -244,11 +251,11 @@ class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
     partition_epoch: int  # compare-and-set
     in_sync: list[tuple[int, int]]  # (node id, broker epoch it fetched with); the leader itself with its own
     sequence: int  # rises with each new proposal for the partition in this leader epoch (R6b)
-    recovered: bool = False  # the leader has done what an unclean election asks of it
+    recovered: bool = False  # the leader has done what an unclean election requires
 
 
 class Request(msgspec.Struct, tag=True, frozen=True):
-    """From the acceptor: a change that a client asked for."""
+    """From the acceptor: a client's change."""
 
     request_id: int
     change: "Change"
@@ -259,7 +266,7 @@ class CreateTopic(msgspec.Struct, tag=True, frozen=True):
     name: str
     partition_count: int  # -1 = num.partitions
     replication_factor: int  # -1 = default.replication.factor
-    assignments: dict[int, list[int]]  # empty = the controller places
+    assignments: dict[int, list[int]]  # empty = the controller chooses
     config: dict[str, str | None]
 
 
@@ -272,8 +279,8 @@ class AddPartitions(msgspec.Struct, tag=True, frozen=True):
     name: str
     partition_count: int  # the new total
     assignments: list[list[int]] | None
-    # of the topic, as it was known to whoever has asked that no transaction is open which wrote to
-    # partitions that are gone
+    # The topic's value at the time when the requester checked that no open transaction has written
+    # to removed partitions.
     first_leader_epoch: int = 0
 
 
@@ -287,7 +294,7 @@ class AlterConfig(msgspec.Struct, tag=True, frozen=True):
     resource_type: int  # Kafka's: 2 topic, 4 broker, 32 group
     resource_name: str
     operations: list[ConfigOperation]
-    replace: bool  # AlterConfigs: forget what is not named
+    replace: bool  # AlterConfigs: reset all configs that are not named
 
 
 class DeleteRecords(msgspec.Struct, tag=True, frozen=True):
@@ -297,9 +304,7 @@ class DeleteRecords(msgspec.Struct, tag=True, frozen=True):
 
 
 class MoveReplica(msgspec.Struct, tag=True, frozen=True):
-    """AlterReplicaLogDirs: begin to move a partition of this host to another of its log
-    directories.
-    """
+    """AlterReplicaLogDirs: start moving a partition of this host to another of its log directories."""
 
     name: str
     partition: int
@@ -325,13 +330,13 @@ class FeatureUpdate(msgspec.Struct, frozen=True):
 
 
 class UpdateFeatures(msgspec.Struct, tag=True, frozen=True):
-    """All of them or none (KIP-584, version 2 of the request)."""
+    """All or nothing (KIP-584, version 2 of the request)."""
 
     updates: list[FeatureUpdate]
 
 
 class AllocateProducerIds(msgspec.Struct, tag=True, frozen=True):
-    """A block of producer ids, on disk before it is answered; never given twice."""
+    """A block of producer ids, on disk before it is answered; never assigned twice."""
 
     count: int
 
@@ -339,12 +344,12 @@ class AllocateProducerIds(msgspec.Struct, tag=True, frozen=True):
 class PartitionReassignment(msgspec.Struct, frozen=True):
     name: str
     partition: int
-    replicas: list[int] | None  # the target; None = cancel what is under way
+    replicas: list[int] | None  # the target; None = cancel the current reassignment
 
 
 class AlterReassignments(msgspec.Struct, tag=True, frozen=True):
-    """AlterPartitionReassignments (KIP-455): each partition by itself; one result for each, in this
-    order.
+    """AlterPartitionReassignments (KIP-455). Partitions are independent; one result for each, in
+    this order.
     """
 
     partitions: list[PartitionReassignment]
@@ -352,8 +357,8 @@ class AlterReassignments(msgspec.Struct, tag=True, frozen=True):
 
 
 class ElectLeaders(msgspec.Struct, tag=True, frozen=True):
-    """KIP-460. One result for each partition; with None (all that need it) for those that were
-    tried.
+    """KIP-460. One result for each partition; with None (every partition that needs one) for those
+    that were tried.
     """
 
     election_type: int  # Kafka's: 0 preferred, 1 unclean
@@ -367,34 +372,37 @@ class UnregisterBroker(msgspec.Struct, tag=True, frozen=True):
 
 
 class DrainBroker(msgspec.Struct, tag=True, frozen=True):
-    """Moves all replicas of a host elsewhere, and places none there; `cancel`: it takes part again."""
+    """Moves all replicas of a host elsewhere and places none there; `cancel`: the host takes
+    replicas again.
+    """
 
     node_id: int
     cancel: bool = False
 
 
 class BalanceReplicas(msgspec.Struct, tag=True, frozen=True):
-    """Spreads replicas and leaderships evenly over the hosts, by reassignments; with validate_only
-    the answer's results say which.
+    """Spreads replicas and leaderships evenly over the hosts by reassignments; with validate_only
+    the results only list them.
     """
 
     topics: list[str] | None = None
 
 
 class RetirePartitions(msgspec.Struct, tag=True, frozen=True):
-    """The partitions from `partition_count` on take no new records and vanish when retention has
-    emptied them.
+    """The partitions from `partition_count` on take no new records and are removed when retention
+    has emptied them.
     """
 
     name: str
-    partition_count: int  # that remain
-    # also when the number does not divide the present one: keys of remaining partitions move
+    partition_count: int  # number that remains
+    # Allow it even if the number does not divide the present one, in which case keys of the
+    # remaining partitions move.
     allow_moved_keys: bool = False
 
 
 class ReleaseRetired(msgspec.Struct, tag=True, frozen=True):
-    """Consumers have read what is in the sealed partitions: producers need not wait any longer. By
-    itself it happens after a while (ControllerOptions.retire_barrier_ms).
+    """Consumers have read the sealed partitions, so producers need not wait any longer. Happens
+    automatically after ControllerOptions.retire_barrier_ms.
     """
 
     name: str
@@ -404,7 +412,7 @@ class AddVoter(msgspec.Struct, tag=True, frozen=True):
     """AddRaftVoter (KIP-853)."""
 
     node_id: int
-    directory_id: bytes  # 16 bytes; empty = the one it is registered with
+    directory_id: bytes  # 16 bytes; empty = its registered one
 
 
 class RemoveVoter(msgspec.Struct, tag=True, frozen=True):
@@ -413,7 +421,7 @@ class RemoveVoter(msgspec.Struct, tag=True, frozen=True):
 
 
 class DescribeQuorum(msgspec.Struct, tag=True, frozen=True):
-    """No change: the active controller's view of the quorum, in the answer's `quorum`."""
+    """Changes nothing: returns the active controller's view of the quorum in the answer's `quorum`."""
 
 
 Change = (
@@ -440,7 +448,7 @@ Change = (
 
 
 class PartitionResult(msgspec.Struct, frozen=True):
-    """What became of one partition of a change that names many."""
+    """The result for one partition of a change that names several."""
 
     name: str
     partition: int
@@ -455,7 +463,7 @@ class QuorumReplica(msgspec.Struct, frozen=True):
     log_end_offset: int
     last_fetch_ms: int = -1  # wall clock, -1 = not known
     last_caught_up_ms: int = -1
-    host: str = ""  # its controller listener
+    host: str = ""  # address of its controller listener
     port: int = 0
 
 
@@ -465,7 +473,7 @@ class QuorumImage(msgspec.Struct, frozen=True):
     high_watermark: int
     voters: list[QuorumReplica]
     observers: list[QuorumReplica]
-    fetch_timeout_ms: int = 0  # controller.quorum.fetch.timeout.ms of the leader; 0 = not said
+    fetch_timeout_ms: int = 0  # controller.quorum.fetch.timeout.ms of the leader; 0 = not given
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):

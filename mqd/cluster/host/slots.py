@@ -1,5 +1,5 @@
-"""Slots of the control segment: which partition has which, which wait to be free. Part of the host
-core; invariants H1 and H2.
+"""Slots of the control segment: which partition has which slot, and which slots wait to become
+free. Part of the host core; invariants H1 and H2.
 """
 
 import heapq
@@ -17,7 +17,7 @@ class Slots:
         self.unplaced: dict[Partition, None] = {}  # no slot was free
 
     def adopt(self, partition: Partition, slot: int) -> None:
-        """While starting: `free` is told at the end (seen)."""
+        """During start only: seen() supplies `free` at the end."""
         self.used[partition] = slot
 
     def seen(self, slots: set[int]) -> None:
@@ -27,7 +27,7 @@ class Slots:
         return self.used.get(partition, -1)
 
     def take(self, partition: Partition) -> int:
-        """The partition's, or a free one; -1: none is free, it waits."""
+        """The partition's slot, or a free one. -1: none is free and the partition waits."""
         slot = self.used.get(partition, -1)
         if slot >= 0:
             return slot
@@ -39,8 +39,8 @@ class Slots:
         return slot
 
     def give_up(self, partition: Partition, version: int, users: set[int]) -> int:
-        """The partition is not here any more. Its slot, which `users` (workers) use until they have
-        applied `version`; -1 when it had none.
+        """The partition is no longer on this host. Returns its slot, which `users` (workers) may
+        use until they have applied `version`; -1 if it had none.
         """
         self.unplaced.pop(partition, None)
         slot = self.used.pop(partition, -1)
@@ -61,7 +61,7 @@ class Slots:
             users.discard(worker)
 
     def free_retired(self) -> list[int]:
-        """Those that nobody uses any more; they are free now."""
+        """Frees the retiring slots that no worker uses any more and returns them."""
         ready = [slot for slot, (_, users) in self.retiring.items() if not users]
         for slot in ready:
             del self.retiring[slot]

@@ -1,8 +1,9 @@
-"""Proof of death where nobody is left to bring it but the keeper, as a sealed datagram to the other
-hosts, from the socket that the keeper holds for gossip.
+"""Proof of death for the case that the keeper is the only process left to send it: a sealed
+datagram to the other hosts, from the socket that the keeper holds for gossip.
 
-The controller leaves orders behind while it lives (`Orders`, a file in run/): whom to tell, and the
-epochs that count. The keeper tells two things, each when the kernel has proven it:
+While it runs, the controller maintains instructions for the keeper (`Orders`, a file in run/): the
+recipients, and the relevant epochs. The keeper sends two facts, each as soon as the kernel has
+proven it:
 
     the controller has ended     if it led the metadata quorum, that epoch is over: the voters need
                                  not wait for their promise to it to run out
@@ -11,15 +12,15 @@ epochs that count. The keeper tells two things, each when the kernel has proven 
                                  that is elected because of the first; the leaderships go to others without waiting for a session to end
 
 Invariants
-    N1  a process that led an epoch of the quorum never leads it again, nor does its successor: that
-        an epoch is over stays true, however late or often it is said
-    N2  the proof of a broker's death counts for one broker epoch, and only while no lease can have
-        been granted on a heartbeat sent after it: by the controller of the epoch that it names; or,
-        where that controller died with it, by the next one that became active (A4 in
-        active_controller.py); and by neither after a later heartbeat
-So one that is repeated, late or lost changes nothing. The seal proves that whoever says it has the
-cluster's key, as every message between hosts does; that it is that very host's keeper is its word,
-as the node id in a handshake is. What the others make of it: death_proofs.py.
+    N1  a process that led an epoch of the quorum never leads it again, nor does its successor: the
+        statement that an epoch is over stays true, however late or often it arrives
+    N2  the proof of a broker's death holds for one broker epoch, and only while no lease can have
+        been granted on a heartbeat sent after it. It is accepted by the controller of the epoch
+        that it names or, if that controller died with the broker, by the next one that became
+        active (A4 in active_controller.py); and by neither after a later heartbeat
+A repeated, late or lost notice therefore does no harm. The seal proves that the sender has the
+cluster's key, as for every message between hosts. That the sender is that host's keeper is only its
+claim, like the node id in a handshake. The receiving side is in death_proofs.py.
 
     offset  bytes  what
     0       4      b"mqp1"
@@ -37,25 +38,27 @@ import msgspec
 MAGIC = b"mqp1"
 MAC_BYTES = 32
 NOTICE_BYTES_MAX = 200
-REPEATS_MS = (0, 30, 100, 300, 700)  # after the proof: datagrams get lost
+REPEATS_MS = (0, 30, 100, 300, 700)  # after the proof; repeated because datagrams get lost
 ORDERS_NAME = "death-orders"
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):
-    """What follows a field that is not known is left out by older versions, and what they do not
-    say has the default.
+    """Older versions omit the fields after the last one that they know; missing fields take their
+    defaults.
     """
 
     node_id: int
-    broker_epoch: int  # -1: nothing is proven of the broker, only its controller process has ended
+    # -1: nothing is proven about the broker; only its controller process has ended
+    broker_epoch: int
     controller_epoch: int
-    sent_ms: int  # CLOCK_BOOTTIME of the host that died, when all had ended; the same in each repetition
+    # CLOCK_BOOTTIME of the dead host when all processes had ended; the same in each repetition
+    sent_ms: int
     led: bool = False  # the controller process that has ended led the metadata quorum in `controller_epoch`
 
 
 class Orders(msgspec.Struct, frozen=True):
     """`incarnation`: of the keeper that may follow them. `addresses`: of the other hosts, voters
-    first; numbers, not names: the keeper looks nothing up.
+    first. They are numeric, because the keeper resolves no names.
     """
 
     incarnation: int
@@ -64,7 +67,8 @@ class Orders(msgspec.Struct, frozen=True):
     controller_epoch: int
     cluster_id: str
     addresses: tuple[tuple[str, int], ...]
-    led: bool = False  # the process that wrote this led the quorum in `controller_epoch`; true for ever (N1)
+    # the process that wrote this led the quorum in `controller_epoch`; permanently true (N1)
+    led: bool = False
 
 
 def _mac(secret: bytes, cluster_id: str, body: bytes) -> bytes:
@@ -78,7 +82,7 @@ def seal(secret: bytes, cluster_id: str, notice: Notice) -> bytes:
 
 
 def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
-    """None: no notice of this cluster."""
+    """None: not a notice of this cluster."""
     body = data[len(MAGIC) + MAC_BYTES :]
     if (
         len(data) > NOTICE_BYTES_MAX
@@ -93,8 +97,8 @@ def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
 
 
 def write_orders(run_dir: Path, orders: Orders | None) -> None:
-    """Replaced as a whole; None: there are none. Not durable, and need not be: a host that loses
-    its memory has lost its keeper too. Raises OSError.
+    """Replaces the file as a whole; None removes it. Need not be durable: a host that loses its
+    memory has lost its keeper too. Raises OSError.
     """
     path = run_dir / ORDERS_NAME
     if orders is None:

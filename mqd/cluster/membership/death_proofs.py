@@ -1,5 +1,5 @@
-"""What a host makes of the notices of other hosts' keepers, and whom its own keeper is to tell
-(death_notice.py, which keepers read: it imports nothing of this).
+"""Processes the notices of other hosts' keepers, and computes the orders for this host's own
+keeper. Keepers import death_notice.py, which imports nothing from here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ TOLD_MAX = 64
 
 
 def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
-    """What is true of this host's controller process and its broker when they have ended: for
-    Orders. None: nobody counts on them yet. `before`: what was said last.
+    """The facts that hold about this host's controller process and its broker once they have ended,
+    for Orders. None: no other host relies on them yet. `before`: the previous result.
 
-    While nobody is known to lead, the last word stands: what it says stays true (N1), and counts
-    for nothing that came after it (N2).
+    While no leader is known the previous result stands: its statements stay true (N1), and say
+    nothing about later events (N2).
     """
     broker = state.brokers.get(core.key.node_id)
     if broker is None or broker.incarnation != incarnation:
@@ -30,8 +30,8 @@ def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before:
 
 
 def told(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
-    """Addresses of the other hosts, as they last registered: the voters, who elect, then those that
-    only look for the new leader. At most TOLD_MAX.
+    """Addresses of the other hosts from their last registrations: first the voters, which elect,
+    then those that only look for the new leader. At most TOLD_MAX.
     """
     voters = {voter.node_id: (voter.host, voter.port) for voter in core.voters}
     brokers = {
@@ -44,8 +44,8 @@ def told(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
 
 
 class DeathProofs:
-    """Sans-I/O. The newest notice of each node is kept, for the case that this host is elected
-    because of it: of NOTICES_MAX nodes.
+    """Sans-I/O. Keeps the newest notice of each node, of up to NOTICES_MAX nodes, in case this host
+    is elected because of it.
     """
 
     def __init__(self, node_id: int) -> None:
@@ -53,7 +53,9 @@ class DeathProofs:
         self._heard: dict[int, Notice] = {}
 
     def on_notice(self, notice: Notice) -> tuple[LeaderDied | None, ProofOfDeath | None]:
-        """What it means for the quorum, and for the active controller if this host is it."""
+        """Returns the event for the quorum, and the one for the active controller if this host is
+        it.
+        """
         if notice.node_id == self._node_id:
             return None, None
         known = self._heard.get(notice.node_id)
@@ -69,7 +71,7 @@ class DeathProofs:
         )
 
     def on_active(self) -> list[ProofOfDeath]:
-        """This host has become the active controller: what may be proven to it."""
+        """This host has become the active controller: returns the proofs it has on file."""
         return [_proof(notice) for notice in self._heard.values()]
 
 

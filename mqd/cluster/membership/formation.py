@@ -1,8 +1,8 @@
-"""How empty hosts become a cluster, once: what a host on an empty metadata directory asks the
-seeds, and what it makes of their answers. Sans-I/O.
+"""One-time formation of a cluster from empty hosts: a host with an empty metadata directory asks
+the seeds, and decides by their answers. Sans-I/O.
 
-A host that is of a cluster already never asks. An empty one asks every seed (also itself: that is
-how it learns whether it is one) until it can tell which holds:
+A host that belongs to a cluster never asks. An empty one asks every seed (including itself: that is
+how it learns whether it is a seed) until one of these cases applies:
 
     no seeds                                                    found alone, at once
     a seed is of a cluster                                      join that cluster: as a voter when it was founded with this host, else as an observer
@@ -13,22 +13,23 @@ how it learns whether it is one) until it can tell which holds:
                                                                 seed once also what that may come
                                                                 from
 
-Who is not one of the seeds never founds.
+A host that is not a seed never founds a cluster.
 
 Invariants
-    F1  an identity is (node id, directory id); a wiped host has another directory id, so it is
-        nobody's voter
+    F1  an identity is (node id, directory id); a wiped host has another directory id, so it is not
+        a voter of any cluster
     F2  a host founds only when the newest answer of each seed, in answer to a question of this
-        process, says: empty, the same seeds, and `sees` = the set that this host sees. So two
-        different sets can never both have a majority: who said "I see S" had then not founded, sees
-        later sets only, and never goes back
-    F3  all founders of one set come to the same cluster id and the same voters, whoever asks first
-    F4  a host whose metadata directory is new although it was of a cluster (`lost_cluster_id`)
+        process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
+        different sets can therefore never both have a majority: a host that said "I see S" had not
+        founded then, sees only later sets, and never goes back
+    F3  all founders of one set come to the same cluster id and the same voters, whichever asks
+        first
+    F4  a host with a new metadata directory that once belonged to a cluster (`lost_cluster_id`)
         neither founds nor counts as empty; it joins that cluster and no other
-    F5  the identity is on disk (fsynced) before the first answer is given (the shell's promise)
+    F5  the identity is on disk (fsynced) before the first answer is sent (guaranteed by the shell)
 
-Bounds: SEED_COUNT_MAX seeds; one question under way per seed; a question without an answer for
-ANSWER_MS_MAX counts as not answered.
+Bounds: SEED_COUNT_MAX seeds; one question in flight per seed; a question counts as unanswered after
+ANSWER_MS_MAX.
 """
 
 import hashlib
@@ -40,17 +41,18 @@ import msgspec
 from mqd.base.cluster_config import format_address, parse_address
 
 SEED_COUNT_MAX = 32
-ASK_MS_MIN = 100  # between two questions to one seed; doubled after each that leads nowhere
+ASK_MS_MIN = 100  # between two questions to one seed; doubled after each that leads to nothing
 ASK_MS_MAX = 2_000
 ANSWER_MS_MAX = 3_000
-ADVISE_MS = 10_000  # hosts that are started together are all there before
+ADVISE_MS = 10_000  # hosts that are started together are all up before that
 ADVICE = (
     "A seed that cannot be asked has to run, and to have been started with --cluster-seeds itself: without it a host"
     " listens for no other one. HOST:PORT is its controller's listener, by default the clients' port + 2, and its"
     ' cluster.key.file the same as here. See "One host grows to three" in docs/operations.md'
 )
 
-# -- what is said between hosts --------------------------------------------------------------------
+# -- messages between hosts
+# --------------------------------------------------------------------------
 
 
 class Member(msgspec.Struct, frozen=True, order=True):
@@ -68,13 +70,14 @@ class FormationAsk(msgspec.Struct, tag=True, frozen=True):
 
 class FormationAnswer(msgspec.Struct, tag=True, frozen=True):
     ask_id: int
-    member: Member  # who answers
+    member: Member  # the host that answers
     cluster_id: str  # "" = empty
     generation: int
     seeds: tuple[str, ...]  # as normalised by normalise(), sorted
-    sees: str  # digest of the complete set of seeds that it has seen, all empty; "" = not complete
+    sees: str  # digest of the complete set of seeds it has seen, all empty; "" = not complete
     voters: tuple[Member, ...]  # of its cluster
-    lost: bool = False  # it was of a cluster and has lost its metadata: it is no empty host, and knows nothing
+    # it belonged to a cluster and has lost its metadata: it is not empty, and knows nothing
+    lost: bool = False
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -92,7 +95,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Unreachable(msgspec.Struct, frozen=True):
-    """The question did not get there, or the connection ended before the answer."""
+    """The question was not delivered, or the connection ended before the answer."""
 
     seed: str
     ask_id: int
@@ -100,7 +103,7 @@ class Unreachable(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Another host's question; also while this host has a cluster (then the shell answers by
+    """Another host's question. Also sent while this host has a cluster (the shell then answers with
     answer_of_member()).
     """
 
@@ -135,8 +138,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Become an observer of a cluster; or, with `voter`, one of the voters that it was founded
-    with, as if this host had founded it.
+    """Become an observer of a cluster; with `voter`, one of its founding voters, as if this host
+    had founded it.
     """
 
     cluster_id: str
@@ -146,8 +149,8 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing can be decided: one line for each seed that is in the way. Said again only when it
-    changes. `advice`: what to look at; said once, else "".
+    """No decision is possible: one line for each seed that blocks it. Returned again only when it
+    changes. `advice`: what to check; given once, otherwise "".
     """
 
     reasons: tuple[str, ...]
@@ -158,7 +161,7 @@ Effect = AskSeed | AnswerAsk | Found | Join | Wait
 
 
 def normalise(seed: str) -> str:
-    """ "Host:Port" in the form in which two hosts' lists are compared. Raises ValueError."""
+    """The normal form of "Host:Port", in which two hosts' lists are compared. Raises ValueError."""
     host, port = parse_address(seed)
     if not host or not port:
         raise ValueError(f"{seed.strip()!r} names no host and port")
@@ -171,7 +174,7 @@ def split(seed: str) -> tuple[str, int]:
 
 
 def set_digest(members: Sequence[Member]) -> str:
-    """The same for the same hosts, whatever addresses they are known by and in whatever order."""
+    """Equal for the same hosts, whatever their addresses and order."""
     text = "\n".join(
         f"{node_id} {directory_id}"
         for node_id, directory_id in sorted((member.node_id, member.directory_id) for member in members)
@@ -183,15 +186,15 @@ class _Seed(msgspec.Struct):
     answer: FormationAnswer | None = None  # the newest
     answered_ms: int = 0
     reason: str = "has not answered yet"
-    ask_id: int = 0  # of the question under way; 0 = none
+    ask_id: int = 0  # of the question in flight; 0 = none
     asked_ms: int = 0
     next_ms: int = 0
     wait_ms: int = ASK_MS_MIN
 
 
 class FormationCore:
-    """handle(event, now_ms) is the only mutator; now_ms is monotonic. `decided` is set once, with
-    the effect that was returned.
+    """handle(event, now_ms) is the only mutator; now_ms is monotonic. `decided` is set once, to the
+    returned effect.
     """
 
     def __init__(self, own: Member, seeds: Sequence[str], lost_cluster_id: str = "") -> None:
@@ -204,7 +207,7 @@ class FormationCore:
         self._states = {seed: _Seed() for seed in self.seeds}
         self._ask_count = 0
         self._said: tuple[str, ...] | None = None
-        self._advise_ms: int | None = None  # when, at the earliest; None before Start
+        self._advise_ms: int | None = None  # earliest time for the advice; None before Start
         self._advised = False
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
@@ -287,7 +290,9 @@ class FormationCore:
         return effects
 
     def _advice(self, now_ms: int) -> str:
-        """Once, when a seed has not answered for so long that nobody is just being started there."""
+        """Given once, when a seed has not answered for so long that it is probably not just
+        starting.
+        """
         if self._advise_ms is None:
             self._advise_ms = now_ms + ADVISE_MS
         if (
@@ -319,12 +324,12 @@ class FormationCore:
 
     def _join(self, answers: list[FormationAnswer]) -> Join | None:
         if len({answer.cluster_id for answer in answers}) > 1:
-            return None  # seeds of different clusters: somebody has to decide which is meant
+            return None  # seeds of different clusters: an operator has to decide which one is meant
         if self._lost and answers[0].cluster_id != self._lost:
             return None
         newest = max(answers, key=lambda answer: (answer.generation, len(answer.voters)))
-        # The voters of the founding are those from whom the cluster's id follows; every later voter
-        # has the log that made it one.
+        # The cluster's id is derived from the founding voters. A later voter has the log that made
+        # it one.
         founder = set_digest(newest.voters) == newest.cluster_id and any(self._is_own(voter) for voter in newest.voters)
         return Join(newest.cluster_id, newest.generation, newest.voters, founder)
 
@@ -332,9 +337,7 @@ class FormationCore:
         return (member.node_id, member.directory_id) == (self.own.node_id, self.own.directory_id)
 
     def _complete_set(self) -> list[Member] | None:
-        """The seeds, when all have answered, are empty, name the same seeds and are different
-        hosts.
-        """
+        """The seeds, if all have answered, are empty, name the same seeds and are different hosts."""
         members = []
         for state in self._states.values():
             if state.answer is None or state.answer.cluster_id or state.answer.lost or state.answer.seeds != self.seeds:
@@ -381,5 +384,5 @@ class FormationCore:
 def answer_of_member(
     ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]
 ) -> FormationAnswer:
-    """What a host that is of a cluster says; `voters` as its quorum knows them."""
+    """The answer of a host that belongs to a cluster; `voters` as its quorum knows them."""
     return FormationAnswer(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

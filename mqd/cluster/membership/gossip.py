@@ -1,21 +1,22 @@
-"""Gossip as a state machine without I/O: SWIM with Lifeguard's refinements. What it knows are
+"""Gossip as a state machine without I/O: SWIM with Lifeguard's refinements. Its knowledge is only
 hints; nothing here elects, fences or counts a quorum.
 
 Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.00788); the parameters
-of memberlist, made for a failure to be known within seconds.
+follow memberlist, tuned to detect a failure within seconds.
 
     gossip.py         the order of things: datagrams, timers, states, joining, leaving        gossip_events.py     events, effects, settings
     gossip_membership.py   who is in which state, and who may say so                               gossip_messages.py   the wire
     gossip_probing.py      who is asked whether it is there                                        gossip_parts.py      windows, suspicion, queues
 
-Invariants (check(), and the simulator's, beside those of the parts)
+Invariants (asserted by check() and the simulator, in addition to those of the parts)
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
     G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per
-        gossip round gossip_fanout, answers by their buckets
-    G7  a datagram that is not sealed, not for this life of this host, or was seen before changes
-        nothing but a counter (one ping of a stranger is answered, within its bucket)
-Time: milliseconds of any clock that does not go back. When a tick comes late this process stood
-still, and its own time did too: nobody is judged for what it could not hear.
+        gossip round gossip_fanout, answers limited by their token buckets
+    G7  a datagram that is not sealed, not addressed to this life of this host, or a replay changes
+        only a counter (one ping of a stranger is answered, within its bucket)
+Time: milliseconds of any clock that does not go back. A late tick means that this process was
+stopped. Its own time stops too, so no member is judged by messages that this process could not
+receive.
 """
 
 from __future__ import annotations
@@ -69,18 +70,19 @@ from mqd.cluster.membership.gossip_probing import Prober
 
 EXCHANGE_COUNT_MAX = 4
 LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
-# states are exchanged again: when all start together, the seed did not know them all either
+# States are exchanged again at these times: when all hosts start together, the seed does not know
+# all of them at first.
 AFTER_JOIN_MS = (1_000, 3_000, 8_000)
 SWEEP_MS = 10_000
-LOAD_SENDS = 2  # times log10 of the members: loads are renewed anyway
+LOAD_SENDS = 2  # times log10 of the members: loads are refreshed anyway
 
 Address = tuple[str, int]
 
 
 class GossipCore:
-    """`life`: one more than at the last start of this directory, on disk already. `seeds`:
-    addresses of controller listeners; this host's own may be among them. `rng`: for targets, and
-    for probe ids, so not to be guessed from outside (random.Random seeded by the system in a
+    """`life`: one more than at the last start with this directory, already on disk. `seeds`:
+    addresses of controller listeners; this host's own may be among them. `rng`: chooses targets and
+    probe ids, so it must not be predictable from outside (random.Random seeded by the system in a
     broker).
     """
 
@@ -94,8 +96,8 @@ class GossipCore:
         seeds: Sequence[Address] = (),
     ) -> None:
         self.settings, self.rng = settings, rng
-        self.counts: Counter[str] = Counter()  # datagrams by what became of them
-        self.at = 0  # this host's own time: the clock without what it stood still
+        self.counts: Counter[str] = Counter()  # datagrams by result
+        self.at = 0  # this host's own time: the clock minus the time it was stopped
         self.quiet = False
         self.health = Health(settings.health_max)
         self.own_load: Load | None = None
@@ -125,16 +127,16 @@ class GossipCore:
         self.prober = Prober(self)
         self.membership = Membership(self, profile, life)
 
-    # -- for consumers -----------------------------------------------------------------------------
+    # -- for consumers ----------------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
-        """When Tick is wanted next, on the caller's clock."""
+        """Time of the next required Tick, on the caller's clock."""
         return self._timers[0][0] + self._lost_ms if self._timers else self.at + self._lost_ms + SWEEP_MS
 
     @property
     def controller(self) -> ControllerSeen:
-        """node_id -1: none heard of."""
+        """node_id -1: none known."""
         return ControllerSeen(self._hint.node_id, self._hint.epoch)
 
     @property
@@ -150,7 +152,7 @@ class GossipCore:
         return [member.view() for member in self.membership.members.values()]
 
     def is_me(self, ping: StreamPing) -> bool:
-        """Whether a probe over TCP is to be answered: it reached the very host it was meant for."""
+        """Whether to answer a probe over TCP: it was meant for this very host."""
         return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
 
     def state(self, wants_answer: bool = True) -> State:
@@ -223,7 +225,7 @@ class GossipCore:
         self.after(rng.randrange(1, settings.load_interval_ms), self._on_load_due)
         self.after(SWEEP_MS, self._on_sweep)
 
-    # -- what the parts use ------------------------------------------------------------------------
+    # -- for the parts ----------------------------------------------------------------------------
 
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
@@ -245,7 +247,7 @@ class GossipCore:
         heapq.heappush(self._timers, (when_ms, self._timer_count, run, argument))
 
     def choose(self, count: int) -> list[Identity]:
-        """So many different members that live, by chance."""
+        """That many different live members, chosen at random."""
         living = self.membership.living
         return self.rng.sample(living, min(count, len(living)))
 
@@ -267,7 +269,7 @@ class GossipCore:
             self._arm_gossip()
 
     def broadcast_load(self, identity: Identity, data: bytes) -> None:
-        """Rides on what is sent anyway."""
+        """Piggybacks on datagrams that are sent anyway."""
         if not self.quiet:
             self._loads.put(identity, data)
 
@@ -292,8 +294,8 @@ class GossipCore:
         first: Sequence[bytes] = (),
         alone: bool = False,
     ) -> None:
-        """One datagram: `first`, then as many waiting updates as fit, none of them when `alone`.
-        Without a body and anything to tell: no datagram.
+        """Sends one datagram: `first`, then as many queued updates as fit (none if `alone`). With
+        neither a body nor updates, sends nothing.
         """
         membership = self.membership
         head = (
@@ -325,8 +327,8 @@ class GossipCore:
             self.after(self.rng.randrange(1, self.settings.gossip_interval_ms + 1), self._on_gossip)
 
     def gossip_now(self) -> None:
-        """Something urgent is in the queue: one round before its time. Bounded as an answer: others
-        may have caused it.
+        """The queue holds something urgent: runs a round early. Rate-limited like an answer,
+        because other hosts may have caused it.
         """
         if self.may_respond():
             self._gossip_round()
@@ -360,8 +362,8 @@ class GossipCore:
         if not self._window_of(sender).accept(life_of(packet.incarnation), packet.sequence):
             self.counts["repeated"] += 1
             return
-        # Before it has joined a host cannot know that its life is a new one (its disk may be a
-        # copy): what was sent to that life could be repeated.
+        # Before it has joined a host cannot know that its life is new (its disk may be a copy):
+        # datagrams sent to that earlier life could be replayed.
         if sender not in membership.members or packet.to_life != membership.life or not self._joined:
             self.counts["strangers"] += 1
             if isinstance(packet.body, Ping):
@@ -382,8 +384,8 @@ class GossipCore:
                 self.prober.on_nack(packet, packet.body)
 
     def _window_of(self, sender: Identity) -> Window:
-        """Also of senders that are not members yet, or no longer: else what they sent then could be
-        repeated when they are.
+        """Also tracks senders that are not members (yet): otherwise their earlier datagrams could
+        be replayed once they are.
         """
         window = self._windows.get(sender)
         if window is None:
@@ -439,7 +441,7 @@ class GossipCore:
             self._seed_is[address] = sender
         if sender == membership.identity:
             return  # this host itself, by one of its names
-        # Who joins knows nothing that the others do not.
+        # A host that is joining knows nothing that the others do not.
         membership.merge(state, spread=self._joined or event.exchange_id is None)
         self._learn_controller(state.controller_epoch, state.controller_id)
         if event.exchange_id is not None and not self._joined:
@@ -476,8 +478,9 @@ class GossipCore:
                 self._exchange(self.rng.choice(missing))
 
     def _on_back(self, address: Address) -> None:
-        """It answered who called it dead. It may have forgotten everybody, and would hear of them
-        only when states are exchanged anyway: one host, the one that called, tells it now.
+        """A host believed dead has answered this one. It may have lost its state, and would be
+        updated only by the next regular exchange. So the host that reached it sends it the state
+        now.
         """
         self._exchange(address)
 

@@ -1,15 +1,14 @@
-"""What goes into the gossip core and what comes out of it; its settings; what it tells others of a
-member.
+"""Events and effects of the gossip core, its settings, and its view of a member.
 
 How to use it (mqd/controller/gossip.py is the shell that does):
 
     core = GossipCore(profile, seal, settings, rng, life, seeds)
     effects = core.handle(event, now_ms)      # carry them out in order, before the next event
-    core.due_ms                               # when to come with Tick next
+    core.due_ms                               # when to send the next Tick
 
-Consumers (the controller) look at `core.view(node_id)`, `core.views()`, `core.controller` and are
-told by MemberChanged and ControllerSeen. All of it is hints: an address to try, a reason to probe
-at once. Nothing that gossip says may elect, fence, or change an in-sync set.
+Consumers (the controller) read `core.view(node_id)`, `core.views()`, `core.controller` and are
+notified by MemberChanged and ControllerSeen. All of these are hints: an address to try, a reason to
+probe immediately. Gossip must never elect, fence, or change an in-sync set.
 """
 
 import msgspec
@@ -23,35 +22,41 @@ class Settings(msgspec.Struct, frozen=True):
     """Milliseconds of the host's own clock."""
 
     probe_interval_ms: int = 500
-    probe_timeout_ms: int = 200  # for a direct answer; then others are asked to try, until the interval ends
+    # for a direct answer; then other hosts are asked to probe, until the interval ends
+    probe_timeout_ms: int = 200
     indirect_count: int = 3
     gossip_interval_ms: int = 200
     gossip_fanout: int = 3
-    retransmit_multiplier: int = 4  # an update is sent that many times log10(members + 1), rounded up
-    suspicion_multiplier: int = 2  # the shortest suspicion: so many probe intervals, times log100 of the members
-    suspicion_factor_max: int = 6  # an unconfirmed suspicion waits so many times longer
-    confirmation_count: int = 3  # so many others make it the shortest
-    confirmer_count: int = 8  # of those who hear of a suspicion, about so many probe the suspect at once
-    health_max: int = 8  # Lifeguard's S: a host that hears little itself becomes so many times slower to judge
+    # an update is sent this many times log10(members + 1), rounded up
+    retransmit_multiplier: int = 4
+    # shortest suspicion: this many probe intervals, times log10 of the members
+    suspicion_multiplier: int = 2
+    suspicion_factor_max: int = 6  # an unconfirmed suspicion waits this many times longer
+    confirmation_count: int = 3  # this many confirmations make it the shortest
+    # about this many hosts that learn of a suspicion probe the suspect immediately
+    confirmer_count: int = 8
+    # Lifeguard's S: a host that receives little becomes up to this many times slower to judge
+    health_max: int = 8
     push_pull_interval_ms: int = 30_000
-    reconnect_interval_ms: int = 2_000  # one dead member or missing seed is tried
-    seed_interval_ms: int = 10_000  # at most so often by TCP once joined
+    reconnect_interval_ms: int = 2_000  # how often one dead member or missing seed is tried
+    seed_interval_ms: int = 10_000  # minimum interval of TCP exchanges with seeds once joined
     join_interval_ms: int = 500  # doubled up to join_interval_ms_max
     join_interval_ms_max: int = 10_000
-    exchange_ms_max: int = 5_000  # a push-pull that did not end by then is given up
-    load_interval_ms: int = 5_000  # at least; and at least load_interval_ms_per_member for each member
+    exchange_ms_max: int = 5_000  # timeout of a push-pull
+    # minimum; also at least load_interval_ms_per_member for each member
+    load_interval_ms: int = 5_000
     load_interval_ms_per_member: int = 100
     dead_retention_ms: int = 3_600_000
     left_retention_ms: int = 120_000
     member_count_max: int = 4_096  # alive, suspected, dead and left together
-    response_rate_per_s: int = 200  # answers that others cause, whoever they are
+    response_rate_per_s: int = 200  # answers that other hosts cause, all together
     response_burst: int = 200
-    stranger_rate_per_s: int = 50  # answers to pings of hosts not known yet
-    late_ms: int = 100  # a tick that comes so much too late: this process stood still
+    stranger_rate_per_s: int = 50  # answers to pings of unknown hosts
+    late_ms: int = 100  # a tick this late means that the process was stopped
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What this host says of itself: `Alive` without the incarnation. May change while it runs
+    """This host's description of itself: `Alive` without the incarnation. May change while it runs
     (ProfileChanged).
     """
 
@@ -84,8 +89,8 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class MemberView(msgspec.Struct, frozen=True):
-    """One member as this host sees it. `since_ms`: when it came into its state, on the clock the
-    core is given.
+    """One member as this host sees it. `since_ms`: when it entered its state, on the caller's
+    clock.
     """
 
     profile: Alive
@@ -111,7 +116,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has come for something; too early does no harm."""
+    """A timer is due; an early Tick is harmless."""
 
 
 class DatagramReceived(msgspec.Struct, frozen=True):
@@ -120,10 +125,10 @@ class DatagramReceived(msgspec.Struct, frozen=True):
 
 class StateReceived(msgspec.Struct, frozen=True):
     """The other side's state, over an authenticated TCP connection. `exchange_id`: of our PushPull,
-    or None when the other side began.
+    or None if the other side began.
 
-    Then answer with core.state(False), taken before this event: a host that joins learns from the
-    answer what was known of it before.
+    In the latter case, answer with a core.state(False) taken before this event: a host that joins
+    learns from the answer what was known about it before.
     """
 
     state: State
@@ -141,8 +146,8 @@ class StreamAnswered(msgspec.Struct, frozen=True):
 
 
 class LoadMeasured(msgspec.Struct, frozen=True):
-    """The newest figures; node, directory, life and number are the core's. Sent on when the load
-    interval says so.
+    """The newest measurements; the core sets node, directory, life and number. Sent when the load
+    interval allows.
     """
 
     broker_epoch: int = -1
@@ -156,23 +161,21 @@ class LoadMeasured(msgspec.Struct, frozen=True):
 
 
 class ProfileChanged(msgspec.Struct, frozen=True):
-    """Same node and directory; spread under a new incarnation."""
+    """Same node and directory; announced under a new incarnation."""
 
     profile: Profile
 
 
 class ControllerKnown(msgspec.Struct, frozen=True):
-    """This host knows from the quorum who the active controller is. Only a higher epoch changes
-    anything.
-    """
+    """This host knows the active controller from the quorum. Only a higher epoch changes anything."""
 
     node_id: int
     epoch: int
 
 
 class UnreachableHint(msgspec.Struct, frozen=True):
-    """A connection to the host broke, or a heartbeat is missing: probe it now. At most one probe of
-    a member is under way.
+    """A connection to the host broke, or a heartbeat is missing: probe it now. At most one probe
+    per member is in flight.
     """
 
     node_id: int
@@ -183,16 +186,16 @@ class SeedsChanged(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """The cluster has unregistered the host: its dead or left members are no longer tried or told
-    of. One that lives is not forgotten.
+    """The cluster has unregistered the host: if it is dead or has left, it is no longer tried or
+    announced. A live member is not forgotten.
     """
 
     node_id: int
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Goodbye to all; LeaveDone follows, after which the process may end. Nothing else is answered
-    from then on.
+    """Announces the departure to all. LeaveDone follows, after which the process may end. Nothing
+    else is answered from then on.
     """
 
 
@@ -224,8 +227,8 @@ class SendDatagram(msgspec.Struct, frozen=True):
 
 
 class PushPull(msgspec.Struct, frozen=True):
-    """Connect by TCP, authenticate, send core.state(), read the other's: StateReceived; or
-    ExchangeFailed. At most EXCHANGE_COUNT_MAX under way.
+    """Connect by TCP, authenticate, send core.state(), read the other's. Report StateReceived or
+    ExchangeFailed. At most EXCHANGE_COUNT_MAX in flight.
     """
 
     exchange_id: int
@@ -234,8 +237,8 @@ class PushPull(msgspec.Struct, frozen=True):
 
 
 class ProbeStream(msgspec.Struct, frozen=True):
-    """Connect by TCP and ask whether that very host answers (StreamPing): StreamAnswered within
-    `wait_ms`, else nothing.
+    """Connect by TCP and check that this very host answers (StreamPing). Report StreamAnswered
+    within `wait_ms`, otherwise nothing.
     """
 
     probe_id: int
@@ -247,31 +250,31 @@ class ProbeStream(msgspec.Struct, frozen=True):
 
 
 class KeepLife(msgspec.Struct, frozen=True):
-    """On disk before any effect that follows: others know a later life of this host than its
-    directory did (it was restored from a copy).
+    """Write to disk before carrying out any later effect: other hosts know a later life of this
+    host than its directory did (it was restored from a copy).
     """
 
     life: int
 
 
 class MemberChanged(msgspec.Struct, frozen=True):
-    """`before`: the state it had here, None for one that is new. Load alone is not told."""
+    """`before`: its previous state here, None for a new one. A change of load alone is not
+    reported.
+    """
 
     before: str | None
     member: MemberView
 
 
 class ControllerSeen(msgspec.Struct, frozen=True):
-    """The active controller of the highest epoch heard of. Its address: core.view(node_id)."""
+    """The active controller of the highest known epoch. Its address: core.view(node_id)."""
 
     node_id: int
     epoch: int
 
 
 class NodeIdTwice(msgspec.Struct, frozen=True):
-    """Two hosts that live have the same node id: for the operator. The registration decides, not
-    gossip.
-    """
+    """Two live hosts have the same node id: for the operator. The registration decides, not gossip."""
 
     node_id: int
     directory_ids: tuple[bytes, bytes]

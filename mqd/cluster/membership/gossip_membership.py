@@ -1,7 +1,7 @@
-"""Who is a member, in which state, under which incarnation: SWIM's order of precedence, with
-Lifeguard's suspicion.
+"""The members, their states and incarnations: SWIM's order of precedence, with Lifeguard's
+suspicion.
 
-    what is said      overrides                                         when
+    statement         overrides                                         when
     Alive(i)          anything                                          i >  known incarnation
     Suspect(i)        alive                                             i >= known
     Dead(i)           alive, suspect                                    i >= known
@@ -10,12 +10,12 @@ Lifeguard's suspicion.
 Invariants (check())
     G1  the incarnation of a member never falls; within one incarnation its state only moves alive
         -> suspect -> dead -> left
-    G2  a member becomes dead here when a suspicion ran out here, not earlier than the shortest
-        wait, or by a peer's word; never from a state alone (push-pull)
-    G3  nobody else decides about this host: what is said of it is answered by a higher incarnation,
-        until it leaves
-    G5  at most member_count_max members; a full table gives up the longest dead, and takes no new
-        one when all live
+    G2  a member becomes dead here when a suspicion expires here, not earlier than the shortest
+        wait, or by a peer's message; never through a state alone (push-pull)
+    G3  no other host decides about this one: it refutes statements about itself with a higher
+        incarnation, until it leaves
+    G5  at most member_count_max members; a full table evicts the longest dead member, and takes no
+        new one when all are alive
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Member:
 
     def __init__(self, profile: Alive, since_ms: int) -> None:
         self.profile = profile
-        self.incarnation = profile.incarnation  # of the state; the profile may be of an earlier one
+        # of the state; the profile may belong to an earlier one
+        self.incarnation = profile.incarnation
         self.state = ALIVE
         self.since_ms = since_ms
         self.suspicion: Suspicion | None = None
@@ -80,8 +81,8 @@ class Member:
         return MemberView(self.profile, self.state, self.incarnation, self.since_ms, self.load)
 
     def told(self) -> bytes:
-        """What a datagram to this very member says of it, so that it can answer; empty when it is
-        well.
+        """The state about this member that a datagram to it carries, so that it can refute; empty
+        if it is alive.
         """
         node_id, directory_id = self.identity
         if self.state == SUSPECT:
@@ -93,7 +94,7 @@ class Member:
 
 
 class Membership:
-    """The table of one host, and the host's own incarnation."""
+    """One host's member table, and the host's own incarnation."""
 
     def __init__(self, core: GossipCore, profile: Profile, life: int) -> None:
         self._core = core
@@ -115,7 +116,7 @@ class Membership:
 
     @property
     def count(self) -> int:
-        """Members that live, with this host."""
+        """Live members, including this host."""
         return len(self.living) + 1
 
     def own(self) -> Alive:
@@ -132,19 +133,19 @@ class Membership:
         self.announce()
 
     def _outrank(self, incarnation: int) -> bool:
-        """A higher incarnation than that one; False when there is none."""
+        """Moves to an incarnation above that one; False if there is none."""
         if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
             self.incarnation = incarnation + 1
             return True
         return self._begin_life_after(incarnation)
 
     def _begin_life_after(self, incarnation: int) -> bool:
-        """Others know of another process under this life's number: the directory is an old copy, or
-        has lost the count.
+        """Other hosts know another process under this life's number: the directory is an old copy,
+        or has lost the count.
         """
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
-            return False  # only a host that lies can have said so
+            return False  # only a faulty or malicious host can have sent this
         self.incarnation = life * REFUTATIONS
         self._core.emit(KeepLife(life))
         return True
@@ -159,7 +160,7 @@ class Membership:
         self.announce()
         self._core.gossip_now()
 
-    # -- what is said of members -------------------------------------------------------------------
+    # -- statements about members -----------------------------------------------------------------
 
     def apply(self, update: Update) -> None:
         match update:
@@ -175,8 +176,8 @@ class Membership:
                 self._on_load(update)
 
     def merge(self, state: State, spread: bool) -> None:
-        """A whole state. Its dead are taken as suspected: they may live, and then they say so.
-        `spread`: tell others what was news.
+        """Merges a whole state. Its dead members become suspects here: they may be alive, and then
+        they refute it. `spread`: forward the news.
         """
         core = self._core
         core.quiet = not spread
@@ -222,7 +223,8 @@ class Membership:
             self._revive(member, before)
         else:
             if alive.incarnation > member.profile.incarnation:
-                member.profile = alive  # the suspicion of this incarnation was faster than its profile
+                # the suspicion of this incarnation arrived before its profile
+                member.profile = alive
             return
         self._core.broadcast(identity, encode_update(alive))
 
@@ -283,8 +285,8 @@ class Membership:
 
     def _suspicion(self, by: int) -> Suspicion:
         settings = self._core.settings
-        # A refutation needs log(count) gossip intervals to reach all, fewer than probe intervals by
-        # far: half of what memberlist waits is enough.
+        # A refutation needs log(count) gossip intervals to reach all hosts, far less than that many
+        # probe intervals: half of memberlist's wait is enough.
         shortest_ms = int(
             settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms
         )
@@ -353,7 +355,7 @@ class Membership:
         member.load = load
         self._core.broadcast_load(member.identity, encode_update(load))
 
-    # -- the end of a memory -----------------------------------------------------------------------
+    # -- forgetting -------------------------------------------------------------------------------
 
     def sweep(self) -> None:
         settings, at = self._core.settings, self._core.at
@@ -378,7 +380,7 @@ class Membership:
     # -- views -------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """This host first, then all it knows."""
+        """This host first, then all members it knows."""
         own = Entry(self.own(), LEFT if self.left else ALIVE, self.incarnation, self._core.own_load)
         return [
             own,
@@ -386,7 +388,7 @@ class Membership:
         ]
 
     def of_node(self, node_id: int) -> Member | None:
-        """The best of that node id: one that lives rather than a dead one, then the newest here."""
+        """The best member with that node id: live ones before dead ones, then the newest here."""
         of_it = [self.members[identity] for identity in self._of_node.get(node_id, ())]
         return max(of_it, key=lambda member: (-RANK[member.state], member.since_ms), default=None)
 

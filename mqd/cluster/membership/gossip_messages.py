@@ -1,5 +1,5 @@
-"""What hosts gossip: updates, the datagrams that carry them, the states that two hosts exchange
-over TCP; and the seal that proves a datagram's sender knows the cluster key.
+"""Gossip messages: updates, the datagrams that carry them, the states that two hosts exchange over
+TCP, and the seal that proves that a datagram's sender knows the cluster key.
 
 A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it is one Ethernet frame):
 
@@ -8,14 +8,14 @@ A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it is one Ethe
     4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
     36      n      a Packet in msgpack
 
-Everything here was written by a peer: `Seal.open` raises `Refused` for whatever is too long, not
-sealed by the key, or no Packet. Sizes of strings and lists, and ranges of numbers, are part of the
-types. Fields may be added at the end of a struct: hosts of an earlier version ignore them, a later
-one takes the default.
+All of this input comes from peers: `Seal.open` raises `Refused` for data that is too long, not
+sealed by the key, or not a Packet. Limits on strings, lists and numbers are part of the types.
+Fields may be added at the end of a struct: hosts of an earlier version ignore them, hosts of a
+later one use the default.
 
 An incarnation is one number of two parts, life * REFUTATIONS + refutation: a host counts its lives
-on disk (one more at every start) and refutations in memory. So a host that comes back always
-outranks what was said of it before.
+on disk (one more at every start) and its refutations in memory. A host that comes back therefore
+always outranks earlier statements about it.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ MAC_BYTES = 32
 HEAD_BYTES = len(MAGIC) + MAC_BYTES
 DATAGRAM_BYTES_MAX = 1400
 BODY_BYTES_MAX = DATAGRAM_BYTES_MAX - HEAD_BYTES
-UPDATE_BYTES_MAX = 700  # of one update: whatever a peer says, it fits into a datagram beside the longest head
+# of one update: any update of a peer fits into a datagram beside the longest header
+UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
 MEMBER_COUNT_MAX = 4096  # of one state
 STATE_BYTES_MAX = 8 << 20
@@ -51,7 +52,7 @@ Short = Annotated[str, Meta(max_length=64)]
 Rack = Annotated[str, Meta(max_length=249)]
 ProbeId = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 
-Identity = tuple[int, bytes]  # node id, directory id: a wiped host is another one
+Identity = tuple[int, bytes]  # node id, directory id: a wiped host is a different one
 
 
 def life_of(incarnation: int) -> int:
@@ -59,8 +60,8 @@ def life_of(incarnation: int) -> int:
 
 
 class Refused(ValueError):
-    """A datagram or state that is none of ours; the text says why, for a counter or a debug line.
-    Nothing of it may be used.
+    """A datagram or state that is not acceptable here; the text says why, for a counter or a debug
+    line. Nothing of it may be used.
     """
 
 
@@ -68,8 +69,8 @@ class Refused(ValueError):
 
 
 class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
-    """What a host says of itself; true until a higher incarnation. `host`, `port`: its controller
-    listener (TCP and UDP). Capacities are hints, 0 = not told.
+    """A host's description of itself, valid until a higher incarnation. `host`, `port`: its
+    controller listener (TCP and UDP). Capacities are hints, 0 = not given.
     """
 
     node_id: Node
@@ -83,11 +84,11 @@ class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
     cpu_count: Count = 0
     memory_bytes: Count = 0
     disk_bytes: Count = 0
-    token: Count = 0  # by chance, of the process: two of one incarnation are told apart
+    token: Count = 0  # random per process: distinguishes two processes of one incarnation
 
 
 class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
-    """`by` did not hear from the host. From different ones it counts as confirmation."""
+    """`by` did not hear from the host. Statements from different hosts count as confirmations."""
 
     node_id: Node
     directory_id: Directory
@@ -96,8 +97,8 @@ class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
 
 
 class Dead(msgspec.Struct, tag="d", array_like=True, frozen=True):
-    """The suspicion was not refuted in time, says `by`. A hint like the rest: only the controller
-    fences.
+    """`by` states that the suspicion was not refuted in time. A hint like the rest: only the
+    controller fences.
     """
 
     node_id: Node
@@ -107,7 +108,7 @@ class Dead(msgspec.Struct, tag="d", array_like=True, frozen=True):
 
 
 class Left(msgspec.Struct, tag="l", array_like=True, frozen=True):
-    """The host said goodbye."""
+    """The host has announced its departure."""
 
     node_id: Node
     directory_id: Directory
@@ -115,7 +116,7 @@ class Left(msgspec.Struct, tag="l", array_like=True, frozen=True):
 
 
 class Load(msgspec.Struct, tag="o", array_like=True, frozen=True):
-    """How a host fares; the highest (life, number) of a host counts."""
+    """A host's load; the highest (life, number) of a host counts."""
 
     node_id: Node
     directory_id: Directory
@@ -137,9 +138,7 @@ Update = Alive | Suspect | Dead | Left | Load
 
 
 class Ping(msgspec.Struct, tag="p", array_like=True, frozen=True):
-    """Answered by Ack to the address that is named here, not to where the datagram seems to come
-    from.
-    """
+    """Answered by Ack to the address in the message, not to the datagram's apparent source."""
 
     probe_id: ProbeId
     host: Host
@@ -151,8 +150,8 @@ class Ack(msgspec.Struct, tag="k", array_like=True, frozen=True):
 
 
 class PingRequest(msgspec.Struct, tag="r", array_like=True, frozen=True):
-    """Ping the target for me: Ack when it answers, Nack after `wait_ms` when it does not, both with
-    this probe id to host:port.
+    """Ping the target on the sender's behalf: Ack when it answers, Nack after `wait_ms` when it
+    does not, both with this probe id to host:port.
     """
 
     probe_id: ProbeId
@@ -174,8 +173,8 @@ Body = Ping | Ack | PingRequest | Nack
 
 
 class Packet(msgspec.Struct, array_like=True, frozen=True):
-    """Addressed to one life of one host, numbered by its sender: whoever repeats it, to anybody, at
-    any time, changes nothing.
+    """Addressed to one life of one host, numbered by its sender: a replay, to any host at any time,
+    changes nothing.
     """
 
     to_directory_id: Directory
@@ -184,14 +183,14 @@ class Packet(msgspec.Struct, array_like=True, frozen=True):
     directory_id: Directory
     incarnation: Incarnation
     sequence: Count  # rises within a life
-    controller_epoch: Epoch  # the newest active controller the sender has heard of; -1: none
+    controller_epoch: Epoch  # of the newest active controller that the sender knows; -1: none
     controller_id: NodeOrNone
     body: Body | None
     updates: Annotated[list[Update], Meta(max_length=UPDATE_COUNT_MAX)] = []
 
 
 class PacketOut(msgspec.Struct, array_like=True, frozen=True):
-    """As Packet, with updates that are encoded already: they are encoded once and sent many times."""
+    """Like Packet, but with encoded updates: they are encoded once and sent many times."""
 
     to_directory_id: bytes
     to_life: int
@@ -218,7 +217,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
-    """Everything the sender knows. `wants_answer`: it has not heard the receiver's yet."""
+    """Everything the sender knows. `wants_answer`: it has not received the receiver's yet."""
 
     controller_epoch: Epoch
     controller_id: NodeOrNone
@@ -227,9 +226,7 @@ class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
 
 
 class StreamPing(msgspec.Struct, tag="ping", array_like=True, frozen=True):
-    """A probe over TCP, where datagrams do not get through; answered by StreamAck, by the very host
-    that is named.
-    """
+    """A probe over TCP for paths that drop datagrams; StreamAck is the answer of the named host."""
 
     node_id: Node
     directory_id: Directory
@@ -248,8 +245,8 @@ _decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
 
 
 def encode_update(update: Update) -> bytes:
-    """ValueError when it is too long for a datagram: a host of such a name cannot gossip, and says
-    so at its start.
+    """ValueError if it is too long for a datagram: a host with such a long name cannot gossip, and
+    reports that at its start.
     """
     data = encode(update)
     if len(data) > UPDATE_BYTES_MAX:
@@ -273,9 +270,9 @@ def decode_stream(data: bytes) -> StreamMessage:
 class Seal:
     """Seals and opens datagrams of one cluster.
 
-    `cluster_key`: the secret that all hosts share; empty where no listener leaves the host (then
-    the seal tells clusters apart, and nothing else). Two clusters of one key do not mix: the
-    cluster id is part of what the seal's key is derived from.
+    `cluster_key`: the secret that all hosts share; empty if no listener is reachable from other
+    hosts (the seal then only distinguishes clusters). Two clusters with the same key do not mix,
+    because the seal's key is derived from the cluster id too.
     """
 
     def __init__(self, cluster_key: bytes, cluster_id: str) -> None:
@@ -292,9 +289,7 @@ class Seal:
         return MAGIC + self._mac(body) + body
 
     def open(self, data: bytes) -> Packet:
-        """Raises Refused. The sender is a host that has the key; that it is no repetition is for
-        the core to find out.
-        """
+        """Raises Refused. The sender has the key; the core checks for replays."""
         if not HEAD_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
             raise Refused(f"{len(data)} bytes")
         if data[:4] != MAGIC:

@@ -10,15 +10,14 @@ from collections.abc import Hashable
 from mqd.cluster.membership.gossip_messages import NODE_NONE
 
 WINDOW_BITS = 256
-UPDATE_BYTES_MIN = 20  # none is shorter
+UPDATE_BYTES_MIN = 20  # minimum size of an update
 
 
 class Window:
-    """Which datagrams of one sender were seen: the highest number of its newest life, and which of
-    the WINDOW_BITS before it.
+    """Replay window: which datagrams of one sender were seen. Holds the highest number of its
+    newest life, and which of the WINDOW_BITS numbers before it were seen.
 
-    A datagram that is older than that is refused as well: late by 256 others it has nothing new to
-    say.
+    An older datagram is refused as well: 256 datagrams late, it carries no news.
     """
 
     __slots__ = ("_bits", "_life", "_top")
@@ -27,7 +26,7 @@ class Window:
         self._life, self._top, self._bits = 0, 0, 0
 
     def accept(self, life: int, sequence: int) -> bool:
-        """Once for each (life, sequence), and never again for an earlier life."""
+        """True once for each (life, sequence), and never again for an earlier life."""
         if life != self._life:
             if life < self._life:
                 return False
@@ -45,8 +44,8 @@ class Window:
 
 
 class Health:
-    """Lifeguard's local health: 0 = well. A host that hears little is likely to be the sick one,
-    and judges more slowly (times multiplier).
+    """Lifeguard's local health: 0 = healthy. A host that receives little is probably the faulty
+    one, and judges more slowly (times multiplier).
     """
 
     __slots__ = ("_max", "score")
@@ -66,8 +65,8 @@ class Health:
 
 
 class Suspicion:
-    """Lifeguard's: waits long when nobody else saw it, and less with each independent confirmation
-    (logarithmically: the first counts most).
+    """Lifeguard's suspicion: waits long while no other host confirms it, and less with each
+    independent confirmation (logarithmically: the first counts most).
     """
 
     __slots__ = ("_confirmations_max", "_longest_ms", "_shortest_ms", "confirmers", "since_ms")
@@ -76,10 +75,10 @@ class Suspicion:
         self.since_ms = since_ms
         self._shortest_ms, self._longest_ms = shortest_ms, shortest_ms * factor_max
         self._confirmations_max = confirmations_max
-        self.confirmers = [by]  # node ids, the first raised it
+        self.confirmers = [by]  # node ids; the first one raised it
 
     def confirm(self, by: int) -> bool:
-        """True when it is news: another host, and not more of them than count."""
+        """True if it is new: from another host, and not beyond the number that counts."""
         if by in self.confirmers or len(self.confirmers) > self._confirmations_max:
             return False
         self.confirmers.append(by)
@@ -96,15 +95,14 @@ class Suspicion:
 
 
 class Broadcasts:
-    """Updates on their way to everybody: each is put into so many datagrams, those that were sent
-    least first. One per key; a newer one replaces it.
+    """Updates being broadcast: each is put into a certain number of datagrams, the least sent
+    first. One per key; a newer one replaces it.
 
-    Bound: `count_max` keys; beyond it whatever was sent most often is forgotten (push-pull carries
-    it).
+    Bound: `count_max` keys; beyond it the most often sent update is dropped (push-pull carries it).
     """
 
     def __init__(self, count_max: int) -> None:
-        self._levels: list[dict[Hashable, bytes]] = []  # index: how often it was sent
+        self._levels: list[dict[Hashable, bytes]] = []  # index: number of times sent
         self._level_of: dict[Hashable, int] = {}
         self._count_max = count_max
 
@@ -127,7 +125,7 @@ class Broadcasts:
             del self._levels[level][key]
 
     def take(self, bytes_max: int, count_max: int, sends_max: int) -> list[bytes]:
-        """Updates for one datagram, none twice. What was sent `sends_max` times is done."""
+        """Updates for one datagram, without duplicates. An update sent `sends_max` times is done."""
         taken: list[tuple[int, Hashable, bytes]] = []
         for number, level in enumerate(self._levels):
             for key, data in level.items():
@@ -154,7 +152,7 @@ class Broadcasts:
 
 
 class Bucket:
-    """At most `rate_per_s`, and `burst` at once."""
+    """A token bucket: at most `rate_per_s`, and a burst of `burst`."""
 
     __slots__ = ("_burst", "_rate", "_tokens", "_when_ms")
 
@@ -171,7 +169,7 @@ class Bucket:
 
 
 class ControllerHint:
-    """The active controller of the highest epoch that was heard of."""
+    """The active controller of the highest known epoch."""
 
     __slots__ = ("epoch", "node_id")
 
@@ -179,7 +177,7 @@ class ControllerHint:
         self.epoch, self.node_id = -1, NODE_NONE
 
     def learn(self, epoch: int, node_id: int) -> bool:
-        """True when it is news."""
+        """True if it is new."""
         if epoch <= self.epoch or node_id == NODE_NONE:
             return False
         self.epoch, self.node_id = epoch, node_id

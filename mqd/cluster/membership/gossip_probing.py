@@ -1,5 +1,5 @@
-"""Probes: one member after the other is asked whether it is there; when it does not answer, others
-are asked to ask, and TCP is tried. Nobody heard of it: suspected.
+"""Probes: each member is pinged in turn. If it does not answer, other hosts are asked to ping it,
+and TCP is tried. If no host reaches it, it becomes a suspect.
 
     round (every probe interval, times local health)
       Ping -> Ack                                          well
@@ -8,8 +8,8 @@ are asked to ask, and TCP is tried. Nobody heard of it: suspected.
       Nack: the helper is well and heard nothing either    counts against the target, not against this host
       end of the interval                                  suspected, and told so itself
 
-Bounds: one probe per member, PROBE_COUNT_MAX together; RELAY_COUNT_MAX pings for others. What is
-beyond is left out: somebody else probes too.
+Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for others. Excess
+probes are skipped: other hosts probe too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Probe:
 
 
 class Relay:
-    """A ping for another host: who asked, and under which number."""
+    """A ping on behalf of another host: its requester and probe number."""
 
     __slots__ = ("host", "port", "probe_id", "to")
 
@@ -51,7 +51,7 @@ class Prober:
         self._core = core
         self._order: list[Identity] = []
         self._next = 0
-        self._waiting: set[Identity] = set()  # of the order, those from _next on
+        self._waiting: set[Identity] = set()  # those of the order from _next on
         self.probes: dict[int, Probe] = {}
         self._probed: dict[Identity, int] = {}
         self._relays: dict[int, Relay] = {}
@@ -63,7 +63,9 @@ class Prober:
         core.after(core.rng.randrange(1, core.settings.probe_interval_ms + 1), self._on_round)
 
     def welcome(self, identity: Identity) -> None:
-        """A new member takes a place by chance in the order, so that not all hosts ask it at once."""
+        """Inserts a new member at a random place in the order, so that not all hosts probe it at
+        once.
+        """
         if identity not in self._waiting:
             self._waiting.add(identity)
             self._order.insert(self._core.rng.randint(self._next, len(self._order)), identity)
@@ -76,7 +78,7 @@ class Prober:
             self.probe(identity)
 
     def _next_target(self) -> Identity | None:
-        """Round robin in an order that is shuffled each time: every member is asked within two
+        """Round robin in an order that is reshuffled each time: every member is probed within two
         rounds over all of them.
         """
         membership = self._core.membership
@@ -110,7 +112,7 @@ class Prober:
         core.after(core.settings.probe_interval_ms * multiplier, self._on_end, probe_id)
 
     def _new_id(self) -> int:
-        """Not to be guessed: an answer that was not asked for counts for nothing."""
+        """Unpredictable: an unsolicited answer must not count."""
         return self._core.rng.getrandbits(62)
 
     def _ping(self, member: Member, probe_id: int) -> None:
@@ -122,8 +124,8 @@ class Prober:
         )
 
     def on_suspected(self, member: Member, by: int) -> None:
-        """The suspect hears of it at once, from who raised it; about confirmer_count of the others
-        look for themselves, which ends the matter sooner either way.
+        """The host that raises the suspicion informs the suspect immediately. About confirmer_count
+        other hosts probe it themselves, which settles the matter sooner either way.
         """
         core = self._core
         if by == core.membership.identity[0]:
@@ -133,10 +135,10 @@ class Prober:
             self.probe(member.identity)
 
     def reconnect(self, member: Member) -> None:
-        """A dead member is told that it is thought dead. If it is not, it says so to everybody."""
+        """Tells a dead member that it is considered dead. If it is alive it announces that to all."""
         self._ping(member, self._new_id())
 
-    # -- the end of a probe ------------------------------------------------------------------------
+    # -- end of a probe ---------------------------------------------------------------------------
 
     def _on_timeout(self, probe_id: int) -> None:
         core = self._core
@@ -155,7 +157,7 @@ class Prober:
                 continue
             probe.asked.append(identity)
             target = member.profile
-            # The Nack has to be here before the interval ends: two thirds of what is left.
+            # The Nack must arrive before the interval ends: two thirds of the remaining time.
             request = PingRequest(
                 probe_id,
                 own.host,
@@ -190,7 +192,7 @@ class Prober:
             del self._probed[probe.identity]
         return probe
 
-    # -- what peers send ---------------------------------------------------------------------------
+    # -- messages from peers ----------------------------------------------------------------------
 
     def on_ping(self, packet: Packet, ping: Ping, stranger: bool) -> None:
         core = self._core
@@ -199,9 +201,11 @@ class Prober:
         member = core.membership.members.get((packet.node_id, packet.directory_id))
         first = [told] if member is not None and (told := member.told()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
-            first.append(core.membership.encoded)  # perhaps refuted long ago, but not heard there
+            # perhaps refuted long ago, but the refutation did not arrive there
+            first.append(core.membership.encoded)
         if stranger:
-            first = [core.membership.encoded]  # and nothing of the queue: whoever repeats old pings could empty it
+            # but nothing from the queue: replayed old pings could drain it
+            first = [core.membership.encoded]
         core.send(
             (packet.directory_id, life_of(packet.incarnation)),
             ping.host,

@@ -1,5 +1,5 @@
-"""Two hosts prove to each other that they hold the cluster's key, before either reads anything
-else. Sans-I/O: bytes in, bytes out.
+"""Mutual authentication: two hosts prove to each other that they hold the cluster's key before
+either reads anything else. Sans-I/O: bytes in, bytes out.
 
 Every connection between hosts begins with it, on the controller's listener and on the inter-broker
 listener:
@@ -14,20 +14,20 @@ Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwa
 belongs to the protocol that `purpose` names; the initiator speaks first.
 
 Invariants
-    H1  nothing of the peer's hello is believed, and nothing of this host is told, before the peer
-        has proven the key: the responder's identity follows the initiator's proof
-    H2  each proof covers both nonces, the purpose, both identities and the role of who made it: it
-        is of no use on another connection, for another purpose or in the other direction
-    H3  proofs are compared in constant time; a wrong one, a long frame or a frame out of turn ends
-        the connection, with nothing said to the peer
+    H1  nothing in the peer's hello is trusted, and nothing about this host is revealed, before the
+        peer has proven the key: the responder's identity follows the initiator's proof
+    H2  each proof covers both nonces, the purpose, both identities and the prover's role: it is
+        useless on another connection, for another purpose or in the other direction
+    H3  proofs are compared in constant time; a wrong one, an oversized frame or a frame out of turn
+        ends the connection silently
     H4  exactly the handshake's bytes are consumed: feed() takes at most `wanted` bytes, so a
         descriptor can be handed on afterwards
     H5  a refusal is proven like an acceptance: a stranger cannot make a host believe that it was
         refused
 
-What it does not do: bytes that follow are neither encrypted nor authenticated one by one; a network
-where others can write into a connection needs protection of its own. Concurrency: one object per
-connection, one call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
+Limits: the bytes that follow are neither encrypted nor authenticated; a network where others can
+inject into a connection needs protection of its own. Concurrency: one object per connection, one
+call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
 """
 
 import hashlib
@@ -41,29 +41,29 @@ VERSION = 1
 NONCE_BYTES = 32
 FRAME_BYTES_MAX = 4096
 KEY_BYTES_MIN = 16
-HANDSHAKE_SECONDS_MAX = 5.0  # for the shells: who has not finished by then is disconnected
+HANDSHAKE_SECONDS_MAX = 5.0  # for the shells: a peer that has not finished by then is disconnected
 PURPOSES = ("controller", "data", "gossip")
 
-# Why a responder refuses. The initiator decides by them whether to come again.
+# Reasons of a responder to refuse. By them the initiator decides whether to try again.
 REFUSED_CLUSTER = "cluster"  # of another cluster, or another generation of it
 REFUSED_FEATURES = "features"  # no feature level that both support
 REFUSED_WORKER = "worker"  # no such worker here
 REFUSED_IDENTITY = "identity"  # this node id belongs to another host, or is the responder's own
-REFUSED_PURPOSE = "purpose"  # not spoken on this listener
+REFUSED_PURPOSE = "purpose"  # not offered on this listener
 REFUSED_BUSY = "busy"  # too many connections, or not ready yet
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A host, as it tells its peers about itself."""
+    """A host's identity, as sent to its peers."""
 
     node_id: int
-    directory_id: str  # of the metadata directory: a wiped host is another one
+    directory_id: str  # of the metadata directory: a wiped host is a different one
     cluster_id: str = ""  # "" = of no cluster yet
-    generation: int = 0  # of the cluster: raised when a single host was forced to go on alone
+    generation: int = 0  # of the cluster: raised when a single host was forced to continue alone
     empty: bool = False  # its metadata log holds nothing and it has never voted
     feature_first: int = 0  # metadata levels that this host can read, inclusive
     feature_last: int = 0
-    host: str = ""  # where its controller listens for other hosts; "" = nowhere
+    host: str = ""  # address of its controller listener for other hosts; "" = none
     port: int = 0
     features: dict[str, tuple[int, int]] = {}  # levels that it supports, inclusive
 
@@ -101,8 +101,8 @@ class _Signed(msgspec.Struct, frozen=True):
 
 
 class HandshakeFailed(RuntimeError):
-    """The peer does not hold the key, speaks another protocol, or sent what is no handshake. The
-    connection ends.
+    """The peer does not hold the key, speaks another protocol, or sent invalid data. The connection
+    ends.
     """
 
 
@@ -119,8 +119,8 @@ _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge,
 
 
 def derive_key(secret: bytes, use: str) -> bytes:
-    """A key of its own for each use ("handshake", "gossip"), so that nothing said for one counts
-    for the other.
+    """A separate key for each use ("handshake", "gossip"), so that a message made for one use is
+    invalid for the other.
     """
     return hmac.new(secret, b"mqd cluster key: " + use.encode(), hashlib.sha256).digest()
 
@@ -138,28 +138,32 @@ def _frame(body: bytes) -> bytes:
 
 
 class _Side:
-    """What both sides do: read frame after frame, never a byte more than the next one needs."""
+    """The common part of both sides: reads frame after frame, never a byte more than the next one
+    needs.
+    """
 
     def __init__(self, key: bytes, nonce: bytes, first: bytes) -> None:
         assert len(nonce) == NONCE_BYTES
         self._key = key
         self._nonce = nonce
         self._buffer = bytearray()
-        self._size = -1  # of the frame's body; -1 = its length is not known yet
-        self._prefix = first  # what the peer's first frame begins with
-        self.peer: Hello | Identity | None = None  # who it is, once `done`
+        self._size = -1  # of the frame's body; -1 = not known yet
+        self._prefix = first  # the prefix of the peer's first frame
+        self.peer: Hello | Identity | None = None  # the peer's identity, once `done`
         self.done = False
         self._failed = False
 
     @property
     def wanted(self) -> int:
-        """How many bytes to read next at most; 0 when the handshake is over."""
+        """Maximum number of bytes to read next; 0 when the handshake is over."""
         if self.done or self._failed:
             return 0
         return (self._size if self._size >= 0 else len(self._prefix) + 4) - len(self._buffer)
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes to send now. Raises HandshakeFailed: close the connection, say nothing."""
+        """Returns the bytes to send now. Raises HandshakeFailed: close the connection and send
+        nothing.
+        """
         if len(data) > self.wanted:
             raise ValueError(f"{len(data)} bytes given where {self.wanted} were wanted")
         self._buffer += data
@@ -199,8 +203,8 @@ class _Side:
 
 
 class Initiator(_Side):
-    """The side that connected: send opening(), then feed() what arrives until `done`; `peer` is the
-    responder's Identity. Raises HandshakeRefused when it does not want us.
+    """The side that connected. Send opening(), then feed() the received bytes until `done`; `peer`
+    is the responder's Identity. Raises HandshakeRefused if the responder refuses.
     """
 
     peer: Identity | None
@@ -233,11 +237,12 @@ class Initiator(_Side):
 
 
 class Responder(_Side):
-    """The side that accepted: feed() what arrives until `done`; `peer` is the initiator's Hello.
+    """The side that accepted. feed() it the received bytes until `done`; `peer` is the initiator's
+    Hello.
 
-    `decide(hello)` is asked once the initiator has proven the key: this host's Identity, or a
-    Refusal. After a refusal `refused` is set and `done` is False: send what feed() returned, then
-    close.
+    `decide(hello)` is called once the initiator has proven the key, and returns this host's
+    Identity or a Refusal. After a refusal `refused` is set and `done` is False: send what feed()
+    returned, then close.
     """
 
     peer: Hello | None

@@ -1,14 +1,13 @@
-"""What the controllers of two hosts say to each other, and how it is framed: 4-byte big-endian
-length, then msgpack of one tagged struct.
+"""The messages between the controllers of two hosts, and their framing: 4-byte big-endian length,
+then msgpack of one tagged struct.
 
-The structs belong to the cores that speak them; here they become one union. A tag is the name of
-its class, so a name is used once among all of them; a message never changes its meaning, fields are
-only added at the end, with a default (hosts of two versions live together during a rolling upgrade:
-unknown fields are passed over, an unknown message is reported by decode() and passed over by the
-transport).
+The structs belong to the cores that use them; here they form one union. A tag is the name of its
+class, so class names are unique among them. A message never changes its meaning, and fields are
+only added at the end with a default. Hosts of two versions coexist during a rolling upgrade:
+unknown fields are ignored; decode() reports an unknown message and the transport ignores it.
 
-Bounds: MESSAGE_BYTES_MAX. The sender is who proved it in the handshake
-(mqd/cluster/membership/handshake.py); nothing in a message is believed about that.
+Bounds: MESSAGE_BYTES_MAX. The sender's identity is the one proven in the handshake
+(mqd/cluster/membership/handshake.py), never one stated in a message.
 """
 
 from typing import Union, get_args
@@ -22,7 +21,7 @@ from mqd.cluster.raft.messages import QuorumMessage
 MESSAGE_BYTES_MAX = 16 << 20
 LENGTH_BYTES = 4
 
-# Each core's messages, in the order in which the cores came.
+# The messages of each core.
 MESSAGES: tuple[type[msgspec.Struct], ...] = (
     formation.FormationAsk,
     formation.FormationAnswer,
@@ -38,12 +37,12 @@ _decoder = msgspec.msgpack.Decoder(PeerMessage)
 
 
 class PeerProtocolError(ValueError):
-    """What a peer sent is no message, or too long. Its connection ends."""
+    """A peer sent an invalid or oversized message. Its connection ends."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The whole frame. Raises PeerProtocolError when the message is too long: the caller's core
-    must send less at a time.
+    """The whole frame. Raises PeerProtocolError if the message is too long: the caller's core must
+    send less at a time.
     """
     body = _encoder.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
@@ -54,7 +53,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def body_bytes(head: bytes) -> int:
-    """Size of the body that LENGTH_BYTES bytes announce. Raises PeerProtocolError."""
+    """Size of the body according to the LENGTH_BYTES bytes. Raises PeerProtocolError."""
     size = int.from_bytes(head, "big")
     if not 0 < size <= MESSAGE_BYTES_MAX:
         raise PeerProtocolError(f"a message of {size} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
@@ -62,11 +61,12 @@ def body_bytes(head: bytes) -> int:
 
 
 def decode(body: bytes | memoryview) -> msgspec.Struct | None:
-    """The message; None when it is one that this version does not know. Raises PeerProtocolError."""
+    """The message; None for one that this version does not know. Raises PeerProtocolError."""
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
-        if str(error).startswith("Invalid value"):  # a tag that this version does not know, here or in a union inside
+        # a tag that this version does not know, here or in a nested union
+        if str(error).startswith("Invalid value"):
             return None
         raise PeerProtocolError(f"not a message between hosts: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
