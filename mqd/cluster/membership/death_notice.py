@@ -8,8 +8,11 @@ proven it:
     the controller has ended     if it led the metadata quorum, that epoch is over: the voters need
                                  not wait for their promise to it to run out
                                  (quorum_events.LeaderDied)
-    and all workers have, too    no process acts for that broker epoch: the host's lease is taken back, then the active controller fences the broker (broker_messages.ProofOfDeath), also one
-                                 that is elected because of the first; the leaderships go to others without waiting for a session to end
+    and all workers have, too    no process acts for that broker epoch: the host's lease is void,
+                                 then the active controller fences the broker
+                                 (broker_messages.ProofOfDeath), even a controller elected because
+                                 of the first notice; the leaderships move to others without waiting
+                                 for the session to end
 
 Invariants
     N1  a process that led an epoch of the quorum never leads it again, nor does its successor: the

@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     gossip_fanout: int = 3
     # an update is sent this many times log10(members + 1), rounded up
     retransmit_multiplier: int = 4
-    # shortest suspicion: this many probe intervals, times log10 of the members
+    # shortest suspicion: this many probe intervals, times log100 of the members
     suspicion_multiplier: int = 2
     suspicion_factor_max: int = 6  # an unconfirmed suspicion waits this many times longer
     confirmation_count: int = 3  # this many confirmations make it the shortest

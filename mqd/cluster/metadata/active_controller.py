@@ -1,21 +1,21 @@
-"""What the active controller knows beyond the metadata, and its duties: sessions of brokers,
-proposals that were judged, replicas to bring home, leaderships to give back. Sans-I/O.
+"""The active controller's state beyond the metadata, and its duties: brokers' sessions, judged
+proposals, replicas to move, leaderships to return to preferred leaders. Sans-I/O.
 
-It lives from BecameActive to Resigned and forgets everything with it: all timers start anew with
-the next controller (L2). It changes nothing itself: it looks at the metadata core's tail and
-returns records, which the core applies and proposes before anything else is asked here.
+It exists from BecameActive to Resigned, and its state ends with it: all timers restart with the
+next controller (L2). It modifies nothing itself: it reads the metadata core's tail and returns
+records, which the core applies and proposes before the next call.
 
 Invariants
     A1  a lease is granted only while the controller's own lease is valid, and only to a broker that
-        is unfenced in the committed state, in the tail, and all the way between
-    A2  a broker whose session is not over is fenced only by proof: its own host's, its own new
-        incarnation's, or its own wish to end
-    A3  what was judged of a proposal is judged once (in_sync_rules)
-    A4  a proof of death counts only when this controller knows of every lease that may have been
-        granted after it: those that it granted itself are counted from `_sent`, and nobody else has
-        granted any, if the proof names this epoch, or if it says that the controller of the last
-        epoch before this one died with the broker
-Bounds: one entry per broker, per partition with a judged proposal, per wanted move
+        is unfenced in the committed state, in the tail, and in every state between them
+    A2  a broker whose session has not ended is fenced only on proof: from its own host, by its own
+        new incarnation, or on its own request to shut down
+    A3  each proposal is judged once (in_sync_rules)
+    A4  a proof of death counts only if this controller knows every lease that may have been granted
+        after it. `_sent` covers those that it granted itself. No other controller has granted any
+        if the proof names this epoch, or if it says that the controller of the previous epoch died
+        with the broker
+Bounds: one entry per broker, per partition with a judged proposal, per requested move
 (placement.BALANCE_MOVES_MAX).
 """
 
@@ -51,8 +51,8 @@ class ActiveController(Maintenance):
     """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
 
     def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
-        """What was proposed after this state is in no log and never will be: whoever was to be
-        fenced is not, and what was judged on it does not hold.
+        """Records proposed after this state are in no log and never will be: no broker is fenced by
+        them, and judgements based on them are void.
         """
         for node, broker in state.brokers.items():
             if not broker.fenced and node not in self.sessions and node in self._fenced_since:
@@ -88,7 +88,7 @@ class ActiveController(Maintenance):
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
             self._ended(message.node_id, now_ms)
-            # perhaps with its disk again
+            # its disk may have recovered
             self._unable = {key: said_ms for key, said_ms in self._unable.items() if key[0] != message.node_id}
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
@@ -98,20 +98,22 @@ class ActiveController(Maintenance):
     def _ended(self, node: int, now_ms: int) -> None:
         self.sessions.forget(node)
         self._unfenced_since.pop(node, None)
-        self._fenced_since.setdefault(node, now_ms)  # one that comes and goes is not back before it is unfenced
+        # a flapping broker is not back before it is unfenced
+        self._fenced_since.setdefault(node, now_ms)
 
     def fence(self, state: MetadataState, nodes: list[int], now_ms: int) -> list[Record]:
         for node in nodes:
             self._ended(node, now_ms)
             self._fencing[node] = state.version
         if self._phases:
-            self._next_upkeep_ms = now_ms  # retired partitions follow the leaders of others
+            # retired partitions follow the leaders of other partitions
+            self._next_upkeep_ms = now_ms
         return broker_rules.fence(state, nodes, self._options.mutants, self._unable_in(state))
 
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
     ) -> tuple[list[Record], peer.HeartbeatAnswer]:
-        """The answer rests on nothing but the committed state: it may go at once."""
+        """The answer depends only on the committed state, so it may be sent immediately."""
         node = message.node_id
         broker = state.brokers.get(node)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -176,8 +178,8 @@ class ActiveController(Maintenance):
         return broker_rules.unfence(state, node, self._options.mutants, self._unable_in(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
-        """R15: no new leaderships; leaderships and in-sync places move to others; everybody knows;
-        fenced; then the answer says that it may end.
+        """R15: no new leaderships; its leaderships and in-sync places move to others; every broker
+        learns of it; the broker is fenced; then the answer permits it to end.
         """
         broker = state.brokers[node]
         shutdown = self._shutdowns.setdefault(node, Shutdown(now_ms))
@@ -209,8 +211,8 @@ class ActiveController(Maintenance):
         return []
 
     def _stays(self, state: MetadataState, node: int) -> list[Record]:
-        """It wanted to end and does not any more: its controller process died over it, and the next
-        one was not asked.
+        """Its shutdown is cancelled: the controller process that wanted it died, and the next one
+        was not asked to shut down.
         """
         self._shutdowns.pop(node, None)
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
@@ -224,16 +226,17 @@ class ActiveController(Maintenance):
             and not (message.led and message.controller_epoch == self._before)
             and "PROOF_CONTROLLER" not in mutants
         ):
-            return []  # somebody else may have granted it a lease since
+            return []  # another controller may have granted it a lease since
         if message.sent_ms <= self._sent.get(message.node_id, -1):
-            return []  # late: it may be back
+            return []  # late: the host may be back
         return self.fence(state, [message.node_id], now_ms)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
-        """Nothing for what changed meanwhile. What the dead led is led by others at once where
-        enough are in sync without it and one of them can, and where it followed nobody waits for
-        it; its successor has its files and catches up in a moment. Elsewhere it stays what it was,
-        as leader in a new epoch: waiting for it is better than refusing.
+        """Skips partitions that have changed in the meantime. Leaderships of the dead process move
+        immediately where enough other replicas are in sync and one of them can lead. Where it
+        followed, leaders stop waiting for it; its successor has its files and catches up quickly.
+        Elsewhere it remains the leader in a new epoch: waiting for it is better than refusing
+        requests.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -279,9 +282,7 @@ class ActiveController(Maintenance):
         return list(records)
 
     def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
-        """Two replicas of which neither can serve do not hand the partition to each other again and
-        again.
-        """
+        """Prevents two replicas that both cannot serve from passing a partition back and forth."""
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
@@ -295,8 +296,9 @@ class ActiveController(Maintenance):
         )
 
     def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
-        """Who lives and said so lately that it does not serve its replica of a partition; it says
-        so again twice in each heartbeat, as long as it is counted on or nobody leads.
+        """Live brokers that recently reported that they do not serve their replica of a partition.
+        They repeat it twice per heartbeat interval while the replica is in sync or eligible, or
+        while there is no leader.
         """
         found: dict[tuple[bytes, int], set[int]] = {}
         for (node, key), said_ms in self._unable.items():
@@ -309,7 +311,9 @@ class ActiveController(Maintenance):
     def alter_partition(
         self, state: MetadataState, message: peer.AlterPartition
     ) -> tuple[list[Record], peer.AlterPartitionAnswer]:
-        """The answer may go when everything up to the tail with these records is committed."""
+        """The answer may be sent once everything up to the tail, including these records, is
+        committed.
+        """
         if message.controller_epoch != self.epoch and "R6b" not in self._options.mutants:
             return [], peer.AlterPartitionAnswer(
                 self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), []
@@ -320,7 +324,7 @@ class ActiveController(Maintenance):
         seen: set[tuple[bytes, int]] = set()
         for proposal in message.proposals:
             if (proposal.topic_id, proposal.index) in seen:
-                continue  # twice in one message: the second is none of ours
+                continue  # a duplicate within one message is refused
             seen.add((proposal.topic_id, proposal.index))
             result, change = self.proposals.judge(view, message.node_id, message.broker_epoch, proposal)
             results.append(result)
@@ -355,10 +359,11 @@ class ActiveController(Maintenance):
         return records
 
     def tick(self, state: MetadataState, now_ms: int, lease_valid: bool) -> list[Record]:
-        """One batch at a time: called again until there is nothing."""
+        """One batch at a time: call it again until it returns nothing."""
         stood_still = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
         self._ticked_ms = now_ms
-        if stood_still:  # heartbeats may wait unread; without this, a controller that was paused would fence everybody
+        # heartbeats may wait unread; without this, a paused controller would fence every broker
+        if stood_still:
             self.sessions.restart(now_ms)
         if not lease_valid:
             return []

@@ -1,8 +1,9 @@
-"""What a client's change becomes: one function per kind, each into an answer, the topic to show
-with it, and records. For the active controller only.
+"""Translates each client's change into an answer, the topic to show with it, and records: one
+function per kind. For the active controller only.
 
-A change that names many partitions is many: each has its own result, and a refusal of one leaves
-the others (KIP-455, KIP-460). All records of one request are one batch.
+A change that names many partitions is treated as many changes: each has its own result, and
+refusing one does not affect the others (KIP-455, KIP-460). All records of one request form one
+batch.
 """
 
 from collections.abc import Callable, Iterable
@@ -98,8 +99,8 @@ def _each(
     view_state: MetadataState,
     make: Callable[[int, TopicState, PartitionState], PartitionChange | None],
 ) -> Decision:
-    """One result for each; the n-th call makes the change of the n-th. A partition that is named
-    twice is changed once.
+    """One result for each; `make(n)` makes the n-th change. A partition that is named twice is
+    changed once.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
     results: list[messages.PartitionResult] = []
@@ -155,8 +156,8 @@ def _balance(
     change: messages.BalanceReplicas,
     request: messages.Request,
 ) -> Decision:
-    """The first moves are shown (placement.BALANCE_MOVES_MAX at most); unless it is only validated,
-    they are begun a few at a time, and others after them until all is even.
+    """Returns the first moves (at most placement.BALANCE_MOVES_MAX). Unless this only validates,
+    they are started a few at a time, and more follow until everything is balanced.
     """
     names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):

@@ -1,22 +1,23 @@
-"""The controller's decisions: requests in, records, publications and replies out. Sans-I/O: no
+"""The controller's decisions: requests in; records, publications and replies out. Sans-I/O: no
 clock, socket, disk or randomness of its own.
 
-A change goes   ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) -> Reply.
+A change takes the path   ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) ->
+                Reply.
 
-`tail` is the metadata with everything that was handed to Persist; changes are judged against it, so
-two requests for one name cannot both succeed. `committed` is what the log holds for certain; only
-that is published. When a Persist fails, everything after `committed` is forgotten and whoever
-waited is told a retriable error.
+`tail` is the metadata including everything handed to Persist. Changes are judged against it, so two
+requests for one name cannot both succeed. `committed` is what the log certainly holds; only that is
+published. When a Persist fails, everything after `committed` is dropped, and waiting requests get a
+retriable error.
 
 Invariants (check())
     C1  tail is committed plus the pending batches, in order
-    C2  an answer waits for every record it may rest on: also a refusal, which rests on the tail
+    C2  an answer, including a refusal, waits for every record in the tail on which it may depend
     C3  a change is answered after it is committed and, when it touches partitions, applied by the
-        workers; or after APPLY_WAIT_MS_MAX with REQUEST_TIMED_OUT
-    C4  versions of batches rise; what was published is a prefix of what was committed
-    C5  no record is written that the level of mqd.version in force does not know
+        workers; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
+    C4  versions of batches rise; the published batches are a prefix of the committed ones
+    C5  no record is written that the current level of mqd.version does not know
         (features.RECORD_LEVELS)
-Bounds: REQUESTS_WAITING_MAX requests; more are refused with a retriable error.
+Bounds: REQUESTS_WAITING_MAX requests; further ones are refused with a retriable error.
 """
 
 import msgspec
@@ -102,13 +103,13 @@ NOT_ACTIVE = "This host is not the active controller."
 
 
 class MetadataCore(LogTail):
-    """`active`: decides from the start without a quorum (a host alone). With a quorum it is False:
-    BecameActive and Resigned tell.
+    """`active`: True for a host alone, which decides from the start without a quorum. With a quorum
+    it starts False and follows BecameActive and Resigned.
     """
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """When a broker's session ends if it is not heard before: a Tick then is not too early."""
+        """When the next broker's session ends unless it is heard; a Tick is due then."""
         return self._active.sessions.next_expiry_ms() if self._active is not None else None
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -167,12 +168,12 @@ class MetadataCore(LogTail):
         return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
 
     def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
-        """Of a host alone; in a quorum the broker core says it (WorkersDied)."""
+        """Only on a host alone; in a quorum the broker core reports it (WorkersDied)."""
         self._lost.update(event.partitions)
         return self._persist(self._raised(sorted(event.partitions)))
 
     def _raise_again(self) -> list[Action]:
-        """What a failed write left over; topics that are gone meanwhile need nothing."""
+        """Retries epochs that a failed write left over; deleted topics need none."""
         records = self._raised(sorted(self._lost))
         if not records:
             self._lost.clear()
@@ -201,13 +202,13 @@ class MetadataCore(LogTail):
             return [Reply(event.client, answer, topic)]
         actions = self._persist(records)
         waits_for = self.tail.version
-        # those concern no worker
+        # these concern no worker
         needs_apply = any(not isinstance(record, (GroupConfigured, ProducerIdsAllocated)) for record in records)
         self._waiting.append(Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 
     def _decide(self, request: messages.Request) -> tuple[messages.Answer, str | None, list[Record]]:
-        """The answer that will be given, the topic to show with it, and the records it rests on.
+        """Returns the answer to be sent, the topic to show with it, and the records it depends on.
         Only while active.
         """
         place = rules.Placement(
@@ -242,8 +243,8 @@ class MetadataCore(LogTail):
     def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
         if self._active is not None and (self._pending or event.version <= self.committed.version):
             return self._on_persisted(Persisted(event.version), now_ms)
-        # On the active controller too: what was forgotten because a later proposal failed, and is
-        # committed all the same.
+        # Also on the active controller: a batch that was dropped because a later proposal failed,
+        # but was committed anyway.
         self._pending.append(Batch(event.records, event.version))
         actions = self._on_persisted(Persisted(event.version), now_ms)
         self.tail = self.committed.copy() if self._active is not None else self.committed
@@ -302,14 +303,14 @@ class MetadataCore(LogTail):
         )
 
     def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
-        """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable,
-        and says no more than that.
+        """Whether the proposals will be committed is unknown: NOT_CONTROLLER is retriable and
+        implies nothing more.
         """
         if self._active is None:
             return []
         self._active = None
         self._lease_until_ms = 0
-        self._peers.clear()  # they ask the next controller
+        self._peers.clear()  # they will ask the next controller
         return self._forget(
             ErrorCode.NOT_CONTROLLER,
             "This host is not the active controller any more; whether the change was made is not known.",
@@ -330,7 +331,7 @@ class MetadataCore(LogTail):
     # -- brokers -----------------------------------------------------------------------------------
 
     def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
-        """A message that names another node than the transport proved is not answered."""
+        """A message that names a different node than the transport proved is not answered."""
         message, active = event.message, self._active
         if message.node_id != event.node_id:
             return []
@@ -363,8 +364,8 @@ class MetadataCore(LogTail):
     def _answer_peer(
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
-        """When all that the answer rests on is committed. At most PEERS_WAITING_MAX: the oldest
-        asks again.
+        """Answers once everything that the answer depends on is committed. At most
+        PEERS_WAITING_MAX wait; the oldest is dropped and asks again.
         """
         actions = self._persist(records)
         self._peers.append(PeerWaiting(node_id, message, self.tail.version))
@@ -405,12 +406,12 @@ class MetadataCore(LogTail):
                     message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None
                 )
             case _:
-                return []  # repeated until the metadata shows it
+                return []  # the broker repeats it until the metadata shows it
         return [SendPeer(node_id, answer)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
-        """Nothing after what is kept happened. KAFKA_STORAGE_ERROR is retriable. Brokers that wait
-        ask again.
+        """Nothing after the kept batches has happened. KAFKA_STORAGE_ERROR is retriable. Waiting
+        brokers ask again.
         """
         if event.attempt >= 0 and event.attempt != self._attempt:
             return []

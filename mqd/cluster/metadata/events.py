@@ -1,6 +1,4 @@
-"""Events and actions of the metadata core (metadata/core.py): what its shell tells it, and what it
-is to carry out.
-"""
+"""Events and actions of the metadata core (metadata/core.py)."""
 
 from collections.abc import Hashable
 
@@ -16,15 +14,15 @@ from mqd.cluster.metadata.state import MetadataState
 
 
 class BrokerStarted(msgspec.Struct, frozen=True):
-    """This host's controller process started. Another incarnation than the registered one: the
-    whole host was restarted.
+    """This host's controller process started. A different incarnation from the registered one means
+    that the whole host was restarted.
     """
 
     host: str
     port: int
     rack: str | None
     incarnation: int
-    new_cluster_id: str  # taken when the log is empty
+    new_cluster_id: str  # used if the log is empty
 
 
 class DirectoriesSeen(msgspec.Struct, frozen=True):
@@ -37,8 +35,8 @@ class ChangeRequested(msgspec.Struct, frozen=True):
 
 
 class MoveCompleted(msgspec.Struct, frozen=True):
-    """A worker of this host has moved a partition's files to another log directory and waits to
-    hear that they count.
+    """A worker of this host has moved a partition's files to another log directory and waits for
+    the confirmation.
     """
 
     topic_id: bytes
@@ -47,8 +45,8 @@ class MoveCompleted(msgspec.Struct, frozen=True):
 
 
 class LeadershipsLost(msgspec.Struct, frozen=True):
-    """The process that led these partitions died: they need a new leader epoch before anyone serves
-    them.
+    """The process that led these partitions died: they need a new leader epoch before a process
+    serves them.
     """
 
     partitions: tuple[tuple[bytes, int], ...]  # (topic id, index)
@@ -59,17 +57,17 @@ class Persisted(msgspec.Struct, frozen=True):
 
 
 class PersistFailed(msgspec.Struct, frozen=True):
-    """What was handed to Persist and is not in the log, and never will be."""
+    """Batches handed to Persist that are not in the log and never will be."""
 
     reason: str
-    kept: int = -1  # what ends at this version or before is still under way; -1 = nothing that is not committed is
-    # of the Persist that failed; nothing happens when that attempt is over already; -1 = whatever
-    # is under way
+    kept: int = -1  # batches up to this version are still in flight; -1 = none but committed ones
+    # `attempt` of the failed Persist. Ignored if that attempt is already over; -1 = the current
+    # one.
     attempt: int = -1
 
 
 class AppliedByHost(msgspec.Struct, frozen=True):
-    version: int  # every worker that takes part has it in force
+    version: int  # every participating worker has applied it
 
 
 class ClientGone(msgspec.Struct, frozen=True):
@@ -81,9 +79,9 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """The quorum has committed these records; `version` is the offset after the last of them, and
-    after control records of the quorum's own that follow. On the active controller they are the
-    next ones that it proposed (as Persisted); elsewhere they are applied and published.
+    """The quorum has committed these records; `version` is the offset after the last of them and
+    after any control records of the quorum that follow. On the active controller they are its own
+    next proposals (treated like Persisted); elsewhere they are applied and published.
     """
 
     records: tuple[Record, ...]
@@ -91,26 +89,26 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class SnapshotInstalled(msgspec.Struct, frozen=True):
-    """This host was behind the log's beginning: the whole committed state instead. Only while
-    inactive. `MetadataCore.committed` stays the same object.
+    """This host was behind the start of the log and received the whole committed state instead.
+    Only while inactive. `MetadataCore.committed` stays the same object.
     """
 
     state: MetadataState
 
 
 class BecameActive(msgspec.Struct, frozen=True):
-    """The quorum made this host its leader and has committed a record of its own in this epoch:
-    everything before `version` has been given by Committed.
+    """The quorum elected this host and has committed one of its records in this epoch. Everything
+    before `version` has already been delivered by Committed.
     """
 
     epoch: int
-    version: int  # the log's end: the next proposed record gets this offset
-    before: int = -1  # the last epoch before this one whose controller can have been active
+    version: int  # end of the log: offset of the next proposed record
+    before: int = -1  # the last earlier epoch whose controller can have been active
 
 
 class ClusterFounded(msgspec.Struct, frozen=True):
-    """To the active controller of a metadata log that has no cluster id yet: this is it. Nothing
-    where there is one.
+    """Gives a cluster id to the active controller of a metadata log without one. Otherwise has no
+    effect.
     """
 
     cluster_id: str
@@ -118,8 +116,8 @@ class ClusterFounded(msgspec.Struct, frozen=True):
 
 
 class Resigned(msgspec.Struct, frozen=True):
-    """Not the quorum's leader any more: what was proposed and not committed is forgotten (another
-    leader may still commit it, then it comes by Committed).
+    """No longer the quorum's leader: uncommitted proposals are dropped (another leader may still
+    commit them; then they arrive by Committed).
     """
 
 
@@ -132,16 +130,16 @@ class OffsetsTaken(msgspec.Struct, frozen=True):
 
 
 class LeaseChanged(msgspec.Struct, frozen=True):
-    """How long nobody else can be the quorum's leader (own CLOCK_BOOTTIME). Past it, no broker gets
-    a lease and none is fenced.
+    """Time until which no other host can be the quorum's leader (own CLOCK_BOOTTIME). After it, no
+    broker gets a lease and none is fenced.
     """
 
     until_ms: int
 
 
 class PeerReceived(msgspec.Struct, frozen=True):
-    """From the broker core of `node_id` (authenticated by the transport; this host's own core among
-    them).
+    """From the broker core of `node_id` (authenticated by the transport; includes this host's own
+    core).
     """
 
     node_id: int
@@ -174,7 +172,7 @@ Event = (
 
 class Persist(msgspec.Struct, frozen=True):
     """Append and flush these records; answered by Persisted(version) or PersistFailed. `attempt`
-    differs after a failure: older ones are not to be written.
+    changes after a failure: records of older attempts must not be written.
     """
 
     records: tuple[Record, ...]
@@ -184,8 +182,8 @@ class Persist(msgspec.Struct, frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Committed: new states of topics, removed topics, whether a broker's configuration or
-    registration changed.
+    """Committed changes: new states of topics, removed topics, and whether a broker's configuration
+    or registration changed.
     """
 
     version: int
@@ -196,10 +194,11 @@ class Publish(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
     client_quotas_changed: bool = False
     features_changed: bool = False
-    # of topics in `topics` of which only these partitions changed; a topic that is not here changed
-    # as a whole
+    # For topics in `topics` of which only these partitions changed; a topic that is missing here
+    # changed as a whole.
     partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    # topics that lost their partitions from this index on; as they were before (also in `topics`)
+    # Topics that lost their partitions from this index on, in their earlier state (also in
+    # `topics`).
     vanished: tuple[tuple[TopicState, int], ...] = ()
 
     @property
@@ -214,11 +213,11 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class SendPeer(msgspec.Struct, frozen=True):
-    """To the broker core of `node_id`; when that is this host, to its own."""
+    """To the broker core of `node_id`. For this host's own id, to its own core."""
 
     node_id: int
     message: broker_messages.FromActiveController
-    # a validated topic: the shell puts its image (HostCore.topic_image) into the message's answer
+    # A validated topic: the shell puts its image (HostCore.topic_image) into the message's answer.
     topic: TopicState | None = None
 
 

@@ -1,23 +1,22 @@
-"""Features of the cluster (KIP-584, KIP-1022): what this version of mqd can do, at which levels,
-and what is in force.
+"""Features of the cluster (KIP-584, KIP-1022): the levels that this version of mqd supports, and
+the current ones.
 
-A level is in force for the whole cluster, is stored in the metadata log (FeatureLevelSet), and is
-what clients are told (ApiVersions 3+, `finalized`). A level may be raised here only when it works
-from end to end: clients change the way they speak because of it.
+A level applies to the whole cluster, is stored in the metadata log (FeatureLevelSet), and is
+advertised to clients (ApiVersions 3+, `finalized`). A level may be raised here only when it works
+end to end, because clients change their protocol by it.
 
-Hosts of two versions of mqd live together while one after the other is upgraded. What makes that
-safe:
+Hosts of two versions of mqd coexist during a rolling upgrade. These rules make that safe:
 
-    V1  every host says at its registration, and to whoever it connects to, which levels it
-        supports. The level in force of each feature lies in the range of every registered host:
-        UpdateFeatures is refused while it would not, whoever is registered and down included
-    V2  nothing is written to the metadata log that the level of mqd.version in force does not know,
+    V1  every host states its supported levels at its registration and to each host that it connects
+        to. The current level of each feature lies in the range of every registered host, including
+        hosts that are down: otherwise UpdateFeatures is refused
+    V2  nothing is written to the metadata log that the current level of mqd.version does not know,
         however new the active controller is: RECORD_LEVELS
-    V3  what a host does not support it does not take part in: it is refused when it connects and
-        when it registers, and refuses to start on metadata that say so
-    V4  a level of mqd.version never falls: what it made possible may be in the log
-    V5  where the log says nothing, `unset` is in force, the same in every version of mqd from the
-        one that brought the feature on: a new version changes nothing before somebody says so
+    V3  a host that does not support the current levels does not take part: it is refused when it
+        connects and when it registers, and refuses to start on such metadata
+    V4  the level of mqd.version never falls: records that it allows may be in the log
+    V5  where the log says nothing, `unset` applies, the same in every version of mqd from the one
+        that brought the feature on: a new version changes nothing before somebody says so
 
 A message between hosts that an older version does not know is passed over by it, and so is a field
 (mqd.cluster.membership.peer_messages); in the metadata log an unknown field is passed over, an
@@ -33,16 +32,18 @@ from typing import NamedTuple
 from mqd.cluster.metadata.records import Record
 
 MQD_VERSION = "mqd.version"
-# "mqd.version=0,...": this process supports no higher level; for tests of hosts of two versions
+# "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
-Ranges = Mapping[str, tuple[int, int]]  # supported levels by feature, both inclusive; what is not named is 0 to 0
+# supported levels by feature, both inclusive; a missing feature means 0 to 0
+Ranges = Mapping[str, tuple[int, int]]
 
 
 class Feature(NamedTuple):
     name: str
-    first: int  # supported levels, both inclusive; 0 can always be finalized where it is 0
+    # supported levels, both inclusive; level 0 is always allowed for a feature that starts at 0
+    first: int
     last: int
-    unset: int  # in force where the metadata log says nothing; never changed again (V5)
+    unset: int  # applies where the metadata log says nothing; never changed again (V5)
     doc: str
 
 
@@ -118,21 +119,21 @@ FEATURES = _capped(FEATURES, os.environ.get(CAP_VARIABLE, ""))
 
 
 def supported() -> dict[str, tuple[int, int]]:
-    """What this host can do, as it tells others."""
+    """The levels that this host supports, as sent to others."""
     return {feature.name: (feature.first, feature.last) for feature in FEATURES.values()}
 
 
 def told(ranges: Ranges) -> Ranges:
-    """What a peer supports that says nothing of it: a host of a version that did not know of
-    mqd.version. (It names the others when it registers.)
+    """The levels of a peer that names none: its version does not know mqd.version. (It names the
+    others when it registers.)
     """
     return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
 
 
 def levels(finalized: Mapping[str, int]) -> dict[str, int]:
-    """The level in force of every feature; `finalized`: what the metadata log says. A stored level
-    that this version does not know counts as the nearest it does (only on a host that does not
-    serve: V3).
+    """The current level of every feature. `finalized`: the levels in the metadata log. A stored
+    level that this version does not know counts as the nearest one it does (only on a host that
+    does not serve: V3).
     """
     return {
         name: min(max(finalized.get(name, feature.unset), feature.first), feature.last)
@@ -141,14 +142,14 @@ def levels(finalized: Mapping[str, int]) -> dict[str, int]:
 
 
 def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
-    """As the metadata log says it, whatever this host supports: also features that it does not
-    know.
+    """The levels of the metadata log, whether this host supports them or not, including unknown
+    features.
     """
     return {name: feature.unset for name, feature in FEATURES.items()} | dict(finalized)
 
 
 def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
-    """What is in force and a host of these ranges cannot do, in words; "" = nothing."""
+    """Describes the current levels that a host with these ranges does not support; "" = none."""
     found = []
     for name, level in sorted(in_force(finalized).items()):
         first, last = ranges.get(name, (0, 0))
@@ -158,10 +159,10 @@ def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
 
 
 def needed(record: Record) -> int:
-    """The level of mqd.version from which on the record may be written (V2)."""
+    """The lowest level of mqd.version at which the record may be written (V2)."""
     return RECORD_LEVELS.get(type(record), 0)
 
 
 def founding_levels() -> dict[str, int]:
-    """What a new cluster begins with, where it is not what goes without saying."""
+    """The levels that a new cluster starts with, where they differ from the defaults."""
     return {feature.name: feature.last for feature in FEATURES.values() if feature.last != feature.unset}

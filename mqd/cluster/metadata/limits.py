@@ -1,9 +1,11 @@
-"""What a cluster cannot be larger than, refused when it is asked for and not met later.
+"""Upper limits of a cluster's size. A request beyond them is refused at once, before the limit is
+reached in operation.
 
-REPLICAS_MAX: the replication core of a partition has room for so many (native/replica/rules.h,
-MQD_REPLICA_COUNT_MAX), those that a reassignment brings and those that it takes away together.
-IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when more is
-unread (mqd/controller/server.py, SEND_BYTES_MAX); the rest of that is for the news behind it.
+REPLICAS_MAX: the replication core of a partition has room for that many replicas
+(native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
+removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
+more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX); the remaining room is for
+subsequent changes.
 """
 
 from mqd.cluster.metadata.refusal import Refusal
@@ -12,13 +14,13 @@ from mqd.protocol.errors import ErrorCode
 
 REPLICAS_MAX = 16
 IMAGE_BYTES_MAX = 120 << 20
-# Upper bounds of what msgpack makes of them; tests/unit/cluster/test_limits.py measures it.
+# Upper bounds on their msgpack size; tests/unit/cluster/test_limits.py measures it.
 TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
 
 
 def image_bytes(state: MetadataState) -> int:
-    """At most so many bytes has the image, but for what brokers and configuration take. In constant
-    time for the number of partitions.
+    """Upper bound on the image's size without brokers and configuration. Constant time in the
+    number of partitions.
     """
     return (
         TOPIC_BYTES * len(state.topics)
@@ -28,7 +30,7 @@ def image_bytes(state: MetadataState) -> int:
 
 
 def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
-    """With so many more. Raises Refusal(INVALID_PARTITIONS)."""
+    """Checks the image with that many more. Raises Refusal(INVALID_PARTITIONS)."""
     wanted = image_bytes(state) + PARTITION_BYTES * partitions + REPLICA_BYTES * replicas
     if wanted > IMAGE_BYTES_MAX:
         raise Refusal(

@@ -1,5 +1,5 @@
-"""What the controller has decided and what of it is committed: batches on their way into the log,
-what is published of them, and the answers that wait for them. Its invariants are those of core.py.
+"""The controller's decisions on their way into the log: batches in flight, the publication of
+committed ones, and the answers that wait for them. The invariants are those of core.py.
 """
 
 from collections.abc import Callable, Hashable
@@ -40,7 +40,7 @@ INT64_MAX = (1 << 63) - 1
 
 
 class Batch(msgspec.Struct):
-    records: tuple[Record, ...]  # none: control records of the quorum's own
+    records: tuple[Record, ...]  # empty: control records of the quorum's own
     version: int
 
 
@@ -54,7 +54,7 @@ class Waiting(msgspec.Struct):
 
 
 class PeerWaiting(msgspec.Struct):
-    """What a broker is told when everything up to `version` is committed."""
+    """The answer to a broker, sent when everything up to `version` is committed."""
 
     node_id: int
     message: broker_messages.FromActiveController
@@ -62,7 +62,9 @@ class PeerWaiting(msgspec.Struct):
 
 
 class LogTail:
-    """`committed`: what the log is known to keep. `tail`: the same with all that was proposed."""
+    """`committed`: the state that the log certainly holds. `tail`: the same plus everything
+    proposed.
+    """
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class LogTail:
                     levels = True
                 case PartitionsAdded() | TopicConfigured() | PartitionsVanished():
                     name = self._name_of(record.topic_id)
-                    if name is not None:  # else removed in the same batch
+                    if name is not None:  # otherwise removed in the same batch
                         names[name] = None
                         whole.add(name)
                 case ReplicaMoved() | LeaderEpochsRaised() | PartitionsChanged():

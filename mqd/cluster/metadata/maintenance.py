@@ -1,6 +1,5 @@
-"""What the active controller does by itself, from time to time: leaders for partitions without one,
-topics that retire, replicas of hosts that are lost or drained, internal topics that grow, and the
-moves of a balance.
+"""The active controller's periodic work: leaders for partitions without one, retiring topics,
+replicas of lost or drained hosts, internal topics that grow, and the moves of a balance.
 """
 
 from collections.abc import Iterable
@@ -29,17 +28,21 @@ from mqd.cluster.metadata.sessions import BrokerSessions
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.metadata.view import Unable, View
 
-UNABLE_HEARTBEATS = 3  # a loss of records is decided on what is true now
-UNABLE_MS = 30_000  # so long a replica that said that it is not served is not chosen for another that says so
-UPKEEP_MS = 1_000  # how often replicas on their way are looked after
-UNUSED_MS = 5_000  # a hidden partition's leader says every second that it is not used; that is believed for so long
+UNABLE_HEARTBEATS = 3  # an unclean election must be based on recent reports
+# a replica reported as not served is not chosen for another such replica for this long
+UNABLE_MS = 30_000
+UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
+# a hidden partition's leader reports every second that it is unused; a report is valid for this
+# long
+UNUSED_MS = 5_000
 
 
 class Shutdown(msgspec.Struct):
-    """A broker that wants to end."""
+    """A broker that wants to shut down."""
 
     since_ms: int
-    moved_at: int = -1  # version by which all that could be moved has been; everybody has to know of it
+    # version by which everything movable has been moved; every broker has to know of it
+    moved_at: int = -1
 
 
 def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Record]:
@@ -63,9 +66,9 @@ class Maintenance:
         before: int = -1,
     ) -> None:
         """`before`: the last epoch in which another controller can have been active. `clustered`
-        False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this
-        host; once it was heard its session does not end by silence, for that would be this
-        process's own, and its lease has no end while it is the only voter.
+        False: a host alone without a quorum, where no broker has a session that could end. `own`:
+        this host. Once heard, its session does not end by silence, since that would be this
+        process's own silence; its lease has no end while it is the only voter.
         """
         self.epoch, self._before = epoch, before
         self._own = own
@@ -73,30 +76,32 @@ class Maintenance:
         self.sessions = BrokerSessions(options.session_ms)
         self.proposals = Proposals(options.mutants)
         self._reported: dict[int, tuple[Directory, ...]] = {}
-        self._versions: dict[int, int] = {}  # node id -> metadata in force there
+        self._versions: dict[int, int] = {}  # node id -> metadata version applied there
         self._shutdowns: dict[int, Shutdown] = {}
-        self._heard: dict[int, int] = {}  # node id -> when it last said anything, fenced or not
+        self._heard: dict[int, int] = {}  # node id -> when it was last heard, fenced or not
         self._fenced_since: dict[int, int] = {}
         self._unfenced_since: dict[int, int] = {}
-        self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
+        self._moves: dict[tuple[str, int], Move] = {}  # requested by a balance, not started
         self._balancing = False
         self._balanced_topics: frozenset[str] | None = None
-        # (node id, partition) -> when it was last said that it is not served there
+        # (node id, partition) -> when it was last reported as not served there
         self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}
         self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
-        # topic id -> partition -> leader epoch in which it was said to be empty
+        # topic id -> partition -> leader epoch in which it was reported empty
         self._emptied: dict[bytes, dict[int, int]] = {}
-        # topic id -> hidden partition -> (leader epoch, when): nobody writes to it
+        # topic id -> hidden partition -> (leader epoch, time) of the last report that no client
+        # writes to it
         self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
-        # internal topics' partitions that grow towards a disk without space -> since when
+        # internal topics' partitions that grow towards a full disk -> since when
         self._no_space: dict[tuple[bytes, int], int] = {}
-        # by then whoever cannot serve has said so
+        # by then every broker that cannot serve has reported it
         self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms
         self._ticked_ms = now_ms
-        self._fencing: dict[int, int] = {}  # node id -> offset of the log from which on it is fenced
-        self._sent: dict[int, int] = {}  # node id -> when its newest heartbeat was sent, by its clock
+        self._fencing: dict[int, int] = {}  # node id -> log offset from which on it is fenced
+        # node id -> send time of its newest heartbeat, by its own clock
+        self._sent: dict[int, int] = {}
         if clustered:
             for node, broker in state.brokers.items():
                 if broker.fenced:
@@ -111,7 +116,7 @@ class Maintenance:
         return View(state, self._options.mutants, unable=self._unable_in(state))
 
     def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
-        """By what was said of single replicas, and of whole directories."""
+        """By reports about single replicas and about whole directories."""
         within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
         said, directories = self.unable(within_ms), self.directories(state)
 
@@ -158,8 +163,8 @@ class Maintenance:
         return records
 
     def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
-        """Whether each leader of its hidden partitions has just said that nobody has written there
-        for the grace. Silence is no answer.
+        """Whether each leader of its hidden partitions has recently reported that no client has
+        written there for the grace period. Silence is not a report.
         """
         told = self._unused.get(topic.topic_id, {})
         for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
@@ -171,16 +176,17 @@ class Maintenance:
     # -- upkeep ------------------------------------------------------------------------------------
 
     def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
-        """These moves, a few at a time, and then what is left to move, until all is even. Forgotten
-        with this controller; then it is asked for again.
+        """Carries out these moves a few at a time, then the remaining ones, until everything is
+        balanced. A new controller does not continue them; the operator must request a balance
+        again.
         """
         self._moves = {(move.name, move.index): move for move in moves}
         self._balancing = bool(moves)
         self._balanced_topics = topics
 
     def _upkeep(self, state: MetadataState, now_ms: int) -> list[Record]:
-        """The first of these that has something to do: each rests on the state that the one before
-        left.
+        """The first of these steps that has something to do: each depends on the state that the
+        previous one left.
         """
         return (
             self._leaders_found(state, now_ms)
@@ -200,7 +206,7 @@ class Maintenance:
         )
 
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
-        """Lost for long, or drained."""
+        """Hosts that have been lost for long, or are drained."""
         delay_ms = self._options.replication_delay_ms
         lost = [
             node
@@ -222,9 +228,7 @@ class Maintenance:
         )
 
     def _returned(self, state: MetadataState) -> list[Record]:
-        """Replicas on their way from a host that is back, or is not drained any more, stay where
-        they are.
-        """
+        """Cancels the moves of replicas from a host that is back or no longer drained."""
         leaving = {node for node, broker in state.brokers.items() if broker.fenced or broker.draining}
         nodes = {
             partition.replacing
@@ -300,5 +304,5 @@ class Maintenance:
             if change is not None:
                 changes.append((topic, change))
         if not changes and not self._moves and not under_way:
-            self._balancing = False  # all is even, or nothing of it can be done now
+            self._balancing = False  # everything is balanced, or nothing more can be done now
         return grouped(changes)

@@ -1,39 +1,44 @@
-"""What the active controller and the brokers agree on: times and bounds. Times in milliseconds."""
+"""Times and bounds that the active controller and the brokers share. Times in milliseconds."""
 
 import msgspec
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
-    """Defaults are those of docs/configuration.md. `mutants` names rules that are switched off:
-    only the simulator sets it, to prove that its checkers see.
+    """The defaults are those of docs/configuration.md. `mutants` names rules that are switched off:
+    only the simulator sets it, to prove that its checkers detect the effect.
     """
 
-    session_ms: int = 6_000  # broker.session.timeout.ms: a broker that was not heard for so long is fenced
+    # broker.session.timeout.ms: a broker that is silent for this long is fenced
+    session_ms: int = 6_000
     heartbeat_ms: int = 1_000  # broker.heartbeat.interval.ms
-    # a broker acts as a leader so much of a session after it sent the heartbeat that was answered:
-    # it ends before it is fenced
+    # Fraction of a session, counted from the sending of an answered heartbeat, during which a
+    # broker acts as a leader: its lease ends before it is fenced.
     lease_share: float = 0.75
-    replication_delay_ms: int = 600_000  # a lost host's replicas get a new home after this; -1 = never
-    drain_moves_max: int = 50  # replica.moves.max: partitions that mqd itself moves at a time
+    # delay before a lost host's replicas are placed elsewhere; -1 = never
+    replication_delay_ms: int = 600_000
+    # replica.moves.max: partitions that mqd itself moves at the same time
+    drain_moves_max: int = 50
     balance_check_ms: int = 300_000  # leader.imbalance.check.interval.seconds
     balance_percent: int = 10  # leader.imbalance.per.broker.percentage
-    balance_stable_ms: int = 60_000  # a broker that was fenced less long ago gets no leadership back
+    # a broker that was fenced more recently than this gets no leadership back
+    balance_stable_ms: int = 60_000
     balance_moves_max: int = 100  # leaderships moved per tick
-    # controlled.shutdown.moves.max: leaderships moved per heartbeat of a broker that wants to shut
+    # controlled.shutdown.moves.max: leaderships moved per heartbeat of a broker that is shutting
     # down
     shutdown_moves_max: int = 1_000
-    shutdown_wait_ms: int = 30_000  # controlled.shutdown.wait.ms: then it may end although not everybody knows
+    # controlled.shutdown.wait.ms: after this it may end even if not every broker knows of it
+    shutdown_wait_ms: int = 30_000
     # partition.retire.barrier.ms: how long producers to retired partitions wait for consumers
-    # before their records go elsewhere
+    # before their records are redirected
     retire_barrier_ms: int = 10_000
-    # partition.retire.grace.ms: how long emptied partitions, hidden from Metadata, still take in
-    # what producers with old metadata send
+    # partition.retire.grace.ms: how long emptied partitions, hidden from Metadata, still accept
+    # records from producers with old metadata
     retire_grace_ms: int = 600_000
-    # unclean.leader.election.enable of this host's file: for topics of which the metadata say nothing
+    # unclean.leader.election.enable in this host's file: for topics that do not set it
     unclean_elections: bool = False
-    register_retry_ms: int = 200  # a broker asks again
+    register_retry_ms: int = 200  # retry interval of a broker's registration
     # R6 R6b R8_ELR R9 R10 KIP903 UNCLEAN R14 L2_SESSION PROOF_BROKER PROOF_CONTROLLER (see the
-    # rules' heads)
+    # heads of the rules)
     mutants: frozenset[str] = frozenset()
 
 

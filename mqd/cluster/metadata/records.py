@@ -1,39 +1,42 @@
-"""What the metadata log holds: one versioned struct per kind of change, msgpack in the value of a
-record.
+"""Records of the metadata log: one versioned struct per kind of change, encoded as msgpack in the
+record's value.
 
-A record is a fact that was decided, never a wish: applying the same records in the same order gives
-the same MetadataState, on every host and in every later version of mqd. So a struct here never
-changes its meaning; a new meaning gets a new class with the next number in its tag, and the old one
+A record is a decided fact, never a request: applying the same records in the same order gives the
+same MetadataState, on every host and in every later version of mqd. A struct here therefore never
+changes its meaning. A new meaning gets a new class with the next number in its tag, and the old one
 stays readable.
 """
 
 import msgspec
 
 
-# hundreds of thousands, and never part of a cycle
+# gc=False: there are hundreds of thousands, and they are never part of a cycle
 class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     index: int
     replicas: tuple[int, ...]  # node ids, the preferred leader first
-    directories: tuple[str, ...]  # by replica: id of the log directory; "" = that host has not chosen yet
+    # by replica: id of the log directory; "" = not chosen by the host yet
+    directories: tuple[str, ...]
     in_sync_replicas: tuple[int, ...]
     leader: int  # node id, -1 = none
     leader_epoch: int
     partition_epoch: int = 0  # +1 on every change of this partition (compare-and-set, KIP-497)
-    # a reassignment under way (KIP-455): in `replicas` already, not yet all in sync
+    # A current reassignment (KIP-455): already in `replicas`, not all in sync yet.
     adding_replicas: tuple[int, ...] = ()
-    removing_replicas: tuple[int, ...] = ()  # in `replicas` still, and no more when it is done
-    # left the in-sync set below min.insync.replicas: they have every committed record (KIP-966)
+    removing_replicas: tuple[int, ...] = ()  # still in `replicas`, until the reassignment is done
+    # They left the in-sync set below min.insync.replicas, but have every committed record
+    # (KIP-966).
     eligible_leader_replicas: tuple[int, ...] = ()
-    # were eligible, then came back without their memory: a human may still choose one
+    # They were eligible, then came back without their memory; an operator may still choose one.
     last_known_eligible: tuple[int, ...] = ()
-    recovering: bool = False  # its leader was chosen uncleanly; until the leader has said that it is in order
-    retiring: int = 0  # RETIRE_*: this partition of a topic that gets fewer
-    redirect: int = -1  # index of the partition that takes what producers send here
-    # the reassignment under way is mqd's own: it takes the replica of this node away, which is lost
-    # or drained
+    # its leader was elected uncleanly and has not reported its recovery yet
+    recovering: bool = False
+    retiring: int = 0  # RETIRE_*: this partition belongs to a topic that is losing partitions
+    redirect: int = -1  # index of the partition that takes the records that producers send here
+    # The current reassignment is mqd's own: it removes the replica of this node, which is lost or
+    # drained.
     replacing: int = -1
-    # of the removing ones, those that an earlier goal of this reassignment has brought: they were
-    # not there before
+    # The removing replicas that an earlier target of this reassignment added: they were not there
+    # before it.
     astray_replicas: tuple[int, ...] = ()
 
 
@@ -46,8 +49,8 @@ class TopicState(msgspec.Struct, frozen=True, gc=False):
     topic_id: bytes  # 16 bytes
     partitions: tuple[PartitionState, ...]  # by index
     config: dict[str, str]  # only what was set on the topic; never mutated
-    # in which a partition that is added begins: above every one that a vanished partition of this
-    # topic had. Clients, groups and files may remember that one
+    # The epoch in which an added partition starts: above every epoch of a removed partition of this
+    # topic, which clients, groups and files may remember.
     first_leader_epoch: int = 0
 
 
@@ -56,20 +59,22 @@ class BrokerState(msgspec.Struct, frozen=True):
     host: str
     port: int
     rack: str | None
-    epoch: int  # offset of the registration in this log
-    incarnation: int  # the keeper's generation: another one means that the whole host was restarted
-    directories: dict[str, str]  # directory id -> path where it was last seen
-    fenced: bool = False  # neither leads nor is in any in-sync set; clients are not told of it
-    in_controlled_shutdown: bool = False  # gets no leadership, is not taken into an in-sync set
-    draining: bool = False  # its replicas go to others, it gets no new ones
+    epoch: int  # offset of its registration in this log
+    incarnation: int  # the keeper's generation: a new one means that the whole host was restarted
+    directories: dict[str, str]  # directory id -> last known path
+    fenced: bool = False  # neither leads nor is in any in-sync set; hidden from clients
+    in_controlled_shutdown: bool = False  # gets no leadership, and is not added to an in-sync set
+    draining: bool = False  # its replicas move to other brokers, and it gets no new ones
     inter_broker_host: str = ""  # for data between hosts; "" = none
     inter_broker_port: int = 0
     controller_host: str = ""  # for the quorum and heartbeats
     controller_port: int = 0
     worker_count: int = 0
-    directory_id: str = ""  # of the metadata directory: another one is another host, whatever its node id says
-    features: dict[str, tuple[int, int]] = {}  # levels that it can do, first and last
-    flush_on_ack: bool = False  # for topics that do not say: only what it has flushed counts (R9)
+    # of the metadata directory: a different one is a different host, whatever its node id
+    directory_id: str = ""
+    features: dict[str, tuple[int, int]] = {}  # supported levels, first and last
+    # default for topics that do not set it: only flushed records count (R9)
+    flush_on_ack: bool = False
 
 
 class ClusterCreated(msgspec.Struct, frozen=True, tag="cluster_created/1"):
@@ -91,8 +96,8 @@ class PartitionsAdded(msgspec.Struct, frozen=True, tag="partitions_added/1"):
 
 
 class LeaderEpochsRaised(msgspec.Struct, frozen=True, tag="leader_epochs_raised/1"):
-    """The leader's process was replaced: the same leader, in a new epoch, for these partitions of
-    one topic.
+    """The leader's process was replaced: these partitions of one topic keep their leader, in a new
+    epoch.
     """
 
     topic_id: bytes
@@ -104,14 +109,14 @@ class TopicRemoved(msgspec.Struct, frozen=True, tag="topic_removed/1"):
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, tag="topic_configured/1"):
-    """The whole configuration of the topic, not a difference."""
+    """The topic's whole configuration, not a difference."""
 
     topic_id: bytes
     config: dict[str, str]
 
 
 class BrokerConfigured(msgspec.Struct, frozen=True, tag="broker_configured/1"):
-    """The whole dynamic configuration of one broker ("0"), or of all ("")."""
+    """The whole dynamic configuration of one broker ("0"), or of all brokers ("")."""
 
     resource_name: str
     config: dict[str, str]
@@ -128,28 +133,27 @@ class ProducerIdsAllocated(msgspec.Struct, frozen=True, tag="producer_ids_alloca
     next_producer_id: int
 
 
-Entity = tuple[tuple[str, str | None], ...]  # (type, name) in order of the type; name None = the default of that type
+# (type, name), ordered by type; name None = the default of that type
+Entity = tuple[tuple[str, str | None], ...]
 
 
 class ClientQuotaSet(msgspec.Struct, frozen=True, tag="client_quota_set/1"):
-    """All quotas of one entity (KIP-546), not a difference; none = the entity has none any more."""
+    """All quotas of one entity (KIP-546), not a difference; empty = the entity has none any more."""
 
     entity: Entity
     quotas: dict[str, float]
 
 
 class FeatureLevelSet(msgspec.Struct, frozen=True, tag="feature_level_set/1"):
-    """The level of one feature that is in force in the cluster from here on (KIP-584); 0 = switched
-    off.
-    """
+    """The level of one feature for the cluster from here on (KIP-584); 0 = switched off."""
 
     name: str
     level: int
 
 
 class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
-    """The replica of one broker lies in another of its log directories (KIP-113): its files there
-    were complete and flushed before.
+    """The replica of one broker is in another of its log directories (KIP-113), where its files
+    were complete and flushed before this record.
     """
 
     topic_id: bytes
@@ -159,9 +163,9 @@ class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
 
 
 class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What becomes of one partition; None = as it was. The partition epoch rises by one. A leader
-    epoch rises when `new_epoch` is set: always with another leader, and when whoever leads must
-    forget what it knows of its followers.
+    """The change of one partition; None = unchanged. The partition epoch rises by one. The leader
+    epoch rises if `new_epoch` is set: for every change of leader, and when the leader must discard
+    what it knows of its followers.
     """
 
     index: int
@@ -183,29 +187,29 @@ class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
 
 class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1"):
     topic_id: bytes
-    changes: tuple[PartitionChange, ...]  # at most one of a partition
+    changes: tuple[PartitionChange, ...]  # at most one per partition
 
 
 class BrokerChanged(msgspec.Struct, frozen=True, tag="broker_changed/1"):
-    """Of a registered broker; None = as it was. The changes of its partitions are in the same
-    batch.
+    """The change of a registered broker; None = unchanged. The changes of its partitions are in the
+    same batch.
     """
 
     node_id: int
-    epoch: int  # of the registration that this is about
+    epoch: int  # of the registration that it refers to
     fenced: bool | None = None
     in_controlled_shutdown: bool | None = None
     draining: bool | None = None
 
 
 class BrokerUnregistered(msgspec.Struct, frozen=True, tag="broker_unregistered/1"):
-    """It holds no replica any more."""
+    """The broker holds no replica any more."""
 
     node_id: int
 
 
 class PartitionsVanished(msgspec.Struct, frozen=True, tag="partitions_vanished/1"):
-    """The retired partitions of the topic are empty and gone: this many are left."""
+    """The retired partitions of the topic are empty and removed: this many are left."""
 
     topic_id: bytes
     partition_count: int
@@ -240,7 +244,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(value: bytes) -> Record:
-    """Raises ValueError when the bytes are no record of this version of mqd (msgspec names the
+    """Raises ValueError if the bytes are not a record of this version of mqd (msgspec names the
     field).
     """
     try:

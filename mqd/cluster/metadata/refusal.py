@@ -1,4 +1,4 @@
-"""Why a change is not made."""
+"""The reason that a change is refused."""
 
 
 class Refusal(Exception):

@@ -1,23 +1,22 @@
-"""The cluster's metadata as a value: what the records of the metadata log add up to.
+"""The cluster's metadata as a value: the result of applying the records of the metadata log.
 
 MetadataState.apply(record) is the only mutator, total and deterministic; it validates nothing (the
-core did, before the record was written), but a record that does not fit the state is a broken
-invariant and raises. Topics and partitions are frozen, so copies share them.
+core did so before the record was written), but raises for a record that contradicts the state,
+which is a broken invariant. Topics and partitions are frozen, so copies share them.
 
 Invariants (check())
     S1  topics_by_id and topics name the same topics, one each
     S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are
         replicas; the leader is in sync or -1
     S3  no two topic names differ only in '.' and '_'
-    S4  partition_counts is what counting the partitions per directory gives
+    S4  partition_counts equals the number of partitions per directory
     S5  next_producer_id never falls
-    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; nobody is
-        eligible while min.insync.replicas are in sync
-    P8  whoever came back without its memory is neither in sync nor eligible while it is remembered
-        as one who was
-    P10 when nobody is in sync and nobody eligible, somebody is remembered
-    S6  removed holds ids of removed topics only, the newest REMOVED_COUNT_MAX in the order of their
-        removal
+    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; there are
+        no eligible ones while min.insync.replicas are in sync
+    P8  a replica that came back without its memory is neither in sync nor eligible while it is
+        listed as last known eligible
+    P10 if no replica is in sync or eligible, at least one is listed as last known eligible
+    S6  `removed` holds only ids of removed topics, the newest REMOVED_COUNT_MAX in order of removal
 """
 
 import msgspec
@@ -49,12 +48,13 @@ from mqd.cluster.metadata.records import (
 )
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
 
-REMOVED_COUNT_MAX = 4096  # what a worker that was down meanwhile may delete from its disk; older ones it sets aside
+# topics that a worker that was down may delete from its disk; it sets older ones aside
+REMOVED_COUNT_MAX = 4096
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
-    """Everything, as stored in a checkpoint file."""
+    """The complete state, as stored in a checkpoint file."""
 
     version: int
     cluster_id: str
@@ -70,8 +70,8 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
 
 
 def collision_key(name: str) -> str:
-    """Names with equal keys would share one metric name in Kafka's tools: '.' and '_' are the same
-    there.
+    """Names with equal keys would share a metric name in Kafka's tools, which treat '.' and '_'
+    alike.
     """
     return name.replace(".", "_")
 
@@ -85,13 +85,13 @@ def _add(counts: dict, key: object, step: int) -> None:
 
 
 def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
-    """The partition after the change; what the state and the rules both hold to be so."""
+    """The partition after the change; defined once for the state and the rules."""
 
     def kept(new, before):
         return before if new is None else new
 
     removing = kept(change.removing_replicas, old.removing_replicas)
-    # a controller of an earlier version does not know of them, and ends their reassignment
+    # an older controller does not know these, and still ends their reassignment
     astray = tuple(node for node in kept(change.astray_replicas, old.astray_replicas) if node in removing)
     return PartitionState(
         index=old.index,
@@ -143,13 +143,17 @@ class MetadataState:
         self.collisions: dict[str, str] = {}
         self.broker_configs: dict[str, dict[str, str]] = {}
         self.next_producer_id = 0
-        self.partition_counts: dict[tuple[int, str], int] = {}  # (node id, directory id) -> replicas there
+        # (node id, directory id) -> number of replicas
+        self.partition_counts: dict[tuple[int, str], int] = {}
         self.partition_count = 0
-        self.preferred_counts: dict[int, int] = {}  # node id -> partitions whose first replica it is
+        # node id -> number of partitions whose first replica it is
+        self.preferred_counts: dict[int, int] = {}
         self.removed: dict[bytes, None] = {}
-        self.group_configs: dict[str, dict[str, str]] = {}  # consumer groups with a configuration of their own
+        # of consumer groups with their own configuration
+        self.group_configs: dict[str, dict[str, str]] = {}
         self.client_quotas: dict[Entity, dict[str, float]] = {}
-        self.features: dict[str, int] = {}  # only what was set; mqd.cluster.metadata.features knows the defaults
+        # explicit levels only; mqd.cluster.metadata.features has the defaults
+        self.features: dict[str, int] = {}
 
     def copy(self) -> "MetadataState":
         other = MetadataState()
@@ -159,7 +163,9 @@ class MetadataState:
         return other
 
     def replace(self, other: "MetadataState") -> None:
-        """Becomes what `other` is, and stays the same object: others hold it."""
+        """Takes the contents of `other` but stays the same object, because others hold references
+        to it.
+        """
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 
@@ -171,18 +177,18 @@ class MetadataState:
     __hash__ = None
 
     def broker_config(self, node_id: int) -> dict[str, str]:
-        """Dynamic configuration in force on one broker: its own over the cluster-wide one."""
+        """Effective dynamic configuration of one broker: its own over the cluster-wide one."""
         return {**self.broker_configs.get("", {}), **self.broker_configs.get(str(node_id), {})}
 
     def min_in_sync(self, topic: TopicState, partition: PartitionState) -> int:
-        """min.insync.replicas in force for one partition (partition_rules.effective_min_in_sync)."""
+        """Effective min.insync.replicas of one partition (partition_rules.effective_min_in_sync)."""
         wanted = wanted_min_in_sync(topic.config, self.broker_configs.get("", {}))
         return effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
 
     # -- applying ----------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
-        """One record; the version moves by one."""
+        """Applies one record; the version rises by one."""
         _APPLY[type(record)](self, record)
         self.version += 1
 

@@ -1,8 +1,8 @@
-"""The metadata as the rules of the active controller look at it: who lives, what is wanted, which
-partitions a broker is in.
+"""The view of the metadata that the active controller's rules use: live brokers, requested changes,
+and the partitions of each broker.
 
-A View is made anew over the tail for one decision. `gone`: brokers that this very decision takes
-out, whatever their record still says.
+A new View over the tail is made for each decision. `gone`: brokers that this decision removes,
+whatever their record still says.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from mqd.cluster.metadata.rules.redirects import held
 from mqd.cluster.metadata.state import MetadataState
 
 Edit = Callable[[TopicState, PartitionState, Target], None]
-# whether this node lives and cannot serve its replica (its disk failed)
+# Whether this node is alive but cannot serve its replica (its disk failed).
 Unable = Callable[[TopicState, PartitionState, int], bool]
 
 
@@ -46,15 +46,15 @@ class View:
         return node in self._unfenced
 
     def may_lead(self, node: int) -> bool:
-        """Unfenced and not about to shut down."""
+        """Unfenced and not shutting down."""
         return node in self._may_lead
 
     def may_take_over(self, topic: TopicState, partition: PartitionState, node: int) -> bool:
-        """May lead, and can: whose directory cannot be used is never chosen."""
+        """It may lead and can: a broker whose directory is unusable is never chosen."""
         return node in self._may_lead and not self.unable(topic, partition, node)
 
     def nodes(self) -> list[int]:
-        """That new replicas may go to."""
+        """Nodes that new replicas may be placed on."""
         brokers = self.state.brokers
         return sorted(node for node in self._may_lead if not brokers[node].draining)
 
@@ -69,9 +69,9 @@ class View:
         return (topic, topic.partitions[index]) if 0 <= index < len(topic.partitions) else None
 
     def settled(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
-        """The leader stays while it is unfenced, although it is about to shut down, unless it is
-        `leaving`; where nobody else may lead, whoever is about to shut down still does. Nobody else
-        is chosen who cannot serve the replica.
+        """The leader stays while it is unfenced, even if it is shutting down, unless it is
+        `leaving`. If no other replica may lead, one on a broker that is shutting down still does. A
+        replica that cannot be served is never chosen as the new leader.
         """
         leader = target.old.leader
         leaving = -1 if target.stays else leaving
