@@ -132,7 +132,7 @@ class _PromptPoller:
 
 class BrokerSupervisor(Supervisor):
     """`on_ready` is called once, when every process is up. After main(): `failure` is None, or why
-    the broker ended by itself.
+    the broker ended by itself; `interrupted`: Ctrl-C came before it was ready.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class BrokerSupervisor(Supervisor):
         survive_full_disks()
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
         self.failure: str | None = None
+        self.interrupted = False
         self._places = places
         self._on_ready, self._on_waiting = on_ready, on_waiting
         self._waiting = ""
@@ -155,6 +156,13 @@ class BrokerSupervisor(Supervisor):
         # what is older is another life's
         self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}
         options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._make_haste)
+        receive = options.signal_receiver.receive
+
+        def note_interruption(number: int, frame: Any) -> None:
+            self.interrupted |= number == signal.SIGINT and not self._is_ready
+            receive(number, frame)
+
+        options.signal_receiver.receive = note_interruption
 
     def runforever(self) -> None:
         waker = _Waker()
@@ -213,7 +221,7 @@ class BrokerSupervisor(Supervisor):
         if name == KEEPER:
             # also while the broker is being stopped: the others tell supervisord to end, at times
             # before it has seen the keeper's death itself
-            if process.exitstatus != 0 and self.failure is None:
+            if process.exitstatus != 0 and self.failure is None and not self._stopped_before_it_began(event):
                 words = self._last_words(name) if process.exitstatus > 0 else ""
                 self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
             self._end()
@@ -231,6 +239,16 @@ class BrokerSupervisor(Supervisor):
                 words = self._last_words(name) or "it said nothing"
                 self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words}; see {self._log(name)}"
                 self._end()
+
+    def _stopped_before_it_began(self, event: Any) -> bool:
+        """The keeper, by our SIGTERM, when it had no handler for that yet: nothing had been told,
+        and no other process can have ended us because of its death.
+        """
+        return (
+            isinstance(event, events.ProcessStateStoppedEvent)
+            and event.process.exitstatus < 0
+            and not self._places.broker_json.exists()
+        )
 
     def _log(self, name: str) -> Path:
         return self._places.logs_dir / f"{name}.log"
@@ -282,7 +300,8 @@ def run(
     on_waiting: Callable[[str], None] = lambda text: None,
 ) -> str | None:
     """Runs the broker until it has ended; the environment must hold what the configuration refers
-    to. Returns None, or why it ended by itself.
+    to. Returns None, or why it ended by itself. Raises KeyboardInterrupt, when all has ended, if
+    Ctrl-C came before it was ready.
     """
     options = ServerOptions()
     options.realize(["-c", str(configuration)], doc="mqd")
@@ -295,4 +314,6 @@ def run(
     finally:
         options.close_httpservers()
         options.close_logger()
+    if supervisor.interrupted:
+        raise KeyboardInterrupt
     return supervisor.failure

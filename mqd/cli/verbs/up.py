@@ -155,7 +155,8 @@ def command(
     """Start a broker in the foreground.
 
     Prints one line that begins with "mqd ready" once it serves. Ctrl-C, SIGTERM or `mqd down` stop
-    it cleanly. Logs are in DATA_DIR/logs.
+    it cleanly; the exit status is 130 when Ctrl-C comes before that line. Logs are in
+    DATA_DIR/logs.
     """
     overrides = pairs(assignments, "--set")
     if workers is not None:
@@ -196,9 +197,11 @@ def command(
         except OSError:
             pass
 
-    failure = run(Path(__file__).resolve().parents[2] / "supervisord.conf", places, on_ready, on_waiting)
-    reserve.take_back(places)
-    os.close(claim)
+    try:
+        failure = run(Path(__file__).resolve().parents[2] / "supervisord.conf", places, on_ready, on_waiting)
+    finally:
+        reserve.take_back(places)
+        os.close(claim)
     if failure is not None:
         raise CliError(failure)
     return 0

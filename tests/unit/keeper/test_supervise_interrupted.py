@@ -1,0 +1,98 @@
+"""Ctrl-C and SIGTERM while `mqd up` starts, against a keeper that is played: no broker is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from supervisor import loggers
+
+from mqd.base.paths import Layout, create, layout
+from mqd.keeper import supervise
+
+IMPORTING = "import time; print('began', flush=True); time.sleep(60)"
+"""A keeper that has no handler for SIGTERM yet."""
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Layout:
+    found = layout(tmp_path / "data")
+    create(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """supervisord takes all handlers, for good; and what survive_full_disks() changes."""
+    monkeypatch.setattr(loggers.Handler, "handleError", loggers.Handler.handleError)
+    monkeypatch.setattr(loggers.RotatingFileHandler, "doRollover", loggers.RotatingFileHandler.doRollover)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def configuration(places: Layout, program: str) -> Path:
+    script = places.data_dir / "keeper.py"
+    script.write_text(program)
+    file = places.data_dir / "supervisord.conf"
+    file.write_text(
+        textwrap.dedent(f"""
+        [supervisord]
+        nodaemon=true
+        silent=true
+        logfile={places.data_dir}/supervisord.log
+        pidfile={places.data_dir}/supervisord.pid
+        [program:mqd-keeper]
+        command={sys.executable} {script}
+        stdout_logfile={places.logs_dir}/mqd-keeper.log
+        redirect_stderr=true
+        startsecs=0
+        autorestart=false
+        """)
+    )
+    return file
+
+
+def when(condition: Callable[[], bool], number: int) -> None:
+    """Sends us this signal then."""
+
+    def look() -> None:
+        while not condition():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def began(places: Layout) -> Callable[[], bool]:
+    log = places.logs_dir / "mqd-keeper.log"
+    return lambda: log.exists() and "began" in log.read_text()
+
+
+def test_ctrl_c_before_it_is_ready_is_an_interruption_and_nothing_is_left(places: Layout) -> None:
+    when(began(places), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        supervise.run(configuration(places, IMPORTING), places, lambda about: None)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_sigterm_before_it_is_ready_is_no_failure_of_the_keepers(places: Layout) -> None:
+    when(began(places), signal.SIGTERM)
+    assert supervise.run(configuration(places, IMPORTING), places, lambda about: None) is None
+
+
+def test_a_keeper_that_is_killed_is_told_of(places: Layout) -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    failure = supervise.run(configuration(places, program), places, lambda about: None)
+    assert failure is not None and "killed by a signal" in failure
