@@ -98,7 +98,7 @@ static int parse(struct mqd_epochs *epochs, const char *text)
     return *text == 0;
 }
 
-/* The file as text; NULL with errno (ENOENT: there is none or it is absurdly large). */
+/* Reads the file as text; NULL with errno (ENOENT: missing or absurdly large). */
 static char *read_text(const char *path)
 {
     struct stat status;

@@ -3,11 +3,11 @@
  *
  *     0\n                 version
  *     COUNT\n
- *     EPOCH START_OFFSET\n ...      both rise strictly
+ *     EPOCH START_OFFSET\n ...      both increase strictly
  *
  * The file is replaced by rename and flushed with the partition's next sync, before any record of
- * the new epoch counts as durable. A file that does not parse (power was lost in between on a file
- * system without ordered rename) is no error: recovery reads the epochs out of the batches.
+ * the new epoch counts as durable. A file that does not parse (after a power failure on a file
+ * system without ordered rename) is not an error: recovery reads the epochs from the batches.
  * Concurrency: the partition's owner alone.
  */
 #ifndef MQD_EPOCHS_H
@@ -24,13 +24,13 @@ struct mqd_epochs {
 }; /* zeroed = empty */
 
 void mqd_epochs_free(struct mqd_epochs *epochs);
-/* 1 read, 0 missing or not what the format says (then empty), -1 the disk failed or no memory. */
+/* 1 read; 0 missing or malformed (then empty); -1 disk failure or no memory. */
 int mqd_epochs_load(struct mqd_epochs *epochs, const char *directory);
 int32_t mqd_epochs_last(const struct mqd_epochs *epochs); /* -1 = none */
-/* Notes that `epoch` begins at start_offset; entries at or behind that offset go, nothing happens
- * unless it is higher than the last. 1 changed, 0 not, -1 no memory. */
+/* Records that `epoch` begins at start_offset and removes entries at or after that offset. Does
+ * nothing unless the epoch is higher than the last. 1 changed, 0 not, -1 no memory. */
 int mqd_epochs_add(struct mqd_epochs *epochs, int32_t epoch, int64_t start_offset);
-/* Keeps what concerns [log_start_offset, log_end_offset). Returns whether anything changed. */
+/* Keeps only the entries for [log_start_offset, log_end_offset). Returns whether anything changed. */
 bool mqd_epochs_cut(struct mqd_epochs *epochs, int64_t log_start_offset, int64_t log_end_offset);
 /* Replaces the file; returns an fd that the caller flushes (with the directory) and closes; -1 with
  * errno. */

@@ -20,7 +20,7 @@ void mqd_index_init(struct mqd_index *index)
     index->max_timestamp_ms = index->max_timestamp_offset = index->last_time_entry_ms = -1;
 }
 
-/* Space that a full disk would not give: every second entry goes, the newest stays. */
+/* The disk is full: drops every second pending entry; keeps the newest. */
 static void thin_out(struct mqd_index *index)
 {
     uint16_t kept = 0;
@@ -76,7 +76,7 @@ bool mqd_index_full(const struct mqd_index *index, uint32_t more_count)
                MQD_INDEX_FILE_BYTES_MAX;
 }
 
-/* A new fd of one index file, cut to whole entries that are known. */
+/* A new fd of one index file, truncated to the known whole entries. */
 static int open_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t size_bytes)
 {
     char path[PATH_MAX];
@@ -97,7 +97,7 @@ static int open_file(const char *directory, int64_t segment_base, enum mqd_file_
     return fd;
 }
 
-/* All or nothing: what a short write left is cut off (I3). */
+/* All or nothing: a short write is truncated away (I3). */
 static int append_whole(int fd, const uint8_t *bytes, uint32_t size_bytes, uint32_t position)
 {
     ssize_t written = mqd_file_pwrite(fd, bytes, size_bytes, position);
@@ -149,15 +149,15 @@ static int flush_times(struct mqd_index *index, const char *directory, int64_t s
 
 int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
-    /* Times first: who is killed in between leaves a .timeindex that is ahead, and mqd_index_load
-     * cuts it; one that lags could not be told. */
+    /* Times first: a process killed in between leaves a .timeindex that is ahead, which
+     * mqd_index_load truncates; one that lags could not be detected. */
     if (flush_times(index, directory, segment_base) == 0 && flush_offsets(index, directory, segment_base) == 0) {
         index->bytes_since_flush = 0;
         return 0;
     }
     if (pending_full(index))
         thin_out(index);
-    index->bytes_since_flush = 0; /* not again at the very next batch */
+    index->bytes_since_flush = 0; /* do not retry at the very next batch */
     return -1;
 }
 
@@ -169,8 +169,8 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
     return mqd_index_flush(index, directory, segment_base);
 }
 
-/* `sizes` NULL: every file; else those that are not of this size. Opens none of the others: there
- * may be no descriptor left. */
+/* `sizes` NULL: every file; otherwise those with another size. Opens only these, because there may
+ * be no descriptors left. */
 static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
                      const int64_t *sizes)
 {

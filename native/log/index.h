@@ -1,17 +1,18 @@
 /* The sparse indexes of one segment, written by the partition's owner.
  *
- *   .index      8 bytes an entry, big endian:   i32 base offset of a batch - segment base,   i32 position of its first
- * byte .timeindex  12 bytes an entry, big endian:  i64 largest timestamp so far (ms),   i32 last offset of the batch
- * that has it - segment base
+ *   .index      8 bytes an entry, big endian: i32 base offset of a batch - segment base, i32
+ *               position of its first byte
+ *   .timeindex  12 bytes an entry, big endian: i64 largest timestamp so far (ms), i32 last offset
+ *               of the batch that has it - segment base
  *
- * Entries are gathered in memory and written when 32 of them, or 256 KiB of log, are pending, and
- * when the segment is sealed or closed; so whoever looks up must be ready to walk 256 KiB and more
- * of batch headers behind the last entry. The two files are opened when first needed.
+ * Entries are collected in memory and written when 32 of them, or 256 KiB of log, are pending, and
+ * when the segment is sealed or closed. A look-up must therefore be prepared to walk 256 KiB or
+ * more of batch headers after the last entry. The two files are opened on first use.
  *
  * Invariants
- *   I1  offsets and positions of .index rise strictly; timestamps of .timeindex rise strictly,
- *       offsets never fall.
- *   I2  a record later than an entry's timestamp lies behind its offset; the first batch of a
+ *   I1  offsets and positions of .index increase strictly; timestamps of .timeindex increase
+ *       strictly, offsets never decrease.
+ *   I2  a record with a later timestamp than an entry's is after its offset; the first batch of a
  *       segment (position 0) has no .index entry.
  *   I3  a file's size is a whole number of entries once a write has returned, also after a failed
  *       one.
@@ -44,7 +45,7 @@ struct mqd_index {
     uint32_t file_bytes; /* .index on disk, whole entries */
     uint32_t time_file_bytes;
     uint16_t pending_count, time_pending_count;
-    int64_t bytes_since_entry; /* log bytes behind the last entry */
+    int64_t bytes_since_entry; /* log bytes after the last entry */
     int64_t bytes_since_flush;
     int64_t max_timestamp_ms; /* of the segment so far; -1 = none */
     int64_t max_timestamp_offset;
@@ -53,7 +54,7 @@ struct mqd_index {
     struct mqd_time_index_entry time_pending[MQD_INDEX_PENDING_MAX];
 };
 
-/* An entry as it stands in its file; what follows it. */
+/* Writes an entry in its file format; returns the position after it. */
 static inline uint8_t *mqd_index_entry_put(uint8_t *at, const struct mqd_index_entry *entry)
 {
     return mqd_put_be32(mqd_put_be32(at, entry->relative_offset), entry->position);
@@ -65,42 +66,42 @@ static inline uint8_t *mqd_time_index_entry_put(uint8_t *at, const struct mqd_ti
 }
 
 void mqd_index_init(struct mqd_index *index);
-/* Notes a batch that lies at `position`. Returns 1 when the pending entries are due to be flushed.
- * Never fails. */
+/* Adds a batch at `position`. Returns 1 when the pending entries should be flushed. Never fails. */
 int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interval_bytes, const struct mqd_batch *batch,
                   uint32_t position);
-/* Could the files outgrow their limit with more_count further entries? */
+/* Whether the files could exceed their size limit with more_count further entries. */
 bool mqd_index_full(const struct mqd_index *index, uint32_t more_count);
-/* A time entry for the largest timestamp so far, if there is none yet. */
+/* Adds a time entry for the largest timestamp so far, unless it exists. */
 void mqd_index_note_end(struct mqd_index *index, int64_t segment_base);
-/* Writes the pending entries. 0; -1 with errno; after ENOSPC and EDQUOT the entries are kept
- * (thinned out when they fill the memory) for a later flush. */
+/* Writes the pending entries. 0; or -1 with errno; after ENOSPC and EDQUOT the entries are kept for
+ * a later flush (thinned out if they fill the memory). */
 int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segment_base);
-/* The last entries (with the segment's largest timestamp), then flush; the index stays usable. */
+/* Adds the last entries (with the segment's largest timestamp), then flushes; the index stays
+ * usable. */
 int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segment_base);
-/* Both files cut to what `index` says is on disk. */
+/* Truncates both files to the sizes in `index`. */
 int mqd_index_cut_files(struct mqd_index *index, const char *directory, int64_t segment_base);
 /* fdatasync of both files, if they exist. */
 int mqd_index_sync(const char *directory, int64_t segment_base);
 void mqd_index_close_files(struct mqd_index *index);
 
-/* What can be believed of the files of a segment whose log has log_bytes: sets sizes and timestamps
- * in *index, and the batch to walk on from, which the caller notes by mqd_index_add like those
- * behind it (position 0, offset 0: all of them). Entries at or behind `offset_end` are left out; so
- * is all from the first entry that breaks I1, and time entries at or behind *last, which the walk
- * makes anew. The files are not touched: mqd_index_cut_files. -1: the disk failed. intact: what was
- * written to the files is in them (no power was lost since, or they were flushed). If not, the
- * .timeindex may have lost more of its end than the .index; then *last is the batch behind which no
- * timestamp is known. */
+/* Loads the trustworthy part of the index files of a segment whose log has log_bytes: sets sizes
+ * and timestamps in *index, and the batch to continue the walk from; the caller adds that batch and
+ * the later ones by mqd_index_add (position 0, offset 0: all batches). Ignored are entries at or
+ * after `offset_end`, everything from the first entry that violates I1 on, and time entries at or
+ * after *last, which the walk creates again. Does not change the files; see mqd_index_cut_files.
+ * -1: disk failure. intact: everything written to the files is in them (no power failure since, or
+ * they were flushed). Otherwise the .timeindex may have lost more of its end than the .index; *last
+ * is then the batch after which no timestamp is known. */
 int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segment_base, int64_t log_bytes,
                    int64_t offset_end, bool intact, struct mqd_index_entry *last);
 
-/* After a load and the walk behind it: the last entries as by mqd_index_seal, but the files are
- * touched only if they differ. 1 they were changed, 0 not, -1 with errno. */
+/* Called after a load and the following walk: adds the last entries like mqd_index_seal, but writes
+ * the files only if they differ. 1 they were changed, 0 not, -1 with errno. */
 int mqd_index_settle(struct mqd_index *index, const char *directory, int64_t segment_base);
 
-/* Look-ups in the files alone: the last entry with offset <= `offset`; the last with timestamp <=
- * `timestamp_ms`. 1 found, 0 none, -1 the disk failed. */
+/* Look-ups in the files only: the last entry with offset <= `offset`; the last with timestamp <=
+ * `timestamp_ms`. 1 found, 0 none, -1 disk failure. */
 int mqd_index_lookup(const char *directory, int64_t segment_base, int64_t offset, struct mqd_index_entry *out);
 int mqd_time_index_lookup(const char *directory, int64_t segment_base, int64_t timestamp_ms,
                           struct mqd_time_index_entry *out);

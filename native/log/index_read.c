@@ -1,4 +1,4 @@
-/* Reading index files: what recovery may believe of them, and look-ups; see log/index.h. */
+/* Reading index files: which part recovery may trust, and look-ups; see log/index.h. */
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -43,8 +43,8 @@ static int pread_whole(int fd, uint8_t *bytes, size_t size_bytes, int64_t positi
     return 0;
 }
 
-/* Opens one index file; *count = its whole entries, bounded. fd, or -1 with *count = 0 when it does
- * not exist, or -2 when the disk failed. */
+/* Opens one index file; *count = its whole entries, bounded. Returns the fd; -1 with *count = 0 if
+ * it does not exist; -2 on disk failure. */
 static int open_for_reading(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
                             uint32_t *count)
 {
@@ -66,8 +66,8 @@ static int open_for_reading(const char *directory, int64_t segment_base, enum mq
     return fd;
 }
 
-/* The whole file in memory; NULL with *count = 0 when there is none, NULL with *count = 1 when the
- * disk failed. */
+/* Reads the whole file into memory; NULL with *count = 0 if it does not exist, NULL with *count = 1
+ * on disk failure. */
 static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
                           uint32_t *count)
 {
@@ -155,9 +155,9 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
             load_times(index, directory, segment_base, last) < 0)
             return -1;
     }
-    /* Two offset entries stand for at least one time entry before the last, unless no batch has a
-     * timestamp: so the time index was lost, and with it the largest timestamp; only a walk over
-     * the whole segment tells it. */
+    /* Two offset entries imply at least one earlier time entry, unless no batch has a timestamp. So
+     * the time index was lost, and with it the largest timestamp; only a walk over the whole
+     * segment finds it. */
     if (index->file_bytes > (intact ? MQD_INDEX_ENTRY_BYTES : 0) && index->time_file_bytes == 0)
         load_nothing(index, last);
     return 0;
@@ -172,8 +172,8 @@ static int64_t file_size(const char *directory, int64_t segment_base, enum mqd_f
     return status.st_size;
 }
 
-/* The files hold what `index` would write already: time entries that were left out of the load only
- * to be made anew. 1, 0, -1 the disk failed. */
+/* Whether the files already hold what `index` would write: time entries that the load ignored only
+ * to create them again. 1, 0, or -1 on disk failure. */
 static int settled(const struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     int64_t time_bytes = index->time_file_bytes + index->time_pending_count * (int64_t)MQD_TIME_INDEX_ENTRY_BYTES;
@@ -220,7 +220,7 @@ int mqd_index_settle(struct mqd_index *index, const char *directory, int64_t seg
 }
 
 /* The last of `count` entries for which not_after() holds, by bisection with pread; its number, -1
- * none, -2 the disk failed. */
+ * none, -2 disk failure. */
 static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t wanted, int64_t (*key_of)(const uint8_t *),
                       uint8_t *entry)
 {

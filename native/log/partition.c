@@ -69,9 +69,10 @@ void mqd_partition_stage_free(struct mqd_partition *partition)
     partition->chunk_last = NULL;
 }
 
-/* ---- stage ---- */
+/* ---- staging ---- */
 
-/* Later than `limit_ms` before/after? A difference that does not fit counts as too far. */
+/* Whether later_ms is after earlier_ms by more than limit_ms. A difference that overflows counts as
+ * more. */
 static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
 {
     int64_t difference;
@@ -80,10 +81,10 @@ static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
     return __builtin_sub_overflow(later_ms, earlier_ms, &difference) ? later_ms > earlier_ms : difference > limit_ms;
 }
 
-/* CreateTime limits on the first and the largest timestamp: those that the header tells. -1 = the
- * batch has none. They are there for what clients send: a coordinator's clock may be another
- * host's, and does not jump back with this one's; a transaction must end and a group must go on all
- * the same. */
+/* CreateTime limits on the first and the largest timestamp, which are in the header. -1 = the
+ * batch has none. The limits apply to client batches only: a coordinator's clock may be another
+ * host's and does not follow this one's, and a transaction must end and a group must continue
+ * in any case. */
 static bool timestamps_allowed(const struct mqd_log_options *options, const struct mqd_batch *batch, int64_t now_ms)
 {
     const int64_t timestamps[2] = {batch->base_timestamp_ms, batch->max_timestamp_ms};
@@ -121,8 +122,7 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
     return 0;
 }
 
-/* The CRC begins behind itself and covers the header's rest and the records, which stay where they
- * are. */
+/* The CRC covers what follows it: the rest of the header and the records, which are not copied. */
 static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
 {
     uint16_t attributes = htobe16((uint16_t)batch->attributes);
@@ -136,7 +136,7 @@ static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mq
     memcpy(header + AT_CRC, &crc, sizeof crc);
 }
 
-/* `checked`: bytes that the CRC covers change too. */
+/* `checked`: bytes covered by the CRC change too. */
 static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool checked)
 {
     uint8_t *header = staged->bytes;
@@ -154,7 +154,8 @@ static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool che
         patch_checked(header, staged->bytes, &staged->batch);
 }
 
-/* A transactional batch that would begin a transaction: does the coordinator know of it (KIP-890)? */
+/* For a transactional batch that would begin a transaction: whether the coordinator has verified it
+ * (KIP-890). */
 static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t guard,
                               int64_t now_ms, struct mqd_stage_result *result)
 {
@@ -268,7 +269,7 @@ void mqd_partition_note_refused(struct mqd_partition *partition, const struct mq
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)
 {
     const struct mqd_verification *refused = mqd_verifications_of(&partition->verifications, batch);
-    /* else its state tells what is next */
+    /* otherwise its state determines the next sequence */
     return refused && batch->base_sequence > refused->lowest_sequence &&
            !mqd_producers_sequenced(&partition->producers, batch);
 }
@@ -312,11 +313,12 @@ void mqd_partition_advance_marks(struct mqd_partition *partition)
         partition->high_watermark = candidate;
     mqd_partition_normalise_mark(partition, &partition->durable);
     mqd_partition_normalise_mark(partition, &partition->high_watermark);
-    if (!partition->writing) /* what a write may still take back has not ended anything */
+    if (!partition->writing) /* a write that may be undone has not ended any transaction */
         mqd_transactions_settle(&partition->producers.transactions, partition->high_watermark.offset);
 }
 
-/* A transaction that began below the log start still holds back what is left of the log. */
+/* A transaction that began below the log start still holds back the last stable offset in the rest
+ * of the log. */
 static int64_t last_stable_offset(const struct mqd_partition *partition)
 {
     int64_t unstable = mqd_transactions_first_unstable(&partition->producers.transactions);
@@ -401,8 +403,8 @@ static int64_t at_least(int64_t value, int64_t least)
     return value < least ? least : value;
 }
 
-/* Values that would make the arithmetic elsewhere wrong are brought into range; what is sensible is
- * the configuration's business. */
+/* Clamps values that would break the arithmetic elsewhere; whether they are sensible is up to the
+ * configuration. */
 void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options)
 {
     struct mqd_log_options *own = &partition->options;
@@ -461,8 +463,8 @@ void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t off
     partition->snapshot_offset = offset;
 }
 
-/* A snapshot is due when producers changed, or when a segment was sealed since: an empty one spares
- * recovery the walk over everything before it. */
+/* A snapshot is due when producers changed, or when a segment was sealed since the last one: even
+ * an empty snapshot spares recovery the walk over everything before it. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
 {
     bool changed = partition->producers.changes != partition->snapshot_changes;

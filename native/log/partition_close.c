@@ -26,7 +26,7 @@ void mqd_partition_free(struct mqd_partition *partition)
     free(partition);
 }
 
-/* All that waits for a flush, the active segment and its index, and the directory. */
+/* Flushes the files that wait for a flush, the active segment and its index, and the directory. */
 static int flush_all(struct mqd_partition *partition)
 {
     for (uint32_t i = 0; i < partition->sync_queue_count; i++)

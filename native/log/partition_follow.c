@@ -1,5 +1,5 @@
-/* Appending what a leader sent: see log/partition_follow.h. Its cuts: log/recovery/truncation.c;
- * its high watermark: log/partition_marks.c. */
+/* Appending batches from a leader: see log/partition_follow.h. Truncation:
+ * log/recovery/truncation.c; high watermark: log/partition_marks.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -21,10 +21,10 @@ static int refuse(struct mqd_follow *out, int error, const char *reason)
     return error;
 }
 
-/* Does the batch go on where the log ends? A gap is remembered by a file before the first one is in
- * the log: recovery must not take it for damage. The topic's policy says nothing of whether there
- * may be one, for the log may have been compacted under another: but whatever compaction leaves
- * lies below the high watermark. */
+/* Checks that the batch continues the log. Before the first gap is in the log, a file records it,
+ * so that recovery does not take it for damage. The topic's policy does not tell whether gaps are
+ * possible, because the log may have been compacted under another policy; but compaction leaves
+ * gaps only below the high watermark. */
 static int check_place(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below,
                        struct mqd_follow *out)
 {
@@ -35,7 +35,7 @@ static int check_place(struct mqd_partition *partition, const struct mqd_batch *
         bool empty = partition->staged_count == 0 && partition->log_start_offset == partition->log_end_offset &&
                      partition->active.size_bytes == 0;
         if (empty && batch->base_offset == partition->active.base_offset && mqd_batch_end_offset(batch) > end)
-            return MQD_FOLLOW_OK; /* the log was begun anew for it */
+            return MQD_FOLLOW_OK; /* the log was restarted for it */
         out->next_offset = batch->base_offset;
         if (empty && mqd_batch_end_offset(batch) > end)
             return refuse(out, MQD_FOLLOW_BEFORE, "the leader's log start lies inside of a batch");
@@ -49,7 +49,7 @@ static int check_place(struct mqd_partition *partition, const struct mqd_batch *
     return MQD_FOLLOW_OK;
 }
 
-/* `left` bytes: is there a whole batch, and is it one? 1 yes; 0: only its beginning is there; -1:
+/* Checks for a whole, valid batch in `left` bytes. 1 yes; 0: only its beginning is there; -1:
  * *error, out->reason. */
 static int take_batch(const uint8_t *bytes, uint64_t left, struct mqd_batch *batch, struct mqd_follow *out)
 {
@@ -80,8 +80,7 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     partition->staged_end_offset = batch->base_offset;
     staged->undo.index = MQD_PRODUCER_NONE;
     staged->aborted.producer_id = -1;
-    /* A control batch that is no marker concerns no producer; recovery goes over it in the same
-     * way. */
+    /* A control batch that is not a marker concerns no producer; recovery skips it in the same way. */
     bool of_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || is_marker);
     if (of_producer && mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0) {
         partition->staged_end_offset = end;
@@ -139,7 +138,7 @@ void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoc
                           end_offset);
 }
 
-/* Walks from the index entry before `offset` to the first batch that reaches beyond it. */
+/* Walks from the index entry before `offset` to the first batch that extends beyond it. */
 static int walk_to(const struct mqd_partition *partition, int64_t segment, int64_t offset, struct mqd_mark *out)
 {
     struct mqd_index_entry entry = {0, 0};

@@ -1,9 +1,9 @@
-/* The high watermark of a partition with several replicas: an offset from mqd_replica becomes a
+/* The high watermark of a partition with several replicas: maps an offset from mqd_replica to a
  * place in the log. See log/partition_follow.h.
  *
- * Followers fetch at most to the end of a write, but may stop before it; the high watermark moves
- * by ends of writes alone, whose places were noted when they were written. It is never above what
- * it was told, and reaches it when the followers have reached the end of the log at the latest.
+ * Followers fetch at most to the end of a write, but may stop before it. The high watermark moves
+ * only to ends of writes, whose places were recorded at the write. It is never above the requested
+ * offset, and reaches it at the latest when the followers have reached the end of the log.
  */
 #include <stdlib.h>
 
@@ -15,8 +15,8 @@ static struct mqd_mark *mark_at(struct mqd_marks *marks, uint32_t i)
     return &marks->ring[(marks->head + i) & (marks->capacity - 1)];
 }
 
-/* Keeps every second one: the high watermark moves in larger steps while the followers are that far
- * behind. */
+/* Drops every second mark: the high watermark moves in larger steps while the followers lag this
+ * far. */
 static void thin(struct mqd_marks *marks)
 {
     uint32_t kept = 0;
@@ -25,7 +25,7 @@ static void thin(struct mqd_marks *marks)
     marks->count = kept;
 }
 
-/* Room for one more. False: no memory, and there is no ring. */
+/* Makes room for one more. False: no memory, and the ring is released. */
 static bool grow(struct mqd_partition *partition)
 {
     struct mqd_marks *old = partition->marks;

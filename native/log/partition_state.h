@@ -1,18 +1,18 @@
-/* The inside of a partition's log, shared by mqd_partition*.c and log/recovery/recovery.c; nobody
- * else includes it.
+/* The internal state of a partition's log, shared only by mqd_partition*.c and
+ * log/recovery/recovery.c.
  *
- * Files of one partition that are open: the active .log always; its two index files while it is
- * busy; sealed files until a sync covered them; no directory.
+ * Open files of one partition: the active .log always; its two index files while it is busy; sealed
+ * files until a sync has covered them; never the directory.
  *
- * Invariants beside those of log/partition.h
- *   S1  segments[segment_count - 1] == active.base_offset; the bases rise strictly.
+ * Invariants, in addition to those of log/partition.h
+ *   S1  segments[segment_count - 1] == active.base_offset; the bases increase strictly.
  *   S2  active.size_bytes is the file's size and log_end_offset the end of its last batch, except
  *       inside mqd_partition_write.
- *   S3  sync_queue holds, in order of writing, the sealed files that no sync covered yet; an item
- *       with a mark stands behind every file that the mark needs.
- *   S4  one replica: durable <= high watermark or flush_on_ack; both only rise.
- *   S5  the sync queue holds a descriptor of every .txnindex that was written since the sync under
- *       way began.
+ *   S3  sync_queue holds, in order of writing, the sealed files that no sync has covered yet; an
+ *       item with a mark comes after every file that the mark needs.
+ *   S4  one replica: durable <= high watermark or flush_on_ack; both only increase.
+ *   S5  the sync queue holds a descriptor of every .txnindex that was written since the running
+ *       sync began.
  */
 #ifndef MQD_PARTITION_STATE_H
 #define MQD_PARTITION_STATE_H
@@ -26,9 +26,9 @@
 #include "log/txn_index.h"
 #include "wire/kafka_errors.h"
 
-/* sealed files that wait for a sync; when full, the roll itself flushes (it blocks) */
+/* sealed files that wait for a sync; when full, the roll itself flushes synchronously */
 #define MQD_SYNC_QUEUE_MAX 16
-#define MQD_STAGE_CHUNK_COUNT 16        /* batches; chunks are allocated as a turn needs them, given back when idle */
+#define MQD_STAGE_CHUNK_COUNT 16        /* batches; chunks are allocated on demand and freed when idle */
 #define MQD_SEGMENT_BYTES_MAX INT32_MAX /* positions in .index are int32 */
 
 /* an exact place in the log */
@@ -41,20 +41,20 @@ struct mqd_mark {
 
 #define MQD_MARK_COUNT_MIN 8
 #define MQD_MARK_COUNT_MAX 256
-/* places above the high watermark to which it may move, rising; of a partition with several
- * replicas. When there are too many, every second one goes */
+/* places above the high watermark to which it may move, increasing; for a partition with several
+ * replicas. When there are too many, every second one is dropped */
 struct mqd_marks {
-    uint32_t head, count, capacity; /* capacity: MQD_MARK_COUNT_MIN and doubled up to MQD_MARK_COUNT_MAX */
+    uint32_t head, count, capacity; /* capacity: MQD_MARK_COUNT_MIN, doubled up to MQD_MARK_COUNT_MAX */
     struct mqd_mark ring[];
 };
 
 struct mqd_staged {
     uint8_t *bytes;
     uint8_t header[MQD_BATCH_HEADER_BYTES];
-    uint8_t header_bytes;   /* of `header` that replace the first of `bytes`; 0 = patched in place */
-    struct mqd_batch batch; /* as it will stand in the log */
+    uint8_t header_bytes;   /* bytes of `header` that replace the first ones of `bytes`; 0 = patched in place */
+    struct mqd_batch batch; /* as it will be in the log */
     struct mqd_producer_undo undo;
-    /* when it is the abort marker of a transaction that has batches here; else producer_id = -1 */
+    /* set for the abort marker of a transaction that has batches here; otherwise producer_id = -1 */
     struct mqd_aborted aborted;
 };
 
@@ -68,8 +68,8 @@ struct mqd_active {
     int fd;
     int64_t base_offset;
     int64_t size_bytes;
-    int64_t allocated_bytes;    /* blocks are reserved up to here; >= size_bytes */
-    int64_t first_timestamp_ms; /* largest of the first batch; -1 = none */
+    int64_t allocated_bytes;    /* blocks are reserved up to this position; >= size_bytes */
+    int64_t first_timestamp_ms; /* largest timestamp of the first batch; -1 = none */
     int64_t first_append_ms;    /* wall clock; -1 = empty */
     struct mqd_txn_index txn_index;
     struct mqd_index index; /* last: see plan_run */
@@ -78,7 +78,7 @@ struct mqd_active {
 struct mqd_sync_item {
     int fd;
     bool marked;
-    int64_t segment; /* -1: the file is none of a segment's */
+    int64_t segment; /* -1: the file belongs to no segment */
     enum mqd_file_kind kind;
     bool epochs;
     struct mqd_mark mark;
@@ -90,12 +90,12 @@ struct mqd_partition {
     int32_t leader_epoch;
     bool fenced;
     bool has_gaps;   /* offsets may be missing between batches: it is, or was, compacted */
-    bool gaps_known; /* ... and a file says so: a follower has noted it */
+    bool gaps_known; /* ... and a file records it */
     int64_t log_start_offset, log_end_offset;
     int64_t *segments;
     uint32_t segment_count, segment_capacity;
     struct mqd_active active;
-    int64_t written_bytes; /* ever, by this object; for dirty bytes */
+    int64_t written_bytes; /* by this object in total; to compute dirty bytes */
     int64_t last_write_ms;
 
     struct mqd_stage_chunk *chunks, *chunk_last;
@@ -103,37 +103,40 @@ struct mqd_partition {
     int64_t staged_end_offset;
 
     struct mqd_mark durable, high_watermark;
-    bool replicated; /* several replicas: the high watermark is told, not computed (log/partition_marks.c) */
-    /* of a replicated partition; NULL: none are noted (a quiet one, or no memory: then it moves to
-     * the log's end alone) */
+    /* several replicas: the high watermark is set from outside, not computed
+     * (log/partition_marks.c) */
+    bool replicated;
+    /* of a replicated partition; NULL: none recorded (idle, or no memory: the high watermark then
+     * moves only to the log's end) */
     struct mqd_marks *marks;
     struct mqd_sync_item sync_queue[MQD_SYNC_QUEUE_MAX];
     uint32_t sync_queue_count;
     bool directory_dirty;
-    bool syncing; /* the next four belong to the sync under way */
+    bool syncing; /* the next four belong to the running sync */
     uint32_t sync_item_count;
     struct mqd_mark sync_mark;
     int sync_directory_fd;
 
-    bool preallocating, preallocate_refused; /* refused: the file system cannot */
-    int preallocate_fd;                      /* a duplicate: outlives a roll */
+    bool preallocating, preallocate_refused; /* refused: the file system does not support it */
+    int preallocate_fd;                      /* a duplicate descriptor, so that it survives a roll */
     int64_t preallocate_base, preallocate_end, preallocate_step;
     int64_t preallocated_ms;        /* when the last one began */
-    int64_t preallocate_not_before; /* written_bytes: after a full disk */
+    int64_t preallocate_not_before; /* a value of written_bytes; set after a full disk */
 
     struct mqd_producers producers;
     struct mqd_verifications verifications;
-    uint32_t staged_abort_count; /* of those staged: the write must add to the .txnindex */
-    bool writing;                /* inside mqd_partition_write: nothing of it counts yet */
-    bool file_created;           /* a .txnindex, which readers do not know of yet */
+    uint32_t staged_abort_count; /* abort markers among the staged batches: the write must append to the .txnindex */
+    bool writing;                /* inside mqd_partition_write: its batches do not count yet */
+    bool file_created;           /* a .txnindex that readers do not know of yet */
     uint64_t snapshot_changes;   /* producers.changes at the last snapshot */
     int64_t snapshot_offset;     /* of the last snapshot; -1 = none */
-    int64_t snapshot_previous;   /* of the one before, kept in case the last is damaged; -1 = none */
+    int64_t snapshot_previous;   /* of the previous one, kept in case the last one is damaged; -1 = none */
     struct mqd_epochs epochs;
-    bool epochs_unwritten; /* the file lags behind */
+    bool epochs_unwritten; /* the file is out of date */
 };
 
-/* What holds whenever no write is under way; every function that changes a partition ends with it. */
+/* Holds whenever no write is under way; every function that changes a partition ends with this
+ * check. */
 static inline void mqd_partition_check(const struct mqd_partition *partition)
 {
     MQD_ASSERT(partition->segment_count > 0 &&
@@ -162,54 +165,55 @@ static inline void mqd_partition_check(const struct mqd_partition *partition)
 
 /* The next free entry; NULL: no memory. */
 struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition);
-/* The producer's state as after this batch, which will begin at staged_end_offset. -1: no memory. */
+/* Updates the producer's state for this batch, which will begin at staged_end_offset. -1: no
+ * memory. */
 int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged,
                                  const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms);
 struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint32_t i);
-/* Forgets what is staged and undoes its producer changes. */
+/* Drops the staged batches and undoes their producer changes. */
 void mqd_partition_unstage(struct mqd_partition *partition);
-/* After a commit: the entries are free again. */
+/* After a commit: frees the entries. */
 void mqd_partition_stage_reset(struct mqd_partition *partition);
 void mqd_partition_stage_free(struct mqd_partition *partition);
 
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
-/* high_watermark follows durable or log end; a mark at the end of a sealed segment that is gone
- * moves to the next one's beginning. */
+/* high_watermark follows durable or log end; a mark at the end of a deleted sealed segment moves to
+ * the beginning of the next one. */
 void mqd_partition_advance_marks(struct mqd_partition *partition);
-/* The end of one segment and the beginning of the next are the same offset; the later name is the
- * one that survives deletion. */
+/* The end of one segment and the beginning of the next are the same offset; normalised to the later
+ * segment, which is deleted later. */
 void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark);
-/* Replicated: the log's end is a place to which the high watermark may move. */
+/* Replicated: records the log's end as a place to which the high watermark may move. */
 void mqd_partition_note_mark(struct mqd_partition *partition);
 /* Frees the ring when it is empty. */
 void mqd_partition_give_back_marks(struct mqd_partition *partition);
-/* Replicated, and just opened: the high watermark begins at the log start, or at the place `known`
+/* Replicated, and just opened: the high watermark starts at the log start, or at the place `known`
  * (NULL = none), which is below the log's end. */
 void mqd_partition_forget_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
-/* The log was cut: places above its end are forgotten, the high watermark is not above it. */
+/* The log was truncated: drops places above its end and lowers the high watermark to it. */
 void mqd_partition_cut_marks(struct mqd_partition *partition);
 
-/* The place of the last batch's end at or below `offset`; reads the log. -1: mqd_error set. In
+/* Finds the end of the last batch at or below `offset`; reads the log. -1: mqd_error set. In
  * log/partition_follow.c. */
 int mqd_partition_place(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out);
 
-/* Leader epochs of which the log has no record go: to whoever knows of one, his leader and he never
- * agree where their logs part. The file follows with the next write. */
+/* Drops leader epochs without records in the log: a replica that knew one of them could never agree
+ * with its leader on where their logs diverge. The next write updates the file. */
 void mqd_partition_drop_epochs(struct mqd_partition *partition);
 
 int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset);
-/* Opens (and empties) the .log of a new active segment. fd, or -1 with errno. */
+/* Opens (and truncates) the .log of a new active segment. fd, or -1 with errno. */
 int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base_offset);
-/* Takes the fd. Blocks in fdatasync when the queue is full. -1 with errno: that flush failed, the
- * partition is fenced. */
+/* Takes ownership of the fd. Blocks in fdatasync when the queue is full. -1 with errno: that flush
+ * failed, and the partition is fenced. */
 int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const struct mqd_mark *mark);
-/* Cuts reserved blocks behind the end of the active segment; best effort. */
+/* Frees reserved blocks after the end of the active segment; best effort. */
 void mqd_partition_trim(struct mqd_partition *partition);
-/* Seals the active segment and begins another at log end. -1 with errno; then the old one is still
- * active and whole. */
+/* Seals the active segment and begins another at log end. -1 with errno: the old one is still
+ * active and intact. */
 int mqd_partition_roll_active(struct mqd_partition *partition);
-/* A snapshot at `offset` becomes the last one; the third last is deleted (best effort: the next
- * recovery does it again). */
+/* Makes the snapshot at `offset` the last one; deletes the third last (best effort: the next
+ * recovery does it too). */
 void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t offset);
 void mqd_partition_free(struct mqd_partition *partition);
 

@@ -1,9 +1,9 @@
-/* Flushing, preallocation and what an idle partition gives back; see log/partition.h, invariants P3
- * and P4.
+/* Flushing, preallocation, and releasing the resources of an idle partition; see log/partition.h,
+ * invariants P3 and P4.
  *
- * A sync covers, in this order, up to three files: sealed ones that wait (S3), then the active
- * .log; and the directory when a name in it is new. It moves durable to the last mark that it
- * covered; what is left keeps the partition dirty, and the caller begins again.
+ * A sync covers up to three files in this order: waiting sealed files (S3), then the active .log;
+ * and the directory when it has a new entry. It advances durable to the last mark that it covered;
+ * what remains keeps the partition dirty, and the caller begins again.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,12 +14,13 @@
 #include "base/file.h"
 #include "log/partition_state.h"
 
-#define IDLE_MS 10000                     /* without a write: reserved blocks and index descriptors are given back */
-#define PREALLOCATE_FAST_MS 1000          /* a step that was used up within: the next is twice as large */
-#define PREALLOCATE_SLOW_MS 10000         /* ... not within: half as large */
-#define PREALLOCATE_PAUSE_BYTES (1 << 20) /* after a full disk, not before this much more was written */
+/* after this time without a write, reserved blocks and index descriptors are released */
+#define IDLE_MS 10000
+#define PREALLOCATE_FAST_MS 1000          /* if a step is used up within this time, the next one is twice as large */
+#define PREALLOCATE_SLOW_MS 10000         /* ... if not within this time, half as large */
+#define PREALLOCATE_PAUSE_BYTES (1 << 20) /* after a full disk, no attempt before this much more was written */
 #define BLOCK_BYTES 4096
-#define VERIFICATION_MS 60000 /* no coordinator takes longer to answer */
+#define VERIFICATION_MS 60000 /* coordinators answer within this time */
 
 /* ---- sync ---- */
 
@@ -32,9 +33,9 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
             item->mark = *mark;
         return 0;
     }
-    /* Nobody syncs as fast as segments are sealed: this one is flushed here, and its mark holds
-     * once the ones before it are durable. The last item is never part of the sync under way, which
-     * covers three at most. */
+    /* Segments are sealed faster than they are synced: this one is flushed synchronously, and its
+     * mark becomes valid once the ones before it are durable. The last item is never part of the
+     * running sync, which covers at most three. */
     int error = mqd_file_sync(fd, false) < 0 ? errno : 0;
     mqd_file_close(fd);
     struct mqd_sync_item *last = &partition->sync_queue[MQD_SYNC_QUEUE_MAX - 1];
@@ -88,7 +89,7 @@ int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd
         if (partition->sync_directory_fd < 0) {
             int error = errno;
             mqd_error_system(error, "%s: cannot open the directory to flush it", partition->path);
-            /* these pass: still dirty, the next call tries again */
+            /* transient: still dirty, the next call tries again */
             if (error != EMFILE && error != ENFILE && error != ENOMEM)
                 mqd_partition_fence(partition);
             return 0;
@@ -144,8 +145,8 @@ static int64_t round_up(int64_t value, int64_t unit)
     return unit <= 1 ? value : (value + unit - 1) / unit * unit;
 }
 
-/* A quiet partition gets its first blocks only once it is written to; a busy one runs ahead by half
- * a step. */
+/* An idle partition gets its first blocks only on its next write; for a busy one, preallocation
+ * stays half a step ahead. */
 static bool preallocation_wanted(const struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;
@@ -197,8 +198,8 @@ bool mqd_partition_preallocate_begin(struct mqd_partition *partition, struct mqd
     return true;
 }
 
-/* A segment that was sealed meanwhile gives its blocks back here. A failure costs speed alone: the
- * next write allocates for itself. */
+/* A segment sealed meanwhile releases its blocks here. A failure costs only speed: the next write
+ * allocates blocks itself. */
 void mqd_partition_preallocate_done(struct mqd_partition *partition, int error)
 {
     if (!partition->preallocating)
@@ -230,7 +231,7 @@ void mqd_partition_trim(struct mqd_partition *partition)
         active->allocated_bytes = active->size_bytes;
 }
 
-/* ---- now and then ---- */
+/* ---- periodic ---- */
 
 static void give_back(struct mqd_partition *partition)
 {

@@ -1,10 +1,14 @@
-/* Writing what is staged, rolling, and undoing both when the disk refuses; see log/partition.h,
+/* Writing the staged batches, rolling, and undoing both when the disk refuses; see log/partition.h,
  * invariant P2.
  *
- * mqd_partition_write, in order:  the new leader epoch, if any, into its checkpoint  ->  per segment: roll, one
- * pwritev, aborted transactions into the .txnindex, index entries in memory  ->  commit. All staged batches succeed or
- * none does: when a later step fails, segments begun by this write are deleted, the old one is cut back and its state
- * restored.
+ * mqd_partition_write, in order:
+ *   1  the new leader epoch, if any, into its checkpoint
+ *   2  per segment: roll, one pwritev, aborted transactions into the .txnindex, index entries in
+ *      memory
+ *   3  commit
+ *
+ * All staged batches succeed or none does: when a later step fails, segments begun by this write
+ * are deleted, the old one is truncated and its state restored.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,12 +23,12 @@
 #define GATHER_BYTES (64 * 1024)
 #define GATHER_BATCH_BYTES 4096
 
-/* What a roll inside a write needs to be undone. */
+/* State needed to undo a roll inside a write. */
 struct checkpoint {
     bool taken;
     struct mqd_active active;
     uint32_t segment_count, sync_queue_count;
-    struct mqd_sync_item sync_queue_last; /* a full queue takes a later mark into its last item */
+    struct mqd_sync_item sync_queue_last; /* if the queue is full, a later mark replaces that of its last item */
     int64_t log_end_offset, written_bytes;
     struct mqd_mark durable, high_watermark;
 };
@@ -41,9 +45,9 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
     return mqd_file_open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
 }
 
-/* The index file's descriptor for the flush, also when it was closed since its last write. -1:
- * there is no such file, or it cannot be opened: then it is not flushed, and recovery after a loss
- * of power, which checks every index, makes what is missing anew. */
+/* The index file's descriptor for the flush, reopened if it was closed since its last write. -1: no
+ * such file, or it cannot be opened. It is then not flushed, and recovery after a power failure,
+ * which checks every index, recreates what is missing. */
 static int index_fd(struct mqd_partition *partition, int *fd, uint32_t file_bytes, enum mqd_file_kind kind)
 {
     char path[PATH_MAX];
@@ -56,7 +60,7 @@ static int index_fd(struct mqd_partition *partition, int *fd, uint32_t file_byte
     return mqd_file_open(path, O_RDWR, 0);
 }
 
-/* A file of the active segment waits for the next sync. */
+/* Queues a file of the active segment for the next sync. */
 static int queue_file(struct mqd_partition *partition, int fd, enum mqd_file_kind kind, const struct mqd_mark *mark)
 {
     uint32_t count = partition->sync_queue_count;
@@ -68,8 +72,8 @@ static int queue_file(struct mqd_partition *partition, int fd, enum mqd_file_kin
     return result;
 }
 
-/* The files of the segment that was sealed wait for the next sync; the indexes first, so that a
- * durable segment has durable indexes (S3). */
+/* Queues the files of the sealed segment for the next sync; the indexes first, so that a durable
+ * segment has durable indexes (S3). */
 static int queue_sealed(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
@@ -102,8 +106,8 @@ int mqd_partition_roll_active(struct mqd_partition *partition)
     }
     partition->directory_dirty = true;
     int error = queue_sealed(partition) < 0 ? errno : 0;
-    mqd_txn_index_close(&active->txn_index); /* S5: what is not flushed of it is in the queue */
-    mqd_index_close_files(&active->index);   /* these two when a flush has failed: it did not come to them */
+    mqd_txn_index_close(&active->txn_index); /* S5: its unflushed part is in the queue */
+    mqd_index_close_files(&active->index);   /* these two remain if a flush has failed before they were queued */
     mqd_file_close(active->fd);
     *active = (struct mqd_active){.fd = fd,
                                   .base_offset = partition->log_end_offset,
@@ -131,7 +135,7 @@ int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms)
     return -1;
 }
 
-/* Spread over the partitions, the same for one segment whenever it is asked. */
+/* Differs between partitions, and is always the same for one segment. */
 static int64_t jitter_of(const struct mqd_partition *partition, int64_t base_offset)
 {
     if (partition->options.segment_jitter_ms <= 0)
@@ -142,8 +146,8 @@ static int64_t jitter_of(const struct mqd_partition *partition, int64_t base_off
     return (int64_t)((hash >> 17) % (uint64_t)partition->options.segment_jitter_ms);
 }
 
-/* As Kafka: by the records' time while they have one, and by the clock, so that old records do not
- * keep a segment open. */
+/* As Kafka: by the timestamps of the records if they have any, and by the clock, so that old
+ * records do not keep a segment open. */
 static bool too_old(const struct mqd_partition *partition, const struct mqd_active *segment, int64_t timestamp_ms,
                     int64_t now_ms)
 {
@@ -169,8 +173,8 @@ static bool must_roll(const struct mqd_partition *partition, const struct mqd_ac
 
 /* ---- one segment's share ---- */
 
-/* How many staged batches from `first` go into one segment; *roll: into a new one. `shadow` plays
- * the segment's growth (its index is not used). */
+/* How many staged batches from `first` go into one segment; *roll: into a new one. `shadow`
+ * simulates the segment's growth (its index is not used). */
 static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_t now_ms, bool *roll)
 {
     struct mqd_active shadow;
@@ -195,7 +199,7 @@ static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_
     return count;
 }
 
-/* One call, of at most MQD_WRITE_BYTES_MAX. */
+/* One system call, of at most MQD_WRITE_BYTES_MAX. */
 static ssize_t write_some(int fd, struct iovec *iov, int count, int64_t position)
 {
     size_t room = MQD_WRITE_BYTES_MAX, cut = 0;
@@ -211,7 +215,7 @@ static ssize_t write_some(int fd, struct iovec *iov, int count, int64_t position
     return written;
 }
 
-/* 0, or -1 with errno after cutting the file back; a failed cut fences. */
+/* 0, or -1 with errno after truncating the file; if the truncation fails, the partition is fenced. */
 static int write_all(struct mqd_partition *partition, struct iovec *iov, int count)
 {
     int64_t position = partition->active.size_bytes;
@@ -241,8 +245,8 @@ static int write_all(struct mqd_partition *partition, struct iovec *iov, int cou
 }
 
 /* The iovecs of one write. An iovec costs the kernel about half a microsecond, more than copying a
- * small batch: so neighbours up to GATHER_BATCH_BYTES are joined in a buffer on the stack while it
- * has room. What lies in memory as it shall lie in the file, a follower's batches, needs neither. */
+ * small batch, so neighbours up to GATHER_BATCH_BYTES are joined in a buffer on the stack while it
+ * has room. Batches that are contiguous in memory as in the file (a follower's) need neither. */
 struct gather {
     struct iovec iov[2 * MQD_STAGE_COUNT_MAX];
     int count;
@@ -267,7 +271,7 @@ static void gather_add(struct gather *gather, const void *bytes, size_t size_byt
         gather->iov[gather->count++] = (struct iovec){(void *)at, size_bytes};
 }
 
-/* `staged` and the one behind it, or before it, are one piece of memory. */
+/* `staged` and its predecessor or successor are contiguous in memory. */
 static bool adjoins(struct mqd_partition *partition, const struct gather *gather, const struct mqd_staged *staged,
                     uint32_t i, uint32_t end)
 {
@@ -299,7 +303,7 @@ static int write_run(struct mqd_partition *partition, uint32_t first, uint32_t c
     return write_all(partition, gather.iov, gather.count);
 }
 
-/* S5. Nothing to do when one of this segment's waits already. */
+/* S5. Does nothing when a descriptor of this segment's index is already queued. */
 static int queue_txn_index(struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;
@@ -311,7 +315,7 @@ static int queue_txn_index(struct mqd_partition *partition)
     return fd < 0 ? -1 : queue_file(partition, fd, MQD_FILE_TXN_INDEX, NULL);
 }
 
-/* Whoever reads up to the last stable offset that these markers allow finds the transactions in the
+/* A reader up to the last stable offset that these markers permit must find the transactions in the
  * file. */
 static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32_t count)
 {
@@ -333,8 +337,8 @@ static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32
     return queue_txn_index(partition);
 }
 
-/* The bytes are in the file: positions and index entries follow. -1 with errno: an index file
- * failed for another reason than space. */
+/* The bytes are in the file: updates positions and index entries. -1 with errno: an index file
+ * failed for a reason other than space. */
 static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t count, int64_t now_ms)
 {
     struct mqd_active *active = &partition->active;
@@ -375,7 +379,7 @@ static void checkpoint_take(const struct mqd_partition *partition, struct checkp
         out->sync_queue_last = partition->sync_queue[partition->sync_queue_count - 1];
 }
 
-/* 0 or errno: one of its files is still there. */
+/* 0, or errno if one of its files still exists. */
 static int delete_segment(const struct mqd_partition *partition, int64_t base_offset)
 {
     char path[PATH_MAX];
@@ -387,9 +391,9 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
     return error;
 }
 
-/* What this write queued is closed, but for the old segment's: a flush of its .log may be under
- * way, which must not meet another file under that number, and a full disk must not need
- * descriptors that have run out. */
+/* Closes what this write queued, except for the old segment's files: a flush of its .log may be
+ * running and must not meet another file under that descriptor number, and after a full disk it
+ * must not need new descriptors when none are left. */
 static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
 {
     while (partition->sync_queue_count > old->sync_queue_count) {
@@ -408,7 +412,7 @@ static void queue_restore(struct mqd_partition *partition, const struct checkpoi
         partition->sync_queue[old->sync_queue_count - 1] = old->sync_queue_last;
 }
 
-/* Only when the queue was full: the roll itself has flushed and closed the .log. */
+/* Needed only when the queue was full: the roll itself has then flushed and closed the .log. */
 static int reopen_log(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
@@ -418,9 +422,9 @@ static int reopen_log(struct mqd_partition *partition)
     return active->fd < 0 ? -1 : 0;
 }
 
-/* Back to the checkpoint. -1 with errno: the old segment could not be restored, or one that this
- * write began could not be deleted: what is appended beside it a clean start would take for sealed,
- * and the log for ended where that one begins (the caller fences). */
+/* Restores the checkpoint. -1 with errno: the old segment could not be restored, or a segment begun
+ * by this write could not be deleted. A clean start would take the old segment for sealed and end
+ * the log where the leftover one begins, so the caller fences. */
 static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
 {
     struct mqd_active *active = &partition->active;
@@ -478,8 +482,8 @@ static int write_failed(struct mqd_partition *partition, const struct checkpoint
 
 /* ---- the write ---- */
 
-/* The one that waits is replaced already: a disk that refuses the batches behind it again and again
- * does not fill the queue. */
+/* Replaces the waiting one: a disk that refuses the following batches again and again does not fill
+ * the queue. */
 static int queue_epochs(struct mqd_partition *partition, int fd)
 {
     uint32_t count = partition->sync_queue_count;
@@ -495,7 +499,8 @@ static int queue_epochs(struct mqd_partition *partition, int fd)
     return result;
 }
 
-/* Before the batches: whoever finds the first record of an epoch finds the epoch in the checkpoint. */
+/* Before the batches: a reader that finds the first record of an epoch finds the epoch in the
+ * checkpoint. */
 static int write_epochs(struct mqd_partition *partition)
 {
     for (uint32_t i = 0; i < partition->staged_count; i++) {
@@ -558,7 +563,7 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
     mqd_partition_check(partition);
     if (!index_error)
         return 0;
-    /* The batches are in the log, but the disk is failing: nothing more is promised about this
+    /* The batches are in the log, but the disk is failing: no further promises about this
      * partition. */
     mqd_partition_fence(partition);
     mqd_error_system(index_error, "%s: cannot write the index of segment %lld", partition->path,

@@ -70,7 +70,8 @@ static int grow(struct mqd_producers *producers)
     free(producers->buckets);
     producers->buckets = buckets;
     producers->capacity = capacity;
-    for (uint32_t link = 1; link <= producers->used; link++) { /* only when no entry is free: all of them are in use */
+    /* only reached with no free entry: all of them are in use */
+    for (uint32_t link = 1; link <= producers->used; link++) {
         uint32_t bucket = bucket_of(producers, entries[link - 1].producer_id);
         entries[link - 1].hash_next = buckets[bucket];
         buckets[bucket] = link;
@@ -127,14 +128,14 @@ static const struct mqd_producer_batch *batch_at(const struct mqd_producer *entr
     return &entry->batches[(entry->head + MQD_PRODUCER_BATCH_COUNT - entry->count + i) % MQD_PRODUCER_BATCH_COUNT];
 }
 
-/* `sequence` lies before `other`, by less than half of the circle. */
+/* `sequence` is before `other`, by less than half of the circle. */
 static bool sequence_before(int32_t sequence, int32_t other)
 {
     uint32_t distance = ((uint32_t)other - (uint32_t)sequence) & INT32_MAX;
     return distance > 0 && distance <= (1u << 30);
 }
 
-/* Of a data batch in the entry's epoch. */
+/* For a data batch in the entry's epoch. */
 static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd_batch *batch, bool *duplicate,
                               int64_t *base_offset)
 {
@@ -155,7 +156,8 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
         bool given_twice = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
         return given_twice && batch->attributes & TRANSACTIONAL_BIT ? 59 : 45;
     }
-    bool forgotten = entry->count == MQD_PRODUCER_BATCH_COUNT; /* where none is, what lies before was never written */
+    /* if fewer batches are remembered, an earlier one was never written */
+    bool forgotten = entry->count == MQD_PRODUCER_BATCH_COUNT;
     return forgotten && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
 }
 
@@ -216,7 +218,7 @@ int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t
     return 0;
 }
 
-/* What the batch means for the producer's epoch and sequences. */
+/* Applies the batch to the producer's epoch and sequences. */
 static void note_batch(struct mqd_producer *entry, const struct mqd_batch *batch, bool marker, int64_t base_offset)
 {
     bool sequenced = !marker && batch->base_sequence >= 0;

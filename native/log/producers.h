@@ -1,54 +1,63 @@
-/* What one partition remembers of idempotent producers, so that a retry is not written twice.
+/* State of idempotent producers in one partition, so that a retry is not written twice.
  *
  * Per producer id: its epoch and its last five batches (the most a producer may have in flight).
- * Rules, as Kafka's ProducerStateManager (KIP-98, KIP-360):
+ * Rules, as in Kafka's ProducerStateManager (KIP-98, KIP-360):
  *
- *   same sequence range as one of the five, same epoch     duplicate: the answer is the original base offset
- *   all of it before the oldest of the five                46 DUPLICATE_SEQUENCE_NUMBER: it was written, the offset is
- * forgotten; clients take it for success not the successor of the last sequence                 45
- * OUT_OF_ORDER_SEQUENCE_NUMBER; so too before the oldest of fewer: an unknown producer's second batch may have been the
- * first that was taken, and the first one, which was refused for the moment, comes again lower epoch 47
- * INVALID_PRODUCER_EPOCH higher epoch                                           must begin with sequence 0, else 45;
- *                                                          also behind a marker that has bumped the
- *                                                          epoch (KIP-890)
- *   unknown producer id                                    any sequence is taken: its state may
- *                                                          have expired or gone with deleted
- *                                                          segments, and the client could not tell
- *                                                          (Kafka since 2.x)
- * Sequences wrap from 2^31-1 to 0. Batches of a coordinator (committed offsets) have none; only
- * their epochs count.
+ *   - same sequence range as one of the five, same epoch: a duplicate, answered with the original
+ *     base offset.
+ *   - wholly before the oldest of the five: 46 DUPLICATE_SEQUENCE_NUMBER. It was written, but its
+ *     offset is forgotten; clients treat this as success.
+ *   - not the successor of the last sequence: 45 OUT_OF_ORDER_SEQUENCE_NUMBER. Also when it is
+ *     before the oldest and fewer than five are remembered: the first batch taken from an unknown
+ *     producer may have been its second, and its first, which was refused temporarily, is sent
+ *     again.
+ *   - lower epoch: 47 INVALID_PRODUCER_EPOCH.
+ *   - higher epoch: must begin with sequence 0, otherwise 45; also after a marker that has bumped
+ *     the epoch (KIP-890).
+ *   - unknown producer id: any sequence is accepted. Its state may have expired or been deleted
+ *     with old segments, which the client cannot know (Kafka since 2.x).
+ *
+ * Sequences wrap from 2^31-1 to 0. Batches of a coordinator (committed offsets) have no sequences;
+ * only their epochs are checked.
  *
  * Transactions (KIP-98, KIP-890): a producer has at most one ongoing here, from its first
  * transactional batch to its marker.
- *   batch outside of the ongoing one (not transactional)   48 INVALID_TXN_STATE
- *   marker of a lower producer epoch                       47; of the same epoch too, when the marker is known to bump
- * it marker of a lower coordinator epoch                    52 TRANSACTION_COORDINATOR_FENCED marker without an ongoing
- * transaction                  is taken: its epochs fence sequences of a transaction that has ended              59
- * UNKNOWN_PRODUCER_ID, neither a duplicate nor 46: a client that gave up records which it had sent may give their
- *                                                          sequences to the next ones (librdkafka after an abort), and
- * would take the old records' offsets for those of the new. With 59 it aborts and goes on in a new epoch, with 45 it
- * would be finished
+ *
+ *   - batch outside the ongoing transaction (not transactional): 48 INVALID_TXN_STATE.
+ *   - marker of a lower producer epoch: 47; of the same epoch too, when the marker is known to bump
+ *     it.
+ *   - marker of a lower coordinator epoch: 52 TRANSACTION_COORDINATOR_FENCED.
+ *   - marker without an ongoing transaction: accepted, because its epochs fence.
+ *   - sequences of a transaction that has ended: 59 UNKNOWN_PRODUCER_ID, neither a duplicate nor
+ *     46. A client that gave up records it had sent may reuse their sequences for the next ones
+ *     (librdkafka after an abort), and would take the old records' offsets for those of the new
+ *     ones. After 59 it aborts and continues in a new epoch; 45 would be fatal to it.
  *
  * Invariants
- *   R1  add and undo are inverse: after undo of the adds since, in reverse order, every check
+ *   R1  add and undo are inverse: after undoing the adds since, in reverse order, every check
  *       answers as before.
  *   R2  at most count_max producers without an ongoing transaction after mqd_producers_trim; the
- *       least recently used go first, so only a producer that has been silent loses its state.
+ *       least recently used are removed first, so only an idle producer loses its state.
  *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed nor expired.
- *   R4  a batch without records begins no transaction: compaction has left it for its sequence
- *       alone, its transaction has ended, and the marker may be gone.
+ *   R4  a batch without records begins no transaction: compaction has kept it only for its
+ *       sequence, its transaction has ended, and the marker may be gone.
  * Bounds: 48 + 5 * 16 + 8 bytes a producer, in one array that doubles. Concurrency: the partition's
  * owner alone.
  *
  * Snapshot, big endian:
- *     0  u32  0x4d514450 "MQDP"        4  u16  version 2        6  u16  0
- *     8  u32  CRC32C of bytes 12..end
- *    12  u32  producer count          16  i64  offset: the state after all records below it
- *    24  producers, those without an ongoing transaction first, least recently used first:
- *         i64 producer_id   i64 last_append_ms   i16 epoch   u8 batch count (0..5)   u8 flags (1: any sequence may come
- * next, 2: `ended`)   i32 coordinator_epoch (-1: none) i64 first offset of the ongoing transaction (-1: none) then per
- * batch, oldest first:   i32 first_sequence   i32 last_sequence   i64 base_offset Version 1, which is still read, has
- * zeros for flags and coordinator epoch and no field for a transaction.
+ *   0   u32  0x4d514450 "MQDP"
+ *   4   u16  version 2
+ *   6   u16  0
+ *   8   u32  CRC32C of bytes 12..end
+ *   12  u32  producer count
+ *   16  i64  offset: the state after all records below it
+ *   24  producers, those without an ongoing transaction first, least recently used first
+ *
+ * Each producer: i64 producer_id, i64 last_append_ms, i16 epoch, u8 batch count (0..5), u8 flags
+ * (1: any sequence may come next, 2: `ended`), i32 coordinator_epoch (-1: none), i64 first offset
+ * of the ongoing transaction (-1: none); then per batch, oldest first: i32 first_sequence, i32
+ * last_sequence, i64 base_offset. Version 1, which is still read, has zeros for flags and
+ * coordinator epoch, and no transaction field.
  */
 #ifndef MQD_PRODUCERS_H
 #define MQD_PRODUCERS_H
@@ -67,16 +76,16 @@ struct mqd_producer_batch {
 struct mqd_producer {
     int64_t producer_id;
     int64_t last_append_ms;    /* wall clock of the broker, not of the records */
-    uint32_t hash_next;        /* also the free list's link */
-    uint32_t newer, older;     /* by use; while a transaction is ongoing: in no list */
-    uint32_t transaction;      /* the ongoing one in producers->transactions; 0 = none */
+    uint32_t hash_next;        /* also links the free list */
+    uint32_t newer, older;     /* in order of use; in no list while a transaction is ongoing */
+    uint32_t transaction;      /* link of the ongoing one in producers->transactions; 0 = none */
     int32_t coordinator_epoch; /* of the last marker; -1 = none */
     int16_t epoch;
     uint8_t count;
-    uint8_t head : 4;         /* batches[head] is the next to be overwritten */
-    uint8_t any_sequence : 1; /* known by a marker, or a coordinator's batch, alone */
-    /* the batches lie before its last marker: the last one tells what comes next, and nothing is a
-     * repetition */
+    uint8_t head : 4;         /* batches[head] is overwritten next */
+    uint8_t any_sequence : 1; /* known only by a marker or a coordinator's batch */
+    /* the batches precede its last marker: the last one determines the next sequence, and none
+     * counts for duplicates */
     uint8_t ended : 1;
     struct mqd_producer_batch batches[MQD_PRODUCER_BATCH_COUNT];
 };
@@ -86,10 +95,10 @@ struct mqd_producers {
     struct mqd_producer *entries;
     uint32_t *buckets;
     uint32_t capacity; /* entries and buckets; a power of two, or 0 */
-    uint32_t used;     /* entries handed out so far; the rest is untouched */
+    uint32_t used;     /* entries used so far; the rest is untouched */
     uint32_t count;
     uint32_t free_list, newest, oldest; /* index + 1; 0 = none */
-    uint64_t changes;                   /* bumped by every change, for snapshots */
+    uint64_t changes;                   /* incremented by every change, for snapshots */
     struct mqd_transactions transactions;
 };
 
@@ -107,28 +116,28 @@ struct mqd_producer_undo {
 };
 
 void mqd_producers_free(struct mqd_producers *producers);
-struct mqd_producer_batch_kind {     /* what the header of a batch does not tell */
+struct mqd_producer_batch_kind {     /* facts that the header of a batch does not contain */
     const struct mqd_marker *marker; /* NULL: a data batch */
-    bool coordinator;                /* not a client's: without a sequence */
+    bool coordinator;                /* from a coordinator, not a client: without a sequence */
     bool bumped;                     /* the marker bumps the producer's epoch */
-    bool known;                      /* MQD_STAGE_KNOWN; mqd_producers_check does not look at it */
+    bool known;                      /* MQD_STAGE_KNOWN; not used by mqd_producers_check */
 };
-/* 0, 45, 46, 47, 48, 52; *duplicate when it is one (then 0), with the original base offset. Batches
- * without a producer id must not come here. */
+/* 0, 45, 46, 47, 48, 52; *duplicate is set for a duplicate (then 0), with the original base offset.
+ * Must not be called for batches without a producer id. */
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,
                             struct mqd_producer_batch_kind kind, bool *duplicate, int64_t *base_offset);
-/* Is this batch a part of a transaction that its producer has begun here? */
+/* Whether this batch belongs to a transaction that its producer has begun here. */
 bool mqd_producers_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch);
-/* Are sequences of the batch's producer, in its epoch, known? */
+/* Whether sequences of the batch's producer, in its epoch, are known. */
 bool mqd_producers_sequenced(const struct mqd_producers *producers, const struct mqd_batch *batch);
 bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id);
-/* Notes a batch that passed the check (or that is in the log already). -1: no memory, nothing
+/* Adds a batch that passed the check (or that is already in the log). -1: no memory, nothing
  * changed. */
 int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *batch, const struct mqd_marker *marker,
                       int64_t base_offset, int64_t now_ms, struct mqd_producer_undo *undo);
 void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_producer_undo *undo);
 void mqd_producers_trim(struct mqd_producers *producers, uint32_t count_max);
-/* Forgets those whose last append lies before. */
+/* Forgets producers whose last append was earlier. */
 void mqd_producers_expire(struct mqd_producers *producers, int64_t before_ms);
 
 /* malloc'd; NULL: no memory. */
@@ -136,13 +145,13 @@ uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t off
 /* as mqd_partition_producers */
 uint32_t mqd_producers_view(const struct mqd_producers *producers, struct mqd_producer_view *out, uint32_t capacity);
 
-/* For log/producers_snapshot.c alone: a new entry (index, MQD_PRODUCER_NONE: no memory), and one
- * that has an ongoing transaction. */
+/* Only for log/producers_snapshot.c: adds an entry (index; MQD_PRODUCER_NONE: no memory), and marks
+ * one as having an ongoing transaction. */
 uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_id);
 int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t first_offset);
 uint32_t mqd_producers_find(const struct mqd_producers *producers, int64_t producer_id);
 
-/* Into an empty table. -1 MQD_E_CORRUPT (or ENOMEM): the table is empty. */
+/* Decodes into an empty table. -1 MQD_E_CORRUPT (or ENOMEM): the table is empty. */
 int mqd_producers_decode(struct mqd_producers *producers, const uint8_t *bytes, size_t size_bytes, int64_t *offset);
 
 #endif

@@ -1,16 +1,16 @@
-/* What Python sees of a compaction; read by build_ffi.py like native.h, under the same rules. What
- * it does: log/compaction/compact.h; the order of calls:
+/* The compaction interface for Python; read by build_ffi.py like native.h, under the same rules.
+ * What compaction does: log/compaction/compact.h. The order of calls:
  *
- *   open -> step until DONE (the keys of the dirty range are known, figures.mapped_end and
- *   figures.clean_count say how far)
- *        -> for each group of neighbouring segments, in order: group_begin, step until DONE,
- *        group_end
- *                where it changed something: swap_prepare, swap_install,
- *                mqd_reactor_segments_replaced, swap_finish, mqd_reactor_segments_replaced
- *        -> close
+ *   1  open
+ *   2  step until DONE: the keys of the dirty range are known; figures.mapped_end and
+ *      figures.clean_count give the extent
+ *   3  for each group of neighbouring segments, in order: group_begin, step until DONE, group_end.
+ *      If the group changed: swap_prepare, swap_install, mqd_reactor_segments_replaced,
+ *      swap_finish, mqd_reactor_segments_replaced
+ *   4  close
  *
- * A step may also say DECOMPRESS or COMPRESS: work->bytes in that codec must be answered by
- * mqd_compact_give before the next step.
+ * A step may also return DECOMPRESS or COMPRESS: the caller must convert work->bytes with that
+ * codec and pass the result to mqd_compact_give before the next step.
  */
 #ifndef MQD_COMPACT_API_H
 #define MQD_COMPACT_API_H
@@ -22,13 +22,13 @@ enum mqd_compact_state { MQD_COMPACT_DONE, MQD_COMPACT_MORE, MQD_COMPACT_DECOMPR
 
 struct mqd_compact_options {
     int64_t first_dirty_offset;
-    int64_t snapshot_offset; /* of the newest producer snapshot; -1 = there is none */
+    int64_t snapshot_offset; /* of the newest producer snapshot; -1 = none */
     int64_t now_ms;
     int64_t delete_retention_ms;
-    int64_t end_position; /* high watermark's position in the last segment named; -1 = all of its file */
+    int64_t end_position; /* high watermark's position in the last segment; -1 = all of its file */
     uint64_t map_bytes;
     uint32_t map_load_percent;
-    /* so many of the segments may be compacted; the others are looked through for markers alone */
+    /* number of segments that may be compacted; the others are only searched for markers */
     uint32_t clean_count;
     uint32_t segment_count;
     int32_t index_interval_bytes;
@@ -38,13 +38,13 @@ struct mqd_compact_options {
 struct mqd_compact_figures {
     int64_t read_bytes;
     int64_t written_bytes;
-    int64_t records_read; /* by the copy */
+    int64_t records_read; /* read by the copy */
     int64_t records_kept;
     int64_t records_without_key; /* dropped */
     int64_t batches_read, batches_whole, batches_rebuilt, batches_emptied, batches_dropped;
     int64_t mapped_keys;
-    int64_t mapped_end;   /* the log is clean below, once all groups are in place */
-    uint32_t clean_count; /* segments to be copied: fewer than asked when the key table was full */
+    int64_t mapped_end;   /* the log is clean below this offset once all groups are installed */
+    uint32_t clean_count; /* segments to be copied: fewer than requested if the key table was full */
     uint8_t map_full;
 };
 
@@ -57,32 +57,34 @@ struct mqd_compact_work {
 
 struct mqd_compact_group {
     int64_t size_bytes;
-    uint8_t changed;          /* 0: nothing was lost and nothing joined; the new files were thrown away */
-    uint8_t has_transactions; /* there is a .txnindex */
+    uint8_t changed;          /* 0: no record was removed and no segments were merged; the new files were deleted */
+    uint8_t has_transactions; /* the group has a .txnindex */
 };
 
 struct mqd_compact;
-/* `bases` ascending: those to clean from the log's first on, then all up to the high watermark's. */
+/* `bases` ascending: the segments to clean, from the log's first on, then all up to the one that
+ * holds the high watermark. */
 struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases,
                                      const struct mqd_compact_options *options);
-void mqd_compact_close(struct mqd_compact *compact); /* throws away what is half written */
-/* Works on about bytes_max bytes. enum mqd_compact_state, or -1: MQD_E_CORRUPT (this log cannot be
- * compacted), MQD_E_FULL (the table cannot hold even one key), MQD_E_STALE (look again later), or
- * an errno; ENOENT: a segment is gone. */
+void mqd_compact_close(struct mqd_compact *compact); /* deletes incomplete files */
+/* Processes about bytes_max bytes. Returns enum mqd_compact_state, or -1: MQD_E_CORRUPT (this log
+ * cannot be compacted), MQD_E_FULL (the table cannot hold even one key), MQD_E_STALE (try again
+ * later), or an errno; ENOENT: a segment was deleted. */
 int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_work *work);
-/* As a step; the next question may come at once. */
+/* Returns like a step; the next conversion may be requested at once. */
 int mqd_compact_give(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
                      struct mqd_compact_work *work);
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count);
 int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group *out);
 void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figures *out);
 
-/* The new files of `base_offset` take the place of it and of old_bases (those behind it,
- * ascending). After prepare a crash finishes the swap, before it undoes it. */
+/* The new files of `base_offset` replace it and old_bases (the segments after it, ascending). After
+ * a crash, recovery finishes the swap if prepare has completed, and undoes it otherwise. */
 int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count,
                              int has_transactions);
 int mqd_compact_swap_install(const char *directory, int64_t base_offset);
 int mqd_compact_swap_finish(const char *directory, int64_t base_offset);
-int mqd_compact_swap_undo(const char *directory, int64_t base_offset); /* instead of install: the new files go */
+/* called instead of install: deletes the new files */
+int mqd_compact_swap_undo(const char *directory, int64_t base_offset);
 
 #endif

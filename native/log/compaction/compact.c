@@ -1,4 +1,4 @@
-/* Opening a compaction, and its first half: which key was written last, and where. See
+/* Opening a compaction, and its first half: finding the last offset of each key. See
  * log/compaction/compact.h; the second half is in log/compaction/copy.c. */
 #include "log/compaction/compact.h"
 
@@ -30,7 +30,7 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
                                                        "is to be cleaned, and a load factor");
 }
 
-/* Of those to clean: the segment that holds the offset, or the first. */
+/* Among the segments to clean: the one that holds the offset, or the first. */
 static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = 0;
@@ -39,8 +39,8 @@ static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
     return number;
 }
 
-/* What the snapshot does not tell of producers is read from the log, also where it is clean
- * already. */
+/* Producer state that the snapshot lacks is read from the log, including the part that is already
+ * clean. */
 static int begin_map(struct mqd_compact *compact)
 {
     bool clean_too = compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
@@ -118,7 +118,7 @@ void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figu
     out->map_full = compact->map_full;
 }
 
-/* ---- scan: which transactions were aborted ---- */
+/* ---- scan: finds aborted transactions ---- */
 
 int mqd_compact_scan_begin(struct mqd_compact *compact)
 {
@@ -126,7 +126,7 @@ int mqd_compact_scan_begin(struct mqd_compact *compact)
     return mqd_compact_input_begin(&compact->scan_input, compact->first_dirty_number, compact->options.segment_count);
 }
 
-/* 0 abort, 1 commit, -1 another control record, -2 mqd_error: it cannot be read. */
+/* 0 abort, 1 commit, -1 another control record, -2 cannot be read (mqd_error set). */
 static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *batch)
 {
     struct mqd_records records;
@@ -154,7 +154,7 @@ static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL)) {
         bool begins = (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->record_count > 0 &&
                       batch->base_offset < clean_end &&
-                      /* one that was emptied is of a transaction that has ended */
+                      /* an emptied batch belongs to a transaction that has ended */
                       !mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset);
         return begins ? mqd_id_map_put(&compact->ongoing, batch->producer_id, batch->base_offset) : 0;
     }
@@ -210,7 +210,7 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
         return false;
     struct mqd_aborted wanted = {.producer_id = batch->producer_id, .first_offset = batch->base_offset};
     uint32_t low = 0, high = compact->aborted.count;
-    while (low < high) { /* the last that is not behind it */
+    while (low < high) { /* finds the last that is not after it */
         uint32_t middle = low + (high - low) / 2;
         if (by_producer(&compact->aborted.entries[middle], &wanted) <= 0)
             low = middle + 1;
@@ -230,8 +230,8 @@ static int map_done(struct mqd_compact *compact)
     return MQD_COMPACT_DONE;
 }
 
-/* The table is full at this offset, which lies in the segment that is read. Segments before it are
- * cleaned; where that is none, this one as far as it is known. */
+/* The table became full at this offset, which is in the segment being read. The segments before it
+ * are cleaned; if there are none, this segment is, as far as it was mapped. */
 static int map_filled(struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = compact->input.number;
@@ -270,7 +270,8 @@ static int map_records(struct mqd_compact *compact, const uint8_t *bytes, uint64
     return MQD_COMPACT_MORE;
 }
 
-/* The batch in hand. Transactional ones wait until the scan has told which of them were aborted. */
+/* Handles the current batch. A transactional batch waits until the scan has found the aborted
+ * transactions. */
 static int map_batch(struct mqd_compact *compact)
 {
     const struct mqd_batch *batch = &compact->batch;
@@ -317,7 +318,7 @@ static int one_step(struct mqd_compact *compact)
         if (more != 0)
             return more < 0 ? -1 : MQD_COMPACT_MORE;
         compact->phase = MQD_PHASE_MAP;
-        return map_batch(compact); /* the one that had to wait */
+        return map_batch(compact); /* the batch that had to wait */
     case MQD_PHASE_COPY:
         return mqd_compact_copy_step(compact);
     default:
@@ -330,7 +331,7 @@ static uint64_t moved_bytes(const struct mqd_compact *compact)
     return (uint64_t)(compact->input.read_bytes + compact->scan_input.read_bytes + compact->figures.written_bytes);
 }
 
-/* Keeps in mind what the caller is asked for. */
+/* Records what is requested from the caller. */
 static int tell(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
 {
     *work = (struct mqd_compact_work){.done_bytes = moved_bytes(compact) - before};

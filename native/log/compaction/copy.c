@@ -1,5 +1,5 @@
-/* The second half of a compaction: segments are written anew without what the table of keys says is
- * outdated. See log/compaction/compact.h. */
+/* The second half of a compaction: rewrites segments without the records that the key table shows
+ * to be outdated. See log/compaction/compact.h. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@ static int copy_whole(struct mqd_compact *compact)
     return write_batch(compact, &compact->batch, compact->bytes, (uint32_t)compact->batch.size_bytes, NULL, 0);
 }
 
-/* Positions are int32. A batch may have grown (its delete horizon, another run of its codec); one
- * that would not leave room for the rest is copied as it was. */
+/* Positions are int32. A batch may have grown (its delete horizon, a different compression result);
+ * a batch that would leave no room for the rest is copied unchanged. */
 static bool fits(const struct mqd_compact *compact, uint64_t size_bytes)
 {
     return (uint64_t)compact->output.position + size_bytes + (uint64_t)compact->group_left_bytes <= INT32_MAX;
@@ -52,19 +52,19 @@ static bool is_last_of_producer(const struct mqd_compact *compact, const struct 
     if (batch->producer_id < 0)
         return false;
     if (!mqd_id_map_get(&compact->last_batch, batch->producer_id, &last))
-        return compact->producers_from < 0; /* nobody could tell us */
+        return compact->producers_from < 0; /* no information is available */
     return last == batch->base_offset ||
            (last <= -2 && (batch->attributes & MQD_ATTRIBUTE_CONTROL) && last == -2 - (int64_t)batch->producer_epoch);
 }
 
-/* The last batch that is written: it tells where the log goes on. */
+/* The last batch of the cleaned segments: it determines where the log continues. */
 static bool is_last(const struct mqd_compact *compact)
 {
     return compact->input.number + 1 == compact->figures.clean_count &&
            compact->input.position >= compact->input.file_end;
 }
 
-/* Nothing of it stays but, where K5 asks for it, its header. */
+/* Removes the batch, except for its header where K5 requires it. */
 static int drop(struct mqd_compact *compact)
 {
     const struct mqd_batch *batch = &compact->batch;
@@ -80,7 +80,7 @@ static int drop(struct mqd_compact *compact)
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     empty.record_count = 0;
     empty.attributes &= ~(MQD_ATTRIBUTE_COMPRESSION | MQD_ATTRIBUTE_DELETE_HORIZON);
-    empty.base_timestamp_ms = empty.max_timestamp_ms = -1; /* nothing in it has a time */
+    empty.base_timestamp_ms = empty.max_timestamp_ms = -1; /* no record is left to have a time */
     mqd_batch_seal(header, &empty, NULL, 0);
     compact->figures.batches_emptied++;
     return write_batch(compact, &empty, header, sizeof header, NULL, 0);
@@ -119,7 +119,7 @@ static int set_marker_horizon(struct mqd_compact *compact)
                       (uint64_t)marker.size_bytes - MQD_BATCH_HEADER_BYTES);
     if ((marker.attributes & MQD_ATTRIBUTE_COMPRESSION) || marker.record_count != 1 ||
         mqd_records_next(&records, &record) != 1)
-        return copy_whole(compact); /* not one that we know */
+        return copy_whole(compact); /* unknown control record: keep it */
     compact->scratch.size_bytes = 0;
     if (mqd_compact_bytes_room(&compact->scratch, record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) < 0)
         return -1;
@@ -177,7 +177,7 @@ struct kept {
     bool tombstones;
 };
 
-/* K1, K3: which records stay, as runs of bytes. */
+/* K1, K3: selects the records to keep, as runs of bytes. */
 static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes, struct kept *kept)
 {
     const struct mqd_batch *batch = &compact->batch;
@@ -210,8 +210,8 @@ static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uin
     return more < 0 ? mqd_compact_input_corrupt(&compact->input, batch, records.reason) : 0;
 }
 
-/* The chosen runs, record by record with another base timestamp. They were walked before: they are
- * sound. */
+/* Rewrites the chosen runs, record by record, with another base timestamp. They were parsed before,
+ * so they are valid. */
 static int rebase_runs(struct mqd_compact *compact, const uint8_t *bytes, int64_t base_timestamp_ms)
 {
     struct mqd_records records;
@@ -238,7 +238,7 @@ static int gather_runs(struct mqd_compact *compact, const uint8_t *bytes)
     return 0;
 }
 
-/* The header as it will be: size and CRC aside. */
+/* The new header, without size and CRC. */
 static struct mqd_batch header_of(const struct mqd_compact *compact, const struct kept *kept, bool sets_horizon)
 {
     struct mqd_batch header = compact->batch;

@@ -1,5 +1,5 @@
-/* The reading side of a compaction; see log/compaction/compact.h. Reads by pread only, and leaves
- * the page cache as it was where the kernel can (6.14 and later). */
+/* The reading side of a compaction; see log/compaction/compact.h. Reads only by pread, and leaves
+ * the page cache unchanged where the kernel supports it (6.14 and later). */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -72,7 +72,7 @@ static ssize_t read_some(struct mqd_compact_input *input, uint8_t *target, size_
     }
 }
 
-/* Makes `need` bytes from input->position on readable, and as much behind them as the buffer holds. */
+/* Makes `need` bytes from input->position readable, and as many after them as the buffer holds. */
 static const uint8_t *make_readable(struct mqd_compact_input *input, int64_t need)
 {
     int64_t have = input->buffer_position + input->buffer_bytes - input->position;

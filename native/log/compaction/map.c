@@ -92,7 +92,7 @@ void mqd_key_map_close(struct mqd_key_map *map)
     map->count = 0;
 }
 
-/* The entry of a hash, or the free one where it would go. */
+/* Finds the entry of a hash, or the free entry where it belongs. */
 static struct mqd_key_entry *find(const struct mqd_key_map *map, const uint64_t hash[2])
 {
     uint64_t i = (uint64_t)(((unsigned __int128)hash[0] * map->capacity) >> 64);
@@ -180,7 +180,7 @@ bool mqd_id_map_remove(struct mqd_id_map *map, int64_t id)
     entry->used = false;
     map->count--;
     uint32_t mask = map->capacity - 1, hole = (uint32_t)(entry - map->entries);
-    /* those behind that may stand nearer to their home move up */
+    /* moves up later entries that may be closer to their home */
     for (uint32_t i = (hole + 1) & mask; map->entries[i].used; i = (i + 1) & mask) {
         if (((i - home(map, map->entries[i].id)) & mask) >= ((i - hole) & mask)) {
             map->entries[hole] = map->entries[i];

@@ -1,17 +1,17 @@
-/* What a compaction remembers: the last offset of each key, in bounded memory; and small facts
- * about producers.
+/* The memory of a compaction: the last offset of each key, in bounded memory, and small facts about
+ * producers.
  *
- * mqd_key_map: a 128-bit hash of the key -> the offset of its last record, 24 bytes an entry,
- * linear probing, as Kafka's SkimpyOffsetMap. The hash is SipHash-2-4-128 under a key of chance:
- * two keys that share a hash would cost one of them its value, and nobody can look for such a pair
- * without knowing the key.
+ * mqd_key_map: maps a 128-bit hash of the key to the offset of its last record; 24 bytes an entry,
+ * linear probing, like Kafka's SkimpyOffsetMap. The hash is SipHash-2-4-128 under a random key: two
+ * keys with the same hash would cost one of them its value, and such a pair cannot be found without
+ * knowing the random key.
  *
- *   M1  at most count_max entries (the bound times the load factor): a put that finds no room
- *       changes nothing and says so.
- *   M2  an offset never falls.
+ *   M1  at most count_max entries (the bound times the load factor): a put without room changes
+ *       nothing and returns false.
+ *   M2  an offset never decreases.
  *
- * mqd_id_map: an int64 (a producer id) -> an int64; grows by doubling, deletes by moving back. Its
- * bound is the number of producers in the log.
+ * mqd_id_map: maps an int64 (a producer id) to an int64; grows by doubling, deletes by moving
+ * entries back. Its bound is the number of producers in the log.
  *
  * Concurrency: one thread.
  */
@@ -31,16 +31,16 @@ struct mqd_key_map {
     uint64_t seed[2];
 };
 
-/* SipHash-2-4 with 128 bits of result. Source: Aumasson and Bernstein's reference. */
+/* SipHash-2-4 with a 128-bit result. Source: Aumasson and Bernstein's reference. */
 void mqd_siphash(const uint64_t seed[2], const void *bytes, size_t size_bytes, uint64_t out[2]);
 
-/* Room for size_bytes of entries, touched only as they fill. seed NULL: by chance. -1: no memory
- * (mqd_error set). */
+/* Reserves size_bytes of entries; pages are touched only as they fill. seed NULL: random. -1: no
+ * memory (mqd_error set). */
 int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load_percent, const uint64_t *seed);
 void mqd_key_map_close(struct mqd_key_map *map);
 /* false: no room (M1). */
 bool mqd_key_map_put(struct mqd_key_map *map, const uint8_t *key, uint32_t key_bytes, int64_t offset);
-/* -1 = not there. */
+/* -1 = not present. */
 int64_t mqd_key_map_get(const struct mqd_key_map *map, const uint8_t *key, uint32_t key_bytes);
 
 struct mqd_id_entry {

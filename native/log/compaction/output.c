@@ -1,5 +1,5 @@
 /* The writing side of a compaction: BASE.log.cleaned, its two indexes, and .txnindex.cleaned and
- * .txnsum.cleaned where there is something to tell; see log/compaction/compact.h. */
+ * .txnsum.cleaned if there are aborted transactions; see log/compaction/compact.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -86,7 +86,7 @@ static int write_pending(struct mqd_compact_output *output)
     return mqd_file_sync(output->fd, false) < 0 ? mqd_error_system(errno, "cannot flush a compacted segment") : 0;
 }
 
-/* The entries that the index has made, as they stand in its files. */
+/* Appends the entries that the index has produced, in their file format. */
 static int take_entries(struct mqd_compact_output *output)
 {
     struct mqd_index *index = &output->index;

@@ -1,23 +1,35 @@
-/* How compacted segments take the place of those they were made from, whatever happens meanwhile.
+/* How compacted segments replace the segments that they were made from, safely at any crash.
  *
- *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned, .txnsum.cleaned) are written and
- * flushed, their names too 2  BASE.swap names the segments that go; from here on the swap is done. Before: undone, for
- * .cleaned files without it are left-overs 3  install: BASE's own index goes, BASE.log.cleaned becomes BASE.log, then
- * the indexes 4  the owner's list of segments is shortened (mqd_reactor_segments_replaced), readers look anew 5 finish:
- * the others go, in ascending order; when that is durable, BASE.swap goes, and that is made durable too
+ *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned,
+ *      .txnsum.cleaned) are written and flushed, with their directory entries
+ *   2  BASE.swap names the segments to delete. From here on recovery completes the swap; before, it
+ *      undoes it, because .cleaned files without it are left-overs
+ *   3  install: BASE's own index is deleted, BASE.log.cleaned becomes BASE.log, then the indexes
+ *      follow
+ *   4  the owner shortens its segment list (mqd_reactor_segments_replaced), and readers list the
+ *      segments again
+ *   5  finish: the other segments are deleted in ascending order; when that is durable, BASE.swap
+ *      is deleted, durably too
  *
- * Recovery carries out 3 and 5 where it finds a BASE.swap; each of their steps may already have
- * been done.
+ * Recovery performs 3 and 5 where it finds a BASE.swap; each of their steps may already have been
+ * done.
  *
- * Why in this order: a reader that lists the directory in the middle sees, at every moment, every
- * record that is to stay. The new BASE.log holds all of them; what is still there of the others
- * holds a second copy, in the place where it was. A reader that has the old BASE.log open reads on
- * in it. The old index goes before the log is replaced, so that nobody finds the old one beside the
- * new log.
+ * Why in this order: a reader that lists the directory at any moment sees every record that is
+ * kept. The new BASE.log holds all of them; the remaining old segments hold a second copy at their
+ * old places. A reader that has the old BASE.log open continues to read it. The old index is
+ * deleted before the log is replaced, so that no reader finds the old index beside the new log.
  *
- * BASE.swap, big endian: 0 u32 "MQDS"   4 u32 version 1   8 u32 CRC32C of what follows   12 u32 bit per kind of new
- * file (.log .index .timeindex .txnindex .txnsum) 16 u32 count   20 u32 0   24 i64 BASE   32 i64[count] the others,
- * ascending `compacted` in the directory says for ever that the log's offsets have gaps.
+ * BASE.swap, big endian:
+ *   0   u32  "MQDS"
+ *   4   u32  version 1
+ *   8   u32  CRC32C of the rest
+ *   12  u32  one bit per kind of new file (.log .index .timeindex .txnindex .txnsum)
+ *   16  u32  count
+ *   20  u32  0
+ *   24  i64  BASE
+ *   32  i64[count]  the other segments, ascending
+ *
+ * The file `compacted` in the directory records permanently that the log's offsets have gaps.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -106,8 +118,8 @@ static bool parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_off
     return out->others != NULL;
 }
 
-/* 1 read; 0 there is none; -1. A damaged one (it is replaced whole: only the disk can do that) is
- * an error: only half of what it says may be done. */
+/* 1 read; 0 no such file; -1 error. A damaged file is an error, because only half of the swap could
+ * be done. (The file is written by replacement, so only the disk can damage it.) */
 static int read_swap(const char *directory, int64_t base_offset, struct swap *out)
 {
     char path[PATH_MAX];
@@ -183,7 +195,7 @@ static int install_kind(const char *directory, const struct swap *swap, int kind
         name_of(to, directory, swap->base_offset, suffixes[kind], "") < 0)
         return -1;
     if (!exists(from))
-        return 0; /* done before */
+        return 0; /* already done */
     return mqd_file_rename(from, to) < 0 ? mqd_error_system(errno, "cannot rename %s", from) : 0;
 }
 
@@ -204,8 +216,8 @@ static int install(const char *directory, const struct swap *swap)
     return 0;
 }
 
-/* The .log first: whoever still found it without its .txnindex would give aborted records for
- * committed ones. What is left without a .log is found here again. */
+/* The .log first: a reader that found it without its .txnindex would return aborted records as
+ * committed ones. Files left without a .log are found here again. */
 static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)
@@ -214,8 +226,8 @@ static int finish(const char *directory, const struct swap *swap)
                 return -1;
     if (mqd_file_sync_directory(directory) < 0 || unlink_if_there(directory, swap->base_offset, ".swap") < 0)
         return -1;
-    /* Durable: a later compaction writes .cleaned files of the same name, and they must not meet
-     * this list. */
+    /* Durable, because a later compaction writes .cleaned files of the same name, which must not
+     * meet this list. */
     return mqd_file_sync_directory(directory);
 }
 
@@ -247,7 +259,7 @@ int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
     char path[PATH_MAX];
     if (name_of(path, directory, base_offset, ".swap", "") < 0)
         return -1;
-    /* First, durably: a list without its files would be half of a swap. */
+    /* First, and durably: a list without its files would be half of a swap. */
     if (exists(path) && (mqd_file_unlink(path) < 0 || mqd_file_sync_directory(directory) < 0))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++) {
@@ -271,8 +283,8 @@ static int64_t swap_offset_of(const char *name)
     return strcmp(name + 20, ".swap") == 0 ? offset : -1;
 }
 
-/* The first that is found, -1 none, -2 mqd_error. There is one at most, but for a directory put
- * together by hand. */
+/* The first one found; -1 none; -2 mqd_error set. There is at most one, except in a directory
+ * assembled by hand. */
 static int64_t find_swap(const char *directory)
 {
     DIR *stream = opendir(directory);
@@ -300,7 +312,7 @@ int mqd_compact_recover(const char *directory)
 
 /* ---- the owner's list ---- */
 
-/* What readers count on by position, or a flush has not covered yet, is not for compaction. */
+/* Segments that readers use by position, or that are not flushed yet, must not be replaced. */
 static bool may_go(const struct mqd_partition *partition, int64_t last)
 {
     return last < partition->active.base_offset && last < partition->high_watermark.segment &&

@@ -1,5 +1,5 @@
-/* What a compaction needs to know of producers, and what it leaves for readers of aborted
- * transactions; see log/compaction/compact.h (K4, K5). */
+/* What a compaction must know about producers, and the index of aborted transactions that it writes
+ * for readers; see log/compaction/compact.h (K4, K5). */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -65,7 +65,7 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
                                     last_of(&producers.entries[link - 1]));
         for (uint32_t link = producers.transactions.oldest; link && result == 0;
              link = producers.transactions.entries[link - 1].newer) {
-            /* while it has one it is in no list */
+            /* a producer with an ongoing transaction is in no use list */
             uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id);
             if (found != MQD_PRODUCER_NONE)
                 result = mqd_id_map_put(&compact->last_batch, producers.entries[found].producer_id,
@@ -90,9 +90,9 @@ static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
     return low < compact->dropped_count && compact->dropped_markers[low] == offset;
 }
 
-/* A reader that is told of an aborted transaction drops what its producer wrote up to the marker:
- * an entry must not outlive its marker. It must not go before it either: somebody may still be
- * reading the old segment. */
+/* A reader that finds an aborted transaction drops its producer's records up to the marker, so an
+ * entry must not outlive its marker. It must not be removed earlier either, because the old segment
+ * may still be read. */
 int mqd_compact_transaction_index(struct mqd_compact *compact)
 {
     int result = 0;
