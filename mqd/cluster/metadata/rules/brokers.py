@@ -1,8 +1,8 @@
 """A broker's life as records: registration, fencing, return, controlled shutdown, unregistration
 (rules R8, R9, R10, R15).
 
-Pure functions of a View; Refusal carries Kafka's error code. What they return goes into one batch:
-a broker is never fenced while it still leads (P7).
+Pure functions of a View; Refusal carries Kafka's error code. The returned records go into one
+batch: a broker is never fenced while it still leads (P7).
 
 R9 in short: one session at a time for a node id. A new incarnation over the same metadata directory
 proves that the old one is dead (the directory is locked by a living keeper), so it is fenced and
@@ -42,8 +42,8 @@ FLUSH_ON_ACK = "flush.on.ack"
 
 
 def _counts_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
-    """Did the broker, as it was registered until now, count only what it had flushed of this topic?
-    (As mqd.worker.assignments.settings_of has it there.)
+    """Did the broker, under its previous registration, acknowledge only flushed records of this
+    topic? (The same rule as mqd.worker.assignments.settings_of.)
     """
     if topic.name in INTERNAL_TOPICS:
         return True
@@ -60,8 +60,8 @@ def _targets_without(
     node: int = -1,
     fresh: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[TopicState, Target]]:
-    """`lost`: a broker whose memory is gone, with its disks unless it `keeps_disk`. `fresh`:
-    directories of `node` that were begun anew.
+    """`lost`: a broker that lost its memory, and its disks unless it `keeps_disk`. `fresh`:
+    directories of `node` that were emptied.
     """
     for topic in state.topics.values():
         forget = (
@@ -84,7 +84,7 @@ def _targets_without(
             ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
-                # what it has is all there is: nobody could say more
+                # it has the only copy: no other replica could have more records
                 only = keeps_disk and partition.replicas == (lost,)
                 target.forget = frozenset() if only else gone
                 yield topic, target
@@ -93,7 +93,9 @@ def _targets_without(
 def fence(
     state: MetadataState, nodes: Iterable[int], mutants: frozenset[str], unable: Unable = nobody_unable
 ) -> list[Record]:
-    """All of them at once: out of every in-sync set, another leader for what they led (R8)."""
+    """Fences all of them at once: removes them from every in-sync set and elects other leaders for
+    their partitions (R8).
+    """
     unfenced = [node for node in nodes if node in state.brokers and not state.brokers[node].fenced]
     if not unfenced:
         return []
@@ -106,14 +108,14 @@ def fence(
     return records + view.changes(_targets_without(state, gone))
 
 
-# -- coming ----------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------------------
 
 
 def register(
     state: MetadataState, message: RegisterBroker, mutants: frozenset[str], unable: Unable = nobody_unable
 ) -> list[Record]:
-    """Raises Refusal. No record: it is registered already. The broker's epoch is the offset of its
-    BrokerRegistered record, always the first one.
+    """Raises Refusal. No records: it is registered already. The broker's epoch is the offset of its
+    BrokerRegistered record, which is always the first one.
     """
     old = state.brokers.get(message.node_id)
     _check_features(state, message)
@@ -184,7 +186,7 @@ def _check_features(state: MetadataState, message: RegisterBroker) -> None:
 
 
 def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
-    """The host lost its disks: its replicas begin empty in the directories it has now."""
+    """The host lost its disks: its replicas start empty in its present directories."""
     found = [
         Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable)
         for entry in message.directories
@@ -213,7 +215,7 @@ def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
 
 
 def unfence(state: MetadataState, node: int, mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
-    """The broker knows of its own registration: it may lead what nobody leads."""
+    """The broker knows its own registration: it may lead partitions without a leader."""
     broker = state.brokers[node]
     view = View(state, mutants, back=frozenset((node,)), unable=unable)
     wanted = (
@@ -232,9 +234,10 @@ def failed(
     mutants: frozenset[str],
     unable: Unable = nobody_unable,
 ) -> list[Record]:
-    """The broker lives and cannot serve these. Whoever else may lead does. Where nobody else can,
-    it is in sync as before, for what it has is all there is; but it leads no more, so that
-    everybody sees that nobody does (election_rules.found_again, when it can again).
+    """The broker is alive but cannot serve these partitions. Another replica that may lead takes
+    over. Where none can, the broker stays in sync, because its copy is the only one; but it no
+    longer leads, so that the partition visibly has no leader (elections.found_again restores it
+    when it can serve again).
     """
     view = View(state, mutants, unable=unable)
 
@@ -250,7 +253,9 @@ def failed(
                 target.in_sync = without(partition.in_sync_replicas, (node,))
                 target.forget = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
             elif partition.leader != node or len(state.brokers) == 1:
-                continue  # alone it shows by itself what it does not serve, and serves again as soon as it can
+                # a host alone reports by itself what it does not serve, and serves it again as soon
+                # as it can
+                continue
             yield topic, target
 
     return view.changes(wanted(), leaving=node)
@@ -263,10 +268,11 @@ def full(
     mutants: frozenset[str],
     unable: Unable = nobody_unable,
 ) -> list[Record]:
-    """The broker has these and can write nothing more to them at present. It leaves where enough
-    are in sync without it: elsewhere acks=all is refused either way, and nothing would be won. It
-    has forgotten nothing: once there is space it fetches, and is taken in again. Not before: in a
-    new leader epoch nobody is known to have the log who has not fetched in it.
+    """The broker has these partitions but cannot write more to them at present. It leaves the
+    in-sync sets where enough other replicas are in sync. Elsewhere acks=all would be refused either
+    way, so nothing would be gained. It has lost nothing: once there is space it fetches and joins
+    again. It cannot join earlier: in a new leader epoch a replica counts as having the log only
+    after it has fetched.
     """
     view = View(state, mutants, unable=unable)
 
@@ -295,8 +301,8 @@ def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
 
 
 def _would_refuse(topic: TopicState, partition: PartitionState, view: View, coming: frozenset[int]) -> bool:
-    """Without the broker acks=all would be refused from now on, and somebody who is not in sync may
-    soon be.
+    """Whether acks=all would be refused without this broker, while a replica that is not in sync
+    may soon be.
     """
     minimum = effective_min_in_sync(view.wanted_min(topic), len(partition.replicas), len(partition.adding_replicas))
     return len(partition.in_sync_replicas) == minimum and any(
@@ -312,10 +318,10 @@ def move_away(
     coming: frozenset[int] = frozenset(),
     unable: Unable = nobody_unable,
 ) -> tuple[list[Record], bool]:
-    """(changes of at most `moves_max` partitions, whether all are done). The broker leaves their
-    in-sync sets with its leaderships, so that nobody waits for it when it ends. Partitions that
-    nobody else can lead stay as they are. Those that have just enough in sync while another replica
-    is `coming` (its broker was heard of lately) count as not done.
+    """Returns (changes of at most `moves_max` partitions, whether all are done). The broker leaves
+    their in-sync sets together with its leaderships, so that no leader waits for it when it ends.
+    Partitions that no other replica can lead stay as they are. Those with just enough replicas in
+    sync, while another one is `coming` (its broker was heard recently), count as not done.
     """
     view = View(state, mutants, unable=unable)
     wanted: list[tuple[TopicState, Target]] = []
@@ -335,7 +341,7 @@ def move_away(
     return view.changes(iter(wanted), leaving=node), done
 
 
-# -- leaving for good ------------------------------------------------------------------------------
+# -- permanent removal -----------------------------------------------------------------------------
 
 
 def unregister(state: MetadataState, node: int) -> list[Record]:

@@ -1,5 +1,5 @@
-"""What may be configured while the broker runs: mqd.base.config's tables as the metadata core needs
-them.
+"""The properties that can be set at run time: an adapter of mqd.base.config's tables for the
+metadata core.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,9 @@ class ConfigRules:
         return resource_type != RESOURCE_BROKER or BROKER[name].dynamic
 
     def check(self, resource_type: int, config: Mapping[str, str]) -> dict[str, str]:
-        """The whole configuration of one resource in canonical text. Raises ConfigError, which
-        names the property. What an older version stored and this one does not know stays as it is.
+        """The whole configuration of one resource in canonical form. Raises ConfigError, which
+        names the property. Properties that an older version stored and this one does not know are
+        kept.
         """
         known = {name: value for name, value in config.items() if self.known(resource_type, name)}
         unknown = {name: value for name, value in config.items() if name not in known}
@@ -43,7 +44,7 @@ class ConfigRules:
         return {**unknown, **tables.validate_broker_dynamic(known, self._static)}
 
     def refusal_of(self, resource_type: int, name: str) -> str:
-        """Why this name cannot be set, with the closest known one."""
+        """The reason that this name cannot be set, with the closest known name."""
         try:
             tables.property_of(_TABLES[resource_type], name)
         except ConfigError as error:
@@ -51,8 +52,8 @@ class ConfigRules:
         return ""
 
     def default(self, resource_type: int, name: str, dynamic: Mapping[str, str]) -> str | None:
-        """What is in force when the resource does not set the property; `dynamic`: the
-        configuration below it that was set at run time.
+        """The effective value when the resource does not set the property. `dynamic`: the run-time
+        configuration of the level below.
         """
         broker = tables.broker_effective(self._static, dynamic)
         if resource_type == RESOURCE_TOPIC:
@@ -62,7 +63,7 @@ class ConfigRules:
         return broker.get(name, BROKER[name].default)
 
     def built_in(self, name: str) -> str:
-        """The default of a broker's property when no file says anything; "" = none."""
+        """The default of a broker's property that is set in no file; "" = none."""
         return BROKER[name].default or ""
 
     def broker_value(self, name: str, dynamic: Mapping[str, str]) -> tables.Value | None:

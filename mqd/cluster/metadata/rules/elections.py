@@ -1,5 +1,5 @@
-"""Who leads: elections that a client asks for (KIP-460), those out of the in-sync set where the
-configuration says so, and leaderships that go back to the preferred replica (rules R13, R16).
+"""Leader elections: those that a client requests (KIP-460), unclean ones where the configuration
+allows them, and the return of leaderships to preferred replicas (rules R13, R16).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ UNCLEAN_ENABLE = "unclean.leader.election.enable"
 
 
 def preferred_replica(partition: PartitionState) -> int:
-    """The first replica that stays; -1 when a reassignment takes all of them."""
+    """The first replica that stays; -1 if a reassignment removes all of them."""
     return next(iter(without(partition.replicas, partition.removing_replicas)), -1)
 
 
@@ -39,9 +39,9 @@ def elect_preferred(view: View, topic: TopicState, partition: PartitionState) ->
 
 
 def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange:
-    """An operator's decision to lose records rather than the partition; it may be asked for again
-    where the one chosen turns out to be unable to serve it. Raises Refusal: ELECTION_NOT_NEEDED,
-    ELIGIBLE_LEADERS_NOT_AVAILABLE.
+    """An operator's decision to lose records rather than the partition. It may be repeated if the
+    chosen replica turns out to be unable to serve the partition. Raises Refusal:
+    ELECTION_NOT_NEEDED, ELIGIBLE_LEADERS_NOT_AVAILABLE.
     """
     if not _unserved(view, topic, partition):
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads the partition.")
@@ -69,16 +69,16 @@ def elected(view: View, kind: int, topic: TopicState, partition: PartitionState)
 
 
 def needs(view: View, kind: int, topic: TopicState, partition: PartitionState) -> bool:
-    """Whether an election of all partitions concerns this one."""
+    """Whether an election over all partitions includes this one."""
     return (
         _unserved(view, topic, partition) if kind == ELECT_UNCLEAN else partition.leader != preferred_replica(partition)
     )
 
 
 def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions that had none because nobody who has all their records could serve
-    them: one can again. Thousands whose hosts are all lost are passed over quickly: this is asked
-    every second.
+    """Leaders for partitions that had none because no replica with all records could serve them,
+    and now one can. Skips thousands of partitions on lost hosts quickly, because it runs every
+    second.
     """
     found = []
     for topic in view.state.topics.values():
@@ -93,17 +93,18 @@ def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
 
 
 def unclean_wanted(view: View, topic: TopicState, of_file: bool) -> bool:
-    """As configured: for the topic, for all brokers in the metadata log, else `of_file`: by the
-    active controller's file, as in Kafka.
+    """The setting of the topic, else that for all brokers in the metadata log, else `of_file`: from
+    the active controller's file, as in Kafka.
     """
     value = topic.config.get(UNCLEAN_ENABLE) or view.state.broker_configs.get("", {}).get(UNCLEAN_ENABLE)
     return value == "true" if value else of_file
 
 
 def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions of which no replica that has all records lives, where
-    unclean.leader.election.enable says so. What such a leader lacks is lost, acknowledged records
-    too. Those that can be led by another one are not asked for here (found_again comes first).
+    """Leaders for partitions of which no live replica has all records, where
+    unclean.leader.election.enable allows it. The records that such a leader lacks are lost,
+    including acknowledged ones. Partitions with another possible leader are not handled here
+    (found_again runs first).
     """
     found = []
     for topic in view.state.topics.values():
@@ -122,7 +123,7 @@ def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, Partit
 def back_to_preferred(
     view: View, stable: Mapping[int, bool], percent: int, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """For brokers of whose preferred partitions more than `percent` are led by others; `stable`:
+    """For brokers with more than `percent` of their preferred partitions led by others. `stable`:
     brokers that have been unfenced for long enough.
     """
     preferred: dict[int, int] = {}
@@ -130,7 +131,7 @@ def back_to_preferred(
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.redirect >= 0:
-                continue  # it follows another one
+                continue  # it follows another partition
             node = preferred_replica(partition)
             preferred[node] = preferred.get(node, 0) + 1
             if partition.leader != node:

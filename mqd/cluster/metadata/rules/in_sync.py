@@ -1,13 +1,13 @@
-"""AlterPartition (KIP-497, KIP-903): a leader asks for another in-sync set; at most once and in
-order (rules R6, R6b, R7).
+"""AlterPartition (KIP-497, KIP-903): a leader requests a new in-sync set; applied at most once and
+in order (rules R6, R6b, R7).
 
-A proposal rests on what its leader knew: its own epochs, the partition's, and the registration
-epochs with which the members fetched. If any of them is not what the metadata says, the proposal is
-refused and changes nothing, now or later: a copy that arrives after a refusal, or after a newer
-proposal, has a sequence that was handled, and gets the old answer or none.
+A proposal depends on its leader's knowledge: its own epochs, the partition's, and the registration
+epochs with which the members fetched. If any of them differs from the metadata, the proposal is
+refused and changes nothing, now or later: a copy that arrives after a refusal or after a newer
+proposal has a sequence that was already handled, and gets the old answer or none.
 
-What was handled is remembered for the time of one controller epoch only: proposals are addressed to
-one, another one refuses them.
+Handled proposals are remembered for one controller epoch only: each is addressed to one controller
+epoch, and refused in any other.
 """
 
 from typing import NamedTuple
@@ -23,17 +23,17 @@ from mqd.protocol.errors import ErrorCode
 
 
 class Handled(NamedTuple):
-    """The newest proposal of a partition that was judged."""
+    """The newest judged proposal of a partition."""
 
     broker_epoch: int
     leader_epoch: int
     sequence: int
     result: InSyncResult
-    version: int  # of the state that it was judged by
+    version: int  # of the state that it was judged against
 
 
 class Proposals:
-    """What was handled: R6b. At most one entry per partition."""
+    """The handled proposals: R6b. At most one entry per partition."""
 
     def __init__(self, mutants: frozenset[str]) -> None:
         self._mutants = mutants
@@ -42,7 +42,9 @@ class Proposals:
     def judge(
         self, view: View, node_id: int, broker_epoch: int, proposal: InSyncProposal
     ) -> tuple[InSyncResult, tuple[TopicState, PartitionChange] | None]:
-        """The result to give when the change is committed (or what it rests on), and the change."""
+        """Returns the result to send once the change (or the state it depends on) is committed, and
+        the change.
+        """
         key = (proposal.topic_id, proposal.index)
         handled = self._handled.get(key)
         if (
@@ -77,9 +79,10 @@ class Proposals:
             target.recovering = partition.recovering and not proposal.recovered
             change = view.settled(topic, target)
             if change is None:
-                error = ErrorCode.OPERATION_NOT_ATTEMPTED  # it is so already; nobody will hear of a newer state
+                # already the current state, so no newer state will be announced
+                error = ErrorCode.OPERATION_NOT_ATTEMPTED
         result = _after(proposal, error, partition, change)
-        # the next leader may have registered earlier
+        # a later leader may have an older registration
         if handled is None or (handled.leader_epoch, handled.broker_epoch) <= (proposal.leader_epoch, broker_epoch):
             self._handled[key] = Handled(
                 broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version
@@ -87,13 +90,13 @@ class Proposals:
         return result, None if change is None else (topic, change)
 
     def prune(self, state: MetadataState) -> None:
-        """Of topics that are gone."""
+        """Drops entries of deleted topics."""
         if len(self._handled) > 2 * state.partition_count + 1000:
             self._handled = {key: handled for key, handled in self._handled.items() if key[0] in state.topics_by_id}
 
     def on_persist_failed(self, version: int) -> None:
-        """Judged by a state of which a part never came to be: its change is in no log and never
-        will be, so a repetition is refused for good.
+        """The judgement was based on a state that never came into effect. Its change is in no log
+        and never will be, so a repetition is refused permanently.
         """
         for key, handled in list(self._handled.items()):
             if handled.version >= version:
@@ -123,8 +126,8 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
             return ErrorCode.STALE_BROKER_EPOCH
         if proposal.leader_epoch < partition.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
-        # it knows more than this controller has decided: one of us is stale, and it is not the
-        # leader
+        # It knows more than this controller has decided: one of them is stale, and it is not the
+        # leader.
         if proposal.leader_epoch > partition.leader_epoch:
             return ErrorCode.NOT_CONTROLLER
         if partition.leader != node_id:

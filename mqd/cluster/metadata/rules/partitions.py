@@ -1,19 +1,19 @@
-"""What becomes of one partition: in-sync set, eligible leaders, leader, reassignment, decided
+"""Changes of one partition: in-sync set, eligible leaders, leader and reassignment are decided
 together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
 
-settle() is the only place that composes a PartitionChange. Callers say what they want (a smaller
-in-sync set, other replicas, another leader) and settle() makes of it what may be, so that after
-every change (P7, checked by MetadataState.check()):
+settle() is the only place that composes a PartitionChange. Callers state what they want (a smaller
+in-sync set, other replicas, another leader), and settle() computes the permitted change, so that
+after every change (P7, checked by MetadataState.check()):
     * the leader is in the in-sync set, or there is none
     * in-sync and eligible replicas are disjoint, and replicas
-    * nobody is eligible while min.insync.replicas are in sync; when the set falls below, whoever
-      leaves it becomes eligible, unless its memory is gone (P8)
+    * no replica is eligible while min.insync.replicas are in sync; when the set falls below that, a
+      replica that leaves it becomes eligible, unless its memory is lost (P8)
 and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a
 reassignment ends.
 
 Pure functions. min.insync.replicas is a function of the metadata log alone (topic, then all-brokers
-default, then min(2, replicas)): what one host's file says must not decide which replicas are
-eligible, because the next controller's file may say something else.
+default, then min(2, replicas)): one host's file must not decide which replicas are eligible,
+because the next controller's file may differ.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Mapping
 from mqd.cluster.metadata.records import PartitionChange, PartitionState
 
 MIN_IN_SYNC = "min.insync.replicas"
-DEFAULT = -1  # of min.insync.replicas and default.replication.factor: follows the number of replicas and of hosts
+# of min.insync.replicas and default.replication.factor: depends on the number of replicas or hosts
+DEFAULT = -1
 REPLICAS_DEFAULT = 3
 ONLINE, PREFERRED, UNCLEAN = "online", "preferred", "unclean"
 
@@ -31,22 +32,22 @@ def default_replication_factor(host_count: int) -> int:
 
 
 def wanted_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
-    """As configured: for the topic, else for all brokers in the metadata log; DEFAULT when neither
-    says.
+    """The setting of the topic, else that for all brokers in the metadata log; DEFAULT if neither
+    is set.
     """
     return int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
 
 
 def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0) -> int:
-    """In force for one partition: never more than its replicas without those that a reassignment is
-    only bringing, so a partition that grows takes records meanwhile.
+    """The effective value for one partition: at most its number of replicas without those that a
+    reassignment is still adding, so that a growing partition accepts records in the meantime.
     """
     count = max(1, replica_count - adding_count)
     return min(2, count) if wanted == DEFAULT else min(max(1, wanted), count)
 
 
 class Target:
-    """What a partition is to become; starts as what it is."""
+    """The requested state of a partition; initially its current state."""
 
     __slots__ = (
         "old",
@@ -80,12 +81,12 @@ class Target:
             old.redirect,
             old.replacing,
         )
-        self.forget: frozenset[int] = frozenset()  # replicas whose memory is gone (R9)
+        self.forget: frozenset[int] = frozenset()  # replicas that lost their memory (R9)
         self.new_epoch = False
         self.elect = ONLINE
-        self.stays = False  # the leader does, even where it is to leave others
-        self.wanted_leader = -1  # leads if it may, although it is to be removed
-        self.held = False  # a reassignment does not end now, although it could
+        self.stays = False  # the leader stays, even if it should hand over leadership
+        self.wanted_leader = -1  # leads if it may, even if it is to be removed
+        self.held = False  # a reassignment must not end now, even if it could
         self.last_known = old.last_known_eligible
 
 
@@ -94,8 +95,8 @@ def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
 
 
 def there_before(partition: PartitionState) -> tuple[int, ...]:
-    """Its replicas when the reassignment under way began, whatever goals that has had since: what a
-    cancel goes back to.
+    """Its replicas when the current reassignment began, whatever targets that has had since: a
+    cancel restores these.
     """
     return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
 
@@ -103,8 +104,8 @@ def there_before(partition: PartitionState) -> tuple[int, ...]:
 def settle(
     target: Target, wanted_min: int, live: Callable[[int], bool], mutants: frozenset[str] = frozenset()
 ) -> PartitionChange | None:
-    """The change that makes it so; None when nothing changes. `wanted_min`: wanted_min_in_sync();
-    `live`: unfenced and not shutting down: may lead.
+    """The change that reaches the target; None if nothing changes. `wanted_min`:
+    wanted_min_in_sync(). `live`: brokers that may lead (unfenced and not shutting down).
     """
     old = target.old
     if "UNCLEAN" in mutants and target.elect == ONLINE:
@@ -117,7 +118,7 @@ def settle(
     recovering = target.recovering
     if unclean:
         in_sync, eligible, last_known, recovering = (leader,), (), (), True
-    elif leader >= 0 and leader not in in_sync:  # from the eligible ones: it has every committed record
+    elif leader >= 0 and leader not in in_sync:  # one of the eligible replicas: it has every committed record
         in_sync, eligible = (leader,), without(eligible, (leader,))
         if minimum <= 1:
             eligible, last_known = (), ()
@@ -179,8 +180,8 @@ def _eligible(
 def _elected(
     target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]
 ) -> tuple[int, bool]:
-    """(leader or -1, chosen uncleanly). R8: in sync, else eligible and only when nobody is in sync,
-    else nobody; the leader stays when it may.
+    """(leader or -1, elected uncleanly). R8: an in-sync replica; an eligible one only if none is in
+    sync; otherwise none. The current leader stays if it may.
     """
     order, leader = target.replicas, target.old.leader
     if (
@@ -213,7 +214,9 @@ def _elected(
 
 
 def _maybe_complete_reassignment(target: Target, wanted_min: int, mutants: frozenset[str]) -> None:
-    """R14: when all that were added are in sync and what is left has min.insync.replicas in sync."""
+    """R14: ends it when all added replicas are in sync and the remaining ones include
+    min.insync.replicas in-sync ones.
+    """
     if target.held or (not target.adding and not target.removing):
         return
     replicas = without(target.replicas, target.removing)

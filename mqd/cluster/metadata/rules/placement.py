@@ -1,8 +1,8 @@
-"""Where replicas go: never two on one host, not to a host whose disks are full while there is
-another, over the racks first, then where there are fewest; leaders by themselves. And within a host
-into the directory that holds the fewest.
+"""Placement of replicas: never two on one host; not on a host with full disks while there is
+another; spread over the racks first, then to the hosts with the fewest replicas; leaders are
+balanced separately. Within a host, into the directory that holds the fewest.
 
-Deterministic: the same state and the same answer, whichever controller decides. Counts are of the
+Deterministic: the same state gives the same answer, whichever controller decides. Counts cover the
 whole cluster, so many small topics are spread like one large one.
 """
 
@@ -14,15 +14,14 @@ from mqd import native
 from mqd.base.config import broker_value
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicState
 
-# a log directory with less than one part in so many of the largest free space of any host's counts
-# as full
+# A log directory counts as full below this fraction (1/100) of the largest free space on any host.
 FULL_SHARE = 100
-ROOMY_SHARE = 10  # a log directory with less than one part in so many of the largest free space is avoided
+ROOMY_SHARE = 10  # a log directory below this fraction (1/10) of the largest free space is avoided
 BALANCE_MOVES_MAX = 2_000
-# of each host, for internal topics only: without them a host that is full of partitions could serve
-# no group and no transaction
+# Slots of each host reserved for internal topics: without them a host full of partitions could
+# serve no group and no transaction.
 INTERNAL_SLOTS = 256
-PARTITIONS_MAX = native.PARTITION_SLOT_COUNT - INTERNAL_SLOTS  # of other topics, of one host
+PARTITIONS_MAX = native.PARTITION_SLOT_COUNT - INTERNAL_SLOTS  # of other topics, per host
 
 
 class Directory(NamedTuple):
@@ -32,13 +31,13 @@ class Directory(NamedTuple):
     path: str
     free_bytes: int
     usable: bool  # readable, writable, not fenced
-    fresh: bool = False  # held partitions, and holds none any more: somebody began it anew
+    fresh: bool = False  # held partitions and is empty now: it was recreated
 
 
 def limits(
     state: MetadataState, nodes: Sequence[int], internal: bool, partitions_max: int = PARTITIONS_MAX
 ) -> dict[int, int]:
-    """How many replicas each host may hold in all, so that internal topics always have
+    """The maximum number of replicas for each host, such that internal topics always have
     INTERNAL_SLOTS. `internal`: for one of these topics.
     """
     if internal:
@@ -54,7 +53,7 @@ def limits(
 
 
 class Loads:
-    """How much each host holds, counted on while one plan is made."""
+    """The load of each host, updated while one plan is made."""
 
     def __init__(
         self,
@@ -64,9 +63,9 @@ class Loads:
         internal: bool = False,
         away: Collection[int] = (),
     ) -> None:
-        """`full`: hosts without space (Directories.full_hosts), `away`: hosts that are fenced. Both
-        get replicas only where no other host can, the latter last. `internal`: the plan is for an
-        internal topic.
+        """`full`: hosts without space (Directories.full_hosts). `away`: fenced hosts. Both get
+        replicas only if no other host can, the latter last. `internal`: the plan is for an internal
+        topic.
         """
         self.limits = limits(state, nodes, internal)
         self.nodes = list(nodes)
@@ -88,7 +87,7 @@ class Loads:
 
 
 def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
-    """Replicas of one new partition, the leader first. The loads count it. None = fewer than
+    """The replicas of one new partition, leader first; adds them to the load. None = fewer than
     `factor` hosts have room.
     """
     free = [node for node in loads.nodes if loads.replicas[node] < loads.limits[node]]
@@ -107,9 +106,9 @@ def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
 
 
 def choose_one(loads: Loads, others: Sequence[int]) -> int:
-    """One more replica for a partition that `others` hold: a host with space, another rack than
-    theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 =
-    no host has room.
+    """One more replica for a partition that `others` hold: on a host with space, in a rack without
+    one of them if possible (otherwise in the rack with the fewest), then the least loaded host. -1
+    = no host has room.
     """
     used: dict[str | None, int] = {}
     for node in others:
@@ -132,9 +131,10 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
 
 
 def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:
-    """The one that holds the fewest, as in Kafka; between equals the one with more free bytes. None
-    when no one is usable. One with less than a tenth of the largest free space would fill first,
-    whatever it holds: only when no other is left (docs/decisions/2026-11-21-log-directories.md).
+    """The directory that holds the fewest, as in Kafka; of equals the one with more free bytes.
+    None if none is usable. A directory with less than a tenth of the largest free space would fill
+    up first, whatever it holds, so it is used only if there is no other
+    (docs/decisions/2026-11-21-log-directories.md).
     """
     usable = [directory for directory in directories if directory.usable]
     if not usable:
@@ -147,8 +147,8 @@ def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]
 
 
 class Directories:
-    """Directories of every host, as last reported; for one that has not reported yet, as
-    registered, and as if there were space. Counts go on while one plan is made.
+    """The directories of every host as last reported; for a host that has not reported yet, as
+    registered and assumed to have space. Counts are updated while one plan is made.
     """
 
     def __init__(self, state: MetadataState, reported: Mapping[int, Sequence[Directory]]) -> None:
@@ -163,7 +163,7 @@ class Directories:
         self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
 
     def full(self, node: int, directory_id: str) -> bool:
-        """Nothing can be copied there at present: it has failed, or has no space; "" = no directory
+        """Nothing can be copied there at present: it has failed or has no space. "" = no directory
         of the host has any.
         """
         reported = self._reported.get(node, ())
@@ -179,18 +179,19 @@ class Directories:
         )
 
     def usable_hosts(self, nodes: Sequence[int]) -> int:
-        """How many of them have a directory that a replica could be placed in."""
+        """The number of these hosts with a directory for a replica."""
         return sum(not self.failed(node, "") for node in nodes)
 
     def full_hosts(self, nodes: Sequence[int]) -> frozenset[int]:
         return frozenset(node for node in nodes if self.full(node, ""))
 
     def _floor(self, node: int) -> int:
-        """Below so many free bytes it refuses what it is sent, or soon will. The reserve is the one
-        in the metadata log: what the host's own file says is not known here.
+        """Below this number of free bytes the host refuses records, or soon will. Uses the reserve
+        in the metadata log, since the host's own file is not known here.
         """
         reserve = int(broker_value(self._state.broker_config(node), "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
-        kept = reserve + reserve // 4  # it takes records again when so much is free (mqd.log.space)
+        # it accepts records again above this much free space (mqd.log.space)
+        kept = reserve + reserve // 4
         return max(kept if kept <= self._largest else 0, -(-self._largest // FULL_SHARE))
 
     def of(self, node: int) -> Sequence[Directory]:
@@ -205,8 +206,8 @@ class Directories:
         )
 
     def place(self, node: int) -> str | None:
-        """A directory for one new replica there; "" = the host will choose (it has told of none);
-        None = none can be written to.
+        """A directory for one new replica there. "" = the host will choose (it has reported none).
+        None = none is writable.
         """
         directories = self.of(node)
         if not directories:
@@ -227,7 +228,7 @@ class Directories:
 
 
 class Move(NamedTuple):
-    """A wanted assignment of one partition."""
+    """A requested assignment of one partition."""
 
     name: str
     index: int
@@ -245,17 +246,17 @@ def balance(
     moves_max: int = BALANCE_MOVES_MAX,
     full: Collection[int] = (),
 ) -> list[Move]:
-    """From the hosts with the most replicas to the ones with the fewest, until they differ by one
-    at most; racks are never made worse, and `full` hosts only give. Then preferred leaderships by
-    the order of the replicas, which copies nothing. At most `moves_max` of each at a time: a plan
-    for hundreds of thousands of partitions would hold its controller up; the next one goes on from
-    there.
+    """Moves replicas from the hosts with the most to those with the fewest until they differ by at
+    most one; never makes racks worse, and never moves replicas to `full` hosts. Then balances
+    preferred leaderships by the order of the replicas, which copies nothing. At most `moves_max` of
+    each at a time: a plan for hundreds of thousands of partitions would block its controller. The
+    next plan continues from there.
     """
     if len(nodes) < 2:
         return []
     loads = Loads(state, nodes, full)
-    # Of a topic that is being retired one partition is followed by others: what moves it moves
-    # several replicas, and the next plan would take that back.
+    # Other partitions follow one partition of a topic that is being retired: moving it moves
+    # several replicas, and the next plan would undo that.
     wanted = {
         (topic.name, partition.index): partition.replicas
         for topic in state.topics.values()
@@ -285,8 +286,8 @@ def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
 def _even_out(
     loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]], moves_max: int
 ) -> int:
-    """How many were moved. Each host gives away what it holds above the others, one look at each of
-    its partitions; again, until nothing moves any more. About moves times hosts steps.
+    """Returns the number of moves. Each host gives away its surplus over the others in one pass
+    over its partitions; repeated until nothing moves any more. About moves times hosts steps.
     """
     count, before = 0, -1
     takers = [node for node in loads.nodes if node not in loads.full]
@@ -314,7 +315,7 @@ def _even_out(
 
 
 def _another(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], high: int) -> int:
-    """The least loaded host that may take it and gains by it; -1 = none."""
+    """The least loaded host that may take it and whose balance improves; -1 = none."""
     fit = [
         node
         for node in takers
@@ -342,7 +343,9 @@ def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> b
 
 
 def _even_out_leaders(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
-    """From who leads more than the average to who leads less, so that nothing is moved twice."""
+    """From hosts that lead more than the average to those that lead less, so that nothing moves
+    twice.
+    """
     average = sum(loads.leaders.values()) / len(loads.leaders)
     count = 0
     for key, replicas in wanted.items():

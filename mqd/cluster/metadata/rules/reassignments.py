@@ -1,12 +1,13 @@
-"""Other replicas for a partition (KIP-455; rule R14): what a client asks for, and what mqd does by
-itself: a lost host's replicas, a drained host, internal topics that grow.
+"""Reassignments of replicas (KIP-455; rule R14): those that a client requests, and mqd's own: for a
+lost host's replicas, a drained host, and internal topics that grow.
 
-While it goes on `replicas` is the target followed by what leaves, `adding_replicas` and
-`removing_replicas` say which is which; settle() ends it. When it gets another goal, what it has
-brought and is still needed leaves at the end, and is `astray_replicas` until then: a cancel goes
-back to what was there before all of it. A reassignment of mqd's own carries `replacing`, the node
-whose replica it takes away, so that it can be told from a client's and taken back when that node
-returns; one that only adds (an internal topic grows) carries none and is never taken back.
+During a reassignment `replicas` is the target followed by the leaving replicas; `adding_replicas`
+and `removing_replicas` identify them. settle() ends it. When the target changes, replicas that were
+added for the old target but are still needed leave at the end, and are `astray_replicas` until
+then: a cancel restores the replicas from before all of it. A reassignment of mqd's own carries
+`replacing`, the node whose replica it removes, which distinguishes it from a client's and allows
+reverting it when that node returns. One that only adds (an internal topic grows) carries none and
+is never reverted.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +28,8 @@ from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
-# an internal topic that grows towards a disk without space waits for so long before it grows
-# towards another that has some
+# An internal topic that grows towards a disk without space waits this long before it grows towards
+# a disk that has some.
 GROW_ELSEWHERE_MS = 600_000
 
 
@@ -68,12 +69,13 @@ def reassign(
     directories: Directories,
     replacing: int = -1,
 ) -> PartitionChange | None:
-    """Towards these replicas, whatever was under way. Raises Refusal: a host has no directory for
-    it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way (INVALID_REPLICA_ASSIGNMENT).
+    """Starts a reassignment to these replicas, replacing any current one. Raises Refusal: a host
+    has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way
+    (INVALID_REPLICA_ASSIGNMENT).
     """
-    # What an earlier reassignment was bringing and this one does not want is let go at once; but
-    # not those on whom the in-sync set rests, nor those who have what too few are in sync with.
-    # They go when it ends.
+    # Replicas that the earlier reassignment was adding and this one does not want are dropped
+    # immediately, except those on which the in-sync set depends and those that hold records of
+    # which too few replicas are in sync. These leave when the reassignment ends.
     unwanted = [node for node in partition.adding_replicas if node not in replicas and node not in _needed(partition)]
     in_sync = without(partition.in_sync_replicas, unwanted)
     base_count = len(partition.replicas) - len(partition.adding_replicas)
@@ -104,8 +106,8 @@ def reassign(
 
 
 def _needed(partition: PartitionState) -> tuple[int, ...]:
-    """Who is not in sync and has acknowledged records all the same, while fewer than
-    min.insync.replicas are in sync; when nobody is known to have all of them, who was the last that
+    """Replicas that are not in sync but hold acknowledged records, while fewer than
+    min.insync.replicas are in sync. If no replica is known to have all records, the last ones that
     did.
     """
     return partition.eligible_leader_replicas or (() if partition.in_sync_replicas else partition.last_known_eligible)
@@ -125,9 +127,9 @@ def _directories(partition: PartitionState, replicas: Sequence[int], directories
 
 
 def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Back to what was before, whatever goals it has had since (KIP-455). None: it goes back
-    already. Raises Refusal: nothing is under way; or the in-sync set rests on what was added, or
-    all that is known to be left of the records.
+    """Restores the replicas from before the reassignment, whatever targets it has had since
+    (KIP-455). None: it is already being cancelled. Raises Refusal: there is no reassignment; or the
+    in-sync set, or all that is known to be left of the records, depends on the added replicas.
     """
     if not in_progress(partition):
         raise Refusal(
@@ -152,19 +154,19 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
         raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     target = Target(partition)
     by_node = dict(zip(partition.replicas, partition.directories))
-    # The removing ones stood behind the target's order: the first in-sync one of them led before,
-    # most likely.
+    # The removing ones followed the target's order: the first in-sync one of them was most likely
+    # the leader before.
     target.replicas = base + astray
     target.directories = tuple(by_node[node] for node in target.replicas)
     target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
     return view.settled(topic, target)
 
 
-# -- what mqd does by itself -----------------------------------------------------------------------
+# -- mqd's own reassignments -----------------------------------------------------------------------
 
 
 def _stuck(partition: PartitionState, directories: Directories) -> tuple[int, ...]:
-    """The added ones that cannot take it: their directory has failed, or is full."""
+    """The added replicas that cannot be copied: their directory has failed or is full."""
     places = zip(partition.replicas, partition.directories)
     return (
         tuple(
@@ -190,12 +192,13 @@ def _failed(partition: PartitionState, directories: Directories) -> bool:
 def _leaves(
     topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool
 ) -> tuple[int, tuple[int, ...]] | None:
-    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes
-    to a leaving host, or to a failed directory, gets another goal; one that lets an internal topic
-    grow begins anew. One that has filled a disk waits there: the next goal might be filled in its
-    turn, and the first one, which has space again when its copy is gone, be chosen after it.
+    """(node to replace, candidate replicas); None: nothing to do. A move of mqd's own that goes to
+    a leaving host or a failed directory gets another target; one that grows an internal topic
+    starts again. One that has filled a disk waits there: the next target might be filled too, and
+    then the first one, which has space again once its copy is deleted, would be chosen after it.
     """
-    if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
+    # a retired partition follows the one that takes its records
+    if partition.leader < 0 or partition.redirect >= 0:
         return None
     base = there_before(partition)
     if in_progress(partition):
@@ -212,11 +215,11 @@ def _leaves(
 def replacements(
     view: View, nodes: Sequence[int], directories: Directories, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at
-    a time in the whole cluster. What is under way already is left alone, unless it goes to one of
-    them, or to a directory that has failed. What cannot be copied does not wait in the place of
-    what can: a partition without a leader, and what only hosts without space are left for, of which
-    at most as many are begun by themselves.
+    """Starts moving the replicas of these hosts (lost or drained ones) to others, a limited number
+    at a time in the whole cluster. Current reassignments are left alone unless they go to one of
+    these hosts or to a failed directory. Moves that cannot proceed do not occupy the places of
+    those that can: partitions without a leader, and those for which only hosts without space
+    remain, of which at most the same number are started separately.
     """
     leaving = set(nodes)
     found: list[tuple[TopicState, PartitionChange]] = []
@@ -226,7 +229,7 @@ def replacements(
         if node in leaving
     ):
         return found
-    under_way = {False: 0, True: 0}  # whether it goes where there is no space
+    under_way = {False: 0, True: 0}  # whether the target has no space -> count
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas):
@@ -260,8 +263,8 @@ def replacements(
 
 
 def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
-    """The host is back (or is not drained any more): its replicas stay where they are, unless their
-    successors are in sync already and needed.
+    """The host is back (or is no longer drained): its replicas stay where they are, unless their
+    successors are already in sync and needed.
     """
     found = []
     for topic in view.state.topics.values():
@@ -280,11 +283,11 @@ def _never(_topic: TopicState, _partition: PartitionState) -> bool:
 def grown_internal(
     view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Internal topics have as many replicas as a new topic would get by default, also when they are
-    older than most hosts; as far as hosts have space: none is brought to a full one. Those that
-    grow towards a disk that has failed, or has had no space for so long that they have `waited`,
-    grow to another host that has some. Without the wait a disk that the copy itself has filled, and
-    that has space again when the copy is gone, would be the next goal again and again.
+    """Internal topics get the replication factor that a new topic would have by default, even if
+    they are older than most hosts, as far as hosts have space: no replica is added on a full one.
+    Those that grow towards a disk that has failed, or that has had no space for so long that they
+    have `waited`, grow to another host with space. Without the wait, a disk that the copy itself
+    has filled, and that has space again when the copy is deleted, would be chosen over and over.
     """
     nodes = view.nodes()
     full = directories.full_hosts(nodes)
@@ -331,4 +334,4 @@ def _tried(make: Callable[[], PartitionChange | None]) -> PartitionChange | None
     try:
         return make()
     except Refusal:
-        return None  # another tick finds the disk, or the replica, in a better state
+        return None  # another tick will find the disk or the replica in a better state

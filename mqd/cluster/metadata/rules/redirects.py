@@ -1,12 +1,12 @@
-"""A retired partition (a follower, here) and the one that takes its records (its goal) are led by
-one host, from the seal on: what keeps them together while replicas move
+"""From the seal on, a retired partition (a follower, here) and the one that takes its records (its
+goal) are led by the same host. These rules keep them together while replicas move
 (docs/decisions/2026-11-21-retired-partitions.md).
 
-    * no reassignment of either ends that would leave no host in sync with both (held())
-    * among the in-sync replicas of a goal the best leader is the one that most of its followers
-      have in sync too (better_leader()); a leadership does not go back to the preferred replica
-      where fewer of them have it
-Whoever has no leader holds nothing up: there is nothing to hand on to it, or by it.
+    * no reassignment of either ends if that would leave no host in sync with both (held())
+    * among the in-sync replicas of a goal the best leader is the one that is also in sync for the
+      most followers (better_leader()); a leadership does not return to a preferred replica that is
+      in sync for fewer of them
+A partition without a leader blocks nothing: no records can be redirected to it or by it.
 
 Pure functions of one topic. The goal of retired partition p of a topic that keeps M partitions is p
 mod M.
@@ -24,13 +24,13 @@ def in_progress(partition: PartitionState) -> bool:
 
 
 def staying(partition: PartitionState) -> tuple[int, ...]:
-    """Its replicas when what is under way has ended."""
+    """Its replicas after the current reassignment."""
     return without(partition.replicas, partition.removing_replicas)
 
 
 def retiring_from(topic: TopicState) -> int:
-    """Index of the first partition that is to go; the number of partitions when none is. All from
-    there on go.
+    """Index of the first partition to be removed; the number of partitions if there is none. All
+    partitions from there on are removed.
     """
     return bisect_left(topic.partitions, True, key=lambda partition: partition.redirect >= 0)
 
@@ -41,8 +41,8 @@ def followers(topic: TopicState, goal: int) -> Sequence[PartitionState]:
 
 
 def held(topic: TopicState, target: Target) -> bool:
-    """Whether the end of the partition's reassignment would part it from what has to be led where
-    it is.
+    """Whether the end of the partition's reassignment would separate it from the partition that it
+    must be led with.
     """
     if not (target.adding or target.removing) or topic.partitions[-1].redirect < 0:
         return False
@@ -60,7 +60,7 @@ def _count(tied: Sequence[PartitionState], node: int) -> int:
 
 
 def _tied(topic: TopicState, goal: PartitionState) -> list[PartitionState]:
-    """Its followers, but for those that are only being drawn near."""
+    """Its followers, except those that are still being moved to it."""
     return [
         one
         for one in followers(topic, goal.index)
@@ -69,8 +69,8 @@ def _tied(topic: TopicState, goal: PartitionState) -> list[PartitionState]:
 
 
 def better_leader(topic: TopicState, goal: PartitionState, may_lead: Callable[[int], bool]) -> int:
-    """An in-sync replica of the goal that more of its followers have in sync than have its leader;
-    -1 = there is none. Between equals one that stays, the preferred one first.
+    """An in-sync replica of the goal that is in sync for more of its followers than its leader is;
+    -1 = none. Of equals one that stays, the preferred one first.
     """
     tied = _tied(topic, goal) if goal.leader >= 0 else []
     best, most = -1, _count(tied, goal.leader)
@@ -84,6 +84,6 @@ def better_leader(topic: TopicState, goal: PartitionState, may_lead: Callable[[i
 
 
 def parts(topic: TopicState, partition: PartitionState, leader: int) -> bool:
-    """Whether fewer of its followers could be led by this one than by whom it is led now."""
+    """Whether fewer of its followers could be led by this replica than by the current leader."""
     tied = _tied(topic, partition)
     return _count(tied, leader) < _count(tied, partition.leader)

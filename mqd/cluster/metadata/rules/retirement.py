@@ -1,28 +1,28 @@
-"""A topic gets fewer partitions: docs/decisions/2026-11-21-retired-partitions.md says why it goes
-like this.
+"""Reduces the number of partitions of a topic; docs/decisions/2026-11-21-retired-partitions.md
+explains the procedure.
 
     RETIRE_NOT -> (drawn near) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
     (PartitionsVanished)
 
-    drawn near  has a `redirect` and is not sealed yet: its replicas go to where those of the
-                partition are that will take its records, and it is led where that one is
-    sealed      refuses new records with a retriable error, for as long as consumers get to read
-                what is there (retire_barrier_ms at most)
-    redirected  what producers send for partition p is appended to p mod M; p is readable until
-                retention has emptied it
-    hidden      empty: Metadata shows M partitions; producers that still think of more are served as
+    drawn near  has a `redirect` and is not sealed yet: its replicas and its leader move to the
+                hosts of the partition that will take its records
+    sealed      refuses new records with a retriable error, to give consumers time to read the
+                existing ones (retire_barrier_ms at most)
+    redirected  records that producers send for partition p are appended to p mod M; p is readable
+                until retention has emptied it
+    hidden      empty: Metadata shows M partitions; producers that still know more are served as
                 before for retire_grace_ms
-All of them take every step together: between N and M no other count is ever seen, so a key has two
-homes in its life, never three. Each step raises the leader epoch: whoever led in the step before is
-fenced out of it.
+All retiring partitions take every step together: no count between N and M is ever visible, so a key
+has at most two partitions, never three. Each step raises the leader epoch, which fences the leader
+of the previous step.
 
-From the first step to the last a retired partition follows the one that takes its records, replicas
-and leader: whoever leads it can hand a record on without leaving the host. Where that is not so for
-a moment (the leader of one of them has changed), clients are told to try again. Replicas move for
-longer than a moment: redirects.py says what keeps the two together meanwhile.
+From the first step to the last a retired partition has the same replicas and leader as the one that
+takes its records, so its leader can redirect records within the host. While that is briefly not so
+(the leader of one of them has changed), clients get a retriable error. Moving replicas takes
+longer: redirects.py keeps the two together in the meantime.
 
-M must divide N: then p mod M is where every producer that knows of M partitions sends the keys of
-p, and no key of a remaining partition moves.
+M must divide N: then a producer that knows M partitions sends the keys of p to p mod M, and no key
+of a remaining partition moves.
 """
 
 from collections.abc import Iterator
@@ -55,17 +55,17 @@ def going(topic: TopicState) -> bool:
 
 
 def phase(topic: TopicState) -> int:
-    """RETIRE_*: of the partitions that are to go (all are in the same)."""
+    """RETIRE_*: the phase of the partitions to be removed (the same for all)."""
     return topic.partitions[-1].retiring
 
 
 def retire(
     view: View, name: str, partition_count: int, allow_moved_keys: bool, policy_default: str = "delete"
 ) -> list[Record]:
-    """Says which partitions go, and where their records will. The active controller does the rest
-    (draw_near, seal). Open transactions on the partitions are the caller's to look for: only their
-    leaders know of them (they refuse to seal, see the decision note). `policy_default`:
-    cleanup.policy of a topic that sets none. Raises Refusal.
+    """Determines which partitions are removed and which ones take their records. The active
+    controller does the rest (draw_near, seal). The caller must check for open transactions on the
+    partitions: only their leaders know them (they refuse to seal, see the decision note).
+    `policy_default`: cleanup.policy of a topic that sets none. Raises Refusal.
     """
     topic = view.state.topics.get(name)
     if topic is None:
@@ -116,9 +116,9 @@ def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
 
 
 def draw_near(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
-    """What brings retired partitions to where the ones are that take their records, or are on their
-    way to: replicas, and the leader whether replicas are under way or not. Changes of one partition
-    are in their order, each made for what the one before it leaves.
+    """Changes that move retired partitions to the hosts, current or future, of the partitions that
+    take their records: first replicas, and the leader whether or not replicas are moving. Changes
+    of one partition are in order, each based on the result of the previous one.
     """
     found: list[tuple[TopicState, PartitionChange]] = []
     first = retiring_from(topic)
@@ -143,12 +143,12 @@ def draw_near(view: View, topic: TopicState, directories: Directories) -> list[t
 
 
 def _ended(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
-    """Its reassignment waited for the others (redirect_rules.held)."""
+    """Ends a reassignment that waited for the others (redirects.held)."""
     return view.settled(topic, Target(goal)) if in_progress(goal) else None
 
 
 def _better_led(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
-    """The partitions cannot follow to where it is led: it goes to where more of them can."""
+    """The partitions cannot follow its leadership, so it moves to a host where more of them can."""
     return _led(view, topic, goal, better_leader(topic, goal, view.may_lead))
 
 
@@ -161,12 +161,12 @@ def _moved(
     try:
         return reassign(view, topic, partition, wanted, directories)
     except Refusal:
-        return None  # another tick finds the disk in a better state
+        return None  # another tick will find the disk in a better state
 
 
 def _led_alike(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Its leader is the one of where its records go. Or a reassignment ends that waited for the
-    other.
+    """Gives it the leader of the partition that takes its records, or ends a reassignment that
+    waited for the other.
     """
     leader = topic.partitions[partition.redirect].leader
     if leader not in (-1, partition.leader) and leader in partition.in_sync_replicas and view.may_lead(leader):
@@ -181,7 +181,7 @@ def _led(view: View, topic: TopicState, partition: PartitionState, node: int) ->
 
 
 def seal(view: View, topic: TopicState) -> list[Record]:
-    """All of them lie where their records will go."""
+    """All retiring partitions are on the hosts that their records will go to."""
     first = retiring_from(topic)
     if phase(topic) != RETIRE_NOT or first == len(topic.partitions):
         return []
@@ -193,20 +193,20 @@ def seal(view: View, topic: TopicState) -> list[Record]:
 
 
 def release(view: View, topic: TopicState) -> list[Record]:
-    """Sealed long enough: what comes is appended elsewhere from here on. Nothing when it is not
-    sealed.
+    """The seal has lasted long enough: new records are appended elsewhere from here on. No records
+    if it is not sealed.
     """
     return _step(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
 
 
 def hide(view: View, topic: TopicState) -> list[Record]:
-    """All of them are empty."""
+    """All retiring partitions are empty."""
     return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
 
 
 def vanish(view: View, topic: TopicState) -> list[Record]:
-    """Nobody looks after the topic any more: reassignments that waited for those that go end with
-    them.
+    """The topic's retirement is over: reassignments that waited for the removed partitions end with
+    it.
     """
     if phase(topic) != RETIRE_HIDDEN:
         return []

@@ -1,8 +1,8 @@
-"""Rules for what is neither topic nor broker: quotas of clients, levels of features, replicas
-between directories.
+"""Rules for settings other than those of topics and brokers: clients' quotas, feature levels, and
+moves of replicas between directories.
 
-Pure functions of the state and the change, as in metadata_rules; Refusal carries Kafka's error
-code. Sources: KIP-113, KIP-546, KIP-584, KIP-1022.
+Pure functions of the state and the change, as in topics.py; Refusal carries Kafka's error code.
+Sources: KIP-113, KIP-546, KIP-584, KIP-1022.
 """
 
 import math
@@ -14,7 +14,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
-CLIENT_QUOTA_COUNT_MAX = 4096  # what the table in the control segment holds
+CLIENT_QUOTA_COUNT_MAX = 4096  # capacity of the table in the control segment
 CLIENT_ID_BYTES_MAX = 32767
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
@@ -35,7 +35,7 @@ UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
 def checked_entity(entity: list[tuple[str, str | None]]) -> Entity:
-    """In order of the type. Raises Refusal."""
+    """Ordered by type. Raises Refusal."""
     types = [kind for kind, _ in entity]
     if not entity:
         raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty client quota entity.")
@@ -148,14 +148,14 @@ def _check_update(update: messages.FeatureUpdate, current: int) -> None:
             " downgrade.",
         )
     if update.level < current and update.name == "metadata.version" and update.upgrade_type == SAFE_DOWNGRADE:
-        return  # nothing that a higher level brings is stored otherwise
+        return  # a higher level changes nothing in the stored form
     if update.level > current and update.upgrade_type != UPGRADE:
         raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} Can't downgrade to a newer version.")
 
 
 def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None:
-    """During a rolling upgrade hosts of two versions live together: a level is in force only when
-    each can do it, those that are down at the moment included (V1).
+    """Hosts of two versions coexist during a rolling upgrade: a level may be set only if every host
+    supports it, including those that are down (V1).
     """
     lacking = []
     for node_id, broker in sorted(state.brokers.items()):
@@ -174,7 +174,7 @@ def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None
 
 
 def move_completed(state: MetadataState, topic_id: bytes, index: int, node_id: int, directory: str) -> list[Record]:
-    """Nothing when the partition is gone, or lies there already (it was said before)."""
+    """No records if the partition is deleted or already there (a repetition)."""
     name = state.topics_by_id.get(topic_id)
     if name is None or not 0 <= index < len(state.topics[name].partitions):
         return []

@@ -1,5 +1,4 @@
-"""Kafka's rules for changes of the metadata: what a change becomes in records, or why it is
-refused.
+"""Kafka's rules for metadata changes: translates a change into records, or refuses it.
 
 Pure functions of the state and the change; Refusal carries the Kafka error code and a message that
 names the topic or property concerned. Sources: the public protocol guide, KIP-107 (DeleteRecords),
@@ -50,12 +49,12 @@ GROUP_CONFIGS_MAX = 100_000
 
 
 class Placement(NamedTuple):
-    """Where new partitions may go."""
+    """The context for placing new partitions."""
 
-    node_id: int  # the controller's host: its file supplies the defaults
+    node_id: int  # the controller's host, whose file supplies the defaults
     view: View
     directories: Directories
-    partition_count_max: int  # of a host, internal topics aside
+    partition_count_max: int  # per host, without internal topics
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -86,8 +85,8 @@ def existing(state: MetadataState, name: str) -> TopicState:
 
 
 def _check_not_internal(name: str, verb: str) -> None:
-    """Names of groups and transactional ids are spread over the partitions of these topics: without
-    them, or with another number of them, nothing would be found again.
+    """Groups and transactional ids are hashed to the partitions of these topics: if they were
+    deleted or had another partition count, existing state would not be found again.
     """
     if name in INTERNAL_TOPICS:
         raise Refusal(
@@ -139,12 +138,12 @@ def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> d
 def _keep_min_in_sync(
     state: MetadataState, name: str, config: dict[str, str], replica_count: int, rules: ConfigRules
 ) -> None:
-    """What this controller's file says goes into the log with the topic: the next controller's file
-    may say something else (partition_rules).
+    """Writes the value of this controller's file to the log with the topic, because the next
+    controller's file may differ (partitions.py).
 
-    Where nothing is said, a new topic of two replicas goes on with one of them: 1 is written out,
-    so that topics from before keep the 2 that the rule gives them. Internal topics follow the rule:
-    they grow with the cluster.
+    If none is set, a new topic of two replicas continues with one of them: 1 is written explicitly,
+    so that older topics keep the 2 that the rule gives them. Internal topics follow the rule: they
+    grow with the cluster.
     """
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
@@ -233,8 +232,8 @@ def _automatic_assignments(
 
 
 def _spread(state: MetadataState, count: int, factor: int, place: Placement, internal: bool) -> list[tuple[int, ...]]:
-    """As Kafka: every registered broker counts; one that is fenced gets a replica only where the
-    live ones do not suffice, and leads nothing.
+    """As in Kafka, every registered broker counts. A fenced one gets a replica only if there are
+    too few live ones, and leads nothing.
     """
     live = place.view.nodes()
     away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
