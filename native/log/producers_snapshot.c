@@ -1,4 +1,4 @@
-/* Producer snapshots as bytes; the table is in log/producers.h. */
+/* Encoding of producer snapshots; the table is in log/producers.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

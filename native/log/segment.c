@@ -11,8 +11,8 @@
 
 #include "base/error.h"
 
-/* In header-only walks a read covers this much: reading on costs less than a call per batch when
- * batches are small. */
+/* In header-only walks one read covers this much: reading ahead costs less than a call per batch
+ * when batches are small. */
 #define SMALL_BATCH_BYTES 8192
 #define HEADER_READ_BYTES 4096
 #define SPAN_READ_BYTES (256 * 1024)
@@ -60,7 +60,7 @@ void mqd_walk_end(struct mqd_walk *walk)
 }
 
 /* Makes [position, position + need) of the file readable in the buffer; reads up to `want`. Returns
- * the bytes there, or NULL (mqd_error set). */
+ * the bytes, or NULL (mqd_error set). */
 static const uint8_t *walk_read(struct mqd_walk *walk, int64_t position, int64_t need, int64_t want)
 {
     if (position >= walk->buffer_position && position + need <= walk->buffer_position + walk->buffer_bytes)
@@ -89,7 +89,7 @@ static const uint8_t *walk_read(struct mqd_walk *walk, int64_t position, int64_t
     return walk->buffer + (position - walk->buffer_position);
 }
 
-/* Batches that do not fit into the buffer are read and summed in pieces. */
+/* Batches that do not fit into the buffer are read and checksummed in pieces. */
 int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position)
 {
     int64_t at = position + CRC_FROM, end = position + batch->size_bytes;
@@ -153,7 +153,7 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
     return 1;
 }
 
-/* Is there a batch at `at`? Then the walk stands before it. */
+/* Whether there is a batch at `at`; if so, the walk continues there. */
 static int walk_try(struct mqd_walk *walk, int64_t at)
 {
     struct mqd_batch batch;
@@ -165,7 +165,7 @@ static int walk_try(struct mqd_walk *walk, int64_t at)
     return found;
 }
 
-/* A byte is worth a try when it could begin a batch of magic 2. The CRC decides. */
+/* A position is tried when a batch of magic 2 could begin there. The CRC decides. */
 int mqd_walk_resync(struct mqd_walk *walk)
 {
     int64_t crc_from_offset = walk->crc_from_offset, start = walk->position;

@@ -1,11 +1,11 @@
 /* One segment's files: their names, and a forward walk over the record batches of a .log.
  *
- * Validity of a batch at position p (what recovery keeps): 61 bytes of header are there and decode;
- * the whole batch is there; its base offset is the one that follows the batch before (or the
- * segment's base), or higher where gaps are allowed; its last offset is within int32 of the
- * segment's base; and, where asked, its CRC32C holds. The base offset lies outside the CRC: without
- * gaps its order is its check. The walk stops at the first byte where this fails; an all-zero tail
- * fails at its first byte (batch length 0).
+ * A batch at position p is valid (and kept by recovery) if 61 bytes of header exist and decode; the
+ * whole batch exists; its base offset follows the previous batch (or is the segment's base), or is
+ * higher where gaps are allowed; its last offset is within int32 of the segment's base; and, if
+ * requested, its CRC32C is correct. The CRC does not cover the base offset: without gaps its order
+ * is its check. The walk stops at the first byte where this fails; an all-zero tail fails at its
+ * first byte (batch length 0).
  *
  * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces.
  * Reads by pread only: an I/O error is a value, never SIGBUS. Concurrency: none; several walks of
@@ -30,17 +30,17 @@ enum mqd_file_kind {
 
 /* DIRECTORY/%020d.log and so on; -1 ENAMETOOLONG (mqd_error set). */
 int mqd_segment_path(char *out, size_t capacity, const char *directory, int64_t base_offset, enum mqd_file_kind kind);
-/* The offset in a file name of this kind, or -1 when it is none. */
+/* The offset in a file name of this kind, or -1 for any other name. */
 int64_t mqd_segment_offset_of(const char *name, enum mqd_file_kind kind);
 
 struct mqd_walk {
     int fd;
     int64_t base_offset;     /* of the segment */
-    int64_t end_position;    /* the walk never looks behind it: the file's size */
-    int64_t position;        /* of the next batch: all before it was valid */
-    int64_t next_offset;     /* least base offset that the next batch may have */
-    bool gaps_allowed;       /* a compacted log, or one of which nothing is known; set after begin */
-    int64_t crc_from_offset; /* batches with base_offset below are believed by their header; INT64_MAX = never check */
+    int64_t end_position;    /* the walk never reads beyond it: the file's size */
+    int64_t position;        /* of the next batch: all earlier ones were valid */
+    int64_t next_offset;     /* lowest base offset that the next batch may have */
+    bool gaps_allowed;       /* a log that is compacted, or may be; set after begin */
+    int64_t crc_from_offset; /* batches with a lower base_offset are trusted by their header; INT64_MAX = never check */
     const char *reason;      /* why the walk ended before end_position; NULL = it did not */
     uint8_t *buffer;
     int64_t capacity_bytes;
@@ -52,14 +52,14 @@ struct mqd_walk {
 
 int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t position, int64_t next_offset,
                    int64_t end_position, int64_t crc_from_offset);
-/* 1: *batch begins at *position, walk->position is behind it. 0: the end, or the first invalid byte
- * (walk->reason). -1: the disk failed (mqd_error set). */
+/* 1: *batch begins at *position, and walk->position is after it. 0: the end, or the first invalid
+ * byte (walk->reason). -1: disk failure (mqd_error set). */
 int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *position);
-/* The CRC of a batch that the walk went over: 1 right, 0 wrong, -1 the disk failed. */
+/* Checks the CRC of a batch that the walk has read: 1 correct, 0 wrong, -1 disk failure. */
 int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position);
 /* From walk->position (invalid) on, finds the next position at which a batch with base_offset >=
- * next_offset and a valid CRC begins, and sets the walk there. 1 found, 0 not, -1 the disk failed.
- * For damage in bytes that are trusted to have been whole. */
+ * next_offset and a correct CRC begins, and moves the walk there. 1 found, 0 not, -1 disk failure.
+ * For damage in bytes that are known to have been valid. */
 int mqd_walk_resync(struct mqd_walk *walk);
 void mqd_walk_end(struct mqd_walk *walk);
 

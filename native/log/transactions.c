@@ -33,7 +33,7 @@ int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct
     if (!at || length < 1 || length > end - at)
         return -1;
     end = at + length;
-    at = mqd_varlong(at + 1, end, &number); /* behind the attributes: timestamp delta */
+    at = mqd_varlong(at + 1, end, &number); /* after the attributes: timestamp delta */
     at = at ? mqd_varint(at, end, &number) : NULL;
     const uint8_t *key = at ? mqd_varint_size(at, end, &key_bytes) : NULL;
     if (!key || key_bytes < 4)
@@ -80,7 +80,7 @@ uint32_t mqd_transactions_begin(struct mqd_transactions *transactions, int64_t p
     uint32_t link = take_entry(transactions);
     if (!link)
         return 0;
-    /* offsets rise: nearly always the last; a snapshot may list them otherwise */
+    /* offsets increase: nearly always the last position; a snapshot may list them in another order */
     uint32_t older = transactions->newest;
     while (older && transactions->entries[older - 1].first_offset > first_offset)
         older = transactions->entries[older - 1].older;
@@ -127,7 +127,7 @@ void mqd_transactions_settle(struct mqd_transactions *transactions, int64_t high
 {
     uint32_t link;
     while ((link = transactions->ended_first) && transactions->entries[link - 1].last_offset < high_watermark) {
-        mqd_transactions_resume(transactions, link); /* off the list of the ended */
+        mqd_transactions_resume(transactions, link); /* removes it from the list of ended ones */
         mqd_transactions_remove(transactions, link);
     }
 }
@@ -165,8 +165,7 @@ static uint32_t *bucket_of(const struct mqd_verifications *verifications, int64_
     return &verifications->buckets[mix((uint64_t)producer_id) % MQD_VERIFICATION_COUNT_MAX];
 }
 
-/* The seed is random, so that a guard of a partition that was opened anew is none of the last
- * one's. */
+/* The seed is random, so that a guard from before the partition was reopened does not match. */
 static int start(struct mqd_verifications *verifications)
 {
     void *memory = calloc(MQD_VERIFICATION_COUNT_MAX, sizeof *verifications->entries + sizeof *verifications->buckets);

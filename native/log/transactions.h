@@ -1,18 +1,19 @@
-/* Transactions of one partition: which are ongoing, which have ended but not yet below the high
- * watermark, and who is being verified.
+/* Transactions of one partition: the ongoing ones, those whose end is not yet below the high
+ * watermark, and the producers being verified.
  *
  * A transaction begins with its first batch here and ends with a marker, the control batch that its
  * coordinator writes (KIP-98). Until the marker is below the high watermark its first offset bounds
- * the last stable offset. Before it may begin, the coordinator must have been asked whether it
- * knows of this partition (KIP-890): the asker brings a guard back; a marker in between takes the
- * guard away, so that a batch that was verified before the end cannot begin what nobody would end.
+ * the last stable offset. Before it may begin, the coordinator must have verified that it knows
+ * this partition (KIP-890): the sender of the query passes a guard back. A marker in between
+ * removes the guard, so that a batch that was verified before the end cannot begin a transaction
+ * that would never end.
  *
  * Invariants
  *   T1  `oldest`..`newest` holds every transaction by first_offset; `ended_first`..`ended_last`
  *       those with a marker, by last_offset.
  *   T2  begin and remove, end and resume are inverse, when undone in reverse order.
- *   T3  at most MQD_VERIFICATION_COUNT_MAX guards, the oldest goes first: who loses it is told to
- *       try again. A guard is never 0, and not given twice.
+ *   T3  at most MQD_VERIFICATION_COUNT_MAX guards; the oldest is dropped first, and its sender must
+ *       retry. A guard is never 0 and never used twice.
  * Bounds: 40 bytes a transaction; one ongoing per producer, so the coordinators bound it. 48 KiB of
  * guards, allocated while there are any. Concurrency: the partition's owner alone.
  */
@@ -22,7 +23,7 @@
 #include "native.h"
 
 #define MQD_VERIFICATION_COUNT_MAX 1024
-/* a batch: what is longer is no marker, neither when it is written nor when it is found in a log */
+/* a longer batch is not a marker, neither when written nor when found in a log */
 #define MQD_MARKER_BYTES_MAX 512
 
 struct mqd_marker {
@@ -30,15 +31,15 @@ struct mqd_marker {
     int32_t coordinator_epoch;
 };
 
-/* Reads the one record of a control batch whose header is `batch`. 0; -1: it is no transaction
- * marker (another control record, or none that is whole). */
+/* Reads the single record of a control batch whose header is `batch`. 0; -1: it is not a
+ * transaction marker (another control record, or an incomplete one). */
 int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct mqd_marker *out);
 
 struct mqd_transaction {
     int64_t producer_id;
     int64_t first_offset;
     int64_t last_offset;   /* of its marker; -1 = ongoing */
-    uint32_t older, newer; /* links are index + 1, 0 = none; `newer` is also the free list's */
+    uint32_t older, newer; /* links are index + 1, 0 = none; `newer` also links the free list */
     uint32_t ended_before, ended_after;
 };
 
@@ -50,15 +51,15 @@ struct mqd_transactions {
 };
 
 void mqd_transactions_free(struct mqd_transactions *transactions);
-/* Its link, 0: no memory (mqd_error set). */
+/* Returns its link; 0: no memory (mqd_error set). */
 uint32_t mqd_transactions_begin(struct mqd_transactions *transactions, int64_t producer_id, int64_t first_offset);
 void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, int64_t last_offset);
 /* Undo of end, and of begin. */
 void mqd_transactions_resume(struct mqd_transactions *transactions, uint32_t link);
 void mqd_transactions_remove(struct mqd_transactions *transactions, uint32_t link);
-/* Forgets those whose marker is below the high watermark. */
+/* Forgets transactions whose marker is below the high watermark. */
 void mqd_transactions_settle(struct mqd_transactions *transactions, int64_t high_watermark);
-/* INT64_MAX = none. The first counts those that have ended and are not settled. */
+/* INT64_MAX = none. The first includes transactions that have ended and are not settled. */
 int64_t mqd_transactions_first_unstable(const struct mqd_transactions *transactions);
 int64_t mqd_transactions_first_ongoing(const struct mqd_transactions *transactions);
 static inline int64_t mqd_transaction_first_offset(const struct mqd_transactions *transactions, uint32_t link)
@@ -70,25 +71,25 @@ struct mqd_verification {
     int64_t producer_id;
     int64_t guard; /* 0 = free */
     int64_t asked_ms;
-    int32_t lowest_sequence; /* of the batches that asked: none above it may come first */
+    int32_t lowest_sequence; /* of the batches that requested it: none with a higher sequence may come first */
     int16_t epoch;
     uint32_t hash_next; /* index + 1 */
 };
 
 struct mqd_verifications {            /* zeroed = empty */
-    struct mqd_verification *entries; /* a ring by age, then the buckets; NULL = none */
+    struct mqd_verification *entries; /* a ring by age, followed by the buckets; NULL = none */
     uint32_t *buckets;
     uint32_t next, count;
     uint64_t seed;
 };
 
 void mqd_verifications_free(struct mqd_verifications *verifications);
-/* The guard that the sender of this batch must bring back; 0: no memory. */
+/* The guard that the sender of this batch must pass back; 0: no memory. */
 int64_t mqd_verifications_ask(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms);
-/* The entry that this batch asked for, or NULL when the guard is not, or no more, its own. */
+/* The entry that this batch requested, or NULL when the guard is not, or no longer, its own. */
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
                                                       const struct mqd_batch *batch, int64_t guard);
-/* ... whatever its guard. */
+/* The same for any guard. */
 const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications,
                                                     const struct mqd_batch *batch);
 void mqd_verifications_forget(struct mqd_verifications *verifications, int64_t producer_id);

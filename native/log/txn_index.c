@@ -55,9 +55,9 @@ uint32_t mqd_txn_index_link(uint32_t before, int64_t segment_base, const uint8_t
     return mqd_crc32c(before, bytes, sizeof bytes);
 }
 
-/* ---- the active segment's ---- */
+/* ---- the active segment's files ---- */
 
-/* One of the two files with exactly this size. -1 with errno. */
+/* Opens one of the two files and sets it to exactly this size. -1 with errno. */
 static int open_sized(const char *directory, int64_t segment_base, enum mqd_file_kind kind, int64_t size_bytes)
 {
     char path[PATH_MAX];
@@ -89,7 +89,7 @@ static int open_active(struct mqd_txn_index *index, const char *directory, int64
     int64_t sum_bytes = sum_bytes_of(index->file_bytes);
     if (index->fd >= 0)
         return 0;
-    index->sum_fd = open_sized(directory, segment_base, MQD_FILE_TXN_SUM, sum_bytes); /* cut first */
+    index->sum_fd = open_sized(directory, segment_base, MQD_FILE_TXN_SUM, sum_bytes); /* truncated first */
     if (index->sum_fd >= 0)
         index->fd = open_sized(directory, segment_base, MQD_FILE_TXN_INDEX, index->file_bytes);
     if (index->fd >= 0 && (sum_bytes == 0 || pread(index->sum_fd, last, sizeof last, sum_bytes - MQD_TXN_SUM_BYTES) ==
@@ -170,7 +170,7 @@ int mqd_txn_index_cut(struct mqd_txn_index *index, const char *directory, int64_
     }
     if (fits)
         return 0;
-    mqd_txn_index_close(index); /* opening cuts */
+    mqd_txn_index_close(index); /* reopening truncates */
     return open_active(index, directory, segment_base);
 }
 
@@ -183,11 +183,11 @@ void mqd_txn_index_close(struct mqd_txn_index *index)
 
 /* ---- whole files ---- */
 
-/* open for reading; -1 = there is none */
+/* open for reading; -1 = no such file */
 struct files {
     int fd, sum_fd;
     int64_t segment_base;
-    uint32_t count, entry_count; /* numbers; entries, of which those behind `count` are not proven yet */
+    uint32_t count, entry_count; /* checksums; entries, where those after `count` are not verified yet */
 };
 
 static void files_close(struct files *files)
@@ -223,7 +223,7 @@ static int open_for_reading(const char *directory, int64_t segment_base, enum mq
     return fd;
 }
 
-/* -1 with errno. The numbers first: while the file grows there are never fewer entries. */
+/* -1 with errno. The checksums first: while the file grows there are never fewer entries. */
 static int files_open(struct files *files, const char *directory, int64_t segment_base)
 {
     *files = (struct files){.fd = -1, .sum_fd = -1, .segment_base = segment_base};
@@ -238,7 +238,7 @@ static int files_open(struct files *files, const char *directory, int64_t segmen
     return -1;
 }
 
-/* Items from number `first` on; how many, -1 with errno. A torn end counts as none. */
+/* Reads items from index `first` on; returns how many, -1 with errno. A torn end is ignored. */
 static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     size_t have = 0, want = (size_t)count * item_bytes;
@@ -255,8 +255,8 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
     return (int)(have / item_bytes);
 }
 
-/* Proven entries from number `first` on into the chunk, 0 at the end. -1 with errno; EBADMSG: one
- * is not proven. */
+/* Reads verified entries from index `first` on into the chunk, 0 at the end. -1 with errno;
+ * EBADMSG: one fails verification. */
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     uint8_t sums[(CHUNK_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};
@@ -282,7 +282,7 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
     return -1;
 }
 
-/* Entries that no number proves are the beginning of an append that nobody counts on yet, or
+/* Entries without a checksum are the beginning of an append that has not been published yet, or
  * damage. 1, 0, -1 with errno. */
 static int extra_may_be(const struct files *files, int64_t sound_below)
 {
@@ -334,7 +334,7 @@ int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offs
     while (result == 0 && more) {
         count = read_chunk(&files, out->count, CHUNK_COUNT, bytes);
         if (count < 0 && errno == EBADMSG)
-            count = read_chunk(&files, out->count, 1, bytes); /* those before the one that is not proven */
+            count = read_chunk(&files, out->count, 1, bytes); /* those before the one that fails verification */
         more = count > 0;
         for (int i = 0; i < count && result == 0 && more; i++) {
             const uint8_t *at = bytes + i * MQD_TXN_INDEX_ENTRY_BYTES;
@@ -369,8 +369,8 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
         return unlink_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0
                    ? -1
                    : unlink_kind(directory, segment_base, MQD_FILE_TXN_SUM);
-    /* The same inodes: no reader is there while this is called, and a crash half-way leaves entries
-     * that are not proven. Opening an index of 0 bytes cuts both. */
+    /* Keeps the inodes: no reader exists while this is called, and a crash half-way leaves entries
+     * that fail verification. Opening an index of 0 bytes truncates both. */
     int result = open_active(&index, directory, segment_base);
     if (result == 0)
         result = mqd_txn_index_append(&index, directory, segment_base, list->entries, list->count);
@@ -412,7 +412,7 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
 
 /* ---- look-up ---- */
 
-/* Number of the first entry whose marker is at or behind `offset`; -1 with errno. */
+/* Index of the first entry whose marker is at or after `offset`; -1 with errno. */
 static int64_t first_behind(const struct files *files, int64_t offset)
 {
     uint32_t low = 0, high = files->count;

@@ -1,34 +1,37 @@
 /* The aborted transactions of one segment: BASEOFFSET.txnindex, beside the .log that holds their
- * abort markers. Kafka's own format, so that its tools read it; and BASEOFFSET.txnsum, which proves
- * that it is whole.
+ * abort markers. Kafka's own format, so that its tools read it; and BASEOFFSET.txnsum, which
+ * verifies that it is complete.
  *
  * 34 bytes an entry, big endian, in the order of the markers:
- *     0  i16  version 0
- *     2  i64  producer_id
- *    10  i64  first_offset          of the transaction in this partition; may lie in an earlier segment
- *    18  i64  last_offset           of the abort marker; in this segment
- *    26  i64  last_stable_offset    first offset of what was still ongoing behind the marker, else the offset after it:
- * no later entry begins below
+ *    0  i16  version 0
+ *    2  i64  producer_id
+ *   10  i64  first_offset: of the transaction in this partition; may be in an earlier segment
+ *   18  i64  last_offset: of the abort marker; in this segment
+ *   26  i64  last_stable_offset: first offset of the transactions still ongoing after the marker,
+ *       else the offset after it: no later entry begins below
  *
- * No file stands for no aborted transaction. Entries are never changed; the file grows with the
- * active segment, and is cut back with it.
+ * A missing file means no aborted transaction. Entries are never changed; the file grows with the
+ * active segment and is truncated with it.
  *
- * .txnsum: for each entry, in the same order, u32 big endian: CRC32C, begun with the number before
- * (0 for the first), of the segment's base offset (i64 big endian) and the entry. So any run of
- * entries proves itself with the numbers beside it, and the count of numbers is the count of
- * entries. It is written after the entry and cut before it.
+ * .txnsum: a chain of checksums, one for each entry in the same order, u32 big endian: CRC32C,
+ * seeded with the previous checksum (0 for the first), of the segment's base offset (i64 big
+ * endian) and the entry. Any run of entries can thus be verified with its checksums, and the count
+ * of checksums is the count of entries. A checksum is written after its entry and truncated before
+ * it.
  *
  * Invariants
- *   X1  last_offset rises strictly; last_stable_offset never falls and is at most last_offset + 1.
- *   X2  an entry is in the file before the last stable offset passes its transaction (so readers of
- *       other processes find it), and on disk before durable_offset passes its marker. What a crash
- *       leaves behind that is cut and made anew from the log (log/recovery/replay.c).
- *   X3  the number of an entry is in .txnsum before the last stable offset passes its transaction.
- *       It is not flushed with the log: where it is missing or wrong, recovery makes both files
- *       from the log.
- * A last_stable_offset that is too low costs time, never correctness. Concurrency: writers: the
- * partition's owner, recovery, or who compacts a sealed segment. Readers: anybody, by pread, whole
- * entries.
+ *   X1  last_offset increases strictly; last_stable_offset never decreases and is at most
+ *       last_offset + 1.
+ *   X2  an entry is in the file before the last stable offset passes its transaction (so that
+ *       readers in other processes find it), and on disk before durable_offset passes its marker.
+ *       Entries that a crash leaves beyond that are truncated and rebuilt from the log
+ *       (log/recovery/replay.c).
+ *   X3  the checksum of an entry is in .txnsum before the last stable offset passes its
+ *       transaction. It is not flushed with the log: where it is missing or wrong, recovery
+ *       rebuilds both files from the log.
+ * A last_stable_offset that is too low costs time, never correctness. Concurrency: writers are the
+ * partition's owner, recovery, or the compaction of a sealed segment. Readers: any process, by
+ * pread, whole entries.
  */
 #ifndef MQD_TXN_INDEX_H
 #define MQD_TXN_INDEX_H
@@ -40,9 +43,9 @@
 #define MQD_TXN_SUM_BYTES 4
 
 struct mqd_txn_index {   /* of the active segment */
-    int fd, sum_fd;      /* -1 = not open; both or none */
+    int fd, sum_fd;      /* -1 = not open; both or neither */
     uint32_t file_bytes; /* whole entries in the file */
-    uint32_t sum;        /* of the last entry, while open */
+    uint32_t sum;        /* checksum of the last entry, while open */
 };
 #define MQD_TXN_INDEX_CLOSED {.fd = -1, .sum_fd = -1}
 
@@ -51,36 +54,36 @@ struct mqd_aborted_list {
     uint32_t count, capacity;
 }; /* zeroed = empty; free(entries) */
 int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *entry); /* -1 ENOMEM, mqd_error set */
-/* MQD_TXN_INDEX_ENTRY_BYTES of a file */
+/* reads and writes MQD_TXN_INDEX_ENTRY_BYTES of a file */
 void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry);
 
-/* the number of an encoded entry */
+/* the checksum of an encoded entry */
 uint32_t mqd_txn_index_link(uint32_t before, int64_t segment_base, const uint8_t *entry);
 
-/* Appends; all or nothing. 0; -1 with errno, the file is as before (or EIO and more: the caller
- * fences). */
+/* Appends; all or nothing. 0; -1 with errno: the file is unchanged (for EIO and other errors the
+ * caller fences). */
 int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base,
                          const struct mqd_aborted *entries, uint32_t count);
-/* The file cut to what `index` says; gone when that is nothing. */
+/* Truncates the file to the size in `index`; deletes it when that is 0. */
 int mqd_txn_index_cut(struct mqd_txn_index *index, const char *directory, int64_t segment_base);
 void mqd_txn_index_close(struct mqd_txn_index *index);
 
-/* Does the file prove itself? 1, 0, or -1: the disk failed. Entries without a number are no proof
- * against it where their markers lie at or behind sound_below: a crash leaves such. */
+/* Whether the file passes verification. 1, 0, or -1: disk failure. Entries without a checksum are
+ * accepted if their markers are at or after sound_below: a crash leaves such entries. */
 int mqd_txn_index_proves(const char *directory, int64_t segment_base, int64_t sound_below);
-/* The proven entries of a file, up to the first that breaks X1 or is torn, or whose marker is
- * outside of [segment_base, offset_end). No file: none. -1: the disk failed. */
+/* The verified entries of a file, up to the first that violates X1 or is torn, or whose marker is
+ * outside [segment_base, offset_end). No file: none. -1: disk failure. */
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out);
-/* The file holds exactly these entries afterwards; flushed when `sync`, the directory is the
- * caller's. An empty list removes the file. -1: mqd_error set. */
+/* Makes the file hold exactly these entries; flushed when `sync` is set; the caller syncs the
+ * directory. An empty list removes the file. -1: mqd_error set. */
 int mqd_txn_index_replace(const char *directory, int64_t segment_base, const struct mqd_aborted_list *entries,
                           bool sync);
-/* Flushes the file, if there is one; `rewrite`: its bytes are written anew first (an earlier flush
- * has failed). */
+/* Flushes the file, if it exists; `rewrite`: rewrites its bytes first (an earlier flush has
+ * failed). */
 int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrite);
 /* Adds the entries whose transaction overlaps [from_offset, to_offset). stable_offset: a last
  * stable offset that was read before. 1: no later segment has more; 0: look there too; -1 with
- * errno; EBADMSG: the file does not prove itself. */
+ * errno; EBADMSG: the file fails verification. */
 int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t from_offset, int64_t to_offset,
                           int64_t stable_offset, struct mqd_aborted_list *out);
 

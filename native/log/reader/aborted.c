@@ -1,11 +1,12 @@
-/* The aborted transactions that a range of a log overlaps, from the .txnindex files of whoever owns
- * it; see log/reader/reader.h.
+/* The aborted transactions that overlap a range of a log, from the .txnindex files that the
+ * partition's owner writes; see log/reader/reader.h.
  *
- * The entry of a transaction lies with its marker, which may be segments behind the range;
- * last_stable_offset of an entry tells when no later one can overlap. A file is opened for each
- * look: only segments with an aborted transaction have one, and the active one's grows. A range
- * that runs to its segment's end says by the next one's base where it ends; in the middle of a swap
- * (log/compaction/swap.c) that is too early. Who is told of more than he has read does not mind.
+ * The entry of a transaction is in the segment of its marker, which may be segments after the
+ * range; last_stable_offset of an entry shows when no later one can overlap. A file is opened for
+ * each look-up: only segments with an aborted transaction have one, and the active one's grows. The
+ * end of a range that extends to its segment's end is taken from the next segment's base; in the
+ * middle of a swap (log/compaction/swap.c) that is too early. A reader that gets transactions
+ * beyond its range ignores them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,12 +24,12 @@ static int by_first_offset(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* 0 go on, 1 complete, or a code of mqd_reader_aborted. */
+/* 0 continue, 1 complete, or a code of mqd_reader_aborted. */
 static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset,
                        int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {
     int found = mqd_txn_index_collect(slot->path, base_offset, from_offset, to_offset, stable_offset, out);
-    if (found < 0 && errno == EBADMSG) /* or a compaction is replacing it just now */
+    if (found < 0 && errno == EBADMSG) /* or a compaction is replacing it at this moment */
         return mqd_reader_missing(slot, "a .txnindex that agrees with its .txnsum", base_offset);
     if (found < 0) {
         mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", slot->path,

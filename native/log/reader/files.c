@@ -25,7 +25,7 @@ static void close_fds(struct mqd_reader *reader, struct mqd_segment_ref *segment
     }
 }
 
-/* Ends `segment`, which has no reference and is in its slot's list no more. */
+/* Frees `segment`, which has no references and is no longer in its slot's list. */
 static void destroy(struct mqd_reader *reader, struct mqd_segment_ref *segment)
 {
     mqd_list_remove(&segment->node);
@@ -34,7 +34,7 @@ static void destroy(struct mqd_reader *reader, struct mqd_segment_ref *segment)
     free(segment);
 }
 
-/* The slot forgets `segment`; it lives on only as long as a range refers to it. */
+/* Removes `segment` from its slot; it lives on only while a range refers to it. */
 static void detach(struct mqd_reader *reader, struct mqd_reader_segment *entry)
 {
     struct mqd_segment_ref *segment = entry->open;
@@ -56,7 +56,8 @@ static void detach_all(struct mqd_reader *reader, struct mqd_reader_slot *slot)
             detach(reader, &slot->segments[i]);
 }
 
-/* Closes unreferenced segments, least recently used first, until fd_count <= target. `keep` stays. */
+/* Closes unreferenced segments, least recently used first, until fd_count <= target. `keep` stays
+ * open. */
 static void evict(struct mqd_reader *reader, uint32_t target, const struct mqd_segment_ref *keep)
 {
     if (reader->fd_count <= target)
@@ -82,8 +83,8 @@ void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *s
         evict(reader, reader->fd_count_max, NULL);
 }
 
-/* open(2) within the bound; when the process has no descriptor left, gives up those that nobody is
- * using and tries once more. */
+/* open(2) within the bound; when the process has no descriptor left, closes unused ones and tries
+ * once more. */
 static int open_counted(struct mqd_reader *reader, const char *path, const struct mqd_segment_ref *keep)
 {
     evict(reader, reader->fd_count_max - 1, keep);
@@ -108,7 +109,7 @@ int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64
                              "the partition's segments changed meanwhile; read its positions anew and look again");
         return MQD_READER_STALE;
     }
-    slot->listed = false; /* should it come back, it is found */
+    slot->listed = false; /* if it comes back, it is found */
     mqd_error_set(ENOENT,
                   "%s/%020lld: %s is missing, though the partition table counts on it; was it removed by hand? restore "
                   "it or restart the broker for recovery",
@@ -150,7 +151,7 @@ static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     }
     segment->inode = status.st_ino;
     if (entry->sealed_bytes >= 0)
-        entry->sealed_bytes = status.st_size; /* compaction may have replaced the file since it was looked at */
+        entry->sealed_bytes = status.st_size; /* compaction may have replaced the file since its size was read */
     segment->index_fd = -1;
     segment->slot = slot;
     segment->base_offset = entry->base_offset;
@@ -177,7 +178,7 @@ int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     return 0;
 }
 
-/* True when the open file is still what its name stands for. */
+/* True when the open file is still the one with its name. */
 static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segment_ref *segment)
 {
     char path[PATH_MAX];
@@ -186,8 +187,8 @@ static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segme
            stat(path, &status) == 0 && status.st_ino == segment->inode;
 }
 
-/* An index that is found beside another file than the one that is open is that file's: compaction
- * has replaced both, the log first. */
+/* An index found by name belongs to the file that has the log's name now. If that is not the open
+ * file, compaction has replaced both, the log first. */
 int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment)
 {
     char path[PATH_MAX];
@@ -223,7 +224,7 @@ int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t off
 {
     uint32_t count = slot->segment_count;
     if (count > 0 && slot->segments[count - 1].base_offset <= offset)
-        return (int32_t)count - 1;  /* the active one: what nearly every reader wants */
+        return (int32_t)count - 1;  /* the active one, which nearly every reader wants */
     uint32_t low = 0, high = count; /* segments[low - 1] <= offset < segments[high] */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -250,7 +251,7 @@ struct names {
     bool swapping;
 };
 
-/* Room for one more; -1 with errno. */
+/* Makes room for one more; -1 with errno. */
 static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
 {
     if (count < *capacity)
@@ -287,8 +288,7 @@ static int names_take(struct names *names, const char *name)
     return 0;
 }
 
-/* What the directory holds, segments sorted; -1 with errno. The caller frees out->segments in any
- * case. */
+/* Lists the directory, segments sorted; -1 with errno. The caller frees out->segments in any case. */
 static int read_names(const char *path, struct names *out)
 {
     DIR *directory = opendir(path);
@@ -340,7 +340,7 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
             continue;
         }
         segments[number].open = segment;
-        /* an index may have been rebuilt under its name; it is opened again when it is needed */
+        /* an index may have been rebuilt under the same name; it is reopened when needed */
         if (segment->index_fd >= 0) {
             close(segment->index_fd);
             segment->index_fd = -1;
@@ -413,7 +413,7 @@ void mqd_reader_destroy(struct mqd_reader *reader)
         return;
     MQD_LIST_EACH(node, spare, &reader->known)
         forget(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
-    MQD_LIST_EACH(node, spare, &reader->detached) /* ranges that were never released: their holder is gone as well */
+    MQD_LIST_EACH(node, spare, &reader->detached) /* ranges that were never released: their holder is gone too */
         destroy(reader, MQD_CONTAINER(node, struct mqd_segment_ref, node));
     free(reader);
 }
@@ -426,7 +426,7 @@ void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void 
             continue;
         uint64_t generation = generation_of(context, slot->slot);
         if (generation != slot->generation)
-            /* when it fails, everything of the slot is closed, which is what is asked for */
+            /* on failure everything of the slot is closed, as intended here */
             mqd_reader_list(reader, slot, generation);
     }
 }

@@ -1,17 +1,17 @@
-/* Which segment files a partition has, and which of them this process has open. The lower half of
+/* The segment files of a partition, and which of them this process has open. The lower half of
  * mqd_reader; the look-ups are in log/reader/reader.c.
  *
  * Owns: per slot the directory's path and a sorted list of segment base offsets (from a directory
  * listing), and a least-recently-used list of open segments.
  *
- *   R1  an open segment is in `recent` or, when its file left the directory while a range was being
+ *   R1  an open segment is in `recent` or, if its file left the directory while a range was being
  *       sent, in `detached`; never in both.
  *   R2  a referenced segment is never closed; a detached one is closed with its last reference.
- *   R3  at most fd_count_max descriptors, but for those of referenced segments: the least recently
- *       used without a reference go first.
- *   R4  a slot's list and its open files are those of `generation`: with a new one the directory is
- *       read again, and what was open is compared by inode, so that a file replaced under the same
- *       name (compaction) or removed is let go.
+ *   R3  at most fd_count_max descriptors, not counting those of referenced segments: the least
+ *       recently used without a reference are closed first.
+ *   R4  a slot's list and its open files belong to `generation`: with a new one the directory is
+ *       read again and open files are compared by inode, so that a file that was removed, or
+ *       replaced under the same name (compaction), is released.
  * Concurrency: one thread.
  */
 #ifndef MQD_READER_FILES_H
@@ -35,17 +35,17 @@ struct mqd_segment_ref {
     struct mqd_reader_slot *slot; /* NULL once detached */
     int64_t base_offset;
     int fd;
-    int index_fd; /* -1: not opened yet, or there is no index file (a segment below one index interval has none) */
+    int index_fd; /* -1: not opened yet, or no index file (a segment below one index interval has none) */
     uint64_t inode;
     uint32_t references;
 };
 
 struct mqd_reader_segment {
     int64_t base_offset;
-    int64_t sealed_bytes; /* size of a segment below the high watermark's, which never changes; -1 = not looked up */
+    int64_t sealed_bytes; /* size of a segment before the high watermark's, which never changes; -1 = not read yet */
     struct mqd_segment_ref *open; /* NULL = not open */
-    /* has a .txnindex, or the .txnsum of one that was lost. One that is created later brings
-     * another generation. */
+    /* has a .txnindex, or the .txnsum of one that was lost. Creating one later changes the
+     * generation. */
     bool aborted;
 };
 
@@ -56,11 +56,11 @@ struct mqd_reader_slot {
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
-    bool seen; /* its high watermark was, first at the next two: mqd_range_just_written */
+    bool seen; /* the next two hold the high watermark at the first look-up: mqd_range_just_written */
     int64_t seen_segment;
     uint32_t seen_position;
-    /* compaction is at it: a segment may already hold, beside its own, what those listed behind it
-     * hold too */
+    /* compaction is replacing files: a segment may already also hold the records of those listed
+     * after it */
     bool swapping;
     /* the file of missed_offset was missing in `missed_generation`; a second time in the same
      * generation it is an error, not a race */
@@ -68,7 +68,7 @@ struct mqd_reader_slot {
     int64_t missed_offset;
     uint64_t missed_generation;
     uint64_t generation;
-    bool bound_known; /* of mqd_reader_bound's last answer, the next four */
+    bool bound_known; /* the next four belong to mqd_reader_bound's last answer */
     int64_t bound_offset, bound_segment;
     uint64_t bound_generation;
     uint32_t bound_position;
@@ -78,12 +78,12 @@ struct mqd_reader_slot {
 struct mqd_reader {
     uint32_t fd_count_max;
     uint32_t fd_count;
-    uint32_t open_count;    /* segments, detached ones included */
+    uint32_t open_count;    /* segments, including detached ones */
     struct mqd_node recent; /* least recently used first */
     struct mqd_node detached;
     struct mqd_node known; /* slots with a path */
     struct mqd_reader_slot *slots[MQD_PARTITION_SLOT_COUNT];
-    int64_t chunk_position; /* what of a .log is in `chunk`, for the look-up under way */
+    int64_t chunk_position; /* the part of a .log in `chunk`, for the current look-up */
     uint32_t chunk_bytes;
     uint8_t chunk[MQD_READER_CHUNK_BYTES];
     uint8_t index_chunk[MQD_READER_INDEX_CHUNK_BYTES];
@@ -91,19 +91,18 @@ struct mqd_reader {
 
 /* Reads the directory. 0, MQD_READER_STALE or MQD_KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation);
-/* Number in slot->segments of the last one with a base offset <= offset, or -1. */
+/* Index in slot->segments of the last one with a base offset <= offset, or -1. */
 int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t offset);
-/* Opens segment `number` (or finds it open) and makes it the most recently used. Codes as
+/* Opens segment `number` (or finds it open) and makes it the most recently used. Returns codes as
  * mqd_reader_list. */
 int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number,
                         struct mqd_segment_ref **out);
-/* The fd of the segment's .index, opened now if need be; -1 when there is none. Never closes
- * `segment`. */
+/* The fd of the segment's .index, opened now if needed; -1 if it has none. Never closes `segment`. */
 int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment);
-/* Size of a sealed segment, from its inode the first time; -1 with the message set. */
+/* Size of a sealed segment, read from its inode the first time; -1 with the message set. */
 int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number);
-/* The story of a file that is not where the table says: MQD_READER_STALE the first time in this
- * generation, then MQD_KAFKA_STORAGE_ERROR. */
+/* The error for a file that the table names but the directory lacks: MQD_READER_STALE the first
+ * time in this generation, then MQD_KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset);
 void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *segment);
 

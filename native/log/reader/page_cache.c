@@ -1,7 +1,7 @@
-/* Which bytes of a file are in the page cache: by cachestat(2) where there is one (Linux 6.5;
- * container runtimes that do not know it refuse it), else by mincore(2), which needs a mapping and
- * so costs some microseconds more a MiB. mincore tells the truth to who may write the file, as the
- * broker may its segments. */
+/* Whether bytes of a file are in the page cache: by cachestat(2) where available (Linux 6.5; some
+ * container runtimes refuse it), otherwise by mincore(2), which needs a mapping and costs some
+ * microseconds more per MiB. mincore reports correctly only to processes that may write the file,
+ * as the broker may its segments. */
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -11,9 +11,9 @@
 #include "log/reader/files.h"
 
 #define STEP_PAGES 4096u
-#define TAIL_BYTES (16u << 20) /* so much of what was just written is surely still cached */
+#define TAIL_BYTES (16u << 20) /* this much of the most recently written data is assumed to be cached */
 
-/* Newer than the headers of some systems that it runs on. */
+/* Missing from the headers of some supported systems. */
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
 #endif
@@ -24,10 +24,10 @@ struct cachestat_result {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 }; /* pages */
 
-/* -1: the kernel does not tell. */
+/* -1: the kernel cannot tell. */
 static int by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
 {
-    static uint32_t unavailable; /* any thread sets it once; relaxed: being late costs one more call */
+    static uint32_t unavailable; /* set once by any thread; relaxed: a late read costs one more call */
     if (mqd_load_relaxed(&unavailable))
         return -1;
     struct cachestat_range asked = {.offset = first * page_bytes, .size_bytes = pages * page_bytes};
@@ -59,7 +59,7 @@ static int by_mincore(int fd, uint64_t first, uint64_t pages, uint64_t page_byte
 
 int mqd_range_cached(const struct mqd_range *range)
 {
-    static uint32_t known_page_bytes; /* any thread sets it, always to the same value */
+    static uint32_t known_page_bytes; /* set by any thread, always to the same value */
     if (range->size_bytes == 0)
         return 1;
     if (mqd_load_relaxed(&known_page_bytes) == 0)

@@ -1,10 +1,9 @@
-/* Where an offset lies, for who reads the files himself: the segment, its readable bytes, the one
- * after it. See log/reader/reader.h. */
+/* Finds the place of an offset for clients that read the files themselves: the segment, its
+ * readable bytes, the next segment. See log/reader/reader.h. */
 #include "base/error.h"
 #include "log/reader/files.h"
 
-/* The high watermark itself: the end of what is readable, in the newest segment that it can be said
- * of. */
+/* The high watermark itself: the end of what is readable, in the newest segment that contains it. */
 static int16_t place_end(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions,
                          struct mqd_segment_place *out)
 {
@@ -14,7 +13,7 @@ static int16_t place_end(struct mqd_reader *reader, struct mqd_reader_slot *slot
         return mqd_reader_missing(slot, "the segment", positions->high_watermark_segment);
     if ((uint32_t)number + 1 < slot->segment_count &&
         slot->segments[number + 1].base_offset == positions->high_watermark) {
-        number++; /* rolled just there */
+        number++; /* rolled exactly there */
         out->position = 0;
     }
     return mqd_reader_open(reader, slot, (uint32_t)number, &out->segment);
@@ -31,8 +30,8 @@ static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positi
     out->next_base_offset = last ? INT64_MAX : slot->segments[number + 1].base_offset;
     if (out->base_offset >= positions->high_watermark_segment) {
         if (out->next_base_offset > positions->high_watermark)
-            /* rolled, but its end is not readable yet: whoever took readable_bytes for all of it
-             * would leave records out */
+            /* rolled, but its end is not readable yet: a client that took readable_bytes for the
+             * whole segment would skip records */
             out->next_base_offset = INT64_MAX;
         out->readable_bytes =
             out->base_offset == positions->high_watermark_segment ? positions->high_watermark_position : 0;
@@ -64,7 +63,7 @@ int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot_number, const 
             return code;
         out->segment->references++;
     } else {
-        out->segment = range.segment; /* its reference comes with it */
+        out->segment = range.segment; /* takes over its reference */
         out->position = range.position;
     }
     code = place_whole(slot, positions, out);

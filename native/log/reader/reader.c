@@ -2,19 +2,20 @@
  * descriptors are in log/reader/files.c.
  *
  * A segment may be read up to its limit: the high watermark's position in the high watermark's
- * segment, the file's size in those before it.
+ * segment, the file's size in earlier ones.
  *
- *   locate   the batch that holds an offset: by the cursor for nothing; else the segment by the
- *            list, the last index entry at or before the offset, and from there a walk over batch
- *            headers
- *   range    where to stop: the limit, else the last index entry within size_bytes_max, else the
- *            last batch that a walk finds to fit
+ *   locate  the batch that holds an offset: by the cursor at no cost; otherwise the segment by the
+ *           list, the last index entry at or before the offset, and from there a walk over batch
+ *           headers
+ *   range   where to stop: the limit, else the last index entry within size_bytes_max, else the
+ *           last batch that a walk finds to fit
  *
- *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (Where an
- *       index entry gives the end, its word is taken; a wrong one costs the client a cut-off last
- *       batch, which it drops, and us a cursor that does not fit its next offset.)
- *   F2  where a look-up begins, the index is a hint: an entry that does not name a batch with its
- *       offset is passed over, and the one before it, then the segment's begin, is taken.
+ *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (An end
+ *       taken from an index entry is not verified; a wrong one costs the client a truncated last
+ *       batch, which it drops, and us a cursor that does not match its next offset.)
+ *   F2  for the beginning of a look-up the index is a hint: an entry that does not name a batch
+ *       with its offset is skipped, and the previous one, or finally the segment's beginning, is
+ *       used.
  */
 #include <endian.h>
 #include <errno.h>
@@ -26,7 +27,7 @@
 #include "log/reader/files.h"
 
 #define INDEX_ENTRY_BYTES 8
-#define HEADER_READ_BYTES 4096 /* first read of a walk; later ones take a whole chunk when batches are small */
+#define HEADER_READ_BYTES 4096 /* first read of a walk; later ones read a whole chunk when batches are small */
 
 /* a batch boundary in an open segment */
 struct place {
@@ -67,22 +68,22 @@ static struct entry entry_at(const struct mqd_reader *reader, uint32_t number, u
                           .at = chunk_at + number * INDEX_ENTRY_BYTES};
 }
 
-/* Whole entries read into the chunk from byte `at`; 0 at the end. An unreadable index is one
- * without entries: a walk does its work, slower. */
+/* Reads whole entries into the chunk from byte `at`; 0 at the end. An unreadable index counts as
+ * empty: a walk replaces it, more slowly. */
 static uint32_t index_read(struct mqd_reader *reader, int fd, uint32_t at, uint32_t size_bytes)
 {
     ssize_t n = pread(fd, reader->index_chunk, size_bytes, at);
     return n > 0 ? (uint32_t)n / INDEX_ENTRY_BYTES : 0;
 }
 
-/* Offsets and positions rise together, so what lies below both bounds is a prefix of the file.
- * Position 0 is no entry: the first batch has none. */
+/* Offsets and positions increase together, so the entries below both bounds are a prefix of the
+ * file. Position 0 marks no entry: the first batch has none. */
 static bool entry_below(struct entry entry, uint32_t relative_offset_max, uint32_t position_max)
 {
     return entry.relative_offset <= relative_offset_max && entry.position <= position_max && entry.position > 0;
 }
 
-/* How many of the `count` entries in the chunk lie below the bounds. */
+/* The number of the `count` entries in the chunk that are below the bounds. */
 static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uint32_t relative_offset_max,
                             uint32_t position_max)
 {
@@ -97,8 +98,8 @@ static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uin
     return low;
 }
 
-/* The last entry below both bounds. One pread when it lies in the 4 KiB from `hint` on (2 to 16 MiB
- * of log), else a binary search over 4 KiB pages. */
+/* The last entry below both bounds. One pread when it is in the 4 KiB from `hint` on (2 to 16 MiB
+ * of log), otherwise a binary search over 4 KiB pages. */
 static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t hint,
                        uint32_t relative_offset_max, uint32_t position_max, struct entry *out)
 {
@@ -170,8 +171,8 @@ static int16_t unreadable(const struct mqd_segment_ref *segment, uint32_t positi
     return MQD_KAFKA_STORAGE_ERROR;
 }
 
-/* Decodes the batch header at `position`, which must be a whole batch below `limit`. Reads on by
- * chunks when batches are small. */
+/* Decodes the batch header at `position`, which must belong to a whole batch below `limit`. Reads
+ * in chunks when batches are small. */
 static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t position, uint32_t limit,
                          struct mqd_batch *out)
 {
@@ -196,8 +197,8 @@ static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segm
     return 0;
 }
 
-/* Walks from *position, where no base offset below next_offset may be, to the batch that ends above
- * `offset`. 0 with *found false: every one ends before. */
+/* Walks from *position, where base offsets below next_offset are invalid, to the batch that ends
+ * above `offset`. 0 with *found false: all batches end before it. */
 static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t *position, uint32_t limit,
                        int64_t next_offset, int64_t offset, bool *found)
 {
@@ -237,7 +238,7 @@ static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions
     return 0;
 }
 
-/* Does the entry name a batch with its own offset? */
+/* Whether the entry names a batch with its own offset. */
 static bool entry_true(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry entry, uint32_t limit)
 {
     struct mqd_batch batch;
@@ -245,7 +246,7 @@ static bool entry_true(struct mqd_reader *reader, struct mqd_segment_ref *segmen
            batch.base_offset == segment->base_offset + entry.relative_offset;
 }
 
-/* Looks for `offset` in one segment. *found false: all its batches end before it. */
+/* Searches one segment for `offset`. *found false: all its batches end before it. */
 static int16_t seek(struct mqd_reader *reader, struct place *place, int64_t offset, bool *found)
 {
     struct mqd_segment_ref *segment = place->segment;
@@ -254,7 +255,7 @@ static int16_t seek(struct mqd_reader *reader, struct place *place, int64_t offs
     place->position = place->index_hint = 0;
     reader->chunk_bytes = 0;
     if (relative_offset < 0) {
-        *found = place->limit > 0; /* the offset fell into a gap before this segment: its first batch is the next one */
+        *found = place->limit > 0; /* the offset is in a gap before this segment: its first batch is the next one */
         return 0;
     }
     bool indexed = index_last(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset,
@@ -269,8 +270,7 @@ static int16_t seek(struct mqd_reader *reader, struct place *place, int64_t offs
                    segment->base_offset + (indexed ? entry.relative_offset : 0), offset, found);
 }
 
-/* Makes sure that the slot's list holds the segment that the high watermark is in; *last is its
- * number. */
+/* Ensures that the slot's list holds the high watermark's segment; *last is its index. */
 static int16_t know_segments(struct mqd_reader *reader, struct mqd_reader_slot *slot,
                              const struct mqd_positions *positions, uint64_t generation, uint32_t *last)
 {
@@ -307,7 +307,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
     int16_t code = know_segments(reader, slot, positions, generation, &last);
     if (code)
         return code;
-    reader->chunk_bytes = 0; /* of another file, or of this one before it grew */
+    reader->chunk_bytes = 0; /* from another file, or from this one before it grew */
     if (cursor->valid && cursor->generation == generation && cursor->offset == offset) {
         int32_t number = mqd_reader_segment_below(slot, cursor->segment);
         if (number >= 0 && (uint32_t)number <= last && slot->segments[number].base_offset == cursor->segment) {
@@ -321,7 +321,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
         }
     }
     int32_t first = mqd_reader_segment_below(slot, offset);
-    /* on to the next one where compaction left a gap */
+    /* continues in the next segment where compaction left a gap */
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first; number <= last && !found; number++) {
         code = open_place(reader, slot, positions, number, place);
         if (code)
@@ -336,8 +336,8 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
 
 /* ---- range ---- */
 
-/* The last batch boundary within `limit_wanted` by walking, where the index has none; the first
- * batch in any case when whole_first. */
+/* Finds the last batch boundary within `limit_wanted` by walking where the index has none; with
+ * whole_first, at least the first batch. */
 static int16_t walk_range(struct mqd_reader *reader, const struct place *place, uint64_t limit_wanted, bool whole_first,
                           struct mqd_cursor *end)
 {
@@ -346,7 +346,7 @@ static int16_t walk_range(struct mqd_reader *reader, const struct place *place, 
     while (position < place->limit) {
         int16_t code = header_at(reader, place->segment, position, place->limit, &batch);
         if (code)
-            return position > place->position ? 0 : code; /* what is whole before the damage can still be read */
+            return position > place->position ? 0 : code; /* whole batches before the damage can still be read */
         if ((uint64_t)position + (uint32_t)batch.size_bytes > limit_wanted &&
             !(whole_first && position == place->position))
             return 0;
@@ -357,7 +357,7 @@ static int16_t walk_range(struct mqd_reader *reader, const struct place *place, 
     return 0;
 }
 
-/* Sets *end to where the range that begins at `place` stops. */
+/* Sets *end to the end of the range that begins at `place`. */
 static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot *slot,
                          const struct mqd_positions *positions, const struct place *place, uint32_t size_bytes_max,
                          bool whole_first, struct mqd_cursor *end)
@@ -380,7 +380,7 @@ static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot
             return code;
     }
     bool sealed = place->segment->base_offset != positions->high_watermark_segment;
-    /* on with the next segment; its base follows the last record, but for gaps */
+    /* continue with the next segment; its base follows the last record, except for gaps */
     if (sealed && end->position == place->limit) {
         end->segment = end->offset = slot->segments[place->number + 1].base_offset;
         end->position = end->index_hint = 0;
@@ -449,7 +449,7 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
         int16_t code = locate(reader, slot, positions, segments_generation, end_offset, &none, &place);
         if (code)
             return code;
-        if (!place.segment) { /* no batch lies between, yet */
+        if (!place.segment) { /* no batch in between yet */
             positions->high_watermark = end_offset;
             return 0;
         }
@@ -472,8 +472,8 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_num
     struct place place;
     if (offset >= positions->high_watermark)
         return 0;
-    /* The generation of the last listing: should another one be current, mqd_reader_find lists anew
-     * and does not believe the cursor. */
+    /* The generation of the last listing: if it is not the current one, mqd_reader_find lists the
+     * directory again and ignores the cursor. */
     if (!slot || !slot->listed || offset < positions->log_start_offset ||
         locate(reader, slot, positions, slot->generation, offset, cursor, &place))
         return UINT64_MAX;

@@ -1,15 +1,15 @@
 /* The reading side of every partition, for one process: finds the bytes of a fetch in the segment
  * files.
  *
- * Any worker reads any partition: it opens the segment files itself, read-only, and believes the
- * partition table (positions) about how far they are valid. Never dereferences a mapping: pread on
- * the sparse index, sendfile or pread on the log.
+ * Any worker reads any partition: it opens the segment files itself, read-only, and takes from the
+ * partition table (positions) how far they are valid. Never dereferences a mapping: pread on the
+ * sparse index, sendfile or pread on the log.
  *
- * Bounds: fd_count_max descriptors (a segment takes two, .log and .index), least recently used
- * closed first unless referenced by a range that is being sent; those come on top. No allocation
- * but for opening a segment and listing a directory. Cost of a sequential look-up: none when the
- * high watermark lies within the limit, one pread of 4 KiB of index otherwise. Data bytes are read
- * only to find an offset without a cursor (batch headers behind an index entry) and where the index
+ * Bounds: fd_count_max descriptors (a segment takes two, .log and .index); the least recently used
+ * are closed first, except those referenced by a range that is being sent, which are not counted.
+ * Allocates only to open a segment or list a directory. Cost of a sequential look-up: none when the
+ * high watermark is within the limit, otherwise one pread of 4 KiB of index. Data bytes are read
+ * only to find an offset without a cursor (batch headers after an index entry) and where the index
  * has no entry within the limit. Concurrency: one thread.
  */
 #ifndef MQD_READER_H
@@ -21,15 +21,15 @@
 struct mqd_reader;
 struct mqd_segment_ref; /* an open segment, reference counted */
 
-struct mqd_cursor {  /* where a sequential reader stands: makes the next look-up free. Zero-initialise. */
+struct mqd_cursor {  /* position of a sequential reader: makes the next look-up free. Zero-initialise. */
     int64_t offset;  /* a fetch at this offset begins with the batch at `position` */
     int64_t segment; /* base offset of its segment */
     uint32_t position;
-    uint32_t index_hint; /* byte offset in the .index to look from */
+    uint32_t index_hint; /* byte offset in the .index to search from */
     bool valid;
-    uint64_t generation; /* segments_generation that the position belongs to; with another one it is not believed */
-    /* of the file that the position belongs to: compaction replaces files under their names. 0:
-     * position 0 */
+    uint64_t generation; /* segments_generation that the position belongs to; with another one the cursor is ignored */
+    /* of the file that the position belongs to, because compaction replaces files under the same
+     * names. 0: position 0 */
     uint64_t inode;
 };
 
@@ -41,63 +41,63 @@ struct mqd_range {                   /* whole batches of one segment file */
 
 struct mqd_reader *mqd_reader_create(uint32_t fd_count_max);
 void mqd_reader_destroy(struct mqd_reader *reader);
-/* topic-partition directory for a slot; path is copied. NULL forgets it and closes its files
- * (generation is the slot's segments_generation). */
+/* Sets the topic-partition directory of a slot; copies the path. NULL forgets it and closes its
+ * files (generation is the slot's segments_generation). */
 int mqd_reader_set_path(struct mqd_reader *reader, uint32_t slot, const char *path);
 
 /* Finds what a consumer at `offset` may read below the high watermark in `positions`, at most
- * size_bytes_max. When the first batch alone is larger than that, it is given whole (whole_first)
- * or nothing is. One segment at most per call. A returned range starts with the batch that holds
- * `offset`. Updates *cursor to the end of the range. Returns 0 (range.size_bytes is 0 from the high
- * watermark on and when nothing fits), 1 OFFSET_OUT_OF_RANGE (below the log start or above the log
+ * size_bytes_max. If the first batch alone is larger, it is returned whole (whole_first) or nothing
+ * is. At most one segment per call. A returned range starts with the batch that holds `offset`.
+ * Updates *cursor to the end of the range. Returns 0 (range.size_bytes is 0 at or above the high
+ * watermark and when nothing fits), 1 OFFSET_OUT_OF_RANGE (below the log start or above the log
  * end), 2 CORRUPT_MESSAGE (the message names file and position), 3 UNKNOWN_TOPIC_OR_PARTITION (no
- * path is set), 56 KAFKA_STORAGE_ERROR, or -1 MQD_E_STALE: segments changed meanwhile, read
- * positions and generation anew and retry; a file that is still missing in the same generation is a
- * KAFKA_STORAGE_ERROR. */
+ * path is set), 56 KAFKA_STORAGE_ERROR, or -1 MQD_E_STALE: segments changed meanwhile; read
+ * positions and generation again and retry. A file that is still missing in the same generation is
+ * a KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                         uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool whole_first,
                         struct mqd_cursor *cursor, struct mqd_range *out);
-/* Bytes between `offset` and the high watermark, for min_bytes; free with a cursor in the high
- * watermark's segment, otherwise a look-up, which also moves the cursor to `offset`. UINT64_MAX
- * when it cannot tell (nothing was listed yet, or any error): mqd_reader_find then tells which. */
+/* Bytes between `offset` and the high watermark, for min_bytes. Free with a cursor in the high
+ * watermark's segment; otherwise a look-up, which also moves the cursor to `offset`. UINT64_MAX
+ * when unknown (nothing was listed yet, or any error): mqd_reader_find then returns the reason. */
 uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                     int64_t offset, struct mqd_cursor *cursor);
-/* For read_committed: `positions` with the high watermark replaced by the batch boundary at
- * end_offset, its last stable offset; nothing when that is not below. The place is remembered, so
- * that asking again costs nothing. Codes as mqd_reader_find. */
+/* For read_committed: replaces the high watermark in `positions` by the batch boundary at
+ * end_offset, its last stable offset; does nothing when that is not below. The place is cached, so
+ * repeated calls are free. Codes as mqd_reader_find. */
 int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation, int64_t end_offset,
                          struct mqd_positions *positions);
 /* The aborted transactions that overlap [from_offset, to_offset), by first_offset; `positions` as
- * published, for their markers may lie behind the last stable offset. `out` is overwritten, its
- * memory used again; the caller frees entries. Codes as mqd_reader_find. */
+ * published, because their markers may be after the last stable offset. Overwrites `out` and reuses
+ * its memory; the caller frees entries. Codes as mqd_reader_find. */
 int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                            uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
                            struct mqd_aborted_list *out);
 struct mqd_segment_place {
     struct mqd_segment_ref *segment; /* referenced: mqd_segment_place_release */
-    /* INT64_MAX: there is none after it, or its end is not below the high watermark yet */
+    /* INT64_MAX: there is no next segment, or this one's end is not below the high watermark yet */
     int64_t base_offset, next_base_offset;
-    /* of the batch that holds the offset; the end of what is readable where the offset is the high
+    /* of the batch that holds the offset; the end of what is readable when the offset is the high
      * watermark */
     uint32_t position;
     uint32_t readable_bytes; /* of the file */
 };
-/* Where `offset`, between log start and high watermark, lies. Codes as mqd_reader_find. */
+/* Finds the place of `offset`, which is between log start and high watermark. Codes as
+ * mqd_reader_find. */
 int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                          uint64_t segments_generation, int64_t offset, struct mqd_segment_place *out);
 void mqd_segment_place_release(struct mqd_reader *reader, struct mqd_segment_place *place);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
-/* log/reader/page_cache.c: are all pages of the range in the page cache? 1 yes; 0 no, or the kernel
- * does not tell: sending it may wait for the disk. */
+/* log/reader/page_cache.c: whether all pages of the range are in the page cache. 1 yes; 0 no, or
+ * unknown: sending it may wait for the disk. */
 int mqd_range_cached(const struct mqd_range *range);
-/* The cheap answer, before that one: it was written since this reader first asked for the
- * partition, and little has been written since. What lay there before may be cold, however near the
- * end. */
+/* The cheap check before that one: the range was written since this reader first used the
+ * partition, and little has been written since. Older data may be cold, however near the end. */
 bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                             const struct mqd_range *range);
-/* Closes descriptors of segments that are gone: called when the global segments generation moved;
- * generation_of gives each slot's current one. */
+/* Closes descriptors of deleted segments: called when the global segments generation has moved;
+ * generation_of returns each slot's current one. */
 void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void *context, uint32_t slot),
                       void *context);
 uint32_t mqd_reader_segment_count(const struct mqd_reader *reader); /* open now */

@@ -1,4 +1,4 @@
-/* After a recovery all that it found is on disk: see log/recovery/recovery.h, C2. */
+/* Ensures that after a recovery everything it found is on disk: see log/recovery/recovery.h, C2. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -48,7 +48,7 @@ int mqd_recovery_note_shortened(const char *directory)
     return mqd_file_replace(path, (const uint8_t *)"1\n", 2);
 }
 
-/* The same bytes to the same place: what was in the page cache only becomes dirty again. */
+/* Rewrites the same bytes in place: this only makes the cached pages dirty again. */
 static int rewrite_file(int fd, const char *path)
 {
     uint8_t *chunk = malloc(REWRITE_CHUNK_BYTES);
@@ -86,8 +86,8 @@ static int flush_segment(const struct mqd_partition *partition, int64_t base_off
     return result < 0 ? -1 : mqd_index_sync(partition->path, base_offset);
 }
 
-/* Who has flushed the whole file system already says so by a recovery point at the trusted end;
- * then there is nothing to do here. */
+/* A caller that has already flushed the whole file system passes a recovery point at the trusted
+ * end; there is nothing to do then. */
 int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *io, bool changed)
 {
     bool flushed = false;

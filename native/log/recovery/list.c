@@ -1,4 +1,4 @@
-/* What files a partition's directory holds; see log/recovery/recovery.h. */
+/* Lists the files in a partition's directory; see log/recovery/recovery.h. */
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -57,7 +57,7 @@ static int note_name(struct mqd_listing *listing, const char *directory, const c
     return 0;
 }
 
-/* A segment whose deletion was cut short may have lost its .log first. */
+/* An interrupted deletion of a segment may have removed its .log first. */
 static int delete_orphan(const struct mqd_listing *listing, const char *directory, const char *name)
 {
     int64_t offset = -1;
@@ -112,7 +112,7 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 {
     char path[PATH_MAX];
     struct stat status;
-    /* The .log last: as long as it is there the next recovery deletes the rest again. */
+    /* The .log last: while it exists the next recovery deletes the rest again. */
     for (int kind = MQD_FILE_TXN_SUM; kind >= MQD_FILE_LOG; kind--) {
         if (mqd_segment_path(path, sizeof path, directory, base_offset, (enum mqd_file_kind)kind) < 0)
             return -1;

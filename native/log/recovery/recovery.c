@@ -1,9 +1,9 @@
-/* mqd_partition_open: which segments there are, where the log ends, that it is all on disk. Rules:
- * log/recovery/recovery.h.
+/* mqd_partition_open: finds the segments and the log's end, and ensures that everything is on disk.
+ * Rules: log/recovery/recovery.h.
  *
- * Per segment, in order: those below the trusted boundary have only their index completed; the one
- * that holds it, and in checked mode all behind it, are walked. The first that does not end soundly
- * becomes the active one, cut; the rest goes.
+ * Segments in order: those below the trusted boundary only get their index completed; the one that
+ * contains the boundary, and in checked mode all later ones, are walked. The first segment that
+ * does not end soundly becomes the active one, truncated; later ones are deleted.
  */
 #include "log/recovery/recovery.h"
 
@@ -22,9 +22,9 @@
 #include "log/recovery/tail.h"
 #include "log/recovery/truncation.h"
 
-/* ---- the active one ---- */
+/* ---- the active segment ---- */
 
-/* The tail becomes the active segment, cut to its sound part. Takes its fd, also on failure. */
+/* Makes the tail the active segment, truncated to its sound part. Takes its fd, also on failure. */
 static int make_active(struct recovery *recovery, struct tail *tail, int64_t now_ms)
 {
     struct mqd_partition *partition = recovery->partition;
@@ -36,8 +36,8 @@ static int make_active(struct recovery *recovery, struct tail *tail, int64_t now
                                             .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms,
                                             .index = tail->index,
                                             .txn_index = MQD_TXN_INDEX_CLOSED};
-    /* When the first batch was appended is not written anywhere; its timestamp is the best guess
-     * that is not in the future. */
+    /* The append time of the first batch is not stored; its timestamp is the best estimate that is
+     * not in the future. */
     if (tail->valid_bytes > 0 && tail->first_timestamp_ms >= 0 && tail->first_timestamp_ms < now_ms)
         partition->active.first_append_ms = tail->first_timestamp_ms;
     partition->log_end_offset = tail->next_offset;
@@ -84,7 +84,7 @@ static int create_active(struct recovery *recovery, int64_t base_offset)
 
 static int delete_from(struct recovery *recovery, uint32_t first)
 {
-    /* from the end: what is left is always without a gap */
+    /* from the end, so that the remaining segments never have a gap */
     for (uint32_t i = recovery->listing.log_count; i-- > first;) {
         if (mqd_segment_delete(recovery->partition->path, recovery->listing.logs[i], &recovery->io->truncated_bytes) <
             0)
@@ -109,7 +109,7 @@ static struct bounds bounds_of(const struct recovery *recovery)
     return (struct bounds){recovery_point, recovery_point, recovery_point, recovery->cut_offset, false};
 }
 
-/* Segment i is sealed and lies wholly below what is trusted. */
+/* Segment i is sealed and wholly below the trusted boundary. */
 static bool below_boundary(const struct recovery *recovery, uint32_t i)
 {
     if (i + 1 == recovery->listing.log_count)
@@ -120,8 +120,8 @@ static bool below_boundary(const struct recovery *recovery, uint32_t i)
     return recovery->listing.logs[i + 1] <= boundary;
 }
 
-/* Does the log go on in segment i + 1 after a tail that ends at next_offset? Compaction leaves
- * gaps; nothing else does. */
+/* Whether the log continues in segment i + 1 after a tail that ends at next_offset. Only compaction
+ * leaves gaps. */
 static bool continues(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
     if (!tail->sound || i + 1 == recovery->listing.log_count)
@@ -140,14 +140,14 @@ static int note_shortened(const struct recovery *recovery, const struct tail *ta
     return mqd_recovery_note_shortened(recovery->partition->path);
 }
 
-/* C6: what a flush has covered is not there. */
+/* C6: data that a flush had covered is missing. */
 static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
 {
     return !recovery->cutting && !recovery->was_cut && end_offset < recovery->io->recovery_point_offset;
 }
 
-/* The tail at listing position i is where the log ends. 1: done; 0: this mode's trust was
- * misplaced; -1 error. Takes the tail's fd unless 0. */
+/* The log ends in the tail at listing position i. 1: done; 0: this mode's trust was misplaced; -1
+ * error. Takes the tail's fd unless 0. */
 static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
 {
     if (recovery->mode == MODE_CLEAN && !tail->sound)
@@ -169,14 +169,14 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     return result < 0 || create_active(recovery, recovery->io->recovery_point_offset) < 0 ? -1 : 1;
 }
 
-/* As `finish`: 1, 0, -1. */
+/* Returns as `finish`: 1, 0, -1. */
 static int recover_segments(struct recovery *recovery, int64_t now_ms)
 {
     const struct mqd_listing *listing = &recovery->listing;
     struct mqd_partition *partition = recovery->partition;
     uint32_t first = 0;
     while (first + 1 < listing->log_count && listing->logs[first + 1] <= recovery->io->log_start_offset)
-        first++; /* deleted by DeleteRecords or retention; only the files are still there */
+        first++; /* deleted by DeleteRecords or retention; only the files still exist */
     for (uint32_t i = first; i < listing->log_count; i++) {
         struct tail tail;
         if (mqd_partition_push_segment(partition, listing->logs[i]) < 0)
@@ -230,7 +230,7 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
     }
     if (done < 0)
         return -1;
-    /* C3: power was lost after a deletion up to an end that was not yet on disk. */
+    /* C3: power failed after a deletion up to an end that was not yet on disk. */
     if (recovery->io->log_start_offset > partition->log_end_offset) {
         mqd_file_close(partition->active.fd);
         partition->active.fd = -1;
@@ -243,7 +243,7 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
 
 /* ---- opening ---- */
 
-/* After log start, log end and replay: the checkpoint says what the log says. */
+/* Called after log start, log end and replay: makes the checkpoint agree with the log. */
 static int settle_epochs(struct recovery *recovery, bool changed)
 {
     struct mqd_partition *partition = recovery->partition;
@@ -265,7 +265,7 @@ static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t
     return epochs->count == count && mqd_epochs_last(epochs) == last;
 }
 
-/* What is known to be committed of a log with several replicas. Its leader tells the rest. */
+/* The offset known to be committed in a log with several replicas. Its leader provides the rest. */
 static int restore_high_watermark(struct mqd_partition *partition, int64_t offset)
 {
     struct mqd_mark known;
@@ -310,8 +310,8 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     return 0;
 }
 
-/* A truncation that was interrupted is carried out; of one that was not, what it asks of the
- * recovery point (log/recovery/truncation.h). */
+/* Completes an interrupted truncation; applies the limit that a completed one sets on the recovery
+ * point (log/recovery/truncation.h). */
 static int resume_truncation(struct recovery *recovery)
 {
     struct mqd_truncation_marks marks;

@@ -1,10 +1,10 @@
 /* Producers, transactions, aborted transactions and leader epochs after a restart; see
  * log/recovery/recovery.h.
  *
- * Abort markers between sound_below and the snapshot (power was lost soon after it was written) are
- * met by the walk, but the snapshot no longer knows where their transactions began: their entries
- * must be in the files. When one is not, all is replayed from a snapshot below, or from the log's
- * beginning.
+ * The walk also meets abort markers between sound_below and the snapshot (when power failed soon
+ * after the snapshot was written), but the snapshot no longer contains where their transactions
+ * began: their entries must be in the files. When one is missing, everything is replayed from an
+ * earlier snapshot, or from the log's beginning.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -40,8 +40,8 @@ static uint8_t *read_whole(int fd, size_t size_bytes)
     return bytes;
 }
 
-/* A snapshot that cannot be read or is corrupt is no error: an older one, or the log itself, has
- * the same to tell. */
+/* A snapshot that cannot be read or is corrupt is not an error: an older one, or the log itself,
+ * holds the same information. */
 static bool load_snapshot(struct mqd_partition *partition, int64_t offset)
 {
     char path[PATH_MAX];
@@ -68,12 +68,12 @@ static int delete_snapshot(const struct mqd_partition *partition, int64_t offset
     char path[PATH_MAX];
     if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
         return -1;
-    return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* gone by a choice before this one */
+    return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* deleted by an earlier call */
 }
 
-/* Loads the newest usable one at or below `limit` into the partition; deletes those beyond it (they
- * tell of records that are gone), corrupt and surplus ones; and those below the first segment: what
- * happened between, the end of a transaction perhaps, was deleted with the segments. */
+/* Loads the newest usable snapshot at or below `limit` into the partition. Deletes those beyond it
+ * (they contain removed records), corrupt and surplus ones, and those below the first segment:
+ * later events, such as the end of a transaction, were deleted with the segments. */
 static int choose_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
 {
     uint32_t kept = 0;
@@ -100,18 +100,19 @@ static int choose_snapshot(struct mqd_partition *partition, const struct mqd_lis
 struct replay {
     struct mqd_partition *partition;
     int64_t producers_from; /* batches below are in the snapshot */
-    int64_t aborted_from;   /* entries of markers below are in the files */
-    int64_t settle_below;   /* transactions that ended below are of no more concern */
+    int64_t aborted_from;   /* entries of markers below this are in the files */
+    int64_t settle_below;   /* transactions that ended below this no longer matter */
     int64_t now_ms;
-    /* of the segment under way: in its file; those of the markers at or behind aborted_from */
+    /* of the current segment: entries in its file; entries of the markers at or after aborted_from */
     struct mqd_aborted_list known, made;
     bool lost; /* a marker below producers_from has no entry */
     bool changed;
-    bool rebuilding;       /* only .txnindex files are made, of those that do not prove themselves */
-    int64_t aborted_limit; /* entries of markers at or behind it need no proof: they are made from the log anyway */
+    bool rebuilding; /* only the .txnindex files that fail verification are rebuilt */
+    /* entries of markers at or after it need no verification: they are rebuilt from the log anyway */
+    int64_t aborted_limit;
 };
 
-/* The entry of this marker that the file holds already, or NULL. */
+/* The entry for this marker that is already in the file, or NULL. */
 static const struct mqd_aborted *known_entry(const struct replay *replay, int64_t producer_id, int64_t last_offset)
 {
     uint32_t low = 0, high = replay->known.count;
@@ -136,12 +137,12 @@ static int make_entry(struct replay *replay, struct mqd_aborted entry)
     return mqd_aborted_add(&replay->made, &entry);
 }
 
-/* An abort marker that has ended a transaction which began at first_offset; -1: it is below the
- * snapshot, only the file can tell. */
+/* An abort marker that has ended a transaction which began at first_offset; -1: it began below the
+ * snapshot, and only the file has its beginning. */
 static int replay_abort(struct replay *replay, const struct mqd_batch *batch, int64_t first_offset)
 {
     const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
-    /* its beginning may have been deleted from the log since */
+    /* its beginning may since have been deleted from the log */
     if (known && (first_offset < 0 || known->first_offset <= first_offset))
         return make_entry(replay, *known);
     if (first_offset < 0) {
@@ -158,7 +159,7 @@ static int add_producer(struct replay *replay, const struct mqd_batch *batch, co
 {
     struct mqd_partition *partition = replay->partition;
     struct mqd_producer_undo undo;
-    /* The clock of the broker when it was appended is not in the log: as new, it is remembered for
+    /* The append time on the broker's clock is not in the log: the producer is remembered for
      * another full period. */
     if (mqd_producers_add(&partition->producers, batch, marker, batch->base_offset, replay->now_ms, &undo) < 0)
         return -1;
@@ -204,8 +205,8 @@ static int replay_batch(struct replay *replay, const struct mqd_batch *batch, in
     return batch->base_offset < replay->producers_from ? 0 : add_producer(replay, batch, NULL, &none);
 }
 
-/* Damage below the recovery point is stepped over, as in the walk that found the end. The length or
- * offsets of the batch before may be what is wrong: so the search begins inside that one. */
+/* Damage below the recovery point is skipped, as in the walk that found the end. The length or
+ * offsets of the previous batch may be wrong, so the search begins inside it. */
 static int replay_walk(struct replay *replay, struct mqd_walk *walk)
 {
     struct mqd_batch batch;
@@ -227,8 +228,8 @@ static int replay_walk(struct replay *replay, struct mqd_walk *walk)
     }
 }
 
-/* Where the walk of a segment may begin so as to meet every batch at or above `offset`: an index
- * entry that names a batch, or the segment's beginning. */
+/* Where the walk of a segment may begin to meet every batch at or above `offset`: an index entry
+ * that names a batch, or the segment's beginning. */
 static struct mqd_index_entry start_of(int fd, const char *directory, int64_t base_offset, int64_t offset,
                                        int64_t size_bytes)
 {
@@ -281,8 +282,8 @@ static bool same_entries(const struct mqd_aborted *left, const struct mqd_aborte
     return true;
 }
 
-/* The segment's file as the walk found it must be: what was believed of it, then what was made. Its
- * whole size in *file_bytes. */
+/* Makes the segment's file match the walk: first the entries that were trusted, then the rebuilt
+ * ones. *file_bytes is set to its size. */
 static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *file_bytes)
 {
     char path[PATH_MAX];
@@ -332,7 +333,7 @@ static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset
     return 0;
 }
 
-/* 1: entries were lost that this snapshot cannot make anew. */
+/* 1: entries were lost that cannot be rebuilt from this snapshot. */
 static int replay_all(struct replay *replay, const struct mqd_listing *listing, int64_t limit, int64_t sound_below)
 {
     struct mqd_partition *partition = replay->partition;
@@ -349,10 +350,9 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
     return replay->lost;
 }
 
-/* ---- .txnindex files that do not prove themselves ---- */
+/* ---- .txnindex files that fail verification ---- */
 
-/* The newest snapshot at or below `offset`: the walk may begin there. Else it begins where the log
- * does. */
+/* Starts from the newest snapshot at or below `offset`, otherwise from the log's beginning. */
 static void start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
 {
     struct mqd_partition *partition = replay->partition;
@@ -371,7 +371,7 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
     int64_t base_offset = replay->partition->segments[i];
     uint32_t file_bytes;
     int proven = mqd_txn_index_proves(replay->partition->path, base_offset, replay->aborted_limit);
-    replay->made.count = replay->known.count = 0; /* nothing of it is believed */
+    replay->made.count = replay->known.count = 0; /* none of it is trusted */
     if (proven < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
         return -1;
     if (proven)
@@ -379,8 +379,8 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
     return settle_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
 }
 
-/* Walks from the snapshot below the first of them, so that the beginning of every transaction is
- * met, to the last. What the walk leaves of producers is not used. */
+/* Walks from the snapshot below the first such file, so that the beginning of every transaction is
+ * met, to the last one. The producer state of this walk is discarded. */
 static int rebuild_unproven(struct replay *replay, const struct mqd_listing *listing)
 {
     struct mqd_partition *partition = replay->partition;

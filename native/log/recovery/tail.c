@@ -44,7 +44,7 @@ static void note_corrupt(struct recovery *recovery, const struct tail *tail, int
     }
 }
 
-/* One batch that belongs to the log. -1: the disk failed. */
+/* Adds a batch that belongs to the log. -1: disk failure. */
 static int tail_take(struct recovery *recovery, struct tail *tail, const struct mqd_batch *batch, int64_t position)
 {
     struct mqd_partition *partition = recovery->partition;
@@ -60,21 +60,20 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
                                 (long long)tail->base_offset);
     if (position == tail->entry_position && position > 0)
-        mqd_index_note_end(&tail->index, tail->base_offset); /* as when its entry was made */
+        mqd_index_note_end(&tail->index, tail->base_offset); /* as when its entry was first made */
     return 0;
 }
 
-/* the batch that the walk went over last, not yet taken */
+/* the last batch that the walk read, not yet added */
 struct held {
     struct mqd_batch batch;
     int64_t position;
     bool present;
 };
 
-/* C1: a header below the recovery point is believed without its CRC; but when the walk stumbles
- * behind it, or it reaches beyond what is trusted, its own length or offsets may be what is wrong.
- * Then the CRC is asked, and a wrong one makes the walk stand before this batch. -1: the disk
- * failed. */
+/* C1: below the recovery point a header is trusted without its CRC. But when the walk fails after
+ * it, or the batch extends beyond what is trusted, its own length or offsets may be wrong. Then the
+ * CRC is checked, and with a wrong one the walk steps back before this batch. -1: disk failure. */
 static int doubt(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
 {
     if (!held->present || held->batch.base_offset >= trusted_below ||
@@ -93,8 +92,8 @@ static int doubt(struct mqd_walk *walk, struct held *held, int64_t trusted_below
     return 0;
 }
 
-/* Where the walk has ended: 1 it goes on behind damage that is to stay, 0 it has ended, -1 the disk
- * failed. */
+/* Handles the end of a walk: 1 it continues after damage that stays, 0 it has ended, -1 disk
+ * failure. */
 static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below)
 {
     if (!walk->reason) {
@@ -114,7 +113,7 @@ static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_wal
     return found;
 }
 
-/* Walks on until the end, the cut, or the first invalid byte that is not trusted. */
+/* Walks until the end, the truncation offset, or the first invalid byte that is not trusted. */
 static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below,
                           int64_t cut_offset)
 {
@@ -138,7 +137,7 @@ static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct m
     }
 }
 
-/* Begins at an index entry that names a real batch, else at the segment's beginning. */
+/* Begins at an index entry that names a real batch, otherwise at the segment's beginning. */
 static int tail_start(struct tail *tail, struct mqd_walk *walk, struct mqd_index_entry *start, int64_t crc_from_offset)
 {
     struct mqd_batch batch;

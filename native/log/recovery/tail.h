@@ -1,5 +1,5 @@
-/* One segment under inspection, for recovery.c: its batches are walked as far as they are sound, and
- * its index files made as they must be for that. Rules: log/recovery/recovery.h.
+/* One segment under inspection, for recovery.c: walks its batches as far as they are sound and
+ * makes its index files match. Rules: log/recovery/recovery.h.
  */
 #ifndef MQD_RECOVERY_TAIL_H
 #define MQD_RECOVERY_TAIL_H
@@ -16,12 +16,11 @@ struct recovery {
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* of a truncation; INT64_MAX = none */
-    /* it is carried out on a log that was open: what is below is as it should be, nothing else is
-     * looked at */
+    /* the truncation of a log that was open: data below is known to be correct and is not checked */
     bool cutting;
-    bool read_only; /* the file system is: nothing is repaired, the partition is opened fenced */
-    bool was_cut;   /* on purpose, and the recovery point may be older: it does not say where the log must reach */
-    bool changed;   /* names or lengths were changed: the directory and the active segment want a flush */
+    bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
+    bool was_cut;   /* truncated on purpose, perhaps after the recovery point was saved: the log may end below it */
+    bool changed;   /* names or lengths were changed: the directory and the active segment need a flush */
 };
 
 /* a segment under inspection */
@@ -29,12 +28,12 @@ struct tail {
     int fd;
     int64_t base_offset, file_bytes;
     struct mqd_index index;
-    int64_t valid_bytes, next_offset; /* where its sound part ends */
+    int64_t valid_bytes, next_offset; /* end of its sound part */
     int64_t first_timestamp_ms;
-    int64_t entry_position; /* of the batch at which the walk began: it has an index entry; 0 = it has none */
+    int64_t entry_position; /* of the batch at which the walk began, if it has an index entry; 0 = it has none */
     bool sound;             /* sound to the end of the file */
-    bool unreadable;        /* C1: damage below the recovery point, and nothing whole behind it */
-    bool sound_behind;      /* C5: something whole lies behind the damage at which the log is to end */
+    bool unreadable;        /* C1: damage below the recovery point, and nothing valid after it */
+    bool sound_behind;      /* C5: whole batches follow the damage at which the log will end */
 };
 
 struct bounds {
@@ -42,8 +41,8 @@ struct bounds {
     bool intact;
 };
 
-/* What a disk without space, or one that is read-only, refuses to an index is no reason to refuse
- * the partition: it can be read without. */
+/* A full or read-only disk that refuses an index write is no reason to refuse the partition: it can
+ * be read without the index. */
 static inline bool tolerable(int error)
 {
     return error == ENOSPC || error == EDQUOT || error == EROFS;
@@ -52,10 +51,9 @@ static inline bool tolerable(int error)
 int mqd_tail_open(struct recovery *recovery, struct tail *tail, int64_t base_offset);
 void mqd_tail_close(struct tail *tail);
 int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bounds);
-/* The index files as they must be for what was walked. */
+/* Makes the index files match what was walked. */
 int mqd_tail_settle(struct recovery *recovery, struct tail *tail);
-/* A sealed segment below the boundary: its bytes are believed, its index is completed where
- * something is missing. */
+/* A sealed segment below the boundary: its bytes are trusted; missing index entries are added. */
 int mqd_tail_check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base);
 
 #endif

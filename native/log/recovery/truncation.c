@@ -1,8 +1,8 @@
 /* Marks of truncations, and the truncation itself (mqd_partition_truncate,
  * mqd_partition_restart_at); see log/recovery/truncation.h.
  *
- * The log is closed and opened anew by recovery's own means, cut where it is to end: what recovery
- * knows of indexes, producers, transactions and epochs is not written twice.
+ * The log is closed and reopened by recovery's own functions, truncated at its new end, so that the
+ * handling of indexes, producers, transactions and epochs is not duplicated.
  */
 #include "log/recovery/truncation.h"
 
@@ -31,7 +31,7 @@ static int mark_path(char out[PATH_MAX], const char *directory, const char *name
                : mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
 }
 
-/* 1 read, 0 there is none, -1 it cannot be read or is not what was written. */
+/* 1 read, 0 no mark, -1 it cannot be read or is malformed. */
 static int read_mark(const char *directory, const char *name, int64_t *cut_offset, int64_t *start_offset)
 {
     char path[PATH_MAX], text[MARK_BYTES_MAX + 1];
@@ -101,18 +101,17 @@ int mqd_truncation_end(const char *directory, int64_t now_ms)
         return -1;
     if (access(from, F_OK) < 0)
         return 0;
-    do /* a name that was never there: who removes marks knows them by name */
+    do /* an unused name: the caller that removes marks knows them by name */
         snprintf(name, sizeof name, MQD_TRUNCATED_PREFIX "%lld", (long long)now_ms++);
     while (mark_path(to, directory, name) == 0 && access(to, F_OK) == 0);
-    if (mqd_file_sync_directory(directory) < 0) /* what was deleted is gone before the mark says so */
+    if (mqd_file_sync_directory(directory) < 0) /* deletions must be durable before the mark says so */
         return -1;
     return mqd_file_rename(from, to) < 0 ? -1 : mqd_file_sync_directory(directory);
 }
 
-/* ---- the cut ---- */
+/* ---- the truncation ---- */
 
-/* What recovery would list, from what is known: files of a compaction that is under way are left
- * alone. */
+/* Builds the listing from the known segments: files of a running compaction are left alone. */
 static int listing_of(const struct mqd_partition *partition, struct mqd_listing *out)
 {
     *out = (struct mqd_listing){.log_count = partition->segment_count};
@@ -130,8 +129,8 @@ static int listing_of(const struct mqd_partition *partition, struct mqd_listing 
     return 0;
 }
 
-/* What waits for a flush is flushed (epochs and aborted transactions too, which recovery does not
- * look at when nothing of them changes); the descriptors go. */
+/* Flushes files that wait for a flush (epochs and aborted transactions too, which recovery does not
+ * check when nothing of them changes) and closes the descriptors. */
 static int close_files(struct mqd_partition *partition)
 {
     int error = 0;
@@ -141,7 +140,7 @@ static int close_files(struct mqd_partition *partition)
         mqd_file_close(partition->sync_queue[i].fd);
     }
     partition->sync_queue_count = 0;
-    /* what it cannot write, the walk makes anew */
+    /* what cannot be written is rebuilt by the walk */
     mqd_index_seal(&partition->active.index, partition->path, partition->active.base_offset);
     mqd_index_close_files(&partition->active.index);
     mqd_txn_index_close(&partition->active.txn_index);
@@ -151,7 +150,7 @@ static int close_files(struct mqd_partition *partition)
                  : 0;
 }
 
-/* `partition` becomes `fresh`; its identity, its role and its high watermark stay. */
+/* Moves `fresh` into `partition`, which keeps its identity, its role and its high watermark. */
 static void take_over(struct mqd_partition *partition, struct mqd_partition *fresh, struct mqd_truncation *out)
 {
     struct mqd_partition old = *partition;
@@ -171,8 +170,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     mqd_partition_check(partition);
 }
 
-/* The mark was refused for the moment, and there is none: nothing has been touched, the log is
- * whole. */
+/* The mark could not be written and does not exist: nothing was changed, and the log is whole. */
 static bool untouched(const struct mqd_partition *partition)
 {
     char path[PATH_MAX];
@@ -236,7 +234,7 @@ int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, in
         return mqd_error_set(EIO, "%s: fenced after an earlier failure", partition->path);
     if (cut(partition, 0, batch_offset, now_ms, out) < 0)
         return -1;
-    /* The segment has the batch's name; what is below `offset` of it does not count. */
+    /* The segment is named by the batch's base offset; records below `offset` do not count. */
     partition->log_start_offset = partition->log_end_offset = partition->staged_end_offset = out->log_end_offset =
         offset;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
