@@ -109,7 +109,7 @@ void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const 
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max ||
-        !mqd_output_has_room(r, c))
+        !mqd_output_has_room(r, c) || (c->control_count && mqd_control_pressed(r)))
         return false;
     /* sending its own answers makes it readable again */
     return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r));

@@ -98,6 +98,8 @@ static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
     r->control_free = r->control[index].next_free;
     r->control[index].request = request;
     request->control_index = index;
+    r->control_used++;
+    request->connection->control_count++;
     return true;
 }
 
@@ -149,6 +151,16 @@ void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
     entry->next_free = r->control_free;
     r->control_free = request->control_index;
     request->control_index = UINT32_MAX;
+    r->control_used--;
+    if (request->connection)
+        request->connection->control_count--;
+}
+
+/* The last quarter of the table is for connections that have nothing in it: a client that takes all
+ * it can gets less, the others are served. */
+bool mqd_control_pressed(const struct mqd_reactor *r)
+{
+    return r->control_used >= MQD_CONTROL_REQUEST_COUNT_MAX - MQD_CONTROL_REQUEST_COUNT_MAX / 4;
 }
 
 /* ---- sending ---- */

@@ -222,7 +222,7 @@ struct mqd_reactor {
     uint64_t random_state;
 
     struct mqd_control_entry control[MQD_CONTROL_REQUEST_COUNT_MAX];
-    uint32_t control_free;
+    uint32_t control_free, control_used;
     struct mqd_node control_turns;   /* connections with requests for the acceptor that may be sent, in turn */
     uint64_t control_passed_extents; /* of the control arena, with frames that passed one without room */
     struct mqd_node control_sent;    /* sent but unanswered, in the order of sending */
@@ -583,6 +583,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
 /* sent but unanswered, and its client is gone */
 void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request);
+bool mqd_control_pressed(const struct mqd_reactor *r);
 void mqd_control_send_queued(struct mqd_reactor *r);
 void mqd_control_acceptor_died(struct mqd_reactor *r);
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,

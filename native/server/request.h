@@ -249,6 +249,7 @@ struct mqd_connection {
     struct mqd_node control_waiting; /* not sent yet, in order */
     struct mqd_node control_turn;    /* in reactor->control_turns */
     uint32_t control_sent;           /* with the acceptor, which does not take long over them */
+    uint32_t control_count;          /* in the table of requests under way */
     /* quotas, while any are configured (server/throttle.c) */
     uint8_t muted;             /* not read until muted_until_ns */
     uint8_t quota_kinds;       /* quota kinds this connection has used, as bits of enum mqd_quota_kind */

@@ -266,6 +266,37 @@ BOTH(one_that_pipelines_leaves_the_acceptor_to_the_others)
     bench_stop(b);
 }
 
+static void deep_pipelines(struct bench *b)
+{
+    b->options[0].inflight_count_max = 1000;
+    b->options[0].heap_bytes_max = 256 << 20;
+}
+
+/* Twenty clients send more than the table of control requests holds; it keeps room for a client
+ * that has nothing in it, and no connection is closed. */
+BOTH(clients_that_pipeline_leave_room_in_the_table_for_the_others)
+{
+    enum { OFFSET_COMMIT = 8, HEARTBEAT = 12, CLIENTS = 20, EACH = 1000, UNANSWERED_MAX = 16, OTHERS = 1000000 };
+    struct bench *b = bench_start(backend, deep_pipelines);
+    struct client busy[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) {
+        busy[i] = client_open(b, 0);
+        for (int k = 0; k < EACH; k++)
+            CHECK(ask_for(&busy[i], OFFSET_COMMIT, i * EACH + k, 0, 0));
+    }
+    for (int i = 0; i < 100; i++) {
+        struct client other = client_open(b, 0);
+        CHECK(ask_for(&other, HEARTBEAT, OTHERS + i, 0, 0));
+        int before = asked_before(b, OTHERS + i);
+        CHECK(before >= 0 && before <= CLIENTS * UNANSWERED_MAX);
+        client_close(&other);
+    }
+    CHECK_EQUAL(mqd_load_relaxed(&mqd_control_stats(b->control, 0)->counter[MQD_COUNT_PROTOCOL_ERRORS]), 0);
+    for (int i = 0; i < CLIENTS; i++)
+        client_close(&busy[i]);
+    bench_stop(b);
+}
+
 /* A frame that waits for room holds no small request of another connection back; it is first when
  * there is room. */
 BOTH(a_large_request_without_room_is_passed_by_small_ones)
