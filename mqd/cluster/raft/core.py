@@ -2,26 +2,25 @@
 majority-granted lease (docs/design/cluster.md, section 3).
 
     role         leaves by
-    UNATTACHED   hearing of a leader -> FOLLOWER; a voter's patience ends -> PROSPECTIVE. Asks
-                 around by Fetch meanwhile
-    PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; time is up -> again after a
+    UNATTACHED   a leader becomes known -> FOLLOWER; a voter's election timeout -> PROSPECTIVE.
+                 Meanwhile asks other hosts by Fetch
+    PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; timeout -> again after a
                  while (KIP-996)
-    CANDIDATE    a majority has voted -> LEADER; time is up -> PROSPECTIVE
-    FOLLOWER     its leader silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer);
-                 EndEpoch, or the proof that its leader has died -> UNATTACHED
+    CANDIDATE    a majority has voted -> LEADER; timeout -> PROSPECTIVE
+    FOLLOWER     its leader is silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer);
+                 EndEpoch, or proof that its leader has died -> UNATTACHED
     LEADER       a newer epoch, a majority silent, removal, transfer, a refusing disk -> UNATTACHED
 
-raft/election.py, raft/leader.py and raft/follower.py hold what a replica does in these roles,
-raft/replica.py what it has in all of them; here it goes from one to the other.
+raft/election.py, raft/leader.py and raft/follower.py implement these roles, raft/replica.py holds
+the state common to all roles; this module performs the transitions.
 
-Invariants (check(); tests/sim/quorum_world.py holds them over all replicas)
-    I1  one leader in an epoch: a vote is durable before anyone hears of it, and given once in an
-        epoch
+Invariants (check(); tests/sim/quorum_world.py asserts them across all replicas)
+    I1  one leader in an epoch: a vote is durable before it is sent, and given once in an epoch
     I2  committed records are the same everywhere, and never truncated
-    I3  a leader has every committed record: votes go only to logs that are as new, a leader commits
-        a record of its own epoch first
+    I3  a leader has every committed record: votes go only to candidates whose log is at least as
+        new, and a leader commits a record of its own epoch first
     I4  (epoch, vote) never regress
-    I5  what is handed out as Committed is committed, and durable here
+    I5  records handed out as Committed are committed, and durable here
     I6  the epoch only rises
     L1  at most one valid lease (lease.py)
 
@@ -59,7 +58,7 @@ __all__ = ["QuorumBroken", "QuorumCore", "standalone"]
 
 
 class QuorumCore(QuorumReplica):
-    """`key`: this replica. `rng` decides only when to try to be elected.
+    """`key`: this replica. `rng` only randomizes election timeouts.
 
     Read freely: epoch, leader (node id or -1), high_watermark, applied_offset, log.end_offset,
     voters, generation, is_leader, is_active, is_voter.
@@ -72,19 +71,19 @@ class QuorumCore(QuorumReplica):
     def __init__(self, key: ReplicaKey, stored: Stored, settings: QuorumSettings, rng: random.Random) -> None:
         super().__init__(key, stored, settings)
         self.rng = rng
-        self.peers: tuple[int, ...] = ()  # node ids that may know a leader
+        self.peers: tuple[int, ...] = ()  # node ids of hosts that may know a leader
         self.leading: Leadership | None = None
         self.following: Following | None = None
         self.election: Election | None = None
         self._doubted_epoch = self._ended_epoch = -1
-        self.election_deadline_ns = NO_DEADLINE  # an unattached voter's patience
+        self.election_deadline_ns = NO_DEADLINE  # an unattached voter's election timeout
         self._discover_at_ns = NO_DEADLINE
         self._discovered = 0
         self._fetch_sequence = 0
         self._told_leader = (-1, self.epoch)
         self._told_voters: Voters | None = None
 
-    # -- what others read --------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def is_leader(self) -> bool:
@@ -95,8 +94,8 @@ class QuorumCore(QuorumReplica):
         return self.leading is not None and self.leading.is_active
 
     def lease_deadline_ns(self, now_ns: int) -> int:
-        """Until when (own clock) this host may act as the controller without asking anyone: 0 when
-        it may not, NO_DEADLINE while it is the only voter.
+        """The time (own clock) until which this host may act as the controller without asking other
+        hosts: 0 if it may not, NO_DEADLINE while it is the only voter.
         """
         if self.leading is None or not self.leading.is_active:
             return 0
@@ -106,7 +105,7 @@ class QuorumCore(QuorumReplica):
         return now_ns < self.lease_deadline_ns(now_ns)
 
     def describe(self, now_ns: int) -> QuorumView:
-        """On a replica that does not lead: without replicas."""
+        """On a replica that is not the leader: without replicas."""
         if self.leading is None:
             return QuorumView(self.leader, self.epoch, self.high_watermark, (), ())
         return self.leading.describe(now_ns)
@@ -136,7 +135,7 @@ class QuorumCore(QuorumReplica):
             self.campaign(now_ns)
 
     def may_have_promised(self) -> bool:
-        """Whether the process before this one may have promised something to a leader that lives."""
+        """Whether the previous process may have given a promise to a leader that is still alive."""
         return self.vote.followed is not None and self.vote.followed != self.key
 
     def _on_tick(self, event: events.Tick, now_ns: int) -> None:
@@ -163,11 +162,12 @@ class QuorumCore(QuorumReplica):
     def _same_generation(self, sender: int, message: QuorumMessage) -> bool:
         if message.generation == self.generation:
             return True
-        if self.generation == 0 or message.generation == 0:  # a host that joins: it asks, and is given a snapshot
+        # a joining host asks, and gets a snapshot
+        if self.generation == 0 or message.generation == 0:
             return isinstance(message, Fetch | FetchResponse | FetchSnapshot | SnapshotChunk)
         if message.generation > self.generation:
             self.emit(events.Outdated(message.generation, sender))
-        elif isinstance(message, Fetch | FetchSnapshot):  # so that it hears of the newer one
+        elif isinstance(message, Fetch | FetchSnapshot):  # so that it learns of the newer generation
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, message.sequence, 0))
         return False
 
@@ -182,7 +182,7 @@ class QuorumCore(QuorumReplica):
             self.following.on_disk(now_ns, installed)
 
     def _on_disk_refused(self, event: events.DiskRefused, now_ns: int) -> None:
-        """The disk is as it was before `sequence`."""
+        """The disk is in its state before `sequence`."""
         end, truncated = self.disk_refused(now_ns)
         self.emit(events.Note("the disk refused the metadata log", (("reason", event.reason),)))
         if self.leading is not None:
@@ -231,7 +231,7 @@ class QuorumCore(QuorumReplica):
         if self.leading is None and self.following is None:
             self._discover_at_ns = now_ns
 
-    # -- messages that any role may get ------------------------------------------------------------
+    # -- messages in any role ---------------------------------------------------------------------
 
     def _on_vote_request(self, sender: int, request: VoteRequest, now_ns: int) -> None:
         if request.voter != self.key or request.candidate.node_id != sender:
@@ -252,8 +252,8 @@ class QuorumCore(QuorumReplica):
         return self.leading is None and not self.promise.holds(now_ns)
 
     def _give_way(self, until_ns: int) -> None:
-        """To one that begins just now: two that stand at the same time take each other's votes. Not
-        so long that it could go on for ever, a round takes twice as long.
+        """Defers to a candidate that has just started: two simultaneous candidates split the votes.
+        The delay is shorter than a round, which takes twice as long, so this cannot go on forever.
         """
         if self.following is not None:
             self.following.be_patient(until_ns)
@@ -261,7 +261,7 @@ class QuorumCore(QuorumReplica):
             self.election_deadline_ns = max(self.election_deadline_ns, until_ns)
 
     def is_bound(self, now_ns: int) -> bool:
-        """By a promise, or by a lease of its own."""
+        """Bound by a promise, or by a lease of its own."""
         return self.promise.holds(now_ns) or (self.leading is not None and self.has_lease(now_ns))
 
     def _is_up_to_date(self, request: VoteRequest) -> bool:
@@ -291,7 +291,7 @@ class QuorumCore(QuorumReplica):
         if message.leader.node_id != sender:
             return
         if message.epoch < self.epoch:
-            self._ask(sender)  # it learns the newer epoch
+            self._ask(sender)  # so that it learns the newer epoch
         elif message.epoch > self.epoch or self.leader < 0:
             self.hear_of(message.epoch, sender, sender, now_ns)
 
@@ -312,10 +312,10 @@ class QuorumCore(QuorumReplica):
         self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
 
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
-        """As if it had resigned, only that nobody knows who has the newest log: the others try in
-        the order of their node ids, and one whose log is too old is told so. It is said again and
-        again, for whoever has not heard it refuses; the first in that order then tries again, the
-        others keep the time that they have given it.
+        """As if the leader had resigned, except that it is unknown which replica has the newest
+        log. The others try in the order of their node ids, and one with too old a log is told so.
+        The event is repeated, because replicas that have not received it refuse to vote. On a
+        repetition only the first in that order tries again; the others keep their deadline.
         """
         if (
             event.node_id == self.key.node_id
@@ -346,8 +346,8 @@ class QuorumCore(QuorumReplica):
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, fetch.sequence, 0))
 
     def _overtaken(self, epoch: int, now_ns: int) -> None:
-        """Somebody fetches in a newer epoch. It cannot come back, so a leader goes to meet it:
-        gives up its lease and stands again at once.
+        """Another replica fetches in a newer epoch. It cannot return to this epoch, so the leader
+        gives up its lease and starts an election in a newer one immediately.
         """
         if self.leading is not None:
             self.leading.resign(f"a replica is in epoch {epoch} already", now_ns, stand_again=True)
@@ -369,7 +369,7 @@ class QuorumCore(QuorumReplica):
         elif self.following is not None and response.epoch == self.epoch and sender == self.leader:
             if response.leader == sender:
                 self.following.on_fetch_response(response, now_ns)
-            elif response.sequence == self.following.sequence:  # it leads no more
+            elif response.sequence == self.following.sequence:  # no longer the leader
                 self.end_epoch()
                 self.unattach(now_ns, now_ns + self.some_backoff())
 
@@ -380,8 +380,8 @@ class QuorumCore(QuorumReplica):
     # -- roles -------------------------------------------------------------------------------------
 
     def hear_of(self, epoch: int, leader: int, sender: int, now_ns: int) -> None:
-        """`sender` says that `leader` (-1: nobody) leads `epoch`, which is not below ours. A rumour
-        without a leader does not take us away from one.
+        """`sender` reports that `leader` (-1: none) leads `epoch`, which is not below ours. A
+        report without a leader does not end the relation to a known one.
         """
         if leader == self.key.node_id or (leader < 0 and (epoch == self.epoch or self.promise.holds(now_ns))):
             return
@@ -398,19 +398,19 @@ class QuorumCore(QuorumReplica):
             self.following.maybe_fetch(now_ns)
 
     def doubt_leader(self) -> None:
-        """The leader of this epoch is silent: until it speaks itself nobody's word for it counts,
-        or replicas would send each other back to it for ever.
+        """The leader of this epoch is silent. Until it sends something itself, reports about it do
+        not count; otherwise replicas would keep sending each other back to it.
         """
         self._doubted_epoch = self.epoch
 
     def end_epoch(self) -> None:
-        """The leader of this epoch has resigned: it leads it never again, whatever of it is still
-        on its way.
+        """The leader of this epoch has resigned. It never leads this epoch again, whatever messages
+        of it are still in flight.
         """
         self._ended_epoch = self.epoch
 
     def adopt(self, epoch: int, now_ns: int) -> None:
-        """A newer epoch, without a leader as yet."""
+        """Moves to a newer epoch, without a known leader."""
         if self.leading is not None:
             self.leading.resign(f"epoch {epoch} has begun", now_ns)
         self.persist_vote(VoteState(epoch, None, self.vote.followed))
@@ -428,7 +428,9 @@ class QuorumCore(QuorumReplica):
         self.election_deadline_ns = self._discover_at_ns = NO_DEADLINE
 
     def campaign(self, now_ns: int) -> None:
-        """Asks whether it would be elected. Not a voter, or promised: not now."""
+        """Starts a pre-vote. Has no effect for a replica that is not a voter or has given a
+        promise.
+        """
         if not self.may_stand:
             self.unattach(now_ns, NO_DEADLINE)
         elif self.promise.holds(now_ns) or self._installing is not None:
@@ -451,7 +453,7 @@ class QuorumCore(QuorumReplica):
         self.leading.begin(now_ns)
 
     def _discover(self, now_ns: int) -> None:
-        """Asks one of those who may know, another one each time."""
+        """Asks one of the hosts that may know a leader, a different one each time."""
         nodes = sorted({voter.node_id for voter in self.log.voters} | set(self.peers))
         nodes = [node for node in nodes if node != self.key.node_id]
         self._discover_at_ns = (
@@ -524,8 +526,8 @@ class QuorumCore(QuorumReplica):
 
 
 def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
-    """force-standalone: the same state in a new generation with these voters, who are as founded;
-    members of the old one are refused.
+    """force-standalone: the same state in a new generation with these voters, which count as
+    founded. Members of the old generation are refused.
     """
     return SnapshotMeta(meta.offset, meta.epoch, survivors, meta.generation + 1)
 

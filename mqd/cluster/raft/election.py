@@ -1,8 +1,8 @@
-"""How a voter tries to be elected: first asks whether it would be (pre-vote, KIP-996), and only
-with a majority's yes begins a new epoch and asks for votes.
+"""A voter's election: first a pre-vote (KIP-996), and only with a majority's consent a new epoch
+and the requests for votes.
 
-A round that cannot succeed any more, or does not in time, ends; the next one begins after a random
-while, with the pre-vote again: an epoch begins only where a majority misses its leader.
+A round that can no longer succeed, or times out, ends. The next one begins after a random delay,
+again with the pre-vote: an epoch begins only if a majority has lost its leader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Election:
             self.maybe_win(now_ns)
 
     def stand(self, now_ns: int) -> None:
-        """A new epoch, and the first vote in it: one's own, which counts when it is durable."""
+        """Begins a new epoch and votes for itself; its own vote counts once it is durable."""
         core = self.core
         self.is_pre_vote = False
         core.persist_vote(VoteState(core.epoch + 1, core.key, None))
@@ -79,7 +79,7 @@ class Election:
             core.elected(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
-        """Time is up; but nobody was asked yet while the own vote is on its way to the disk."""
+        """Timeout. While the own vote is being written to disk, no voter has been asked yet."""
         if self.core.is_vote_pending:
             self.deadline_ns = now_ns + self.core.settings.promise_ns // 4
             return

@@ -1,24 +1,24 @@
 """Events and effects of the quorum core (raft/core.py): the contract between it, the disk, the
 transport and the state machine.
 
-What a shell must do
-    order       effects are carried out in the order given; a nested event (a Propose because of a
-                Committed) may be handled while it works through a list: what the disk is asked
-                comes before everything that may lead to one
+Duties of the shell
+    order       effects are carried out in the order given. A nested event (a Propose caused by a
+                Committed) may be handled in the middle of a list: disk effects come before all
+                effects that may cause one
     disk        PersistVote, AppendLog, TruncateLog and InstallSnapshot carry rising `sequence`
-                numbers and are carried out one after another, in that order. DiskDone(n) says:
-                everything up to and with n is durable (fdatasync; vote: write aside, fsync, rename,
-                fsync of the directory). One flush may cover many appends. A write that is known to
-                have left nothing behind is DiskRefused(n): the shell drops what it has queued
-                behind n as well, as if it had never been asked. A flush that fails ends the
-                process.
-    messages    Send is best effort. Receive only what came over an authenticated connection.
-    time        `now_ns` of handle() is CLOCK_BOOTTIME (it counts suspend), never smaller than
-                before in this process. Tick no later than next_deadline_ns.
+                numbers and are carried out one after another, in that order. DiskDone(n) means that
+                everything up to and including n is durable (fdatasync; for a vote: write a
+                temporary file, fsync, rename, fsync of the directory). One flush may cover many
+                appends. A write that certainly left nothing behind is DiskRefused(n): the shell
+                also drops everything queued behind n, as if it had never been requested. A failed
+                flush ends the process.
+    messages    Send is best effort. Pass on only messages from authenticated connections.
+    time        `now_ns` of handle() is CLOCK_BOOTTIME (it counts suspend), never decreasing within
+                a process. Tick no later than next_deadline_ns.
     state       Committed batches are applied in order, all kinds (control batches only move the
-                version). Nothing else ever takes effect. LoadState replaces the state.
+                version). Nothing else is ever applied. LoadState replaces the state.
     snapshots   the shell stores a snapshot of its applied state together with
-                QuorumCore.snapshot_meta(offset), then says SnapshotStored.
+                QuorumCore.snapshot_meta(offset), then sends SnapshotStored.
 """
 
 from collections.abc import Hashable
@@ -32,40 +32,43 @@ NO_DEADLINE = (1 << 63) - 1
 
 
 class QuorumSettings(msgspec.Struct, frozen=True):
-    """Times in nanoseconds; all follow from the promise P (docs/design/cluster.md, 3.3)."""
+    """Times in nanoseconds; all are derived from the promise P (docs/design/cluster.md, 3.3)."""
 
-    # P: after an answer of the leader a replica votes for nobody else for so long; also when it
-    # begins to miss the leader
+    # P: for this long after an answer of the leader, a replica votes for no other one. Also the
+    # time after which it misses its leader.
     promise_ns: int = 2 * SECOND_NS
     fetch_bytes_max: int = 1 << 20
     uncommitted_bytes_max: int = 32 << 20  # proposals beyond it are refused
     log_bytes_max: int = 20 << 20  # then SnapshotWanted
-    retained_bytes: int = 4 << 20  # kept in memory before a snapshot, for those who are only a little behind
+    # kept in memory below a snapshot, for replicas that are slightly behind
+    retained_bytes: int = 4 << 20
 
     @property
     def lease_ns(self) -> int:
-        return self.promise_ns * 3 // 4  # L: clocks may differ in speed by a quarter
+        return self.promise_ns * 3 // 4  # L: clock rates may differ by a quarter
 
     @property
     def fetch_wait_ns(self) -> int:
-        return self.promise_ns // 4  # an answer without news waits for news so long
+        return self.promise_ns // 4  # how long an answer without news is delayed to wait for news
 
     @property
     def fetch_retry_ns(self) -> int:
-        return self.promise_ns * 3 // 8  # then it is asked again
+        return self.promise_ns * 3 // 8  # time until the request is repeated
 
     @property
     def check_quorum_ns(self) -> int:
-        return self.promise_ns * 3 // 2  # a leader that a majority has not fetched from for so long resigns
+        # a leader resigns if a majority has not fetched from it for this long
+        return self.promise_ns * 3 // 2
 
     @property
     def backoff_ns(self) -> tuple[int, int]:
-        return self.promise_ns // 40, self.promise_ns // 8  # between attempts to be elected, by chance
+        # range of the random delay between election attempts
+        return self.promise_ns // 40, self.promise_ns // 8
 
     @property
     def handover_ns(self) -> int:
-        # so long a named successor waits: the others should have heard by then that their promise
-        # has ended
+        # How long a named successor waits: by then the others should know that their promise has
+        # ended.
         return self.promise_ns // 200
 
 
@@ -74,32 +77,33 @@ class VoteState(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int = 0
     voted_for: ReplicaKey | None = None  # in `epoch`
-    # the leader that was followed last, of any epoch: it may hold a promise. None since this
-    # replica voted, for then it held none
+    # The last leader that was followed, of any epoch: it may hold a promise. None if this replica
+    # has voted since, because then none held one.
     followed: ReplicaKey | None = None
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What the disk held at the start. A founded voter always has a snapshot (at offset 0 if need
-    be): it names the voters. Nothing at all: a host that joins.
+    """Contents of the disk at the start. A founded voter always has a snapshot (at offset 0 if need
+    be), which names the voters. With nothing at all, this host is joining.
     """
 
     vote: VoteState = VoteState()
-    snapshot: SnapshotMeta | None = None  # the state machine has loaded it already
+    snapshot: SnapshotMeta | None = None  # already loaded by the state machine
     snapshot_bytes: int = 0
-    batches: tuple[Batch, ...] = ()  # durable, from the snapshot's offset on (one that begins before it may come first)
-    committed_offset: int = 0  # known to be committed; 0 is always right
+    # durable, from the snapshot's offset on (the first may begin before it)
+    batches: tuple[Batch, ...] = ()
+    committed_offset: int = 0  # known to be committed; 0 is always valid
 
 
 # -- events ----------------------------------------------------------------------------------------
 
 
 class Start(msgspec.Struct, frozen=True):
-    """First of all."""
+    """The first event."""
 
 
 class Received(msgspec.Struct, frozen=True):
-    sender: int  # node id, as the handshake proved it
+    sender: int  # node id, as proven in the handshake
     message: QuorumMessage
 
 
@@ -112,15 +116,15 @@ class DiskDone(msgspec.Struct, frozen=True):
 
 
 class DiskRefused(msgspec.Struct, frozen=True):
-    """Nothing of `sequence` and of what came after it was written (no space left)."""
+    """Nothing of `sequence` or later was written (no space left)."""
 
     sequence: int
     reason: str
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Append these records as one batch. With `base_offset`: only if they get it, for their content
-    rests on it.
+    """Append these records as one batch. With `base_offset`: only at that offset, because their
+    content depends on it.
     """
 
     token: Hashable
@@ -129,14 +133,14 @@ class Propose(msgspec.Struct, frozen=True):
 
 
 class SnapshotStored(msgspec.Struct, frozen=True):
-    """Durable: state and meta. The log below it may go."""
+    """State and meta are durable. The log below may be deleted."""
 
     meta: SnapshotMeta
     size_bytes: int  # of the state's bytes
 
 
 class SnapshotRead(msgspec.Struct, frozen=True):
-    """Answers ReadSnapshot. `data` empty: that snapshot is gone."""
+    """Answers ReadSnapshot. Empty `data`: that snapshot no longer exists."""
 
     request: "ReadSnapshot"
     data: bytes
@@ -153,23 +157,23 @@ class RemoveVoter(msgspec.Struct, frozen=True):
 
 
 class UpdateVoter(msgspec.Struct, frozen=True):
-    """Another address of a voter; who votes does not change."""
+    """Changes the address of a voter, not the set of voters."""
 
     token: Hashable
     voter: Voter
 
 
 class TransferLeadership(msgspec.Struct, frozen=True):
-    """Give it to `to` (node id), or to whoever has most when None. Nothing happens on a host that
-    does not lead. Deposed tells that it is done.
+    """Transfers leadership to `to` (node id), or to the most complete replica if None. Has no
+    effect on a host that does not lead. Deposed reports the end.
     """
 
     to: int | None = None
 
 
 class LeaderDied(msgspec.Struct, frozen=True):
-    """The process that led `epoch` on `node_id` has ended, and its host's keeper has proven it
-    (death_notice.py): its lease has ended with it, and nobody ever leads that epoch again.
+    """The process that led `epoch` on `node_id` has ended, as its host's keeper has proven
+    (death_notice.py). Its lease has ended with it, and no process leads that epoch again.
     """
 
     node_id: int
@@ -177,7 +181,7 @@ class LeaderDied(msgspec.Struct, frozen=True):
 
 
 class PeersKnown(msgspec.Struct, frozen=True):
-    """Node ids that may know a leader, for a host that knows no voters yet (seeds)."""
+    """Node ids of hosts that may know a leader, for a host that knows no voters yet (seeds)."""
 
     node_ids: tuple[int, ...]
 
@@ -219,16 +223,14 @@ class AppendLog(msgspec.Struct, frozen=True):
 
 
 class TruncateLog(msgspec.Struct, frozen=True):
-    """Everything from `offset` on goes (never anything that was committed)."""
+    """Remove everything from `offset` on (never committed records)."""
 
     sequence: int
     offset: int
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):
-    """Make it durable in place of the whole log. A snapshot that cannot be read is refused by
-    DiskRefused.
-    """
+    """Make it durable in place of the whole log. An unreadable snapshot is refused by DiskRefused."""
 
     sequence: int
     meta: SnapshotMeta
@@ -236,8 +238,8 @@ class InstallSnapshot(msgspec.Struct, frozen=True):
 
 
 class LoadState(msgspec.Struct, frozen=True):
-    """The installed snapshot is durable: the state machine is now this; nobody was told of what
-    lies between.
+    """The installed snapshot is durable: the state machine takes this state. The changes in between
+    are not reported.
     """
 
     meta: SnapshotMeta
@@ -245,7 +247,7 @@ class LoadState(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    batches: tuple[Batch, ...]  # gapless from the last one on
+    batches: tuple[Batch, ...]  # contiguous with the previous ones
 
     @property
     def next_offset(self) -> int:
@@ -253,42 +255,41 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class BecameActive(msgspec.Struct, frozen=True):
-    """This host leads and everything before its own epoch is committed and was handed out: it may
-    propose, from `next_offset` on.
+    """This host leads, and everything before its own epoch is committed and has been handed out. It
+    may propose from `next_offset` on.
     """
 
     epoch: int
     next_offset: int
-    before: int = -1  # the last epoch before this one whose leader can have been active; 0 = none
+    before: int = -1  # the last earlier epoch whose leader can have been active; 0 = none
 
 
 class Deposed(msgspec.Struct, frozen=True):
-    """It does not any more. Of what was proposed and is not committed nobody knows whether it will
-    be.
-    """
+    """This host no longer leads. Whether uncommitted proposals will be committed is unknown."""
 
     epoch: int
     reason: str
 
 
 class ControlAppended(msgspec.Struct, frozen=True):
-    """On an active leader: a control batch has taken offsets up to here; the next proposal begins
-    there. Comes before anything else of the same handle(), what it commits included.
+    """On an active leader: a control batch has taken the offsets up to here, where the next
+    proposal begins. Precedes all other effects of the same handle(), including the commits that it
+    causes.
     """
 
     next_offset: int
 
 
 class ProposalRefused(msgspec.Struct, frozen=True):
-    """It is in no log and never will be."""
+    """The proposal is in no log and never will be."""
 
     token: Hashable
     reason: str
 
 
 class ProposalsDropped(msgspec.Struct, frozen=True):
-    """The disk refused: proposals from `offset` on are in no log and never will be; the host still
-    leads.
+    """The disk refused a write: proposals from `offset` on are in no log and never will be. The
+    host still leads.
     """
 
     offset: int
@@ -296,14 +297,14 @@ class ProposalsDropped(msgspec.Struct, frozen=True):
 
 
 class LeaderChanged(msgspec.Struct, frozen=True):
-    """A hint where to go, not an authority."""
+    """A routing hint, not an authority."""
 
     leader: int  # node id, -1 = none known
     epoch: int
 
 
 class VotersChanged(msgspec.Struct, frozen=True):
-    """The newest voter set in the log, committed or not: whom to be connected with."""
+    """The newest voter set in the log, committed or not: the hosts to keep connections to."""
 
     voters: Voters
 
@@ -324,7 +325,7 @@ class SnapshotWanted(msgspec.Struct, frozen=True):
 
 class ReadSnapshot(msgspec.Struct, frozen=True):
     """Read up to `size_bytes` of the snapshot's state from `position` on; answered by SnapshotRead.
-    May be forgotten (the replica asks again).
+    May be lost (the replica asks again).
     """
 
     to: int
@@ -339,7 +340,7 @@ class ReadSnapshot(msgspec.Struct, frozen=True):
 
 class Outdated(msgspec.Struct, frozen=True):
     """Another host belongs to a newer generation of the cluster (force-standalone): this one must
-    be emptied and join anew.
+    be emptied and join again.
     """
 
     generation: int

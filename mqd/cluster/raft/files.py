@@ -1,4 +1,4 @@
-"""The bytes of the metadata log's files: batches of the quorum as record batches, snapshots, the
+"""Encoding of the metadata log's files: the quorum's batches as record batches, snapshots, the
 vote, the mark.
 
     NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum:
@@ -17,8 +17,7 @@ vote, the mark.
                                       offset int64, crc32c uint32 before clusters: "MQDMARK1", base
                                       offset int64, position uint64, crc32c uint32
 
-Pure functions over bytes. Whatever does not match raises ValueError (a batch: CorruptBatch, one of
-them).
+Pure functions over bytes. Invalid data raises ValueError (for a batch its subclass CorruptBatch).
 """
 
 from struct import Struct
@@ -68,7 +67,7 @@ def encode_batch(batch: Batch, now_ms: int) -> bytes:
 
 
 def read_header(data: bytes, position: int, base_offset: int) -> BatchInfo:
-    """The sound batch at `position`. Raises CorruptBatch."""
+    """Reads the header of the sound batch at `position`. Raises CorruptBatch."""
     if len(data) - position < HEADER_BYTES:
         raise CorruptBatch(f"{len(data) - position} bytes are less than a batch header")
     batch = parse_header(data, position, position)
@@ -86,7 +85,7 @@ def read_header(data: bytes, position: int, base_offset: int) -> BatchInfo:
 
 
 def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
-    """Of a sound header. Raises CorruptBatch."""
+    """Decodes the batch of a sound header. Raises CorruptBatch."""
     found = list(stored_records(header, data[position : position + header.size_bytes]))
     kind = DATA
     if header.control:
@@ -104,8 +103,8 @@ def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
 
 
 def later_batch(data: bytes, position: int, base_offset: int) -> int:
-    """Position of a whole batch with a later offset anywhere after `position`, or -1. Only a
-    candidate whose header is sane costs a checksum.
+    """Position of a whole batch with a later offset anywhere after `position`, or -1. The checksum
+    is computed only for candidates with a plausible header.
     """
     at = data.find(b"\2", position + 17)
     while at >= 0:
@@ -177,8 +176,8 @@ def decode_vote(data: bytes) -> VoteState:
 
 
 class Mark(NamedTuple):
-    base_offset: int  # of the log file; -1 = the mark says nothing
-    position: int  # everything before it in that file, and all of earlier files, is flushed
+    base_offset: int  # of the log file; -1 = the mark is empty
+    position: int  # everything before it in that file, and all earlier files, is flushed
     committed_offset: int  # known to be committed
 
 
@@ -188,7 +187,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def decode_mark(data: bytes) -> Mark:
-    """It is rewritten in place, so it may be torn: then it says nothing."""
+    """The mark is rewritten in place, so it may be torn: then it is empty."""
     if (
         data[:8] == b"MQDMARK1"
         and len(data) >= _MARK_1.size

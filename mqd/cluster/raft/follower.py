@@ -1,11 +1,11 @@
-"""A replica, voter or observer, that fetches from a leader: log, snapshot when it is too far
-behind, truncation where the logs part.
+"""A replica, voter or observer, that fetches from a leader: the log, a snapshot when it is too far
+behind, truncation where the logs diverge.
 
     Fetch -> answer -> promise, records to the disk -> (durable) -> the next Fetch, which repeats
-    the answer's stamp and says with its offset: all before it is on my disk
+    the answer's stamp and states by its offset that everything before it is on this disk
 
-One request is under way at a time; an answer to another one is ignored. While its own disk is busy
-a replica does not blame the leader for the silence.
+One request is in flight at a time; an answer to any other is ignored. While its own disk is busy a
+replica does not blame the leader for the silence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Download:
-    """A snapshot on its way, in memory: at most SNAPSHOT_BYTES_MAX."""
+    """A snapshot download, in memory: at most SNAPSHOT_BYTES_MAX."""
 
     def __init__(self, meta: SnapshotMeta, size_bytes: int) -> None:
         self.meta, self.size_bytes = meta, size_bytes
@@ -47,7 +47,7 @@ class Following:
         self.leader = leader
         self._heard_ns = now_ns
         self._jitter_ns = core.some_backoff()
-        self.sequence: int | None = None  # of the request under way
+        self.sequence: int | None = None  # of the request in flight
         self._asked_ns = now_ns
         self._pause_until_ns = self._patient_until_ns = 0
         self._stamp_ns = 0
@@ -74,7 +74,7 @@ class Following:
     def on_tick(self, now_ns: int) -> None:
         if now_ns >= self._patience_ns:
             if not self.is_flushed:
-                self._heard_ns = now_ns  # no promise: only patience
+                self._heard_ns = now_ns  # starts the timeout without a promise
             else:
                 self.core.doubt_leader()
                 self.core.campaign(now_ns)
@@ -125,12 +125,13 @@ class Following:
     # -- answers -----------------------------------------------------------------------------------
 
     def _heard(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
-        """An answer to what was asked: from now on nobody else is voted for during P; the leader
-        may count on it when it sees the stamp again.
+        """An answer to a request: from now on this replica votes for no other one during P. The
+        leader may rely on it once the stamp comes back.
         """
         core = self.core
         core.promise.give(core.epoch, now_ns, core.settings.promise_ns)
-        if core.vote.followed != sender:  # a successor of this process must know that it may have promised
+        # a successor of this process must know that it may have given a promise
+        if core.vote.followed != sender:
             core.persist_vote(VoteState(core.epoch, core.vote.voted_for, sender))
         self._heard_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
 
@@ -147,8 +148,8 @@ class Following:
         self.maybe_fetch(now_ns)
 
     def _part(self, epoch: int, end_offset: int, now_ns: int) -> None:
-        """The leader's log has nothing of our last epoch beyond there (KIP-595): the logs agree
-        below the lesser of both ends of `epoch`.
+        """The leader's log has nothing of our last epoch beyond that offset (KIP-595): the logs
+        agree below the lesser of both ends of `epoch`.
         """
         core = self.core
         own = core.log.epoch_end(epoch)
@@ -210,7 +211,7 @@ class Following:
             and len(chunk.data) <= download.size_bytes - download.position
         )
         if not sound or not chunk.data:
-            self._download = None  # gone, or damaged: begin again
+            self._download = None  # deleted or damaged: start again
             self._pause(now_ns, "the snapshot could not be fetched to its end")
         else:
             download.chunks.append(chunk.data)

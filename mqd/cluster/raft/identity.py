@@ -1,8 +1,8 @@
-"""Who this replica of the metadata quorum is: node id and the id of its metadata directory, kept in
-DATA_DIR/metadata/meta.properties.
+"""Identity of this replica of the metadata quorum: node id and the id of its metadata directory,
+kept in DATA_DIR/metadata/meta.properties.
 
-A directory that was emptied gets another id, so a host that lost its metadata is a new one:
-nobody's voter, whatever its node id says (docs/design/cluster.md, 3.1).
+An emptied directory gets a new id. A host that lost its metadata is therefore a new one, and not a
+voter of any quorum, whatever its node id (docs/design/cluster.md, 3.1).
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -15,8 +15,8 @@ TOPIC_DIRECTORY = "__cluster_metadata-0"
 
 
 class MetadataCorrupt(RuntimeError):
-    """What lies in the metadata directory is not what was written. The message names file, position
-    and the way out.
+    """The metadata directory does not hold what was written. The message names the file, the
+    position and the remedy.
     """
 
 
@@ -33,8 +33,8 @@ def directory_bytes(text: str) -> bytes:
 
 
 def settle_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaKey:
-    """Who this replica is; `new_id` (16 random bytes) is taken, durably, when the directory is new.
-    Raises MetadataCorrupt, OSError.
+    """Returns this replica's identity. For a new directory, `new_id` (16 random bytes) is stored
+    durably and used. Raises MetadataCorrupt, OSError.
     """
     path = directory / "meta.properties"
     try:

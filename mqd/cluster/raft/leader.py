@@ -1,14 +1,14 @@
-"""What the leader of an epoch does: serves fetches, commits, keeps its lease and its majority, and
-goes when it has neither.
+"""The leader of an epoch: serves fetches, commits, maintains its lease and its majority, and
+resigns when it loses them.
 
 Invariants (check())
-    D1  a replica's position is what it said to be durable, in this epoch, and validated against
-        this log; it does not fall
-    D2  the high watermark moves to what a majority of the newest voter set has durable, and only
-        beyond the first record of this epoch (Raft, section 5.4.2)
-    D3  one Fetch is parked for a replica at most; it is answered when there is news for it or after
+    D1  a replica's position is the offset that it reported as durable in this epoch, validated
+        against this log; it does not fall
+    D2  the high watermark moves to the offset up to which a majority of the newest voter set is
+        durable, and only beyond the first record of this epoch (Raft, section 5.4.2)
+    D3  at most one Fetch is parked per replica; it is answered when there is news for it or after
         fetch_wait
-    D4  who has resigned says so to everyone it led, after it has stopped counting on its lease
+    D4  a leader that resigns informs all its followers, after it has stopped relying on its lease
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from mqd.cluster.raft.voters import VoterChanges
 if TYPE_CHECKING:
     from mqd.cluster.raft.core import QuorumCore
 
-REPLICAS_MAX = 4_096  # voters and observers that are remembered; the one that has been silent longest goes
+REPLICAS_MAX = 4_096  # voters and observers that are tracked; the longest silent one is dropped
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
 
 class QuorumView(msgspec.Struct, frozen=True):
-    """What DescribeQuorum (API 55, KIP-836) shows."""
+    """The content of DescribeQuorum (API 55, KIP-836)."""
 
     leader: int
     epoch: int
@@ -73,15 +73,15 @@ class QuorumView(msgspec.Struct, frozen=True):
 class Replica(msgspec.Struct):
     key: ReplicaKey
     position: int = -1  # D1
-    stamp_ns: int = 0  # the newest of our answers that it has said to have taken
+    stamp_ns: int = 0  # newest stamp of ours that it has repeated
     heard_ns: int = -1
-    caught_up_ns: int = -1  # then it had all that this log held (KIP-836)
+    caught_up_ns: int = -1  # when it last had everything in this log (KIP-836)
     asked_ns: int = -1  # its last Fetch of records ...
     asked_end_offset: int = -1  # ... and where this log ended then
 
     def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
-        """A replica that keeps up with a log that grows all the time is never at its end: what it
-        has now counts as of the fetch before.
+        """A replica that follows a constantly growing log is never at its end: having reached the
+        end as of its previous fetch counts as caught up at that time.
         """
         if offset >= end_offset:
             self.caught_up_ns = now_ns
@@ -107,15 +107,17 @@ class Leadership:
         self.began_ns = now_ns
         self.is_active = False
         self.epoch_start_offset = core.log.end_offset
-        # whoever was active has committed a record of its own epoch first, and this log has it (I3)
+        # An active leader has committed a record of its own epoch first, and this log holds it
+        # (I3).
         self.epoch_before = core.log.last_epoch
         self.replicas: dict[ReplicaKey, Replica] = {}
         self.changes = self.changes_class(self)
-        self._exposed_offset = core.log.end_offset  # below it others may have our records
-        self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; the oldest first
+        self._exposed_offset = core.log.end_offset  # below it other replicas may have our records
+        self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; oldest first
         self._begin_again_ns = now_ns
-        self._transfer: tuple[int | None, int] | None = None  # (to whom, until when)
-        # others have on disk what our own disk has not: we could commit, and apply nothing
+        self._transfer: tuple[int | None, int] | None = None  # (target, deadline)
+        # Other replicas have flushed records that our own disk lacks: we could commit them, but
+        # apply nothing.
         self._stalled_since_ns = NO_DEADLINE
 
     # -- time --------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class Leadership:
         )
 
     def _majority_heard_ns(self, now_ns: int) -> int:
-        """Since when, at the latest, a majority has been silent; this replica hears itself."""
+        """The latest time since which a majority has been silent; this replica counts as heard."""
         heard = {voter.key: max(self.began_ns, self._heard_ns(voter.key)) for voter in self.core.voters}
         return majority_value(self.core.voters, {**heard, self.core.key: now_ns}, self.began_ns)
 
@@ -180,7 +182,7 @@ class Leadership:
         return now_ns >= self._majority_heard_ns(now_ns) + self.core.settings.check_quorum_ns
 
     def _announce(self, now_ns: int) -> None:
-        """To voters that have not fetched in this epoch: they may not know of it."""
+        """To voters that have not fetched in this epoch and may not know of it."""
         silent = [
             voter.key for voter in self.core.voters if voter.key != self.core.key and self._heard_ns(voter.key) < 0
         ]
@@ -199,7 +201,7 @@ class Leadership:
         core.append((leader_change_batch(core.log.end_offset, self.epoch, core.key),))
 
     def why_not(self, proposal: Propose) -> str:
-        """Why it cannot be appended; "" = it can."""
+        """The reason that it cannot be appended; "" = it can."""
         core = self.core
         size = sum(map(len, proposal.values))
         if not self.is_active or self._transfer is not None:
@@ -255,8 +257,8 @@ class Leadership:
             self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.epoch_before))
 
     def on_disk_refused(self, end_offset: int, reason: str, now_ns: int) -> None:
-        """Only `end_offset` records are on our disk. What nobody else has seen is as if never
-        proposed; else a new epoch must sort it out.
+        """Our disk holds only `end_offset` records. Proposals that no other replica has seen are
+        dropped as if never made; otherwise a new epoch must resolve it.
         """
         if self._exposed_offset <= end_offset and self.is_active:
             self.changes.dropped(end_offset)
@@ -273,7 +275,7 @@ class Leadership:
         self.note_stamp(replica, fetch.stamp_ns, now_ns)
         parked = self._parked.get(fetch.replica)
         if parked is not None and parked[0].sequence > fetch.sequence:
-            return  # overtaken on its way
+            return  # overtaken in flight
         self._parked.pop(fetch.replica, None)
         if fetch.generation == 0 or fetch.offset < log.start_offset:
             self._offer_snapshot(fetch, now_ns)
@@ -300,7 +302,7 @@ class Leadership:
             self._answer(fetch.replica, now_ns)
 
     def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
-        """When we sent what it has taken: never when we hear of it."""
+        """Records when we sent the answer that it has taken, not when we learn of it."""
         if replica.stamp_ns < stamp_ns <= now_ns:
             replica.stamp_ns = stamp_ns
 
@@ -386,11 +388,11 @@ class Leadership:
         )
         core.send(request.to, chunk)
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- resignation ------------------------------------------------------------------------------
 
     def transfer(self, to: int | None, now_ns: int) -> None:
-        """Proposals are refused from now on; the successor gets what there is, then the lease is
-        given up.
+        """Refuses proposals from now on; the successor gets the remaining records, then the lease
+        is given up.
         """
         others = [voter.node_id for voter in self.core.voters if voter.key != self.core.key]
         if not others or (to is not None and to not in others):

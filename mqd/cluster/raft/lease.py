@@ -1,16 +1,16 @@
-"""The two halves of the controller's lease (docs/design/cluster.md, 3.3): what a replica promises,
-and what a leader may conclude from it.
+"""The two halves of the controller's lease (docs/design/cluster.md, 3.3): a replica's promise, and
+the leader's conclusion from it.
 
-A replica that takes an answer of the leader votes for nobody during P from then on, by its own
-clock. The leader learns of that promise from the next Fetch, which repeats the leader's own stamp
-of the answer: the promise was given after that moment, so until stamp + L (L < P) nobody else can
-be elected. Stamps of sending, never of receipt.
+A replica that accepts an answer of the leader votes for no other replica during the following P, by
+its own clock. The leader learns of that promise from the next Fetch, which repeats the leader's own
+stamp of the answer. The promise was given after that time, so until stamp + L (L < P) no other
+replica can be elected. Stamps are taken at sending, never at receipt.
 
 Invariants
-    L1  no two replicas hold a valid lease at one moment, while no two clocks differ in speed by
+    L1  no two replicas hold a valid lease at the same time, as long as no two clock rates differ by
         more than P : L
-    The lease makes answers and heartbeats fast and bounds how long a zombie acts. It never makes a
-    write safe: the log does.
+    The lease makes answers and heartbeats fast and bounds how long a deposed leader acts. It never
+    makes a write safe: the log does.
 """
 
 from mqd.cluster.raft.events import NO_DEADLINE
@@ -28,20 +28,20 @@ def majority_value(voters: Voters, values: dict[ReplicaKey, int], default: int) 
 
 
 class Promise:
-    """What this replica has promised to a leader. Lost with the process, therefore kept anew for P
-    after a restart by whoever may have given one.
+    """This replica's promise to a leader. It is lost with the process; a replica that may have
+    given one therefore keeps it for a full P after a restart.
     """
 
     def __init__(self) -> None:
         self.until_ns = 0
-        self.epoch = -1  # of the leader who has it
+        self.epoch = -1  # of the leader that holds it
 
     def give(self, epoch: int, now_ns: int, promise_ns: int) -> None:
         self.epoch = epoch
         self.until_ns = max(self.until_ns, now_ns + promise_ns)
 
     def release(self, epoch: int) -> None:
-        """The leader of `epoch` has given up its lease. Those before it had none any more when it
+        """The leader of `epoch` has given up its lease. Earlier leaders held none any more when it
         was elected.
         """
         if self.epoch <= epoch:

@@ -1,13 +1,13 @@
-"""The quorum's log since the last snapshot, in memory: what fetches are served from, with its
-epochs and voter sets.
+"""The quorum's log since the last snapshot, in memory, with its epochs and voter sets. Fetches are
+served from it.
 
 Invariants (check())
     G1  batches are gapless from start_offset to end_offset; epochs do not fall
     G2  epochs[i] = (epoch, offset of its first record), both rising, all above start_epoch, the one
         of the record before start_offset
     G3  voter sets: the first is the one in force at start_offset, the others belong to batches in
-        the log; how each came to be as large as it is follows from the sets before it, and is kept
-        with the first when they go
+        the log; the course of each follows from the sets before it, and is kept with the first when
+        those are dropped
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,13 +16,13 @@ from mqd.cluster.raft.messages import FOUNDED, VOTERS, Batch, SnapshotMeta, Vote
 
 
 class MemoryLog:
-    """`snapshot` None: a host that joins and knows nothing yet."""
+    """`snapshot` None: a joining host that has no state yet."""
 
     def __init__(self, snapshot: SnapshotMeta | None, snapshot_bytes: int) -> None:
         self.reset(snapshot, snapshot_bytes)
 
     def reset(self, snapshot: SnapshotMeta | None, snapshot_bytes: int) -> None:
-        """Empty again, from the snapshot on."""
+        """Empties the log; it then starts at the snapshot."""
         self.snapshot, self.snapshot_bytes = snapshot, snapshot_bytes
         self.start_offset = snapshot.offset if snapshot is not None else 0
         self.start_epoch = snapshot.epoch if snapshot is not None else 0
@@ -44,12 +44,12 @@ class MemoryLog:
 
     @property
     def voters_course(self) -> int:
-        """FOUNDED, GROWING or SHRUNK: how the newest voter set came to be as large as it is."""
+        """FOUNDED, GROWING or SHRUNK: the history of the newest voter set's size."""
         return self._voters[-1][2]
 
     @property
     def voters_offset(self) -> int:
-        """Of the batch that brought the newest voter set; -1 = older than the log."""
+        """Offset of the batch with the newest voter set; -1 = older than the log."""
         return self._voters[-1][0]
 
     def append(self, batch: Batch) -> None:
@@ -69,7 +69,7 @@ class MemoryLog:
         self.size_bytes += batch.size_bytes
 
     def truncate(self, offset: int) -> None:
-        """Everything from `offset`, a batch's beginning, on goes."""
+        """Removes everything from `offset` on, which must be the start of a batch."""
         index = bisect_left(self._bases, offset)
         if offset != self.end_offset and (index == len(self._bases) or self._bases[index] != offset):
             raise ValueError(f"offset {offset} begins no batch of {self.start_offset} to {self.end_offset}")
@@ -82,8 +82,8 @@ class MemoryLog:
             self._voters.pop()
 
     def snapshot_stored(self, meta: SnapshotMeta, size_bytes: int, retained_bytes: int) -> None:
-        """A newer snapshot stands for what is below its offset; up to `retained_bytes` of that stay
-        for replicas that are a little behind.
+        """A newer snapshot replaces everything below its offset; up to `retained_bytes` of that are
+        kept for replicas that are slightly behind.
         """
         self.snapshot, self.snapshot_bytes = meta, size_bytes
         spare = (
@@ -103,8 +103,8 @@ class MemoryLog:
         self._voters[0] = (-1, *self._voters[0][1:])
 
     def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Whole batches from `offset`, the beginning of one, to before `end_offset`; at least one
-        if there is any.
+        """Whole batches from `offset`, which must be the start of one, up to `end_offset`; at least
+        one if there is any.
         """
         found: list[Batch] = []
         index, size = bisect_left(self._bases, offset), 0
@@ -128,8 +128,8 @@ class MemoryLog:
     # -- epochs ------------------------------------------------------------------------------------
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
-        """(the largest epoch here that is at most `epoch`, offset at which it ends); None: all that
-        is known here is newer.
+        """(the largest epoch here that is at most `epoch`, its end offset). None: all epochs known
+        here are newer.
         """
         index = bisect_right(self._epochs, (epoch, 1 << 62))
         end = self._epochs[index][1] if index < len(self._epochs) else self.end_offset
@@ -138,12 +138,12 @@ class MemoryLog:
         return (self.start_epoch, end) if self.start_epoch <= epoch else None
 
     def epoch_before(self, offset: int) -> int:
-        """Epoch of the record before `offset`, which lies in the log or at either end of it."""
+        """Epoch of the record before `offset`, which must lie in the log or at either end of it."""
         index = bisect_left(self._epochs, offset, key=lambda entry: entry[1])
         return self._epochs[index - 1][0] if index > 0 else self.start_epoch
 
     def boundary(self, offset: int) -> int:
-        """The beginning of the batch that has `offset`, or the end of the log."""
+        """Start of the batch that contains `offset`, or the end of the log."""
         index = bisect_right(self._bases, offset)
         return offset if offset >= self.end_offset or index == 0 else self._bases[index - 1]
 
@@ -152,7 +152,7 @@ class MemoryLog:
         return self._voters_at(offset)[1]
 
     def course_before(self, offset: int) -> int:
-        """Of that set."""
+        """The course of that set."""
         return self._voters_at(offset)[2]
 
     def _voters_at(self, offset: int) -> tuple[int, Voters, int]:

@@ -1,10 +1,10 @@
-"""What the metadata quorum is made of and what its members say to each other: voters, batches, the
-messages of a pull Raft with pre-vote and a lease.
+"""The data types and messages of the metadata quorum: voters, batches, and the messages of a pull
+Raft with pre-vote and a lease.
 
 The shape is KRaft's (KIP-595, KIP-853, KIP-996): voters and observers fetch; the leader never
 pushes. Every message names the generation of the cluster, which only an operator's
-`force-standalone` raises: members of different generations do not talk. Delivery is best effort:
-lost, repeated and reordered messages are harmless.
+`force-standalone` raises: members of different generations do not communicate. Delivery is best
+effort: lost, repeated and reordered messages are harmless.
 
 Bounds: a batch is at most BATCH_BYTES_MAX of values, an answer to Fetch FETCH_BYTES_MAX unless its
 first batch alone is larger, a snapshot's chunk SNAPSHOT_CHUNK_BYTES. All offsets are those of the
@@ -20,18 +20,18 @@ BATCH_BYTES_MAX = 8 << 20
 FETCH_BYTES_MAX = 1 << 20
 SNAPSHOT_CHUNK_BYTES = 1 << 20
 SNAPSHOT_BYTES_MAX = 1 << 30
-VOTERS_MAX = 7  # five, and two in passing
+VOTERS_MAX = 7  # five, and two more during a change
 
 DATA, LEADER_CHANGE, VOTERS = 0, 1, 2
 """Kinds of a batch: the state machine's records; the first of a leader's epoch; a new voter set, in force from the moment it is in a log, committed or not."""
 
 
-# -- who -------------------------------------------------------------------------------------------
+# -- members ---------------------------------------------------------------------------------------
 
 
 class ReplicaKey(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A member of the quorum. A host whose disk was lost has another directory id: it is someone
-    else, and never a voter by its old name.
+    """A member of the quorum. A host that lost its disk has another directory id: it is a different
+    member, and never a voter under its old identity.
     """
 
     node_id: int
@@ -48,7 +48,7 @@ class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
         return self.key.node_id
 
 
-Voters = tuple[Voter, ...]  # sorted; no node id twice
+Voters = tuple[Voter, ...]  # sorted; node ids are unique
 
 FOUNDED, GROWING, SHRUNK = 0, 1, 2
 """How a voter set came to be as large as it is: as it was founded, or nobody knows any more; by voters added; or an operator has taken one out, and there have not been VOTERS_WANTED since."""
@@ -56,8 +56,8 @@ VOTERS_WANTED = 3
 
 
 def course_after(course: int, before: Voters, voters: Voters) -> int:
-    """Of `voters`, which follow a set with `course`. Only an operator removes a voter, so that says
-    how many are wanted, also while the one removed is replaced.
+    """The course of `voters`, which follow a set with `course`. Only an operator removes a voter,
+    so a removal defines the wanted number, even while the removed voter is being replaced.
     """
     old, new = {voter.key for voter in before}, {voter.key for voter in voters}
     if old - new:
@@ -71,15 +71,15 @@ def course_after(course: int, before: Voters, voters: Voters) -> int:
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """Records that were appended together by the leader of `epoch`: all of them are committed, or
-    none.
+    """Records that were appended together by the leader of `epoch`: either all of them are
+    committed or none.
     """
 
     base_offset: int
     epoch: int
     kind: int
     values: tuple[bytes, ...]  # never empty; opaque unless control
-    crc: int  # of the values: a message between hosts has no other checksum
+    crc: int  # of the values: messages between hosts have no other checksum
 
     @property
     def next_offset(self) -> int:
@@ -122,31 +122,31 @@ def voters_of(batch: Batch) -> Voters:
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
-    """What stands beside the state in a snapshot: it takes the place of the log's records below
-    `offset`.
-    """
+    """Stored with the state in a snapshot, which replaces the log's records below `offset`."""
 
-    offset: int  # the first that it does not cover
-    epoch: int  # of the last record that it covers; 0 when it covers none
+    offset: int  # the first offset that it does not cover
+    epoch: int  # of the last record that it covers; 0 if none
     voters: Voters  # in force at `offset`
     generation: int  # of the cluster, from 1
-    course: int = FOUNDED  # of `voters`; a version that does not know it passes over it, and writes none
+    course: int = FOUNDED  # of `voters`; versions that do not know this field ignore and omit it
 
 
 # -- elections -------------------------------------------------------------------------------------
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="q.vote"):
-    """Vote for me in `epoch`; with `pre_vote`: would you, in the epoch after `epoch`? (KIP-996)"""
+    """Asks for a vote in `epoch`. With `pre_vote`: would the voter grant one in the epoch after
+    `epoch`? (KIP-996)
+    """
 
     generation: int
     epoch: int
     candidate: ReplicaKey
-    voter: ReplicaKey  # whom it asks; another directory must not answer
+    voter: ReplicaKey  # the intended voter; a replica with another directory must not answer
     log_end_offset: int
     log_end_epoch: int
     pre_vote: bool
-    round: int  # the answer repeats it
+    round: int  # repeated in the answer
 
 
 class VoteResponse(msgspec.Struct, frozen=True, tag="q.voted"):
@@ -160,7 +160,9 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="q.voted"):
 
 
 class BeginEpoch(msgspec.Struct, frozen=True, tag="q.begin"):
-    """I lead `epoch`: fetch from me. Sent to voters that have not fetched in it yet."""
+    """The sender leads `epoch` and asks for fetches. Sent to voters that have not fetched in it
+    yet.
+    """
 
     generation: int
     epoch: int
@@ -168,7 +170,7 @@ class BeginEpoch(msgspec.Struct, frozen=True, tag="q.begin"):
 
 
 class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
-    """I lead `epoch` no more and hold no lease: whoever promised me not to vote is free.
+    """The sender no longer leads `epoch` and holds no lease: promises to it are released.
     `successors`: node ids, the best first; they try in this order.
     """
 
@@ -182,31 +184,34 @@ class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
-    """Everything below `offset` is on the sender's disk. Sent to someone who does not lead it asks
-    who does.
+    """Everything below `offset` is on the sender's disk. A receiver that is not the leader names
+    the leader in its answer.
     """
 
-    generation: int  # 0: has no snapshot yet and takes whichever the leader's is
+    generation: int  # 0: has no snapshot yet and accepts the leader's
     epoch: int
     replica: ReplicaKey
-    sequence: int  # rises with every request of a replica; the answer repeats it
+    sequence: int  # rises with every request of a replica; repeated in the answer
     offset: int
     last_epoch: int  # of the record before `offset`
-    high_watermark: int  # that the sender knows
-    stamp_ns: int  # of the newest answer that the sender has taken in this epoch; 0 = none
+    high_watermark: int  # known to the sender
+    stamp_ns: int  # of the newest answer that the sender has accepted in this epoch; 0 = none
 
 
 class FetchResponse(msgspec.Struct, frozen=True, tag="q.fetched"):
     generation: int
     epoch: int
-    leader: int  # node id of the leader of `epoch`, -1 = not known: the sender is not it unless it is named here
+    # node id of the leader of `epoch`, -1 = not known; the sender leads only if it is named here
+    leader: int
     sender: ReplicaKey
     sequence: int
-    sent_ns: int  # no later than it was sent; 0 from a sender who does not lead
+    sent_ns: int  # not later than the time of sending; 0 if the sender does not lead
     high_watermark: int = -1
     batches: tuple[Batch, ...] = ()
-    diverging: tuple[int, int] | None = None  # (epoch, end offset of it): the logs part no later than there (KIP-595)
-    snapshot: SnapshotMeta | None = None  # what was asked for is older than the log: fetch this first
+    # (epoch, its end offset): the logs diverge no later than there (KIP-595)
+    diverging: tuple[int, int] | None = None
+    # the requested offset is older than the log: fetch this first
+    snapshot: SnapshotMeta | None = None
     snapshot_bytes: int = 0
 
 
@@ -217,7 +222,7 @@ class FetchSnapshot(msgspec.Struct, frozen=True, tag="q.snapshot"):
     sequence: int
     snapshot_offset: int
     snapshot_epoch: int
-    position: int  # bytes; a multiple of nothing
+    position: int  # in bytes, without alignment
     stamp_ns: int
 
 
@@ -228,7 +233,7 @@ class SnapshotChunk(msgspec.Struct, frozen=True, tag="q.chunk"):
     sequence: int
     sent_ns: int
     position: int
-    data: bytes  # empty: there is no such snapshot any more, fetch again
+    data: bytes  # empty: the snapshot no longer exists, fetch again
     crc: int
 
 

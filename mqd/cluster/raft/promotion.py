@@ -1,10 +1,11 @@
-"""Which host should become a voter of the quorum by itself: a cluster of one that has grown to
-three gets three voters, one at a time.
+"""Automatic promotion to voter: a cluster that has grown from one host to three gets three voters,
+one at a time.
 
-Pure. Nobody is ever removed by itself, and a number of voters that an operator has chosen is left
-alone: two by their founding, four, five and more, and what is left when one was removed. Only one
-voter grows to three, by way of two. That it is on the way is read from the voter sets of the
-metadata log (log_memory.py: their course), which every controller has, whoever of them began it.
+Pure. No voter is ever removed automatically, and a number of voters that an operator has chosen is
+kept: two by their founding, four, five and more, and those left after a removal. Only a single
+voter grows to three, by way of two. Whether that growth is in progress follows from the voter sets
+in the metadata log (log_memory.py: their course), which every controller has, whichever one began
+it.
 """
 
 from collections.abc import Iterable
@@ -15,8 +16,8 @@ from mqd.cluster.raft.messages import GROWING, SHRUNK, VOTERS_WANTED, ReplicaKey
 
 
 def key_of(broker: BrokerState) -> ReplicaKey | None:
-    """Who a registered broker is in the quorum; None: it was registered by a version that did not
-    say.
+    """The quorum identity of a registered broker. None: the version that registered it did not
+    supply one.
     """
     try:
         return ReplicaKey(broker.node_id, directory_bytes(broker.directory_id))
@@ -25,10 +26,10 @@ def key_of(broker: BrokerState) -> ReplicaKey | None:
 
 
 def candidates(voters: Voters, brokers: Iterable[BrokerState], course: int) -> list[Voter]:
-    """In service, reachable by the others, no voter yet; the lowest node id first. Empty when there
-    are not enough hosts for three, or when there is nothing to grow. `course`: how these voters
-    came to be so many; two of whom one was added are on the way, and two that were founded, or one
-    or two that are left, are a wish.
+    """Hosts in service, reachable by the others and not voters yet; lowest node id first. Empty if
+    there are not enough hosts for three, or if no growth is wanted. `course`: the history of the
+    number of voters. Two voters of which one was added are growing; two founding voters, or one or
+    two that are left, are deliberate.
     """
     count = len(voters)
     if count >= VOTERS_WANTED or course == SHRUNK or (count == 2 and course != GROWING):
@@ -50,7 +51,7 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], course: int) -> l
 
 
 def moved(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:
-    """A voter whose registration names another address than the quorum knows."""
+    """A voter whose registration has a different address than the quorum knows."""
     by_key = {voter.key: voter for voter in voters}
     for broker in brokers:
         key = key_of(broker)

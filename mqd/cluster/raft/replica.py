@@ -1,12 +1,12 @@
-"""What a replica of the quorum has whatever its role: the vote, the log, what is on the disk and
-what is only asked of it, what is committed and handed out, what it says.
+"""The state of a quorum replica in any role: the vote, the log, completed and pending disk writes,
+the committed and delivered offsets, the outgoing messages.
 
-raft/core.py is the replica itself; its invariants are listed there. Here above all
-    I1  a vote is durable before anyone hears of it: send() keeps everything back until then
-    I2  truncate() refuses what is committed
-    I4  persist_vote() never goes back
-    I5  Committed is handed out up to what is both committed and durable here
-The disk works in the order of the sequence numbers; `_disk` lists what it has not reported yet.
+raft/core.py is the replica itself; its invariants are listed there. This module mainly ensures
+    I1  a vote is durable before it is sent: send() holds back all messages until then
+    I2  truncate() refuses to remove committed records
+    I4  persist_vote() never regresses
+    I5  Committed is handed out only for records that are both committed and durable here
+The disk works in the order of the sequence numbers; `_disk` lists the unreported writes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.Instal
 
 
 class QuorumBroken(AssertionError):
-    """Two replicas contradict each other about committed records. Nothing that this process could
-    do would be right: it ends.
+    """Two replicas contradict each other about committed records. No action of this process could
+    be right, so it ends.
     """
 
 
 def _rank(effect: Effect) -> int:
-    """What the disk is asked comes before what others are told: they may propose at once, and the
-    disk's order is that of the log.
+    """Disk effects come before effects that others see: those may cause proposals immediately, and
+    the disk's order is that of the log.
     """
     return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
 
@@ -54,14 +54,15 @@ class QuorumReplica:
         self.leader = -1
         self._sequence = 0  # of disk effects
         self._vote_sequence = self._disk_done = 0
-        self._disk: deque[tuple[int, str, int]] = deque()  # (sequence, what, end offset) not yet done
+        # (sequence, kind, end offset) in progress
+        self._disk: deque[tuple[int, str, int]] = deque()
         self._retry_vote_ns = NO_DEADLINE
         self._installing: events.InstallSnapshot | None = None
         self._outbox: deque[events.Send] = deque(maxlen=OUTBOX_MAX)
         self._effects: list[Effect] = []
         self._snapshot_wanted = False
 
-    # -- what others read --------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -78,8 +79,8 @@ class QuorumReplica:
 
     @property
     def may_stand(self) -> bool:
-        """A voter; also one whose removal is in its log but perhaps not committed: it may be the
-        only one that could win (Raft dissertation 4.2.2).
+        """A voter, or one whose removal is in its log but may not be committed: it may be the only
+        replica that can win (Raft dissertation 4.2.2).
         """
         log = self.log
         if self.is_voter:
@@ -97,7 +98,7 @@ class QuorumReplica:
         return self.log.end_offset
 
     def snapshot_meta(self, offset: int) -> SnapshotMeta:
-        """What goes with a snapshot of the state at `offset`, an applied one not before the last
+        """The meta of a snapshot of the state at `offset`, an applied offset not before the last
         snapshot's.
         """
         if not self.log.start_offset <= offset <= self.applied_offset:
@@ -123,7 +124,7 @@ class QuorumReplica:
         self._effects.append(effect)
 
     def send(self, to: int, message: QuorumMessage) -> None:
-        """Nothing is said before the vote that stands behind it is durable."""
+        """Messages wait until the vote on which they depend is durable."""
         if to == self.key.node_id:
             return
         if self.is_vote_pending:
@@ -148,7 +149,8 @@ class QuorumReplica:
     def _emit_vote(self) -> None:
         vote = self.vote
         asked = [effect for effect in self._effects if type(effect) in _DISK]
-        if asked and isinstance(asked[-1], events.PersistVote):  # of this very event: one write is enough
+        # of the same event: one write is enough
+        if asked and isinstance(asked[-1], events.PersistVote):
             self._effects[self._effects.index(asked[-1])] = events.PersistVote(asked[-1].sequence, vote)
             return
         self._vote_sequence = self._sequence + 1
@@ -160,7 +162,7 @@ class QuorumReplica:
         self._disk_effect("append", self.log.end_offset, lambda sequence: events.AppendLog(sequence, batches))
 
     def truncate(self, offset: int) -> None:
-        """Records that no majority has. Raises QuorumBroken."""
+        """Removes records that no majority has. Raises QuorumBroken."""
         if offset < self.high_watermark:
             raise QuorumBroken(
                 f"the leader of epoch {self.epoch} (node {self.leader}) parts from this log at offset {offset}, but"
@@ -178,7 +180,7 @@ class QuorumReplica:
         return self._installing is not None
 
     def install(self, meta: SnapshotMeta, data: bytes) -> None:
-        """The log stays as it is until the snapshot is durable."""
+        """The log stays unchanged until the snapshot is durable."""
         if meta.offset < self.applied_offset:
             raise QuorumBroken(f"a snapshot at offset {meta.offset} where {self.applied_offset} records are applied")
 
@@ -199,10 +201,10 @@ class QuorumReplica:
         self._snapshot_wanted = False
         self.emit(events.LoadState(meta, installed.data))
 
-    # -- what the disk says ------------------------------------------------------------------------
+    # -- results of disk writes -------------------------------------------------------------------
 
     def disk_done(self, sequence: int) -> bool:
-        """Whether a snapshot was installed with it."""
+        """Returns whether this completes the installation of a snapshot."""
         self._disk_done = max(self._disk_done, sequence)
         installed = False
         while self._disk and self._disk[0][0] <= sequence:
@@ -219,8 +221,8 @@ class QuorumReplica:
         return installed
 
     def disk_refused(self, now_ns: int) -> tuple[int, bool]:
-        """What was asked is forgotten. (Where the log ends now, whether the disk must be told to
-        cut it there.) The vote is tried again after a while.
+        """Drops the refused writes. Returns (new end of the log, whether the disk must be truncated
+        there). The vote is retried after a while.
         """
         truncated = [end for _, what, end in self._disk if what == "truncate"]
         if any(what == "install" for _, what, _ in self._disk):
@@ -231,17 +233,17 @@ class QuorumReplica:
         return min([self.durable_offset, *truncated]), bool(truncated)
 
     def cut_back(self, end_offset: int, on_disk_too: bool) -> None:
-        """What was only in memory goes, as if this process had crashed before the flush."""
+        """Drops the part that was only in memory, as if this process had crashed before the flush."""
         self.durable_offset = min(self.durable_offset, end_offset)
         if self.log.end_offset > end_offset:
             self.log.truncate(end_offset)
         if on_disk_too:
             self._disk_effect("truncate", end_offset, lambda sequence: events.TruncateLog(sequence, end_offset))
 
-    # -- what is committed -------------------------------------------------------------------------
+    # -- commits ----------------------------------------------------------------------------------
 
     def commit(self, offset: int) -> None:
-        """Everything below `offset` is committed, and that far this log is the leader's."""
+        """Everything below `offset` is committed, and up to there this log equals the leader's."""
         self.high_watermark = max(self.high_watermark, offset)
         self._apply()
 
@@ -263,10 +265,10 @@ class QuorumReplica:
                 self.emit(events.SnapshotWanted(self.applied_offset))
 
     def on_applied(self) -> None:
-        """Everything that could be handed out was."""
+        """Everything that was possible has been handed out."""
 
     def check(self, log_too: bool = True) -> None:
-        """Asserts the invariants. The log's cost its length."""
+        """Asserts the invariants. With the log this takes time proportional to its length."""
         if log_too:
             self.log.check()
         assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (

@@ -1,10 +1,10 @@
-"""force-standalone: one host goes on alone after a majority of the quorum's voters was lost for
-good. Offline, by an operator's order, and at the price that it names: what the lost majority had
-committed and this host had not yet, is gone; what this host had and nobody committed, is in force
-(docs/design/cluster.md, 3.5).
+"""force-standalone: one host continues alone after a majority of the quorum's voters was
+permanently lost. Offline, by an operator's order, and at a stated price: changes that the lost
+majority had committed and this host lacked are lost; uncommitted changes in this host's log take
+effect (docs/design/cluster.md, 3.5).
 
-The generation of the cluster rises with it, so that a lost voter that turns up again is refused
-instead of electing another leader beside this one.
+It raises the generation of the cluster, so that a lost voter that returns is refused instead of
+electing a second leader.
 """
 
 from pathlib import Path
@@ -20,13 +20,13 @@ from mqd.cluster.raft.store import QuorumStore, encode_state
 class Standalone(NamedTuple):
     generation: int
     offset: int
-    known_committed: int  # what lies between this and `offset` nobody may have known to be committed
+    known_committed: int  # changes between this and `offset` may never have been committed
     voters_before: tuple[int, ...]
 
 
 def force_standalone(directory: Path, node_id: int) -> Standalone:
-    """`directory`: DATA_DIR/metadata of a broker that does not run (whoever calls holds its lock).
-    Raises MetadataCorrupt, OSError.
+    """`directory`: DATA_DIR/metadata of a stopped broker (the caller holds its lock). Raises
+    MetadataCorrupt, OSError.
     """
     if not (directory / "meta.properties").exists():
         raise MetadataCorrupt(f"{directory} holds no metadata of a cluster")

@@ -1,33 +1,34 @@
-"""The quorum's store on disk: the metadata log, its snapshots, the vote. Nothing in force before it
-is flushed; what is damaged is refused, never passed over.
+"""The quorum's store on disk: the metadata log, its snapshots, the vote. Nothing takes effect
+before it is flushed; damaged files are refused, never skipped.
 
     DIRECTORY/                            (DATA_DIR/metadata)
-        meta.properties                   node.id, directory.id: who this replica is. A directory
-                                          that was emptied gets another directory.id: it is nobody's
+        meta.properties                   node.id, directory.id: identity of this replica. An
+                                          emptied directory gets a new directory.id and is not a
                                           voter
         __cluster_metadata-0/
             00000000000000000042.log          batches from offset 42 on (bytes: raft/files.py); the next file begins where it ends
             00000000000000000042.checkpoint   the state at offset 42, with the voters and the epoch there
-            vote                              epoch, whom this replica voted for, whom it followed
-            committed                         how far the log is known to be flushed, and committed
-            reserve                           ballast: given up when the disk is full, so that
+            vote                              epoch, the replica voted for, the leader followed
+            committed                         offsets up to which the log is known to be flushed,
+                                              and committed
+            reserve                           ballast: deleted when the disk is full, so that
                                               DeleteTopics and configuration changes still work
 
 Invariants
     M1  append returns after fdatasync; a write that fails leaves the files as before (definite); a
         flush that fails leaves the outcome unknown: the process ends, and its successor reads what
         the disk holds
-    M2  `committed` is written after the flush that it tells of, and lowered (flushed) before a
+    M2  `committed` is written after the flush that it records, and lowered (flushed) before a
         truncation, so it never claims too much; it may lag behind after a power cut
     M3  bytes below the mark were flushed: a batch that is unreadable there is corruption, and the
-        controller refuses to start. Bytes after it are the torn end of a write that nobody was
-        answered: cut off, unless a whole batch follows them (that is corruption too)
-    M4  what lay beyond the mark and was kept is written and flushed again before anything rests on
-        it: after a failed flush the page cache lies
-    M5  a checkpoint is complete and durable before the log that it replaces is deleted; the file
-        that goes on after an installed one exists before it
-    M6  a vote is durable before it is told; a vote file that is missing or damaged where there
-        should be one is refused: this replica could vote twice in one epoch
+        controller refuses to start. Bytes after it are the torn end of an unacknowledged write and
+        are cut off, unless a whole batch follows them (that is corruption too)
+    M4  bytes beyond the mark that are kept are written and flushed again before anything depends on
+        them: after a failed flush the page cache is unreliable
+    M5  a checkpoint is complete and durable before the log that it replaces is deleted; the log
+        file that continues after an installed checkpoint is created before it
+    M6  a vote is durable before it is sent; a missing or damaged vote file is an error where one
+        must exist: this replica could vote twice in one epoch
 
 Single-threaded: one call at a time, off the event loop.
 """
@@ -56,14 +57,14 @@ _snapshot_decoder = msgspec.msgpack.Decoder(Snapshot)
 
 class FlushFailed(RuntimeError):
     """The disk did not confirm a flush: whether the change survives is unknown. The controller must
-    end.
+    exit.
     """
 
 
 class Recovered(NamedTuple):
-    stored: Stored  # for the quorum; `stored.snapshot` None: this directory is empty
+    stored: Stored  # for the quorum; `stored.snapshot` None: the directory is empty
     state: MetadataState  # as in the snapshot
-    cut_bytes: int  # torn end that was cut off
+    cut_bytes: int  # torn end that was removed
 
 
 # -- the state's bytes -----------------------------------------------------------------------------
@@ -77,7 +78,7 @@ def decode_state(data: bytes, offset: int) -> MetadataState:
     """Raises ValueError."""
     try:
         state = MetadataState.from_snapshot(_snapshot_decoder.decode(data))
-    except Exception as error:  # whatever the bytes lead to, it is their fault
+    except Exception as error:  # whatever error the bytes cause, they are at fault
         raise ValueError(str(error)) from error
     if state.version != offset:
         raise ValueError(f"it holds the state at offset {state.version}")
@@ -93,8 +94,8 @@ class _File(NamedTuple):
 
 
 class QuorumStore:
-    """open() recovers; found() begins on an empty directory; append(), truncate(), install(),
-    write_vote() carry out what the quorum decides; store_snapshot() keeps the log short.
+    """open() recovers; found() starts on an empty directory; append(), truncate(), install(),
+    write_vote() carry out the quorum's decisions; store_snapshot() bounds the log.
     """
 
     def __init__(self, directory: Path, key: ReplicaKey, reserve_bytes: int = RESERVE_BYTES) -> None:
@@ -102,7 +103,7 @@ class QuorumStore:
         self.key = key
         self._reserve_bytes = reserve_bytes
         self._fd = self._mark_fd = -1
-        self._files: list[_File] = []  # the last is written to
+        self._files: list[_File] = []  # the last one is the write target
         self._position = 0  # in the last file
         self._committed = 0
         self._snapshot: SnapshotMeta | None = None
@@ -160,8 +161,8 @@ class QuorumStore:
             native.file_sync_directory(self.directory.parent)
 
     def _newest_checkpoint(self) -> tuple[SnapshotMeta | None, MetadataState, int]:
-        """The newest checkpoint; an empty state when there is none. A damaged one is never passed
-        over: an older one plus a log that was cut would lack changes.
+        """The newest checkpoint; an empty state if there is none. A damaged one is never skipped:
+        an older one plus a truncated log would lack changes.
         """
         paths = sorted(path for path in self.directory.glob("*.checkpoint") if path.stem.isdigit())
         if not paths:
@@ -177,7 +178,7 @@ class QuorumStore:
             raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
 
     def _adopt(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
-        """A log from before clusters: this host is its only voter."""
+        """A log written before clusters existed: this host is its only voter."""
         meta = SnapshotMeta(state.version, 0, (Voter(self.key, "", 0),), 1)
         if not self._vote_path.exists():
             native.file_replace(self._vote_path, files.encode_vote(VoteState()))
@@ -206,8 +207,8 @@ class QuorumStore:
             return Mark(-1, 0, 0)
 
     def _chain(self, snapshot_offset: int) -> list[_File]:
-        """Log files from the one on that has the snapshot's offset. An empty one above every other
-        is what a crash left of a snapshot that was not finished.
+        """The log files from the one on that contains the snapshot's offset. An empty file above
+        all others is the remainder of a snapshot that a crash interrupted.
         """
         found = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
         later = [file for file in found if file.base_offset > snapshot_offset]
@@ -223,7 +224,9 @@ class QuorumStore:
         return here + later
 
     def _read_files(self, snapshot_offset: int, mark: Mark) -> tuple[list[Batch], int]:
-        """All batches from the snapshot's offset on, and how many bytes of torn end were cut off."""
+        """All batches from the snapshot's offset on, and the number of bytes of torn end that were
+        cut off.
+        """
         known = [file.base_offset for file in self._files]
         if mark.position > 0 and mark.base_offset >= snapshot_offset and mark.base_offset not in known:
             raise MetadataCorrupt(
@@ -256,7 +259,8 @@ class QuorumStore:
             )
             successors_empty = all(later.path.stat().st_size == 0 for later in self._files[number + 1 :])
             offset, cut_bytes = self._read_file(file, flushed, successors_empty, batches)
-        if offset < snapshot_offset:  # the checkpoint has more than the log before it: that log cannot go on
+        # the checkpoint is ahead of the log before it, so that log cannot continue
+        if offset < snapshot_offset:
             self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
             self._position, self.next_offset = 0, snapshot_offset
             return [], cut_bytes
@@ -264,8 +268,8 @@ class QuorumStore:
         return [batch for batch in batches if batch.base_offset >= snapshot_offset], cut_bytes
 
     def _read_file(self, file: _File, flushed: int, may_be_torn: bool, batches: list[Batch]) -> tuple[int, int]:
-        """Appends the file's batches. `flushed`: so many bytes were (-1 = all). Returns (offset
-        after the last, bytes of torn end).
+        """Appends the file's batches. `flushed`: number of bytes that were flushed (-1 = all).
+        Returns (offset after the last batch, bytes of torn end).
         """
         data = file.path.read_bytes()
         flushed = len(data) if flushed < 0 else flushed
@@ -292,9 +296,7 @@ class QuorumStore:
     def _judge(
         self, path: Path, data: bytes, position: int, offset: int, flushed: int, reason: str, may_be_torn: bool
     ) -> None:
-        """A batch that cannot be read: returns when it is a torn end, raises when it is corruption
-        (M3).
-        """
+        """An unreadable batch: returns if it is a torn end, raises if it is corruption (M3)."""
         later = files.later_batch(data, position, offset)
         if position >= flushed and later < 0 and may_be_torn:
             return
@@ -313,8 +315,8 @@ class QuorumStore:
 
     @staticmethod
     def _write_again(path: Path, data: bytes, position: int) -> None:
-        """M4: the same bytes in the same place, so that the flush is one of these bytes. Cuts off
-        what follows them.
+        """M4: rewrites the same bytes in place, so that the flush covers them. Cuts off the bytes
+        that follow.
         """
         fd = native.file_open_append(path, len(data))
         try:
@@ -332,11 +334,11 @@ class QuorumStore:
         if new:
             native.file_sync_directory(self.directory)
 
-    # -- beginning ---------------------------------------------------------------------------------
+    # -- founding ---------------------------------------------------------------------------------
 
     def found(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:  # noqa: B008 (frozen)
-        """On an empty directory: this replica begins with the empty state and these voters. Raises
-        OSError: nothing counts yet, the next start finds it empty.
+        """On an empty directory: this replica starts with the empty state and these voters. Raises
+        OSError: nothing has taken effect, and the next start finds an empty directory.
         """
         assert self._snapshot is None and meta.offset == 0
         native.file_replace(self._vote_path, files.encode_vote(vote))
@@ -350,13 +352,13 @@ class QuorumStore:
     # -- writing -----------------------------------------------------------------------------------
 
     def write_vote(self, vote: VoteState) -> None:
-        """Durable when it returns. Raises OSError: the one before it stands."""
+        """Durable on return. Raises OSError: the previous vote remains."""
         data = files.encode_vote(vote)
         self._with_reserve(lambda: native.file_replace(self._vote_path, data))
 
     def append(self, batches: Sequence[Batch], now_ms: int, committed_offset: int = 0) -> None:
-        """Afterwards the batches are on disk. `committed_offset`: what is known to be committed.
-        Raises OSError: nothing was written; FlushFailed: nobody knows.
+        """On return the batches are on disk. `committed_offset`: offset known to be committed.
+        Raises OSError: nothing was written; FlushFailed: the outcome is unknown.
         """
         if batches[0].base_offset != self.next_offset:
             raise ValueError(f"append at offset {batches[0].base_offset}, the log ends at {self.next_offset}")
@@ -369,7 +371,7 @@ class QuorumStore:
         self._write_mark()
 
     def _with_reserve(self, write) -> None:
-        """On a full disk the ballast goes first."""
+        """On a full disk, deletes the ballast first."""
         try:
             write()
         except OSError as error:
@@ -390,12 +392,12 @@ class QuorumStore:
         except OSError:
             if flush:
                 raise
-            return  # it only sharpens recovery (M2)
+            return  # it only improves recovery (M2)
         if flush:
             self._flush(self._mark_fd)
 
     def truncate(self, offset: int) -> None:
-        """Every batch that reaches beyond `offset` goes; none of them was committed. Raises
+        """Removes every batch that reaches beyond `offset`; none of them was committed. Raises
         FlushFailed.
         """
         if offset < self._committed or offset > self.next_offset:
@@ -423,7 +425,7 @@ class QuorumStore:
 
     @staticmethod
     def _end_before(file: _File, offset: int) -> tuple[int, int]:
-        """(position, offset) at which the last batch ends that does not reach beyond `offset`."""
+        """(position, offset) of the end of the last batch that does not reach beyond `offset`."""
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             position, end_offset = 0, file.base_offset
@@ -443,15 +445,15 @@ class QuorumStore:
         return True
 
     def restore_reserve(self) -> None:
-        """Called now and then: takes the ballast back when there is room for it again. Without it
-        the log goes on; so it raises nothing.
+        """Called periodically: recreates the ballast when there is room again. The log works
+        without it, so this raises nothing.
         """
         try:
             if not self._reserve_bytes or self._reserve_path.exists():
                 return
             fd = os.open(self._reserve_path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError:
-            return  # no room for so much as a file, or a descriptor
+            return  # no room for a file, or no descriptor
         try:
             os.posix_fallocate(fd, 0, self._reserve_bytes)
         except OSError:
@@ -462,8 +464,8 @@ class QuorumStore:
     # -- snapshots ---------------------------------------------------------------------------------
 
     def store_snapshot(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Own state at a committed offset: the log goes on in a new file, what the snapshot stands
-        for is deleted. Raises OSError: the old log goes on; FlushFailed.
+        """Stores the own state at a committed offset: the log continues in a new file, and what the
+        snapshot covers is deleted. Raises OSError: the old log continues; FlushFailed.
         """
         if self._snapshot is not None and meta.offset <= self._snapshot.offset:
             return
@@ -476,8 +478,8 @@ class QuorumStore:
         self._drop_older()
 
     def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Offline, by an operator's order: the state of the whole log, under other voters, in
-        another generation. Raises OSError, FlushFailed: the old one stands.
+        """Offline, by an operator's order: stores the state of the whole log with other voters, in
+        another generation. Raises OSError, FlushFailed: the old one remains.
         """
         assert (
             self._snapshot is not None
@@ -513,8 +515,8 @@ class QuorumStore:
             raise
 
     def install(self, meta: SnapshotMeta, state: bytes) -> MetadataState:
-        """A snapshot of the leader's takes the place of everything. Returns its state. Raises
-        ValueError: it cannot be read; OSError: the old log stands; FlushFailed.
+        """Replaces everything by a snapshot of the leader's. Returns its state. Raises ValueError:
+        it is unreadable; OSError: the old log remains; FlushFailed.
         """
         found = decode_state(state, meta.offset)
         before = self._files, self._position
@@ -523,7 +525,8 @@ class QuorumStore:
             self._files, self._position = [_File(meta.offset, self._log_path(meta.offset))], 0
             self._begin()
         else:
-            if self.next_offset > meta.offset:  # what the leader's history has in place of ours is committed
+            # the leader's history, which replaces ours, is committed
+            if self.next_offset > meta.offset:
                 self.truncate(meta.offset)
                 before = self._files, self._position
             if self._files[-1].base_offset != meta.offset:
@@ -542,7 +545,9 @@ class QuorumStore:
         return found
 
     def _go_back(self, before: list[_File], position: int) -> None:
-        """The file that was to go on after an installed snapshot goes; the old log stands."""
+        """Removes the file that would have continued after an installed snapshot; the old log
+        remains.
+        """
         native.file_close(self._fd)
         self._fd = -1
         for file in self._files[len(before) :]:
@@ -552,7 +557,7 @@ class QuorumStore:
             self._fd = native.file_open_append(before[-1].path, position)
 
     def read_snapshot(self, offset: int, epoch: int, position: int, size_bytes: int) -> bytes:
-        """Of the state's bytes; b"": there is no such snapshot any more. Raises OSError."""
+        """Part of the state's bytes; b"": the snapshot no longer exists. Raises OSError."""
         if self._snapshot is None or (self._snapshot.offset, self._snapshot.epoch) != (offset, epoch):
             return b""
         path = self._checkpoint_path(offset)
@@ -562,8 +567,8 @@ class QuorumStore:
             return os.pread(file.fileno(), size_bytes, start + position)
 
     def _drop_older(self) -> None:
-        """Log files and checkpoints that the newest checkpoint stands for (M5), and what a crash
-        left of an unfinished one.
+        """Deletes log files and checkpoints that the newest checkpoint replaces (M5), and the
+        remainder of an unfinished one.
         """
         assert self._snapshot is not None
         while len(self._files) > 1 and self._files[1].base_offset <= self._snapshot.offset:

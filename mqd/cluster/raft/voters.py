@@ -2,9 +2,9 @@
 leader.
 
 A set is in force from the moment its batch is in a log. Two sets in force at once differ by one
-voter, so their majorities meet. For that (invariant V1) a change begins only when the one before is
-committed and the leader has committed a record of its own epoch (else two leaders in turn may each
-have one in flight: the error in the first published single-server change).
+voter, so their majorities meet. For that (invariant V1) a change begins only when the previous one
+is committed and the leader has committed a record of its own epoch (otherwise two successive
+leaders may each have one in flight: the error in the first published single-server change).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mqd.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from mqd.cluster.raft.leader import Leadership, Replica
 
-CATCH_UP_PROMISES = 15  # so many times P a new voter may take to catch up
+CATCH_UP_PROMISES = 15  # a new voter may take this many times P to catch up
 
 
 class _Change(NamedTuple):
     token: Hashable
     voter: Voter | None  # to be added when it has caught up
-    target_offset: int  # ... to here
+    target_offset: int  # ... up to this offset
     deadline_ns: int
     end_offset: int  # of its batch; -1 = not appended yet
 
@@ -89,8 +89,8 @@ class VoterChanges:
                 self.on_fetched(replica, now_ns)
 
     def on_fetched(self, replica: Replica, now_ns: int) -> None:
-        """A new voter may vote when it has all that there was when it was asked for, and is there
-        now.
+        """A new voter gets its vote when it has caught up with the log as of the request, and is
+        active now.
         """
         change = self._change
         if change is None or change.voter is None or change.end_offset >= 0 or change.voter.key != replica.key:
@@ -127,7 +127,9 @@ class VoterChanges:
         return there >= majority(len(voters))
 
     def _is_there(self, key: ReplicaKey, now_ns: int) -> bool:
-        """And keeps up: one that fetches and cannot write, with a full disk, commits nothing."""
+        """It also keeps up: a replica that fetches but cannot write, with a full disk, commits
+        nothing.
+        """
         replica = self._leading.replicas.get(key)
         return (
             replica is not None
@@ -170,7 +172,7 @@ class VoterChanges:
             )
 
     def dropped(self, end_offset: int) -> None:
-        """The log ends there again."""
+        """The log was truncated to that offset."""
         if self._change is not None and self._change.end_offset > end_offset:
             self.failed("The disk refused the change of the voters; nothing was changed.")
 

@@ -118,7 +118,7 @@ def settle(
     recovering = target.recovering
     if unclean:
         in_sync, eligible, last_known, recovering = (leader,), (), (), True
-    elif leader >= 0 and leader not in in_sync:  # one of the eligible replicas: it has every committed record
+    elif leader >= 0 and leader not in in_sync:  # eligible: has all committed records
         in_sync, eligible = (leader,), without(eligible, (leader,))
         if minimum <= 1:
             eligible, last_known = (), ()

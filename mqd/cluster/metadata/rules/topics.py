@@ -262,7 +262,7 @@ def _spread(state: MetadataState, count: int, factor: int, place: Placement, int
 
 
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
-    """Before a number that a client wrote becomes a list of that length."""
+    """Checked before a client's number is turned into a list of that length."""
     most = limits(state, nodes, internal, place.partition_count_max)
     room = sum(max(0, most[node] - held) for node, held in _held(state, nodes).items())
     if count > room:
@@ -466,7 +466,7 @@ def alter_config(
 
 
 def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
-    """R13: with a smaller number those who are in sync would be enough, and the eligible ones, who
+    """R13: with a smaller number the in-sync replicas would be enough, and the eligible ones, which
     have every record too, would be forgotten.
     """
     wanted = wanted_min_in_sync(config, broker_default)
