@@ -1,21 +1,20 @@
-/* Extents of a process's shared receive memory: who uses which, counted by references. The book is
- * private to the owner.
+/* Extents of a process's shared receive memory, reference counted. The bookkeeping is private to
+ * the owner.
  *
  * A run is one or more neighbouring extents that were allocated together; any offset within it
- * names it.
+ * identifies it.
  *
- *   one extent    popped from a list of free extents, the one freed last first: a reactor that
- *                 takes and frees windows over and over stays in the same few hundred kilobytes of
- *                 its L2 cache. O(1).
- *   longer runs   searched in a bitmap from the high end, so that they and the hot low extents do
- *                 not tear each other up.
+ *   one extent   popped from a free list, last freed first: a reactor that repeatedly takes and
+ *                frees windows stays in the same few hundred kilobytes of its L2 cache. O(1).
+ *   longer runs  found in a bitmap from the high end, so that they and the hot low extents do not
+ *                fragment each other.
  *
  * Invariants
- *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its references
- *       are 0.
- *   A2  references and length are kept at a run's first extent; `first` of every extent of a run
- *       points at it.
- * One thread.
+ *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its reference
+ *       count is 0.
+ *   A2  reference count and length are stored at a run's first extent; `first` of every extent of a
+ *       run is the index of that one.
+ * Concurrency: one thread.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -105,7 +104,7 @@ static uint32_t find_run(const struct mqd_arena *arena, uint32_t length)
     uint32_t found = 0;
     for (uint32_t index = arena->extent_count; index-- > 0;) {
         uint64_t word = arena->free_bits[index >> 6];
-        if (word == 0) { /* nothing in these 64 */
+        if (word == 0) { /* no free extent among these 64 */
             found = 0;
             index &= ~63u;
             continue;
@@ -162,7 +161,7 @@ void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset)
     run->references++;
 }
 
-/* -1 MQD_E_INVALID when nothing is allocated at `offset` (a peer gave back twice). */
+/* -1 MQD_E_INVALID when nothing is allocated at `offset` (a peer released it twice). */
 int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
 {
     struct extent *run = run_at(arena, offset);
@@ -181,8 +180,8 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
     return 1;
 }
 
-/* Puts the free extents in order, the lowest on top: after a while of coming and going, single
- * extents lie where a long run would have to. */
+/* Sorts the free extents, the lowest on top: after many allocations and releases, single extents
+ * are scattered where a long run is needed. */
 void mqd_arena_settle(struct mqd_arena *arena)
 {
     arena->free_head = NO_EXTENT;

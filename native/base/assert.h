@@ -1,8 +1,8 @@
-/* What must be true, checked in production too.
+/* Assertions that are checked in production too.
  *
- * A broken invariant is a fault of ours: the process logs what broke and ends, and its successor
- * recovers from what is on disk. What comes from outside (a frame, a file, another host, a local
- * client) is never asserted; it gets an error.
+ * A broken invariant is a bug in this code: the process logs it and aborts, and its successor
+ * recovers from disk. Input from outside (a frame, a file, another host, a local client) is never
+ * asserted; it gets an error.
  */
 #ifndef MQD_ASSERT_H
 #define MQD_ASSERT_H
@@ -18,8 +18,8 @@
 _Noreturn void mqd_assert_failed(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((cold, format(printf, 4, 5)));
 
-/* While `count` is not NULL, an invariant that breaks on this thread adds one to it before the
- * process ends. It lies in memory that outlives the process; the successor reads it. */
+/* While `count` is not NULL, an assertion that fails on this thread increments it before the
+ * process aborts. It is in memory that outlives the process; the successor reads it. */
 void mqd_assert_count(uint8_t *count);
 
 #endif

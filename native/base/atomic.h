@@ -1,13 +1,14 @@
-/* Atomic access to plain words, as shared memory and threads need it; what each name promises.
+/* Atomic access to plain words in shared memory or between threads, and the guarantees of each
+ * operation.
  *
  * The shared structs hold plain integers (their layout is a contract between processes, and C11
- * _Atomic may change it); every access to a word that another thread or process touches goes
- * through here. All of it is lock-free on words up to 8 bytes.
+ * _Atomic may change it); every access to a word that another thread or process uses goes through
+ * these macros. All of them are lock-free on words up to 8 bytes.
  *
- *   load_acquire / store_release  everything the writer did before the store is seen by whoever
- *                                 loads the stored value
- *   load_relaxed / store_relaxed  no tearing, no order
- *   store_seq_cst                 release, and no later load of this thread is done before it (x86:
+ *   load_acquire / store_release  a reader that loads the stored value sees everything that the
+ *                                 writer did before the store
+ *   load_relaxed / store_relaxed  no tearing, no ordering
+ *   store_seq_cst                 release, and no later load of this thread happens before it (x86:
  *                                 a locked exchange)
  *   exchange, add, or, and        seq_cst read-modify-write
  *   fence_full                    no store before it is delayed beyond a load after it (Dekker's
@@ -30,12 +31,11 @@
 #define mqd_fetch_or(word, value) __atomic_fetch_or((word), (value), __ATOMIC_SEQ_CST)
 #define mqd_fetch_and(word, value) __atomic_fetch_and((word), (value), __ATOMIC_SEQ_CST)
 
-/* For counters with one writer: other processes may read them at any time, nobody else adds. No
- * locked instruction. */
+/* For counters with a single writer; other processes may read them at any time. No locked
+ * instruction. */
 #define mqd_count(word, value) mqd_store_relaxed((word), mqd_load_relaxed(word) + (value))
 
-/* *expected is replaced by the word's value when it differs; true when `desired` was stored.
- * seq_cst. */
+/* When the word differs, *expected is set to its value; true when `desired` was stored. seq_cst. */
 #define mqd_compare_exchange(word, expected, desired)                                                                  \
     __atomic_compare_exchange_n((word), (expected), (desired), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 
@@ -52,7 +52,7 @@ static inline void mqd_fence_full(void)
 #endif
 }
 
-/* In a spin loop: frees the pipeline for the sibling thread. */
+/* For spin loops: frees the pipeline for the sibling hyperthread. */
 static inline void mqd_cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

@@ -1,5 +1,5 @@
-/* Numbers as Kafka's formats and ours on disk have them: big endian, at any address. The put ones
- * return what follows. */
+/* Big-endian numbers at any alignment, as in Kafka's formats and ours on disk. The put functions
+ * return the address after the number. */
 #ifndef MQD_BIG_ENDIAN_H
 #define MQD_BIG_ENDIAN_H
 

@@ -3,16 +3,16 @@
  *
  * mqd_crc32c(0, a ++ b) == mqd_crc32c(mqd_crc32c(0, a), b).
  *
- * On x86-64 the crc32 instruction takes three cycles and can start every cycle, so one stream uses a
- * third of it. Long input is cut in three equal parts whose checksums run side by side and are then
- * joined: shifting a checksum over n bytes is a multiplication by x^(8n) modulo the polynomial. One
- * carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies by x^32; the
- * reflected product brings one more x), does it. The method is Gopal et al., "Fast CRC computation
- * for iSCSI polynomial using CRC32 instruction", Intel 2011. Below SHORT_BYTES_MAX the joining
- * costs more than it saves. ARM's instructions are the same but for their names.
+ * On x86-64 the crc32 instruction takes three cycles and can start every cycle, so one stream uses
+ * a third of it. Long input is cut in three equal parts whose checksums run side by side and are
+ * then joined: shifting a checksum over n bytes is a multiplication by x^(8n) modulo the
+ * polynomial. One carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies
+ * by x^32; the reflected product brings one more x), does it. The method is Gopal et al., "Fast CRC
+ * computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Below SHORT_BYTES_MAX the
+ * joining costs more than it saves. ARM's instructions are the same except for their names.
  *
- * Tables and constants are computed when the library is loaded, before any thread can call; then
- * everything is read-only.
+ * Tables and constants are computed when the library is loaded, before any thread can call it;
+ * afterwards everything is read-only.
  */
 #include "base/crc32c.h"
 
@@ -70,8 +70,8 @@ typedef uint32_t crc_function(uint32_t crc, const uint8_t *bytes, size_t size);
 #endif
 
 #if HARDWARE
-/* Three parts of this many bytes each; a multiple of 8. Long first, so that little is left for the
- * slower ones. */
+/* The lengths of the three parts in bytes; multiples of 8. Longest first, so that little is left
+ * for the slower kinds. */
 static const uint32_t part_bytes[] = {1024, 256, 64};
 #define PART_KIND_COUNT (sizeof part_bytes / sizeof part_bytes[0])
 static uint32_t shift_one[PART_KIND_COUNT]; /* x^(8 * part - 33) */
@@ -101,26 +101,27 @@ static inline uint64_t load_64(const uint8_t *bytes)
     return word;
 }
 
-/* The instructions by one name each, and whether this machine has them: chosen at run time, so that
- * one build serves every machine. */
+/* One name for each instruction on both architectures. Whether this machine has them is checked at
+ * run time, so that one build serves every machine. */
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 
-/* With crc32 by name: not every compiler takes it to be part of sse4.2. */
+/* crc32 is named explicitly, because not every compiler includes it in sse4.2. */
 #define WITH_CRC __attribute__((target("sse4.2,crc32")))
 #define WITH_CRC_AND_MULTIPLY __attribute__((target("sse4.2,crc32,pclmul")))
 #define crc_8 _mm_crc32_u8
 #define crc_16 _mm_crc32_u16
 #define crc_32 _mm_crc32_u32
 #define crc_64 _mm_crc32_u64
-typedef uint64_t crc_state; /* as the instruction has it: no step in between that cuts it to 32 bits */
+/* the width of the instruction's operand, which avoids truncation to 32 bits in every step */
+typedef uint64_t crc_state;
 #define multiply(a, b)                                                                                                 \
     ((uint64_t)_mm_cvtsi128_si64(                                                                                      \
         _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)(a)), _mm_cvtsi64_si128((int64_t)(b)), 0)))
 
-/* The instruction cpuid itself: __builtin_cpu_supports is what the compiler's runtime library makes
- * of it, and that of zig always says no. */
+/* Executes cpuid itself: __builtin_cpu_supports depends on the compiler's runtime library, and
+ * zig's always returns false. */
 static bool has_feature(unsigned bit)
 {
     unsigned a, b, c = 0, d;
@@ -231,7 +232,7 @@ bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 }
 #endif
 
-static crc_function *best = crc_bitwise; /* right, if slow, for a constructor that runs before ours */
+static crc_function *best = crc_bitwise; /* correct, if slow, for a constructor that runs before ours */
 
 __attribute__((constructor)) static void choose(void)
 {

@@ -1,15 +1,15 @@
-/* The ways to compute CRC32C (Castagnoli), by name: for tests and benchmarks. Everyone else calls
- * mqd_crc32c, which takes the best. */
+/* The implementations of CRC32C (Castagnoli), for tests and benchmarks. Other code calls
+ * mqd_crc32c, which uses the fastest. */
 #ifndef MQD_CRC32C_H
 #define MQD_CRC32C_H
 
 #include "native.h"
 
 enum mqd_crc32c_kind {
-    MQD_CRC32C_BITWISE,    /* the definition */
-    MQD_CRC32C_TABLE,      /* eight tables, eight bytes a step; any machine */
-    MQD_CRC32C_ONE_STREAM, /* of the crc32 instruction: x86-64 with SSE 4.2, ARMv8 with CRC */
-    MQD_CRC32C_3WAY,       /* three streams, joined by carry-less multiplication; falls to one stream for short input */
+    MQD_CRC32C_BITWISE,    /* bit by bit, as defined */
+    MQD_CRC32C_TABLE,      /* eight tables, eight bytes a step; runs on any machine */
+    MQD_CRC32C_ONE_STREAM, /* the crc32 instruction: x86-64 with SSE 4.2, ARMv8 with CRC */
+    MQD_CRC32C_3WAY,       /* three streams, joined by carry-less multiplication; uses one stream for short input */
     MQD_CRC32C_KIND_COUNT
 };
 

@@ -36,7 +36,7 @@ int mqd_error_set_static(int code, const char *text)
     return -1;
 }
 
-/* Formats aside first: an argument may be the old message itself. */
+/* Formats into a separate buffer first, because an argument may be the old message itself. */
 static void set_message(int code, const char *format, va_list arguments, const char *suffix)
 {
     char message[MQD_ERROR_MESSAGE_BYTES];

@@ -1,8 +1,8 @@
-/* The cause of the last failure on this thread: a code and a message that names the cause and the
- * way out.
+/* The cause of the last failure on this thread: a code and a message that says what failed and what
+ * to do.
  *
- * Setting costs one vsnprintf; so expected outcomes of hot paths (EAGAIN, a full ring) return a
- * bare -1 or use a static text.
+ * Setting an error costs one vsnprintf, so expected outcomes on hot paths (EAGAIN, a full ring)
+ * return a bare -1 or use a static text.
  */
 #ifndef MQD_ERROR_H
 #define MQD_ERROR_H
@@ -11,17 +11,17 @@
 
 #define MQD_ERROR_MESSAGE_BYTES 512
 
-/* No space, no descriptor, no memory: what is refused now may be given later. */
+/* No space, no descriptor, no memory: a later attempt may succeed. */
 bool mqd_error_passes(int code);
 
-/* code: errno or MQD_E_*. All return -1, so that `return mqd_error_set(...)` reads well. Longer
- * messages are cut. */
+/* code: errno or MQD_E_*. All return -1, so that `return mqd_error_set(...)` is possible. Longer
+ * messages are truncated. */
 int mqd_error_set(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Like set, with ": " and the system's text for errno `code` behind. */
+/* Like set, followed by ": " and the system's text for errno `code`. */
 int mqd_error_system(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Puts context and ": " before the message there is; the code stays. */
+/* Prefixes the current message with context and ": "; the code is unchanged. */
 int mqd_error_wrap(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Constant text that outlives the thread; no formatting, no copying: for outcomes that are frequent
+/* Constant text that outlives the thread; no formatting, no copying: for frequent outcomes
  * (MQD_E_FULL). */
 int mqd_error_set_static(int code, const char *text);
 

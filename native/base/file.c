@@ -1,8 +1,8 @@
 /* The file layer; see base/file.h. Journal and faults live in base/file_watch.h and cost one
  * predictable branch here.
  *
- * Every call that fails sets mqd_error; those that only C uses (open, pwritev, sync, ...) leave
- * errno as the system set it, too.
+ * Every call that fails sets mqd_error; those used only from C (open, pwritev, sync, ...) also
+ * leave errno as the system set it.
  */
 #include "base/file.h"
 
@@ -20,8 +20,7 @@
 
 #define WATCHED __builtin_expect(mqd_load_relaxed(&mqd_file_watched), 0)
 
-/* Both channels tell the same: a caller that asks the other one must not take a failure for
- * success. */
+/* Sets both errno and mqd_error: a caller that checks only one must not take a failure for success. */
 static ssize_t told(ssize_t result, const char *call)
 {
     if (result < 0) {
@@ -214,7 +213,7 @@ int mqd_file_open_append(const char *path, int64_t position)
     return mqd_error_system(error, "cannot open %s for appending", path);
 }
 
-/* On failure the file is cut back to `position`, so that a later append at the same place starts
+/* On failure the file is truncated to `position`, so that a later append at the same place starts
  * clean. */
 int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {

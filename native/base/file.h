@@ -1,12 +1,12 @@
 /* The file layer: every change to a log directory's files goes through these calls, so that a test
- * can see, refuse and forget them.
+ * can record them, make them fail, or discard their effects.
  *
- * Normal running: thin wrappers over the system calls (one predictable branch). With
+ * In production: thin wrappers over the system calls (one predictable branch). With
  * MQD_FILE_JOURNAL=PATH in the environment every call is also appended to PATH (one file per
- * process: PATH.PID) in the order it took effect, with its data; tests/crash rebuilds from it what
- * a disk could hold after a power cut. With MQD_FILE_FAULTS=SPEC calls fail as told (both:
- * base/file_watch.h). The asynchronous fdatasync of io_uring reports through mqd_file_synced() when
- * it has completed.
+ * process: PATH.PID) in the order it took effect, with its data; tests/crash reconstructs from it
+ * the possible contents of a disk after a power failure. With MQD_FILE_FAULTS=SPEC calls fail as
+ * specified (both: base/file_watch.h). The asynchronous fdatasync of io_uring reports through
+ * mqd_file_synced() when it has completed.
  */
 #ifndef MQD_FILE_H
 #define MQD_FILE_H
@@ -16,22 +16,23 @@
 
 #include "native.h"
 
-/* The most one write to a segment takes. Beyond it ext4 puts what is written into folios of 128 KiB
- * and more, whose memory a virtual machine mostly touches for the first time: 0.15 CPU-us per KiB
- * become 1 to 3.7 (measured on Linux 6.18). A system call more for 64 KiB costs nothing beside
- * that. */
+/* The largest single write to a segment. For larger writes ext4 uses folios of 128 KiB and more,
+ * whose memory a virtual machine mostly touches for the first time: 0.15 CPU-us per KiB become 1 to
+ * 3.7 (measured on Linux 6.18). Compared with that, an additional system call per 64 KiB costs
+ * nothing. */
 #define MQD_WRITE_BYTES_MAX ((size_t)64 << 10)
 
-/* All: -1 with errno and mqd_error both set. */
+/* All return -1 with both errno and mqd_error set. */
 int mqd_file_open(const char *path, int flags, mode_t mode); /* close-on-exec; names the fd for the journal */
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset);
 int mqd_file_sync(int fd, bool directory); /* fdatasync, or fsync for a directory */
 int mqd_file_syncfs(int fd, const char *root);
-bool mqd_file_sync_delays(void); /* tests make flushes slow: not on a thread that must not wait */
-/* an asynchronous flush of fd starts: what it covers is what was written until here */
+bool mqd_file_sync_delays(void); /* true when tests delay flushes: then do not flush on a thread that must not wait */
+/* an asynchronous flush of fd starts: it covers what was written before this call */
 void mqd_file_sync_begin(int fd);
-/* ... has ended with result (0 or -errno); returns the result, which a fault may have replaced */
+/* the flush has ended with result (0 or -errno); returns the result, which a fault may have
+ * replaced */
 int mqd_file_synced(int fd, bool directory, int result);
 int mqd_file_truncate(int fd, int64_t size_bytes);
 int mqd_file_rename(const char *from, const char *to);

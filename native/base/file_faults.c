@@ -21,7 +21,7 @@ struct rule {
     int what;
     int error;
     char path[160];
-    int64_t after, count, bytes, delay_ms, budget; /* count, budget: -1 = unlimited, none */
+    int64_t after, count, bytes, delay_ms, budget; /* for count and budget: -1 = unlimited, none */
 };
 
 static struct {
@@ -118,8 +118,8 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* A control file in mid-write may not parse: then there are no faults until it changes again, and a
- * line on stderr says so. */
+/* A control file may not parse while it is being written: then no faults are injected until it
+ * changes again, and a line is written to stderr. */
 static void reread_control(void)
 {
     struct stat now;
@@ -154,14 +154,14 @@ int mqd_file_faults_configure(const char *spec)
     return 0;
 }
 
-/* Does the rule strike now? Counts the call. */
+/* Whether the rule applies to this call. Counts the call. */
 static bool strikes(struct rule *rule, uint64_t size_bytes, struct mqd_file_fault *fault)
 {
     if (rule->after > 0) {
         rule->after--;
         return false;
     }
-    if (rule->budget >= 0) { /* a disk that fills up */
+    if (rule->budget >= 0) { /* simulates a disk that fills up */
         if ((uint64_t)rule->budget >= size_bytes) {
             rule->budget -= (int64_t)size_bytes;
             return false;

@@ -43,9 +43,10 @@ int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_co
     int32_t found;
     int64_t end_offset;
     mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
-    if (found < 0) /* nothing here is of a later epoch than the leader speaks of */
+    if (found < 0) /* no epoch here is as late as the leader's diverging epoch */
         return least(diverging_end, log_end);
-    /* that epoch is not known here: to the end of the one before; the next answer says more */
+    /* that epoch is unknown here: truncate to the end of the previous one; the next answer refines
+     * this */
     if (found != diverging_epoch)
         return least(end_offset, log_end);
     return least(least(end_offset, diverging_end), log_end);

@@ -1,5 +1,5 @@
-/* The leader's side: what it knows of its followers, the high watermark, proposals of the in-sync
- * set. See replica/rules.h. */
+/* The leader's side: the state of its followers, the high watermark, proposals of the in-sync set.
+ * See replica/rules.h. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -18,7 +18,9 @@
 #define INELIGIBLE_REPLICA 107
 
 #define NEVER INT64_MIN
-#define BEHIND_MS 500 /* more records behind than allowed for so long: not a burst that the next fetch takes */
+/* lagging by more records than allowed for this long: not just a burst that the next fetch catches
+ * up with */
+#define BEHIND_MS 500
 
 static bool counts_durable(const struct mqd_replica *replica)
 {
@@ -35,7 +37,7 @@ void mqd_replica_init(struct mqd_replica *replica)
 
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
 {
-    replica->high_watermark = high_watermark; /* brought into the log's range by the next call */
+    replica->high_watermark = high_watermark; /* clamped to the log's range by the next call */
 }
 
 void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
@@ -44,7 +46,7 @@ void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
         replica->proposal_sequence = sequence;
 }
 
-/* What holds after every change. */
+/* Invariants that hold after every change. */
 static void check(const struct mqd_replica *replica)
 {
     MQD_ASSERT(replica->log_start <= replica->log_end && replica->high_watermark <= replica->log_end,
@@ -79,7 +81,7 @@ static int raise_high_watermark(struct mqd_replica *replica)
         const struct mqd_replica_follower *follower = &replica->followers[i];
         if (follower->member.node_id != replica->node_id && in_maximal_set(replica, follower) &&
             follower->position < least)
-            least = follower->position; /* -1: it has not been heard of in this epoch */
+            least = follower->position; /* -1: it has not fetched in this epoch */
     }
     if (least <= replica->high_watermark)
         return 0;
@@ -89,7 +91,7 @@ static int raise_high_watermark(struct mqd_replica *replica)
 
 /* ---- the log ---- */
 
-/* Who was not heard of in this epoch may have everything: only its time counts. */
+/* A follower that has not fetched in this epoch may have everything: only its time counts. */
 static void note_behind(const struct mqd_replica *replica, struct mqd_replica_follower *follower, int64_t now_ms)
 {
     bool behind = replica->lag_records_max >= 0 && follower->position >= 0 &&
@@ -114,7 +116,7 @@ int mqd_replica_log(struct mqd_replica *replica, int64_t log_start, int64_t log_
     for (uint32_t i = 0; i < replica->follower_count && log_end != before; i++) {
         struct mqd_replica_follower *follower = &replica->followers[i];
         if (follower->position == before && follower->caught_up_ms < now_ms)
-            follower->caught_up_ms = now_ms; /* until now it had everything */
+            follower->caught_up_ms = now_ms; /* it had everything until now */
         note_behind(replica, follower, now_ms);
     }
     return changed | raise_high_watermark(replica);
@@ -161,7 +163,7 @@ static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_repli
     return assignment->leader == assignment->node_id ? MQD_REPLICA_LEADER : MQD_REPLICA_FOLLOWER;
 }
 
-/* `known` is what was known of it in this leader epoch; NULL = nothing. */
+/* `known` is its state in this leader epoch; NULL = none. */
 static struct mqd_replica_follower follower_from(const struct mqd_replica_member *member,
                                                  const struct mqd_replica_follower *known, int64_t now_ms)
 {
@@ -175,7 +177,7 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
         follower = *known;
     follower.member = *member;
     if (member->in_sync && follower.caught_up_ms == NEVER)
-        follower.caught_up_ms = now_ms; /* its time begins now */
+        follower.caught_up_ms = now_ms; /* its lag time begins now */
     return follower;
 }
 
@@ -223,7 +225,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     replica->role = role;
     take_members(replica, assignment, !fresh || PLANTED(replica, KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
-        note_behind(replica, &replica->followers[i], now_ms); /* the bound may be another one */
+        note_behind(replica, &replica->followers[i], now_ms); /* lag_records_max may have changed */
     if (replica->high_watermark > replica->log_end)
         replica->high_watermark = replica->log_end;
     if (fresh && role == MQD_REPLICA_LEADER)
@@ -256,7 +258,7 @@ int mqd_replica_latest(const struct mqd_replica *replica)
 
 /* ---- fetches of followers ---- */
 
-/* Whom it is from and in which epoch. */
+/* Checks the sender and its leader epoch. */
 static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
                            const struct mqd_replica_follower *follower)
 {
@@ -272,8 +274,8 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
     return 0;
 }
 
-/* R2: is the follower's log a prefix of this one? This leader epoch begins at epoch_start, whether
- * it has records yet or not. */
+/* R2: whether the follower's log is a prefix of this one. This leader epoch begins at epoch_start,
+ * whether or not it has records yet. */
 static void compare(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
                     const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_answer *answer)
 {
@@ -282,7 +284,7 @@ static void compare(const struct mqd_replica *replica, const struct mqd_replica_
     if (fetch->last_fetched_epoch < 0 || PLANTED(replica, TRUNCATE_TO_HW))
         return;
     mqd_replica_epoch_end(epochs, epoch_count, replica->log_end, fetch->last_fetched_epoch, &found, &end_offset);
-    if (found < 0) { /* above all that have records */
+    if (found < 0) { /* above all epochs with records */
         found = epoch_count ? epochs[epoch_count - 1].epoch : fetch->last_fetched_epoch;
         end_offset = replica->log_end < replica->epoch_start ? replica->log_end : replica->epoch_start;
     }
@@ -299,7 +301,7 @@ static void note_position(struct mqd_replica *replica, struct mqd_replica_follow
         follower->caught_up_ms = now_ms;
     else if (follower->fetched_ms != NEVER && fetch->fetch_offset >= follower->fetched_log_end &&
              follower->caught_up_ms < follower->fetched_ms)
-        follower->caught_up_ms = follower->fetched_ms; /* all that there was then */
+        follower->caught_up_ms = follower->fetched_ms; /* it has everything up to the end at that time */
     follower->position = fetch->fetch_offset;
     follower->fetched_broker_epoch = fetch->broker_epoch;
     follower->fetched_ms = now_ms;
@@ -339,8 +341,8 @@ void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fet
 
 /* ---- proposals ---- */
 
-/* Kafka's rule: a follower has caught up as of a fetch when its next one begins where the log ended
- * then, so one that takes a burst at full speed stays. */
+/* Kafka's rule: a follower had caught up at the time of a fetch if its next fetch begins at the log
+ * end of that time. So a follower that reads a burst at full speed stays in the set. */
 static bool caught_up_within(const struct mqd_replica *replica, const struct mqd_replica_follower *follower,
                              int64_t now_ms, int64_t ms)
 {
@@ -355,9 +357,9 @@ static bool lags(const struct mqd_replica *replica, const struct mqd_replica_fol
     return !caught_up_within(replica, follower, now_ms, replica->lag_ms_max);
 }
 
-/* R-4. While the set is below min_insync the high watermark stands still, so that having it says
- * little: a follower that joined by it alone, long behind the log's end, would be proposed away at
- * once. Half the time that it is given to lag keeps the set from flapping. */
+/* R-4. While the set is below min_insync the high watermark does not move, so having reached it
+ * means little: a follower that joined for that reason alone, far behind the log's end, would be
+ * removed at once. Requiring half of the allowed lag time keeps the set from flapping. */
 static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
     if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark ||
@@ -370,7 +372,8 @@ static bool may_join(const struct mqd_replica *replica, const struct mqd_replica
            PLANTED(replica, EXPAND_EARLY);
 }
 
-/* Marks who is to be in sync. False: that is the committed set, or a set that would be refused. */
+/* Marks the replicas that should be in sync. False: the result is the committed set, or a set that
+ * would be refused. */
 static bool choose(struct mqd_replica *replica, int64_t now_ms)
 {
     bool differs = false, refused = false;
