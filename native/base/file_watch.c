@@ -1,5 +1,5 @@
-/* The file layer while a journal or faults are on; see base/file_watch.h. Nothing here runs in
- * production. */
+/* The file layer while a journal or faults are configured; see base/file_watch.h. Nothing here runs
+ * in production. */
 #include "base/file_watch.h"
 
 #include <errno.h>
@@ -36,7 +36,7 @@ static struct {
     pthread_mutex_t mutex;
     char journal[PATH_MAX - 16]; /* "" = none */
     int fd;
-    pid_t pid; /* whose journal fd is; a forked child starts its own */
+    pid_t pid; /* owner of the journal fd; a forked child starts its own */
     uint64_t sequence;
     struct {
         int fd;
@@ -70,8 +70,8 @@ int mqd_file_watch(const char *journal, const char *faults)
     return result;
 }
 
-/* A test harness that asked for faults and does not get them would prove nothing: so this ends the
- * process. */
+/* A test harness that requested faults and does not get them would prove nothing, so a failure ends
+ * the process. */
 __attribute__((constructor)) static void watch_from_environment(void)
 {
     const char *journal = getenv("MQD_FILE_JOURNAL"), *faults = getenv("MQD_FILE_FAULTS");
@@ -85,7 +85,7 @@ __attribute__((constructor)) static void watch_from_environment(void)
 
 /* ---- names ---- */
 
-/* The file's present name, whoever opened or renamed it. */
+/* The file's current name, even if it was renamed or opened elsewhere. */
 static void path_of(int fd, char out[PATH_MAX])
 {
     char link[64];
@@ -97,7 +97,7 @@ static void path_of(int fd, char out[PATH_MAX])
         out[length - (ssize_t)(sizeof deleted - 1)] = 0;
 }
 
-/* Absolute, with the directory part resolved: the last part may not exist (any more). */
+/* Absolute, with the directory part resolved: the last component may not exist. */
 static void path_absolute(const char *path, char out[PATH_MAX])
 {
     char copy[PATH_MAX], resolved[PATH_MAX];
@@ -123,7 +123,7 @@ static void write_record(struct iovec *iov, int count)
         ssize_t written = writev(watch.fd, iov, count > IOV_MAX ? IOV_MAX : count);
         if (written < 0 && errno == EINTR)
             continue;
-        if (written < 0) { /* a journal with a hole would let a test accept lost data */
+        if (written < 0) { /* a journal with a gap would let a test accept lost data */
             fprintf(stderr, "mqd: file journal: %s\n", strerror(errno));
             abort();
         }
@@ -138,8 +138,8 @@ static void write_record(struct iovec *iov, int count)
     }
 }
 
-/* Mutex held. data: `count` iovecs of which the first record.data_bytes count. Returns the sequence
- * (0 without a journal). errno is kept. */
+/* Mutex held. data: `count` iovecs, of which the first record.data_bytes bytes count. Returns the
+ * sequence number (0 without a journal). Preserves errno. */
 static uint64_t journal_add(struct record record, const char *path, const struct iovec *data, int count)
 {
     int saved = errno;
@@ -302,9 +302,8 @@ void mqd_watched_sync_begin(int fd)
     pthread_mutex_unlock(&watch.mutex);
 }
 
-/* Several flushes of one fd may be under way: a completion is booked on the oldest beginning, so
- * that it never covers more than it did. One whose beginning was not noted refers to 0 and covers
- * nothing. */
+/* Several flushes of one fd may be running: a completion is attributed to the oldest begin, so that
+ * it never covers more than it did. Without a recorded begin it refers to 0 and covers nothing. */
 int mqd_watched_synced(int fd, int result)
 {
     char name[PATH_MAX];

@@ -1,42 +1,48 @@
-/* What base/file.c calls instead of the plain system calls while a journal or faults are
- * configured; for mqd_file*.c and tests.
+/* Called by base/file.c instead of the plain system calls while a journal or faults are configured;
+ * for mqd_file*.c and tests.
  *
  * Journal: PATH.PID, one record per change, appended in order of effect. Little endian:
  *
- *     0  u32  0x314a514d ("MQJ1")
- *     4  u16  op, enum mqd_file_op
- *     6  u16  path_bytes
- *     8  u64  sequence, from 1, per process
- *    16  u64  CLOCK_MONOTONIC ns: merges the journals of several processes. Taken after the effect; for SYNC_BEGIN
- * before it 24  i64  offset          WRITE, FALLOCATE: where. TRUNCATE: the new size 32  u64  length          WRITE:
- * bytes that were written (fewer than asked after a short write). FALLOCATE: bytes 40  u64  reference       SYNC_DONE:
- * sequence of its SYNC_BEGIN. CREATE: 1 = a directory entry came into being, 0 = it was there 48  i32  result 0, or
- * -errno: a refused call has no effect (SYNC_DONE: covers nothing) 52  u32  data_bytes 56  path (absolute, no NUL),
- * then data: WRITE the bytes, RENAME the new path
+ *    0  u32  0x314a514d ("MQJ1")
+ *    4  u16  op, enum mqd_file_op
+ *    6  u16  path_bytes
+ *    8  u64  sequence number, from 1, per process
+ *   16  u64  CLOCK_MONOTONIC ns, to merge the journals of several processes. Taken after the
+ *       effect; for SYNC_BEGIN before it
+ *   24  i64  offset. WRITE, FALLOCATE: where. TRUNCATE: the new size
+ *   32  u64  length. WRITE: bytes written (fewer than requested after a short write). FALLOCATE:
+ *       bytes
+ *   40  u64  reference. SYNC_DONE: sequence number of its SYNC_BEGIN. CREATE: 1 = the directory
+ *       entry was created, 0 = it existed
+ *   48  i32  result: 0, or -errno: a refused call has no effect (SYNC_DONE: covers nothing)
+ *   52  u32  data_bytes
+ *   56  path (absolute, no NUL), then data: WRITE the bytes, RENAME the new path
  *
  * How to read it: a write is durable when a SYNC_DONE with result 0 of the same file refers to a
- * SYNC_BEGIN after the write (SYNCFS pairs: any file under `path`); CREATE, RENAME, UNLINK and
- * MKDIR when the same is true of the directory that holds the name. A torn last record is to be
- * ignored: what it would have told is volatile anyway. FALLOCATE never changes content or size
+ * SYNC_BEGIN after the write (SYNCFS pairs: any file under `path`). A CREATE, RENAME, UNLINK or
+ * MKDIR is durable when the same holds for the directory that contains the name. A torn last record
+ * must be ignored: its change is not durable anyway. FALLOCATE never changes content or size
  * (FALLOC_FL_KEEP_SIZE).
  *
  * Faults: MQD_FILE_FAULTS = rules separated by ',' ';' or newline, or @FILE, which holds the rules
- * and is read anew whenever it changes (its counters then begin anew; a missing or empty file means
+ * and is read again whenever it changes (its counters then restart; a missing or empty file means
  * no faults):
  *
- *     op:what[:path-substring][:key=value]...      '#' starts a comment
- *     op     open write sync syncfs truncate rename fallocate unlink mkdir any   (pwritev and pwrite are `write`)
- *     what   an errno name (ENOSPC EIO EDQUOT EROFS EACCES EMFILE ENFILE ENOMEM EOPNOTSUPP), SHORT
- *            or DELAY
- *     after=N   lets N matching calls pass first        count=M   then strikes M times (default: for ever)
- *     bytes=K   SHORT: only the first K bytes are written
- *     ms=T      DELAY: sleeps T ms, then carries on
- *     budget=B  (write, errno) the disk takes B more bytes, then refuses; the write that crosses is
- *               short
+ *   op:what[:path-substring][:key=value]...      '#' starts a comment
+ *   op        open write sync syncfs truncate rename fallocate unlink mkdir any (pwritev and pwrite
+ *             are `write`)
+ *   what      an errno name (ENOSPC EIO EDQUOT EROFS EACCES EMFILE ENFILE ENOMEM EOPNOTSUPP), SHORT
+ *             or DELAY
+ *   after=N   skips the first N matching calls
+ *   count=M   then applies M times (default: always)
+ *   bytes=K   SHORT: only the first K bytes are written
+ *   ms=T      DELAY: sleeps T ms, then continues
+ *   budget=B  (write, errno) the disk accepts B more bytes, then refuses; the write that crosses
+ *             the limit is short
  *
- * The first rule that strikes decides; DELAY rules are passed through. Thread-safe: one mutex
- * orders effects and records; syncs run outside it. Bounds: 32 rules, 4096 syncs under way, paths
- * of 4095 bytes.
+ * The first rule that applies decides, except that evaluation continues after DELAY rules.
+ * Thread-safe: one mutex orders effects and records; syncs run outside it. Bounds: 32 rules, 4096
+ * syncs under way, paths of 4095 bytes.
  */
 #ifndef MQD_FILE_WATCH_H
 #define MQD_FILE_WATCH_H
@@ -73,8 +79,8 @@ enum mqd_file_call {
     MQD_CALL_ANY
 };
 
-/* Read by every call of base/file.c, also while a test changes it through mqd_file_watch: relaxed,
- * the mutex orders what a watched call looks at. */
+/* Read by every call of base/file.c, also while a test changes it through mqd_file_watch. Relaxed:
+ * the mutex orders what a watched call reads. */
 extern bool mqd_file_watched;
 
 /* Starts (or, with both NULL, ends) watching in this process. -1 with a message when the rules or
@@ -85,7 +91,7 @@ int mqd_watched_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 int mqd_watched_sync(int fd, bool directory);
 int mqd_watched_syncfs(int fd, const char *root);
-bool mqd_watched_sync_delays(void); /* a rule may make flushes sleep: they belong on a thread that may */
+bool mqd_watched_sync_delays(void); /* whether a rule may delay flushes: they must then run on a thread that may wait */
 void mqd_watched_sync_begin(int fd);
 int mqd_watched_synced(int fd, int result);
 int mqd_watched_truncate(int fd, int64_t size_bytes);
@@ -97,7 +103,7 @@ int mqd_watched_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes);
 /* base/file_faults.c; called with the mutex held. */
 struct mqd_file_fault {
     int error;         /* 0 = none */
-    int64_t bytes_max; /* WRITE: no more than these; -1 = all */
+    int64_t bytes_max; /* WRITE: at most this many; -1 = all */
     uint32_t delay_ms;
 };
 int mqd_file_faults_configure(const char *spec);

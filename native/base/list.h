@@ -1,5 +1,5 @@
-/* Intrusive doubly linked list: a node lives in its owner, so nothing is allocated. A node that is
- * in no list points to itself. */
+/* Intrusive doubly linked list: the node is embedded in its owner, so nothing is allocated. A node
+ * that is in no list points to itself. */
 #ifndef MQD_LIST_H
 #define MQD_LIST_H
 
@@ -38,7 +38,7 @@ static inline void mqd_list_remove(struct mqd_node *node)
     mqd_list_init(node);
 }
 
-/* Takes the first node out, NULL when there is none. */
+/* Removes and returns the first node; NULL when empty. */
 static inline struct mqd_node *mqd_list_pop(struct mqd_node *head)
 {
     struct mqd_node *first = head->next;

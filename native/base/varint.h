@@ -1,8 +1,8 @@
-/* Zigzag varints, as records have them, out of bytes that are a peer's or have been on a disk.
+/* Zigzag varints in records, from bytes that come from a peer or a disk.
  *
- * Both return what follows, NULL when the number is cut off or does not fit. Encodings longer than
- * need be are taken: they say the same number. The caller's `at` is at most `end`. Source: Kafka's
- * protocol guide, "Record" (the encoding is Protocol Buffers').
+ * Both functions return the address after the number, or NULL when it is truncated or out of range.
+ * Encodings longer than necessary are accepted: they mean the same number. The caller's `at` must
+ * be at most `end`. Source: Kafka's protocol guide, "Record" (the encoding is Protocol Buffers').
  */
 #ifndef MQD_VARINT_H
 #define MQD_VARINT_H
@@ -31,7 +31,7 @@ static inline const uint8_t *mqd_varlong(const uint8_t *at, const uint8_t *end, 
 
 static inline const uint8_t *mqd_varint(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
-    if (at != end && *at < 0x80) { /* nearly all of them */
+    if (at != end && *at < 0x80) { /* the most frequent case */
         *out = (int64_t)(*at >> 1) ^ -(int64_t)(*at & 1);
         return at + 1;
     }
@@ -39,7 +39,7 @@ static inline const uint8_t *mqd_varint(const uint8_t *at, const uint8_t *end, i
     return at && *out >= INT32_MIN && *out <= INT32_MAX ? at : NULL;
 }
 
-/* The size of a blob (null = -1) whose bytes follow. */
+/* The size of a blob (-1 = null) whose bytes follow. */
 static inline const uint8_t *mqd_varint_size(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
     at = mqd_varint(at, end, out);

@@ -1,6 +1,6 @@
-/* Writing varints. Reading them, from bytes that are a peer's: base/varint.h, wire/cursor.h.
+/* Writing varints. Reading them from untrusted bytes: base/varint.h, wire/cursor.h.
  *
- * The caller has room for 5 (32 bits) or 10 bytes (64 bits). Source: Kafka's protocol guide,
+ * The caller ensures room for 5 (32 bits) or 10 bytes (64 bits). Source: Kafka's protocol guide,
  * "Record" (zigzag) and "Protocol Primitive Types" (unsigned).
  */
 #ifndef MQD_VARINT_PUT_H
@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* 7 bits a byte, without a division or a loop: right for every highest bit from 0 to 63. */
+/* 7 bits a byte, computed without division or loop; correct for every highest bit from 0 to 63. */
 static inline uint32_t mqd_unsigned_varint_bytes(uint64_t value)
 {
     return (9u * (63u - (uint32_t)__builtin_clzll(value | 1)) + 73) >> 6;
@@ -22,7 +22,7 @@ static inline uint8_t *mqd_put_unsigned_varint(uint8_t *at, uint64_t value)
     return at;
 }
 
-/* As the other, in exactly `size_bytes`, which is what it needs. */
+/* The same in exactly `size_bytes`, which must be the required length. */
 static inline void mqd_put_varint_of(uint8_t *at, uint64_t value, uint32_t size_bytes)
 {
     for (uint32_t i = 0; i + 1 < size_bytes; i++, value >>= 7)

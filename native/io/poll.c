@@ -1,4 +1,4 @@
-/* The face of io/poll.h: chooses the body, joins its events with the pool's. */
+/* The front of io/poll.h: chooses the backend and merges its events with the pool's. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -70,7 +70,7 @@ int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token)
 
 int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token)
 {
-    (void)token; /* the body knows it by fd */
+    (void)token; /* the backend identifies it by fd */
     return poll->calls->remove(poll, fd);
 }
 
@@ -96,7 +96,7 @@ int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), voi
         &(struct mqd_pool_request){.kind = MQD_POOL_RUN, .fd = fd, .work = work, .argument = argument, .token = token});
 }
 
-/* The flag first: a wait that sees the descriptor's edge must find it. */
+/* The flag first: a wait that sees the descriptor's edge must also see the flag. */
 void mqd_poll_interrupt(struct mqd_poll *poll)
 {
     const uint64_t one = 1;
@@ -114,8 +114,7 @@ static int64_t now_ns(void)
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-/* The pool's completions take half of the room at most, so that neither source keeps the other from
- * being heard. */
+/* The pool's completions get at most half of the room, so that neither source starves the other. */
 static int look(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns)
 {
     int count = mqd_pool_collect(poll->pool, events, count_max > 1 ? count_max / 2 : 1);
@@ -139,9 +138,9 @@ int mqd_poll_wait(struct mqd_poll *poll, struct mqd_poll_event *events, int coun
         if (count != 0 || timeout_ns == 0)
             return count;
         if (timeout_ns < 0)
-            continue; /* woken by the pool, an interrupt or a signal: the loop's head tells which */
+            continue; /* woken by the pool, an interrupt or a signal: the start of the loop finds out which */
         timeout_ns = deadline_ns - now_ns();
         if (timeout_ns <= 0)
-            timeout_ns = 0; /* one last look */
+            timeout_ns = 0; /* one last check */
     }
 }

@@ -1,29 +1,29 @@
-/* Waiting for sockets and doing slow file work, over io_uring or over epoll + a small thread pool:
- * one interface, two bodies.
+/* Waiting for sockets and doing slow file work, over io_uring or over epoll and a small thread
+ * pool: one interface, two backends.
  *
- * Sockets are edge-triggered: an event says "changed since you last drained it"; the caller keeps
+ * Sockets are edge-triggered: an event means "changed since you last drained it"; the caller keeps
  * its own list of ready sockets. File operations run off the calling thread (io_uring: async;
- * epoll: MQD_POOL_THREAD_COUNT threads) and come back as events. Preallocation, snapshot writing
- * and other arbitrary jobs run on the pool under both backends.
+ * epoll: MQD_POOL_THREAD_COUNT threads) and complete as events. Preallocation, snapshot writing and
+ * other arbitrary jobs run on the pool with both backends.
  *
- * Single caller, but for mqd_poll_interrupt, which any thread may call: the thread that first waits
- * is the one that adds, removes and waits from then on. Another thread may create, add before that,
- * and destroy after the caller's thread has ended.
+ * Single caller, except for mqd_poll_interrupt, which any thread may call: the thread that waits
+ * first is the only one that adds, removes and waits from then on. Another thread may create and
+ * add before that, and destroy after the caller's thread has ended.
  *
  * Invariants
- *   W1  every change of a socket after the last event about it brings another event; overflowing
+ *   W1  every change of a socket after the last event about it causes another event; overflowing
  *       kernel queues only delay it.
- *   W2  every accepted file operation brings exactly one DONE event; its place is free again only
- *       then, so completions never overflow.
- *   W3  one device that stalls leaves pool threads for the others (see io/pool.c).
+ *   W2  every accepted file operation causes exactly one DONE event; its entry is freed only then,
+ *       so completions never overflow.
+ *   W3  a stalled device leaves pool threads for the others (see io/pool.c).
  */
 #ifndef MQD_POLL_H
 #define MQD_POLL_H
 
 #include "native.h"
 
-/* HANGUP: the peer sends no more; it may still read. BROKEN, with HANGUP: nothing goes either way
- * any more. */
+/* HANGUP: the peer sends no more; it may still read. BROKEN, with HANGUP: both directions are
+ * closed. */
 enum { MQD_POLL_READABLE = 1, MQD_POLL_WRITABLE = 2, MQD_POLL_HANGUP = 4, MQD_POLL_DONE = 8, MQD_POLL_BROKEN = 16 };
 
 struct mqd_poll_event {
@@ -33,29 +33,29 @@ struct mqd_poll_event {
 };
 
 struct mqd_poll;
-/* AUTO: io_uring when the kernel offers and permits all that is needed (probed), else epoll. -1
- * with the reason when io_uring was asked for and is not there. */
+/* AUTO: io_uring when the kernel offers and permits everything needed (probed), otherwise epoll. -1
+ * with the reason when io_uring was requested and is unavailable. */
 int mqd_poll_create(struct mqd_poll **out, int backend, uint32_t fd_count_max);
-void mqd_poll_destroy(struct mqd_poll *poll); /* waits for file operations under way; their events are lost */
+void mqd_poll_destroy(struct mqd_poll *poll); /* waits for running file operations; their events are lost */
 int mqd_poll_backend(const struct mqd_poll *poll);
 /* Edge-triggered for reading, writing and hang-up. token must not have the top bit set. */
 int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token);
 /* No event with this fd's token is delivered after return. Call before close(fd). */
 int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token);
-/* fdatasync (or fsync of a directory). DONE event with token. -1 MQD_E_FULL: too many under way (at
- * least 256 fit). */
+/* fdatasync (or fsync of a directory). DONE event with token. -1 MQD_E_FULL: too many are running
+ * (at least 256 may). */
 int mqd_poll_sync(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
 /* syncfs on the file system of fd; always on the pool. */
 int mqd_poll_syncfs(struct mqd_poll *poll, int fd, uint64_t token);
-/* Reads the range into the page cache (bytes are thrown away). */
+/* Reads the range into the page cache and discards the bytes. */
 int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
-/* Runs work(argument) on the pool; its return value is the event's result. fd: anything on the
- * device that it works on, asked for now alone; -1 = it works on none. */
+/* Runs work(argument) on the pool; its return value is the event's result. fd: any file on the
+ * device that the job uses, needed only during this call; -1 = it uses none. */
 int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token);
 /* Makes the current wait, or the next one, return at once (with whatever events there are). Any
  * thread; async-signal-safe. */
 void mqd_poll_interrupt(struct mqd_poll *poll);
-/* timeout_ns < 0: for ever; 0: do not block. Returns the number of events, 0 on time-out or
+/* timeout_ns < 0: no limit; 0: do not block. Returns the number of events, 0 on time-out or
  * interrupt, -1 on error. Submits everything queued. */
 int mqd_poll_wait(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns);
 

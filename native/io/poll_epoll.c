@@ -1,4 +1,4 @@
-/* Waiting by epoll, edge-triggered; file operations go to the pool. For kernels and containers
+/* Waiting by epoll, edge-triggered; file operations run on the pool. For kernels and containers
  * without io_uring. */
 #include <errno.h>
 #include <signal.h>
@@ -42,7 +42,7 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
     return watch(poll->body, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, token);
 }
 
-/* epoll_wait hands events straight to the caller: after this none can come. */
+/* epoll_wait returns events directly to the caller, so none arrive after this. */
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
     struct body *body = poll->body;
@@ -88,7 +88,7 @@ static int wait_epoll(struct body *body, struct epoll_event *events, int count_m
 static uint32_t flags_of(uint32_t events)
 {
     uint32_t flags = 0;
-    if (events & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP)) /* reading tells what has happened */
+    if (events & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP)) /* a read reports what has happened */
         flags |= MQD_POLL_READABLE;
     if (events & (EPOLLOUT | EPOLLERR | EPOLLHUP))
         flags |= MQD_POLL_WRITABLE;

@@ -1,5 +1,5 @@
-/* What the two bodies of io/poll.h share: the thread pool, the wake-up descriptor, the table of
- * calls. */
+/* Shared by the two backends of io/poll.h: the thread pool, the wake-up descriptor, the function
+ * table. */
 #ifndef MQD_POLL_INTERNAL_H
 #define MQD_POLL_INTERNAL_H
 
@@ -26,13 +26,14 @@ struct mqd_pool_request {
 };
 
 struct mqd_pool;
-/* event_fd is written when completions begin to wait */
+/* event_fd is written when completions become available */
 struct mqd_pool *mqd_pool_create(int event_fd);
-void mqd_pool_destroy(struct mqd_pool *pool);                                       /* runs what is queued, then ends */
+/* runs the queued jobs, then ends */
+void mqd_pool_destroy(struct mqd_pool *pool);
 int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *request); /* -1 MQD_E_FULL */
 int mqd_pool_collect(struct mqd_pool *pool, struct mqd_poll_event *events, int count_max);
 
-/* ---- a body ---- */
+/* ---- a backend ---- */
 
 struct mqd_poll_calls {
     int backend;
@@ -41,8 +42,8 @@ struct mqd_poll_calls {
     int (*remove)(struct mqd_poll *poll, int fd);
     int (*sync)(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
     int (*read_ahead)(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
-    /* As mqd_poll_wait, but may return 0 early; the wake-up descriptor is no event, it only ends
-     * the wait. */
+    /* As mqd_poll_wait, but may return 0 early; the wake-up descriptor produces no event and only
+     * ends the wait. */
     int (*wait)(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns);
 };
 
@@ -54,11 +55,11 @@ struct mqd_poll {
     uint32_t interrupted;
 };
 
-/* They set calls and body; wake_fd is there and watched by them. -1 with the reason. */
+/* They set calls and body; wake_fd exists already and they watch it. -1 with the reason. */
 int mqd_poll_epoll_create(struct mqd_poll *poll);
 int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max);
-/* Entries of io_uring's two queues, for polls created from now on; tests make them tiny, so that
- * they overflow at once. */
+/* Sizes of io_uring's two queues for polls created from now on; tests make them tiny, so that they
+ * overflow at once. */
 extern uint32_t mqd_poll_uring_submission_count;
 extern uint32_t mqd_poll_uring_completion_count;
 

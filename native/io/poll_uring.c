@@ -2,15 +2,15 @@
  * submits, waits and collects.
  *
  * A multishot poll reports like EPOLLET: once when it is armed, then at each wake-up of the socket.
- * It ends when the kernel could not post a completion (its queue overflowed) or on an error; then
- * it is armed anew, which reports the present state, so nothing is lost.
+ * It ends when the kernel could not post a completion (its queue overflowed) or on an error; it is
+ * then armed again, which reports the current state, so nothing is lost.
  *
- * Each watched descriptor has an entry, found by its number. user_data = kind (8 bits) | generation
- * (24) | index (32); the generation tells late completions of a removed descriptor from those of
- * the next with the same number.
+ * Each watched descriptor has an entry, indexed by its number. user_data = kind (8 bits) |
+ * generation (24) | index (32); the generation distinguishes late completions of a removed
+ * descriptor from those of the next one with the same number.
  *
- * What may fail for want of kernel memory (arming anew) is remembered in `waiting` and tried again
- * at the next wait.
+ * Arming that failed for lack of kernel memory is recorded in `waiting` and retried at the next
+ * wait.
  */
 #include <errno.h>
 #include <poll.h>
@@ -37,7 +37,7 @@ enum kind { KIND_IGNORE, KIND_WAKE, KIND_POLL, KIND_SYNC, KIND_READ };
 
 struct watched {
     uint64_t token;
-    uint32_t generation; /* of the present or the next use */
+    uint32_t generation; /* of the current or the next use */
     bool present;
     bool waiting; /* not armed: no place in the submission queue */
 };
@@ -81,7 +81,8 @@ static bool arm(struct body *body, int fd, uint32_t events, uint64_t data)
     submission->opcode = MQD_URING_OP_POLL_ADD;
     submission->fd = fd;
     submission->length = MQD_URING_POLL_MULTISHOT;
-    submission->operation_flags = events; /* the kernel swaps the halves on big-endian machines; there are none here */
+    /* the kernel swaps the halves on big-endian machines, which are not supported */
+    submission->operation_flags = events;
     submission->user_data = data;
     return true;
 }
@@ -138,9 +139,9 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
     return 0;
 }
 
-/* ASYNC_CANCEL rather than POLL_REMOVE: the latter refuses a poll whose event is just on its way,
- * which would then keep the file open for ever. Entered at once, so that close() by the caller
- * really closes. */
+/* ASYNC_CANCEL rather than POLL_REMOVE: the latter refuses a poll whose event is just being
+ * delivered, which would then keep the file open forever. Submitted at once, so that close() by the
+ * caller really closes. */
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
     struct body *body = poll->body;
@@ -169,7 +170,7 @@ static int remove_fd(struct mqd_poll *poll, int fd)
 static uint32_t flags_of(uint32_t events)
 {
     uint32_t flags = 0;
-    if (events & (POLLIN | POLLERR | POLLHUP | POLLRDHUP | POLLNVAL)) /* reading tells what has happened */
+    if (events & (POLLIN | POLLERR | POLLHUP | POLLRDHUP | POLLNVAL)) /* a read reports what has happened */
         flags |= MQD_POLL_READABLE;
     if (events & (POLLOUT | POLLERR | POLLHUP | POLLNVAL))
         flags |= MQD_POLL_WRITABLE;
@@ -187,7 +188,7 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
     struct watched *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
     if (!watched || !watched->present || watched->generation != generation)
         return 0;                 /* removed meanwhile */
-    if (completion->result < 0) { /* not pollable, no memory: arming again would not mend it; the owner will close */
+    if (completion->result < 0) { /* not pollable, or no memory: arming again would not help; the owner will close it */
         *event =
             (struct mqd_poll_event){.token = watched->token,
                                     .flags = MQD_POLL_READABLE | MQD_POLL_WRITABLE | MQD_POLL_HANGUP | MQD_POLL_BROKEN,
@@ -250,14 +251,14 @@ static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token
     submission->fd = fd;
     submission->operation_flags = directory ? 0 : MQD_URING_FSYNC_DATASYNC;
     submission->user_data = operation_data(body, KIND_SYNC, operation);
-    /* earlier than the kernel starts: what is written from here on is not counted as covered */
+    /* before the kernel starts: later writes do not count as covered */
     mqd_file_sync_begin(fd);
     body->under_way++;
     return 0;
 }
 
-/* Off this thread by force: a read that has to start I/O may block in the block layer even when it
- * is asked not to. */
+/* Always asynchronous: a read that has to start I/O may block in the block layer even with a
+ * non-blocking request. */
 static bool queue_read(struct body *body, struct operation *operation)
 {
     struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
@@ -297,8 +298,8 @@ static int complete(struct body *body, struct operation *operation, int32_t resu
     return 1;
 }
 
-/* Pieces are whole steps, so more than was asked for may come; the range ends at the file's end or
- * at an error. */
+/* Pieces are whole steps, so more than requested may be read; the range ends at the end of the file
+ * or at an error. */
 static int on_read(struct body *body, struct operation *operation, int32_t result, struct mqd_poll_event *event)
 {
     if (result == -EINTR || result == -EAGAIN)
@@ -312,7 +313,7 @@ static int on_read(struct body *body, struct operation *operation, int32_t resul
             result = INT32_MIN;
     }
     if (result == INT32_MIN)
-        return 0; /* goes on */
+        return 0; /* continues */
     if (operation->done_bytes)
         result = operation->done_bytes > INT32_MAX ? INT32_MAX : (int32_t)operation->done_bytes;
     return complete(body, operation, result, event);
@@ -370,8 +371,8 @@ static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int
         return count;
     int result = mqd_uring_enter(&body->ring, block ? 1 : 0, timeout_ns);
     count += reap(body, events + count, count_max - count, &woken);
-    /* ETIME, EINTR: as it sounds. EAGAIN, EBUSY: no memory, or completions must be taken first; all
-     * are tried again */
+    /* ETIME, EINTR: expected. EAGAIN, EBUSY: no memory, or completions must be taken first; all are
+     * retried */
     if (result == 0 || result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY || count)
         return count;
     return mqd_error_system(-result, result == -EEXIST ? "io_uring is used by two threads" : "io_uring_enter failed");
@@ -391,8 +392,8 @@ static int create_parts(struct body *body, uint32_t fd_count_max)
     return mqd_uring_open(&body->ring, mqd_poll_uring_submission_count, mqd_poll_uring_completion_count);
 }
 
-/* The caller's thread may have ended; then the kernel has finished or cancelled its requests and
- * refuses to be entered. */
+/* The caller's thread may have ended; the kernel has then finished or cancelled its requests and
+ * refuses further calls. */
 static void destroy(struct mqd_poll *poll)
 {
     struct body *body = poll->body;

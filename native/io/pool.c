@@ -1,17 +1,17 @@
-/* A small pool of threads for what may block: flushes, reads of cold ranges, preallocation,
+/* A small pool of threads for jobs that may block: flushes, reads of cold ranges, preallocation,
  * snapshots.
  *
- * Jobs lie in a fixed array. The caller's thread alone takes places from and gives them back to the
- * free list; `queue` and `done` lists are under the mutex. A place is given back when its event is
- * collected (W2), so nothing can overflow.
+ * Jobs are in a fixed array. Only the caller's thread takes entries from the free list and returns
+ * them; the `queue` and `done` lists are protected by the mutex. An entry is freed when its event
+ * is collected (W2), so nothing can overflow.
  *
- * Fairness: jobs are grouped by the device of their file; arbitrary jobs of a device are a second
- * group of it, those of none one more. A group has at most MQD_POOL_THREADS_PER_GROUP_MAX threads
- * at work, and the last idle thread is kept for a group that has none: a stalled disk, whose two
- * groups are at work then, holds up neither flushes nor arbitrary jobs of another, however many are
- * queued. Within a group the order is that of submission.
+ * Fairness: jobs are grouped by the device of their file. Arbitrary jobs of a device form a second
+ * group, and those without a device one more. A group uses at most MQD_POOL_THREADS_PER_GROUP_MAX
+ * threads, and the last idle thread is reserved for a group that has none. So a stalled disk, which
+ * then occupies both its groups, delays neither flushes nor arbitrary jobs of another disk, however
+ * many jobs are queued. Within a group the order is that of submission.
  *
- * Threads are started when more jobs wait than threads are idle, and stay.
+ * Threads are started when more jobs wait than threads are idle, and are kept.
  */
 #include <errno.h>
 #include <limits.h>
@@ -30,7 +30,7 @@
 #define NO_JOB UINT32_MAX
 #define NO_GROUP UINT64_MAX
 #define NO_DEVICE_GROUP (UINT64_MAX - 1)
-#define RUN_GROUP_BIT (1ull << 63) /* no device has it, or the two above less it, as its number */
+#define RUN_GROUP_BIT (1ull << 63) /* not used in any device number; nor are the two above with it cleared */
 #define STACK_BYTES (1u << 20)
 
 struct job {
@@ -47,17 +47,17 @@ struct list {
 
 struct mqd_pool {
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* a job was queued, a thread became idle, or the end is near */
+    pthread_cond_t changed; /* a job was queued, a thread became idle, or the pool is ending */
     int event_fd;
     bool stopping;
     uint32_t thread_count;
-    uint32_t idle_count; /* with those that were signalled and have not run yet */
+    uint32_t idle_count; /* including those signalled but not running yet */
     uint32_t queue_count;
     uint32_t done_count; /* also read without the mutex */
     struct list queue;
     struct list done;
     pthread_t thread[MQD_POOL_THREAD_COUNT_MAX];
-    uint64_t running[MQD_POOL_THREAD_COUNT_MAX]; /* group that each thread works for */
+    uint64_t running[MQD_POOL_THREAD_COUNT_MAX]; /* the group that each thread is working for */
     uint32_t free_first;                         /* caller's thread only */
     struct job job[MQD_POOL_JOB_COUNT_MAX];
 };
@@ -82,7 +82,7 @@ static void list_unlink(struct mqd_pool *pool, struct list *list, uint32_t previ
         list->last = previous;
 }
 
-/* ---- the work ---- */
+/* ---- the jobs ---- */
 
 static int32_t read_ahead(const struct mqd_pool_request *request)
 {
@@ -103,7 +103,7 @@ static int32_t read_ahead(const struct mqd_pool_request *request)
     return total > INT32_MAX ? INT32_MAX : (int32_t)total;
 }
 
-/* The journal of the file layer wants the file system's root by name; the descriptor is a log
+/* The journal of the file layer needs the file system's root by name; the descriptor is a log
  * directory's. */
 static int32_t sync_file_system(int fd)
 {
@@ -140,7 +140,7 @@ static bool may_start(const struct mqd_pool *pool, uint64_t group)
     return of_group == 0 || (of_group < MQD_POOL_THREADS_PER_GROUP_MAX && busy + 1 < MQD_POOL_THREAD_COUNT_MAX);
 }
 
-/* The first job in the queue whose group may have one more thread, or NO_JOB. */
+/* The first queued job whose group may use one more thread, or NO_JOB. */
 static uint32_t take_job(struct mqd_pool *pool)
 {
     uint32_t previous = NO_JOB;
@@ -196,13 +196,13 @@ static void *thread_main(void *argument)
         pool->running[start.index] = NO_GROUP;
         finish(pool, index);
         if (pool->queue.first != NO_JOB || pool->stopping)
-            pthread_cond_broadcast(&pool->changed); /* a place of this group is free again */
+            pthread_cond_broadcast(&pool->changed); /* this group may use another thread now */
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
 }
 
-/* Under the mutex. Signals are the main thread's business. */
+/* Under the mutex. The main thread handles signals. */
 static int start_thread(struct mqd_pool *pool)
 {
     struct start *start = malloc(sizeof *start);
@@ -243,7 +243,7 @@ struct mqd_pool *mqd_pool_create(int event_fd)
     for (uint32_t i = 0; i < MQD_POOL_JOB_COUNT_MAX; i++)
         pool->job[i].next = i + 1 < MQD_POOL_JOB_COUNT_MAX ? i + 1 : NO_JOB;
     pthread_mutex_lock(&pool->mutex);
-    int error = start_thread(pool); /* one must exist; whether more come is a matter of speed */
+    int error = start_thread(pool); /* one must exist; more only improve speed */
     pthread_mutex_unlock(&pool->mutex);
     if (error) {
         mqd_pool_destroy(pool);
@@ -290,7 +290,7 @@ int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *reques
     pthread_mutex_lock(&pool->mutex);
     list_append(pool, &pool->queue, index);
     if (++pool->queue_count > pool->idle_count && pool->thread_count < MQD_POOL_THREAD_COUNT_MAX)
-        start_thread(pool); /* when it fails those that run will come to it */
+        start_thread(pool); /* on failure the running threads will take the job */
     pthread_cond_signal(&pool->changed);
     pthread_mutex_unlock(&pool->mutex);
     return 0;

@@ -1,8 +1,8 @@
 /* io_uring by raw system calls; see io/uring.h.
  *
- * The ring is made disabled and enabled by the thread that first enters: SINGLE_ISSUER binds it to
- * that thread, not to the one that called mqd_uring_open. DEFER_TASKRUN lets completions be posted
- * only while that thread waits, so the reactor is not interrupted; kernels without it fall back
+ * The ring is created disabled and enabled by the thread that enters first: SINGLE_ISSUER binds it
+ * to that thread, not to the one that called mqd_uring_open. With DEFER_TASKRUN completions are
+ * posted only while that thread waits, so the reactor is not interrupted; older kernels fall back
  * step by step.
  */
 #include "io/uring.h"
@@ -38,7 +38,7 @@ enum {
     FEATURE_NODROP = 1u << 1,
     FEATURE_SUBMIT_STABLE = 1u << 2,
     FEATURE_EXT_ARG = 1u << 8,
-    FEATURE_RSRC_TAGS = 1u << 10, /* 5.13, the release that brought multishot poll */
+    FEATURE_RSRC_TAGS = 1u << 10, /* 5.13, the release that introduced multishot poll */
     FEATURE_CQE_SKIP = 1u << 11,
     FEATURE_NO_IOWAIT = 1u << 17,
 };
@@ -49,8 +49,7 @@ enum { OFFSET_RINGS = 0, OFFSET_SUBMISSIONS = 0x10000000 };
 #define FEATURES_NEEDED                                                                                                \
     ((uint32_t)(FEATURE_SINGLE_MMAP | FEATURE_NODROP | FEATURE_SUBMIT_STABLE | FEATURE_EXT_ARG | FEATURE_RSRC_TAGS |   \
                 FEATURE_CQE_SKIP))
-/* kernel threads for flushes and reads of one reactor: a stalled disk must leave some for the
- * others */
+/* kernel threads for flushes and reads of one reactor: some must remain when a disk stalls */
 #define BOUNDED_WORKER_COUNT 32
 
 struct submission_offsets {
@@ -150,7 +149,7 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     ring->completion_mask = *(uint32_t *)(base + p->completion.ring_mask);
     ring->completions = (struct mqd_uring_completion *)(base + p->completion.completions);
     uint32_t *array = (uint32_t *)(base + p->submission.array);
-    for (uint32_t i = 0; i < p->submission_entries; i++) /* entry i always lies at i */
+    for (uint32_t i = 0; i < p->submission_entries; i++) /* entry i is always at index i */
         array[i] = i;
     return 0;
 }
@@ -196,7 +195,7 @@ struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring)
 
 static void enable(struct mqd_uring *ring)
 {
-    uint32_t workers[2] = {BOUNDED_WORKER_COUNT, 0}; /* 0: as it is */
+    uint32_t workers[2] = {BOUNDED_WORKER_COUNT, 0}; /* 0: unchanged */
     ring->enabled = true;
     if (syscall(SYS_io_uring_register, ring->fd, REGISTER_ENABLE_RINGS, NULL, 0) == 0)
         syscall(SYS_io_uring_register, ring->fd, REGISTER_IOWQ_MAX_WORKERS, workers, 2); /* 5.15; only a bound */
@@ -224,7 +223,7 @@ bool mqd_uring_has_work(const struct mqd_uring *ring)
 
 const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring)
 {
-    uint32_t head = mqd_load_relaxed(ring->completion_head_word); /* ours */
+    uint32_t head = mqd_load_relaxed(ring->completion_head_word); /* written by us */
     return head == mqd_load_acquire(ring->completion_tail_word) ? NULL
                                                                 : &ring->completions[head & ring->completion_mask];
 }
@@ -234,7 +233,7 @@ void mqd_uring_pop(struct mqd_uring *ring)
     mqd_store_release(ring->completion_head_word, mqd_load_relaxed(ring->completion_head_word) + 1);
 }
 
-/* On a ring and an eventfd of its own: two writes must bring two completions of one poll. */
+/* Uses a ring and an eventfd of its own: two writes must produce two completions of one poll. */
 static int try_poll(struct mqd_uring *ring, int fd)
 {
     const uint64_t one = 1;

@@ -1,9 +1,9 @@
-/* A small io_uring: the two queues and three system calls, nothing else. Numbers and structures are
- * the kernel's (io_uring(7), io_uring_setup(2), io_uring_enter(2)), written down here because the
+/* A minimal io_uring: the two queues and three system calls. Numbers and structures are the
+ * kernel's (io_uring(7), io_uring_setup(2), io_uring_enter(2)); they are defined here because the
  * headers of the build machine may be older than the kernel it runs on.
  *
- * One thread submits and waits (the first that enters); creating and filling may happen before in
- * another.
+ * One thread submits and waits (the first that enters); another thread may create and fill the
+ * queue before that.
  */
 #ifndef MQD_URING_H
 #define MQD_URING_H
@@ -48,10 +48,10 @@ struct mqd_uring {
     int fd;
     uint32_t features;
     bool enabled;
-    bool taskrun_flag; /* the kernel tells in sq_flags when completions wait to be posted */
+    bool taskrun_flag; /* the kernel reports in sq_flags when completions are ready to be posted */
     uint32_t submission_mask;
     uint32_t submission_count; /* entries */
-    uint32_t submission_tail;  /* with what is not submitted yet */
+    uint32_t submission_tail;  /* including entries not submitted yet */
     uint32_t completion_mask;
     uint32_t *submission_head_word;
     uint32_t *submission_tail_word;
@@ -65,20 +65,20 @@ struct mqd_uring {
     size_t submissions_bytes;
 };
 
-/* -1 with the reason and the way out when the kernel lacks or forbids what is needed. */
+/* -1 with the reason and what to do when the kernel lacks or forbids what is needed. */
 int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count);
 void mqd_uring_close(struct mqd_uring *ring);
-/* Tries the real thing once: a multishot poll, a wait with a time limit. -1 with the reason. */
+/* Tests the required features once: a multishot poll, a wait with a time limit. -1 with the reason. */
 int mqd_uring_probe(void);
 
-/* A zeroed entry to fill; NULL when the queue is full and the kernel takes nothing. */
+/* Returns a zeroed entry to fill; NULL when the queue is full and the kernel accepts nothing. */
 struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring);
-/* Submits what is queued, lets the kernel post completions, waits for wait_count of them.
- * timeout_ns < 0: for ever. 0, or -errno (-ETIME, -EINTR...). */
+/* Submits queued entries, lets the kernel post completions, waits for wait_count of them.
+ * timeout_ns < 0: no limit. 0, or -errno (-ETIME, -EINTR...). */
 int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns);
-/* True when entering the kernel would bring something even without waiting. */
+/* True when entering the kernel would produce completions even without waiting. */
 bool mqd_uring_has_work(const struct mqd_uring *ring);
-/* The oldest completion, NULL when there is none; mqd_uring_pop gives its place back. */
+/* The oldest completion, NULL when there is none; mqd_uring_pop frees its entry. */
 const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring);
 void mqd_uring_pop(struct mqd_uring *ring);
 

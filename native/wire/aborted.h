@@ -1,4 +1,4 @@
-/* An aborted transaction, as .txnindex files keep it and Fetch answers tell it. */
+/* An aborted transaction, as stored in .txnindex files and sent in Fetch answers. */
 #ifndef MQD_ABORTED_H
 #define MQD_ABORTED_H
 

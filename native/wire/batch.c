@@ -1,20 +1,24 @@
 /* Record batches, magic 2: decoding the header and deciding whether the bytes may enter the log.
  *
- *    0  int64  base_offset             ] written by the broker,
- *    8  int32  batch_length            ] counts the bytes after itself
- *   12  int32  partition_leader_epoch  ] written by the broker
- *   16  int8   magic                     also where formats 0 and 1 keep theirs
- *   17  uint32 crc                       CRC32C of everything after it
- *   21  int16  attributes                bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control, 6 delete
- * horizon 23  int32  last_offset_delta 27  int64  base_timestamp_ms 35  int64  max_timestamp_ms 43  int64  producer_id
- *   51  int16  producer_epoch
- *   53  int32  base_sequence
- *   57  int32  record_count
- *   61         records, perhaps compressed; never opened here
+ *    0  int64   base_offset: written by the broker
+ *    8  int32   batch_length: counts the bytes after itself
+ *   12  int32   partition_leader_epoch: written by the broker
+ *   16  int8    magic: at the same position in formats 0 and 1
+ *   17  uint32  crc: CRC32C of everything after it
+ *   21  int16   attributes: bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control, 6
+ *       delete horizon
+ *   23  int32   last_offset_delta
+ *   27  int64   base_timestamp_ms
+ *   35  int64   max_timestamp_ms
+ *   43  int64   producer_id
+ *   51  int16   producer_epoch
+ *   53  int32   base_sequence
+ *   57  int32   record_count
+ *   61          records, perhaps compressed; never parsed here
  *
- * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks follow what Kafka's broker
- * refuses from clients, as far as the header tells. The bytes are a peer's: nothing is read before
- * its length is known to be there.
+ * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks refuse what Kafka's broker
+ * refuses from clients, as far as the header shows. The bytes come from a peer: nothing is read
+ * before its length is checked.
  */
 #include "base/big_endian.h"
 #include "base/error.h"
@@ -35,11 +39,11 @@ enum {
     ATTRIBUTE_CONTROL = 1 << 5
 };
 enum { LENGTH_END = 12, MAGIC_AT = 16, CRC_END = 21 };
-/* length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte
- * each at the least */
+/* length, attributes, timestamp delta, offset delta, key length, value length, header count: at
+ * least one byte each */
 #define RECORD_BYTES_MIN 7
 
-/* 61 bytes are there. size_bytes is only right when batch_length is sane: see sizes_reason. */
+/* Requires 61 bytes. size_bytes is correct only when batch_length is sane: see sizes_reason. */
 static void decode(const uint8_t *bytes, struct mqd_batch *out)
 {
     out->base_offset = (int64_t)mqd_get_be64(bytes);
@@ -56,7 +60,7 @@ static void decode(const uint8_t *bytes, struct mqd_batch *out)
     out->record_count = (int32_t)mqd_get_be32(bytes + 57);
 }
 
-/* Whole size that batch_length claims, or -1 when it cannot hold a header or wraps around. */
+/* The total size that batch_length implies, or -1 when it cannot hold a header or overflows. */
 static int64_t claimed_size(const uint8_t *bytes)
 {
     int64_t length = (int32_t)mqd_get_be32(bytes + 8);
@@ -69,8 +73,8 @@ static int16_t refuse(int16_t error, const char *text, const char **reason)
     return error;
 }
 
-/* From here on the header is whole and the sizes agree. What a compressed batch holds inside is its
- * reader's concern. */
+/* The header is complete and the sizes agree. The contents of a compressed batch are checked by its
+ * reader. */
 static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
 {
     if ((batch->attributes & COMPRESSION_MASK) > COMPRESSION_LAST)
@@ -88,8 +92,8 @@ static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
     return NONE;
 }
 
-/* Clients that are not idempotent leave all kinds of numbers in epoch and sequence; they count only
- * beside a producer id. Control batches carry no sequence. */
+/* Clients that are not idempotent send arbitrary numbers in epoch and sequence; these count only
+ * with a producer id. Control batches have no sequence. */
 static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
 {
     if (batch->producer_id < -1)
@@ -105,8 +109,8 @@ static int16_t check_producer(const struct mqd_batch *batch, const char **reason
     return NONE;
 }
 
-/* base_offset is not looked at: the broker overwrites it, and has done so already in batches that
- * come from a log. */
+/* base_offset is not checked: the broker overwrites it, and has already done so in batches from a
+ * log. */
 int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *out, const char **reason)
 {
     *reason = NULL;

@@ -1,9 +1,9 @@
-/* Writing primitives of the wire: append to a struct mqd_buffer (declared in wire/wire.h), which
- * grows by doubling.
+/* Writing primitives of the wire format: append to a struct mqd_buffer (declared in wire/wire.h),
+ * which grows by doubling.
  *
- * Private to the encoders. Each call makes sure of its own room, so no caller can write past the
- * end; after a failure (out of memory, more than MQD_BUFFER_BYTES_MAX) `failed` stays set and every
- * call is a no-op: it is looked at once, when the response is finished.
+ * Private to the encoders. Each call checks for room itself, so no caller can write past the end.
+ * After a failure (out of memory, more than MQD_BUFFER_BYTES_MAX) `failed` stays set and every call
+ * is a no-op; it is checked once, when the response is finished.
  */
 #ifndef MQD_BUFFER_H
 #define MQD_BUFFER_H
@@ -14,7 +14,7 @@
 
 #define MQD_BUFFER_BYTES_MAX (1u << 30)
 
-/* Room for size_bytes at the end, counted as written; NULL when failed. */
+/* Reserves size_bytes at the end, counted as written; NULL on failure. */
 static inline uint8_t *mqd_buffer_room(struct mqd_buffer *buffer, uint32_t size_bytes)
 {
     if (__builtin_expect(buffer->failed || buffer->capacity_bytes - buffer->size_bytes < size_bytes, 0)) {
@@ -92,7 +92,7 @@ static inline void mqd_put_text(struct mqd_buffer *buffer, bool compact, struct 
         mqd_put_bytes(buffer, text.bytes, (uint32_t)text.size_bytes);
 }
 
-/* A C string or NULL = null; cut to what an INT16 length can say. */
+/* A C string, or NULL = null; truncated to the INT16 maximum. */
 static inline void mqd_put_message(struct mqd_buffer *buffer, bool compact, const char *message)
 {
     struct mqd_text text = {.bytes = (const uint8_t *)message,
@@ -109,11 +109,11 @@ static inline void mqd_put_topic_key(struct mqd_buffer *buffer, bool compact, bo
         mqd_put_text(buffer, compact, key->name);
 }
 
-/* Tagged fields that several answers have; the count of tags goes before them. Sizes: wire/nodes.c. */
+/* Tagged fields shared by several answers; the number of tags precedes them. Sizes: wire/nodes.c. */
 void mqd_put_current_leader(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_current_leader *current);
 void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_node_endpoint *nodes, uint32_t node_count);
 
-/* An empty set of tagged fields, where the version has one. */
+/* An empty set of tagged fields, if the version has one. */
 static inline void mqd_put_no_tags(struct mqd_buffer *buffer, bool flexible)
 {
     uint8_t *at = flexible ? mqd_buffer_room(buffer, 1) : NULL;

@@ -1,13 +1,13 @@
-/* Reading primitives of the wire: big-endian words, strings, arrays and tagged fields, taken one
- * after the other from bytes that a peer wrote.
+/* Reading primitives of the wire format: big-endian words, strings, arrays and tagged fields, read
+ * in sequence from bytes that a peer wrote.
  *
- * Private to the mqd_wire_*.c files; inline, because a Produce request of one batch is ten of these
- * calls and must cost tens of nanoseconds.
+ * Private to the mqd_wire_*.c files; inline, because a Produce request with one batch needs ten of
+ * these calls and must cost only tens of nanoseconds.
  *
- *   C1  begin <= at <= end always; nothing is read at or behind `end`.
- *   C2  a length is compared with the bytes that remain before it is used, an array's count with
- *       what its smallest elements would need: so no loop runs longer than the frame is.
- *   C3  after a failure the cursor is unusable; the message names field and position.
+ *   C1  begin <= at <= end always; nothing is read at or after `end`.
+ *   C2  before use, a length is checked against the remaining bytes, and an array's count against
+ *       the size of its smallest elements, so no loop exceeds the frame.
+ *   C3  after a failure the cursor is unusable; the message names the field and the position.
  *
  * Source: the protocol guide's "Protocol Primitive Types", KIP-482 (compact types, tagged fields).
  */
@@ -20,10 +20,10 @@
 #include "wire/wire.h"
 
 #define MQD_VARINT_BYTES_MAX 5
-#define MQD_STRING_BYTES_MAX 32767 /* both forms: what an INT16 length can say */
+#define MQD_STRING_BYTES_MAX 32767 /* both forms: the INT16 maximum */
 
-/* Cold: set the message. The callers below return the -1 themselves, so that the compiler sees that
- * no value is used after it. */
+/* Cold path: sets the message. The callers below return the -1 themselves, so that the compiler
+ * sees that no value is used after it. */
 void mqd_wire_report_short(const struct mqd_cursor_bytes *cursor, const char *field, size_t needed_bytes);
 void mqd_wire_report_wrong(const struct mqd_cursor_bytes *cursor, const char *field, const char *what, int64_t value);
 int mqd_wire_misused(const char *what);
@@ -137,7 +137,8 @@ static inline int mqd_take_count(struct mqd_cursor_bytes *cursor, bool compact, 
     return 0;
 }
 
-/* Length of a string or byte sequence in either form; -1 = null. Checked against what remains. */
+/* Length of a string or byte sequence in either form; -1 = null. Checked against the remaining
+ * bytes. */
 static inline int mqd_take_length(struct mqd_cursor_bytes *cursor, bool compact, bool string, const char *field,
                                   int32_t *out)
 {
@@ -201,8 +202,8 @@ static inline int mqd_take_topic_key(struct mqd_cursor_bytes *cursor, bool compa
     return 0;
 }
 
-/* The head of one tagged field: `value` is a cursor over its bytes alone, the outer cursor goes on
- * behind them. */
+/* Reads the head of one tagged field: `value` becomes a cursor over its bytes only; the outer
+ * cursor continues after them. */
 static inline int mqd_take_tag(struct mqd_cursor_bytes *cursor, uint32_t *tag, struct mqd_cursor_bytes *value)
 {
     uint32_t size_bytes;
@@ -215,7 +216,7 @@ static inline int mqd_take_tag(struct mqd_cursor_bytes *cursor, uint32_t *tag, s
     return 0;
 }
 
-/* A tagged field that we understand must be as long as it says, no longer. */
+/* A tagged field that we parse must end exactly at its declared length. */
 static inline int mqd_tag_finished(const struct mqd_cursor_bytes *value, const char *field)
 {
     if (MQD_UNLIKELY(value->at != value->end))
@@ -226,8 +227,8 @@ static inline int mqd_tag_finished(const struct mqd_cursor_bytes *value, const c
 
 int mqd_skip_tags_many(struct mqd_cursor_bytes *cursor, uint32_t tag_count);
 
-/* Tagged fields of which none is of interest (KIP-482: unknown ones are ignored). Nothing is there
- * in versions that are not flexible. */
+/* Skips tagged fields (KIP-482: unknown ones are ignored). Versions that are not flexible have
+ * none. */
 static inline int mqd_skip_tags(struct mqd_cursor_bytes *cursor, bool flexible)
 {
     uint32_t tag_count;

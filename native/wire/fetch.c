@@ -12,8 +12,7 @@
  *                log_start_offset v5+ | aborted_transactions[ producer_id | first_offset ] (null:
  *                read_uncommitted) | preferred_read_replica v11+ | records | tags: 0
  *                diverging_epoch, 1 current_leader, 2 snapshot_id ] ] | tags: 0 node_endpoints v16+
- *   flexible from v12. The response's tags are absent: they speak of other leaders and of
- *   truncation.
+ *   flexible from v12. A response has tags only to name other leaders or a diverging epoch.
  *
  *   W1  as in wire/produce.c: a body that mqd_fetch_parse accepted is well-formed to its last byte;
  *       and what stands behind the topics (replica_id and replica_epoch from v15, rack_id) is known
@@ -121,7 +120,7 @@ int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_top
     return out->partition_count == 0 ? mqd_skip_tags(&request->cursor, compact) : 0;
 }
 
-/* 0 replica_directory_id is of no use here and skipped like an unknown tag, but its size is
+/* Tag 0 (replica_directory_id) is not used and skipped like an unknown tag, but its size is
  * checked: 16 bytes. */
 static int take_partition_tags(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_fetch_partition *out)
 {
@@ -152,7 +151,7 @@ int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch
     out->current_leader_epoch = -1;
     out->last_fetched_epoch = -1;
     out->log_start_offset = -1;
-    out->high_watermark = INT64_MAX; /* KIP-1166: the follower does not tell */
+    out->high_watermark = INT64_MAX; /* KIP-1166: the follower does not send it */
     if (mqd_take_i32(cursor, "partition", &out->partition_index) ||
         (version >= 9 && mqd_take_i32(cursor, "current_leader_epoch", &out->current_leader_epoch)) ||
         mqd_take_i64(cursor, "fetch_offset", &out->fetch_offset) ||
@@ -229,7 +228,7 @@ static int take_request_tags(struct mqd_fetch_request *request)
 int mqd_fetch_end(struct mqd_fetch_request *request)
 {
     struct mqd_text rack_id = {.bytes = NULL, .size_bytes = 0};
-    if (!request->forgotten_taken) { /* a caller that does not care about them need not ask, when there are none */
+    if (!request->forgotten_taken) { /* optional for a caller that ignores forgotten topics, when there are none */
         int32_t forgotten_count;
         if (mqd_fetch_forgotten(request, &forgotten_count))
             return -1;

@@ -1,5 +1,4 @@
-/* Tagged fields by which an answer names the leader that the client should have asked, and where it
- * is (KIP-951):
+/* Tagged fields by which an answer names the current leader and its address (KIP-951):
  *   CurrentLeader   leader_id INT32 | leader_epoch INT32 | tags
  *   NodeEndpoints   [ node_id INT32 | host COMPACT_STRING | port INT32 | rack
  *                   COMPACT_NULLABLE_STRING | tags ]
@@ -8,7 +7,7 @@
 
 #include "wire/buffer.h"
 
-#define TEXT_BYTES_MAX 255 /* a host name; longer ones are cut, and then reach nobody */
+#define TEXT_BYTES_MAX 255 /* limit for a host name; a longer one is truncated and then unusable */
 
 static uint32_t varint_bytes(uint32_t value)
 {

@@ -9,8 +9,8 @@
  *              leader) ] ] | throttle_ms v1+
  *   flexible from v9.
  *
- *   W1  mqd_produce_parse walks the whole body first: when it succeeds, every later call on the
- *       same bytes succeeds. So a frame that lies in its last byte has appended nothing.
+ *   W1  mqd_produce_parse checks the whole body first: when it succeeds, every later call on the
+ *       same bytes succeeds. So a frame that is malformed only in its last byte appends nothing.
  */
 #include "wire/buffer.h"
 #include "wire/cursor.h"
@@ -85,13 +85,13 @@ int mqd_produce_next_partition(struct mqd_produce_request *request, struct mqd_p
     if (mqd_take_i32(&request->cursor, "partition index", &out->partition_index) ||
         mqd_take_length(&request->cursor, compact, false, "records", &out->size_bytes))
         return -1;
-    /* not const: the owner stamps base offset and leader epoch into the batch where it lies */
+    /* not const: the owner writes base offset and leader epoch into the batch in place */
     out->records = out->size_bytes < 0 ? NULL : (uint8_t *)(uintptr_t)request->cursor.at;
     if (out->size_bytes > 0)
         request->cursor.at += out->size_bytes;
     if (mqd_skip_tags(&request->cursor, compact))
         return -1;
-    /* behind the last one: the topic's tags */
+    /* the topic's tags follow its last partition */
     return --request->partitions_left == 0 ? mqd_skip_tags(&request->cursor, compact) : 0;
 }
 

@@ -1,9 +1,9 @@
-/* Where keys and values lie in stored batches: for a coordinator that reads a whole partition when
- * it starts, a million records in a moment.
+/* Positions of keys and values in stored batches: for a coordinator that reads a whole partition
+ * when it starts, a million records in a short time.
  *
- * Plain batches alone: uncompressed, of no transaction, not control. At any other the walk stops,
- * and its caller looks at that batch itself. Every length is checked against what is there; a
- * checksum that does not match stops the walk too.
+ * Plain batches only: uncompressed, not transactional, not control. At any other batch the walk
+ * stops, and its caller handles that batch. Every length is checked against the available bytes; a
+ * wrong checksum also stops the walk.
  */
 #include <string.h>
 
@@ -17,7 +17,7 @@ struct cursor {
     const uint8_t *end;
 };
 
-/* NULL: cut off. */
+/* NULL: truncated. */
 static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uint8_t *data, uint32_t *position,
                                 int32_t *size_bytes)
 {
@@ -30,7 +30,7 @@ static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uin
     return size > 0 ? at + size : at;
 }
 
-/* One record; headers are passed over with what is left of its bytes. */
+/* One record; its headers are skipped by its length. */
 static bool place_record(struct cursor *batch, const uint8_t *data, struct mqd_record_place *out)
 {
     int64_t size, number;
@@ -39,7 +39,7 @@ static bool place_record(struct cursor *batch, const uint8_t *data, struct mqd_r
         return false;
     const uint8_t *end = at + size;
     batch->at = end;
-    at = mqd_varlong(at + 1, end, &number); /* behind the attributes: timestamp delta */
+    at = mqd_varlong(at + 1, end, &number); /* after the attributes: timestamp delta */
     at = at ? mqd_varint(at, end, &number) : NULL;
     at = at && number >= 0 ? take_blob(at, end, data, &out->key_position, &out->key_bytes) : NULL;
     return at && take_blob(at, end, data, &out->value_position, &out->value_bytes);

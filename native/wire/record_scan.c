@@ -80,8 +80,7 @@ uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const st
                            int64_t base_timestamp_ms)
 {
     uint8_t delta[10];
-    /* Modulo 2^64 on purpose: who adds it to the new base gets the very number that the old ones
-     * gave. */
+    /* Modulo 2^64 on purpose: adding it to the new base gives the same timestamp as before. */
     uint32_t delta_bytes =
         put_varlong(delta, (int64_t)((uint64_t)batch->base_timestamp_ms + (uint64_t)record->timestamp_delta -
                                      (uint64_t)base_timestamp_ms));

@@ -1,15 +1,14 @@
-/* The records of one stored batch, taken out one by one and put together again without some of
- * them.
+/* Reads the records of one stored batch one by one, and reassembles the batch without some of them.
  *
- * The bytes were a producer's and have been on a disk: each length is compared with what remains
- * before it is used. Headers are not looked into, they are copied with their record. What a batch
- * keeps when records go: base offset, last offset delta, producer, sequence, leader epoch, each
- * record's own bytes. So the offset of a record is always base offset + its delta. What changes:
- * batch length, record count, largest timestamp, CRC.
+ * The bytes came from a producer and a disk: each length is checked against the remaining bytes
+ * before use. Headers are not parsed; they are copied with their record. When records are removed,
+ * a batch keeps its base offset, last offset delta, producer, sequence, leader epoch, and the bytes
+ * of each remaining record. So the offset of a record is always base offset + its delta. What
+ * changes: batch length, record count, largest timestamp, CRC.
  *
  * Delete horizon (KIP-534): attribute bit 6 says that the base timestamp is the time from which
  * tombstones of this batch may be dropped. Records keep their times, so their timestamp deltas are
- * written anew, once, when the horizon is set.
+ * rewritten once, when the horizon is set.
  */
 #ifndef MQD_COMPACT_RECORDS_H
 #define MQD_COMPACT_RECORDS_H
@@ -21,14 +20,14 @@
 #define MQD_ATTRIBUTE_TRANSACTIONAL 0x10
 #define MQD_ATTRIBUTE_CONTROL 0x20
 #define MQD_ATTRIBUTE_DELETE_HORIZON 0x40
-/* a timestamp delta of ten bytes instead of one; the length's varint by at most four */
+/* a timestamp delta may take ten bytes instead of one; the length's varint grows by at most four */
 #define MQD_RECORD_GROWTH_BYTES_MAX 13
 
 struct mqd_record {
     const uint8_t *bytes;           /* its length's first byte */
     uint32_t size_bytes;            /* of all of it */
-    const uint8_t *body;            /* behind the length: attributes */
-    const uint8_t *offset_delta_at; /* behind the timestamp delta */
+    const uint8_t *body;            /* after the length: attributes */
+    const uint8_t *offset_delta_at; /* after the timestamp delta */
     int64_t timestamp_delta;
     int32_t offset_delta;
     const uint8_t *key;
@@ -42,13 +41,13 @@ struct mqd_records {
     const char *reason;
 };
 
-/* `bytes`: the records of the batch, not compressed. */
+/* `bytes`: the uncompressed records of the batch. */
 void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes,
                        uint64_t size_bytes);
-/* 1: a record; 0: that was the last, and nothing follows it; -1: `reason` says what is wrong. */
+/* 1: a record; 0: the end, with no trailing bytes; -1: `reason` says what is wrong. */
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out);
 
-/* The time of a record; a delta that does not fit is cut off at the ends of the range. */
+/* The time of a record; a sum that overflows is clamped to the range. */
 int64_t mqd_record_timestamp_ms(const struct mqd_batch *batch, const struct mqd_record *record);
 
 /* Appends `record` to `out` with another base timestamp; returns the bytes, at most size_bytes +
@@ -56,8 +55,8 @@ int64_t mqd_record_timestamp_ms(const struct mqd_batch *batch, const struct mqd_
 uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const struct mqd_record *record,
                            int64_t base_timestamp_ms);
 
-/* A header for `batch` with records_bytes behind it; the CRC is of header and records. `batch` says
- * all but size and CRC. */
+/* Writes a header for `batch`, to be followed by records_bytes; the CRC covers header and records.
+ * `batch` provides everything except size and CRC. */
 void mqd_batch_seal(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes);
 
 #endif

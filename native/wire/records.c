@@ -1,16 +1,16 @@
-/* The records inside a batch, walked without being kept: a batch whose records cannot be parsed
- * would stop every consumer at its offset. Finds the records without a key on the way, for topics
- * whose records must have one (cleanup.policy=compact).
+/* Parses the records inside a batch without keeping them: a batch whose records cannot be parsed
+ * would stop every consumer at its offset. Also finds the records without a key, for topics whose
+ * records must have one (cleanup.policy=compact).
  *
- *   record   length varint (bytes after it) | attributes int8 | timestamp_delta varlong | offset_delta varint | key,
- * value (varint size, -1 = null, bytes) | header count varint | headers (varint size and key; varint size, -1 = null,
- * and value).  Varints are zigzag.
+ *   record  length varint (bytes after it) | attributes int8 | timestamp_delta varlong |
+ *           offset_delta varint | key, value (varint size, -1 = null, bytes) | header count varint
+ *           | headers (varint size and key; varint size, -1 = null, and value). Varints are zigzag.
  *
- * The bytes are a peer's: a length is compared with what remains before it is used, a count with
- * the least that its elements need; so no loop runs longer than the bytes are. Offset deltas must
- * count up from 0: the log believes them when it compacts. Source: Kafka's protocol guide,
- * "Record"; what is refused is what Kafka's LogValidator refuses, and deltas that are not in order
- * (Kafka rewrites such batches).
+ * The bytes come from a peer: before use, a length is checked against the remaining bytes, and a
+ * count against the minimum size of its elements, so no loop exceeds the bytes. Offset deltas must
+ * count up from 0, because compaction relies on them. Source: Kafka's protocol guide, "Record".
+ * Refused is what Kafka's LogValidator refuses, and deltas that are not in order (Kafka rewrites
+ * such batches).
  */
 #include "base/varint.h"
 #include "native.h"
@@ -22,7 +22,7 @@ struct walk {
     const uint8_t *end;
 };
 
-/* Moves on to `next`; NULL, which could not be read, is where it stays. */
+/* Advances to `next`; on NULL (a parse failure) it stays. */
 static inline bool move(struct walk *walk, const uint8_t *next)
 {
     if (next)
@@ -30,7 +30,7 @@ static inline bool move(struct walk *walk, const uint8_t *next)
     return next != NULL;
 }
 
-/* Goes over a key or value; size -1 = null, where that is allowed. */
+/* Skips a key or value; size -1 = null, where allowed. */
 static inline bool skip_blob(struct walk *walk, bool nullable, int64_t *size_bytes)
 {
     if (!move(walk, mqd_varint_size(walk->at, walk->end, size_bytes)) || *size_bytes < (nullable ? -1 : 0))
@@ -58,7 +58,7 @@ static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
     if (!move(walk, mqd_varint(walk->at, walk->end, &size_bytes)) || size_bytes < RECORD_BYTES_MIN - 1 ||
         size_bytes > walk->end - walk->at)
         return "a record's length is impossible";
-    struct walk record = {walk->at + 1, walk->at + size_bytes}; /* + 1: attributes, of which none are in use */
+    struct walk record = {walk->at + 1, walk->at + size_bytes}; /* + 1: attributes, all unused */
     if (!move(&record, mqd_varlong(record.at, record.end, &number)))
         return "a record's timestamp is cut off";
     if (!move(&record, mqd_varint(record.at, record.end, &number)) || number != index)

@@ -1,13 +1,13 @@
-/* Request headers and the failures of the wire's cursor. See wire/wire.h and wire/cursor.h. */
+/* Request headers and the error messages of the wire cursor. See wire/wire.h and wire/cursor.h. */
 #include <errno.h>
 
 #include "base/error.h"
 #include "wire/cursor.h"
 #include "wire/wire.h"
 
-/* First flexible version of every API; NEVER where no version is, UNKNOWN where the number names no
- * API that a broker may be asked for today (4..7 went with ZooKeeper). Holds for request headers
- * (v2) and, but for ApiVersions, for response headers (v1). */
+/* First flexible version of every API; NEVER where no version is flexible; UNKNOWN where the number
+ * is not an API that a broker serves today (4..7 were removed with ZooKeeper). Applies to request
+ * headers (v2) and, except for ApiVersions, to response headers (v1). */
 #define NEVER INT16_MAX
 #define UNKNOWN (-1)
 #define API_KEY_COUNT 93
@@ -165,7 +165,8 @@ int mqd_skip_tags_many(struct mqd_cursor_bytes *cursor, uint32_t tag_count)
 {
     uint32_t tag;
     struct mqd_cursor_bytes value;
-    for (uint32_t i = 0; i < tag_count; i++) /* each takes two bytes at least, so the frame's end ends a lie */
+    /* each takes at least two bytes, so a false count fails at the end of the frame */
+    for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;
     return 0;

@@ -1,13 +1,13 @@
-/* Kafka's hot requests as bytes: parsing Produce, Fetch and ListOffsets of every version in
- * docs/protocol.md, and encoding their responses. No allocation, no copies: iterators over the
- * frame; encoders append to a caller-grown buffer.
+/* Kafka's hot requests as bytes: parses Produce, Fetch and ListOffsets in every version in
+ * docs/protocol.md, and encodes their responses. No allocation, no copies: iterators over the
+ * frame; encoders append to the caller's growing buffer.
  *
- * Every length is checked against the bytes that remain before it is believed; unknown tagged
- * fields are skipped. Errors: -1 and mqd_error_message names the field, and the position in the
- * frame. mqd_*_parse walks the whole body once: when it succeeded, the calls that iterate over the
- * same bytes cannot fail (short of a caller that goes beyond the counts), so a frame that lies in
- * its last byte has had no effect. Sources: the public protocol guide, KIP-482 (flexible versions),
- * KIP-227 (fetch sessions), KIP-516 (topic ids), KIP-951 (leader hints).
+ * Every length is checked against the remaining bytes before use; unknown tagged fields are
+ * skipped. Errors: -1, and mqd_error_message names the field and the position in the frame.
+ * mqd_*_parse checks the whole body once: when it succeeds, the calls that iterate over the same
+ * bytes cannot fail (unless a caller exceeds the counts), so a frame that is malformed only in its
+ * last byte has no effect. Sources: the public protocol guide, KIP-482 (flexible versions), KIP-227
+ * (fetch sessions), KIP-516 (topic ids), KIP-951 (leader hints).
  */
 #ifndef MQD_WIRE_H
 #define MQD_WIRE_H
@@ -27,7 +27,7 @@ struct mqd_request_header {
     int32_t correlation_id;
     const uint8_t *client_id; /* NULL = null */
     int32_t client_id_bytes;
-    uint32_t header_bytes; /* where the body begins */
+    uint32_t header_bytes; /* position of the body */
 };
 /* Decodes the header (v1 or v2 by api and version). An unknown api_key is not an error here:
  * known = false and only the first 8 bytes are decoded. */
@@ -47,8 +47,8 @@ struct mqd_topic_key {
     bool by_id;
 };
 
-/* -- Produce 0..13; 0..2 carry message sets of before magic 2, parsed so that each partition can be
- * told (43 UNSUPPORTED_FOR_MESSAGE_FORMAT) -- */
+/* -- Produce 0..13; 0..2 carry message sets older than magic 2, parsed so that each partition can
+ * be answered (43 UNSUPPORTED_FOR_MESSAGE_FORMAT) -- */
 struct mqd_produce_request {
     struct mqd_cursor_bytes cursor;
     int16_t version;
@@ -57,7 +57,7 @@ struct mqd_produce_request {
     int32_t timeout_ms;
     int32_t topic_count;
     int32_t topics_left;
-    int32_t partitions_left; /* private: where the iteration stands */
+    int32_t partitions_left; /* private: state of the iteration */
 };
 struct mqd_produce_topic {
     struct mqd_topic_key key;
@@ -93,7 +93,7 @@ struct mqd_fetch_request {
     int32_t rack_id_bytes;
     int32_t topics_left;
     int32_t partitions_left;
-    bool forgotten_taken; /* private: where the iteration stands */
+    bool forgotten_taken; /* private: state of the iteration */
 };
 struct mqd_fetch_topic {
     struct mqd_topic_key key;
@@ -111,7 +111,7 @@ struct mqd_fetch_partition {
 int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_fetch_request *out);
 int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
 int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch_partition *out);
-/* after all topics: the forgotten topics. count in *forgotten; then next_forgotten_topic /
+/* After all topics: the forgotten topics. Count in *forgotten; then next_forgotten_topic /
  * next_forgotten_partition; then end. */
 int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count);
 int mqd_fetch_next_forgotten_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
@@ -151,19 +151,17 @@ struct mqd_buffer {
     uint32_t size_bytes;
     uint32_t capacity_bytes;
     bool failed;
-    uint32_t response_at; /* where the open response began */
+    uint32_t response_at; /* where the current response begins */
 };
 void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes);
 void mqd_buffer_free(struct mqd_buffer *buffer);
 
-/* Response frame, appended to what the buffer holds already: length word (patched by
- * mqd_response_finish), correlation id, header tags. `extra_bytes` = record bytes that are sent
- * from files between pieces. */
+/* Response frame, appended to the buffer: length word (patched by mqd_response_finish), correlation
+ * id, header tags. `extra_bytes` = record bytes that are sent from files in between. */
 void mqd_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t version, int32_t correlation_id);
 void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes);
 
-/* What a client is told beside an error: who leads the partition instead, and where that is
- * (KIP-951). */
+/* Sent to a client with an error: the partition's leader and its address (KIP-951). */
 struct mqd_current_leader {
     int32_t leader;
     int32_t leader_epoch;
@@ -185,11 +183,11 @@ struct mqd_produce_outcome {
     int64_t log_append_time_ms;
     int64_t log_start_offset;
     const char *message;
-    /* v8+: places in the batch, one text for all (KIP-467) */
+    /* v8+: indexes in the batch, one text for all (KIP-467) */
     const int32_t *record_errors;
     uint32_t record_error_count;
     const char *record_message;
-    const struct mqd_current_leader *current_leader; /* v10+, NULL = nothing to tell */
+    const struct mqd_current_leader *current_leader; /* v10+, NULL = none */
 };
 void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version,
                                     const struct mqd_produce_outcome *outcome);
@@ -209,7 +207,7 @@ struct mqd_fetch_outcome {
     int64_t last_stable_offset;
     int64_t log_start_offset;
     uint32_t records_bytes;
-    /* read_committed; else aborted_transactions are null */
+    /* read_committed; otherwise aborted_transactions are null */
     bool committed;
     const struct mqd_aborted *aborted;
     uint32_t aborted_count;
@@ -218,13 +216,13 @@ struct mqd_fetch_outcome {
     bool diverges;
     int32_t diverging_epoch;
     int64_t diverging_end;                           /* v12+, to a follower (KIP-595) */
-    const struct mqd_current_leader *current_leader; /* v12+, NULL = nothing to tell */
+    const struct mqd_current_leader *current_leader; /* v12+, NULL = none */
 };
-/* everything up to and with the length of the records; the records_bytes themselves follow from
- * elsewhere, then _partition_end */
+/* everything up to and including the length of the records; the records_bytes themselves follow
+ * from elsewhere, then _partition_end */
 void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version);
-/* instead of _end, with what the outcome has to tell there */
+/* instead of _end, with the tagged fields from the outcome */
 void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version,
                                        const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version);
