@@ -64,9 +64,7 @@ class ClassicSide:
         try:
             response = self._join(event, now_ms)
         except Refused as refused:
-            member_id = (
-                event.new_member_id if refused.error == ErrorCode.MEMBER_ID_REQUIRED else event.message.member_id
-            )
+            member_id = event.new_member_id if refused.error == ErrorCode.MEMBER_ID_REQUIRED else ""
             response = JoinGroupResponse(
                 error_code=refused.error, member_id=member_id, protocol_name="" if event.version < 7 else None
             )
@@ -247,8 +245,8 @@ class ClassicSide:
         replies.append(Reply(event.request, LeaveGroupResponse(members=answers)))
 
     def _leaver(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
-        """Finds the member that leaves, by member id. With only an instance id, an administrator
-        removes a static member of either protocol. Raises Refused.
+        """Finds the member that leaves, of either protocol: by member id, or (an administrator, of a
+        static member) by instance id alone. Raises Refused.
         """
         group = self.group
         if one.group_instance_id is None:
@@ -258,7 +256,7 @@ class ClassicSide:
             if owner is not None and one.member_id and owner != one.member_id:
                 raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
             member = group.members.get(owner) if owner is not None else None
-        if member is None or (not member.is_classic and (one.group_instance_id is None or one.member_id)):
+        if member is None:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
         return member
 
