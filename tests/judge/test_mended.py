@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import pytest
 
 from mqd.protocol import messages as m
@@ -54,3 +57,23 @@ def test_a_name_is_judged_before_its_assignments(shared_broker: Broker, name: st
         kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-there", 1, 1)]))
         made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic(name, -1, -1, twice)]))
     assert made.topics[0].error_code == error
+
+
+def test_a_group_whose_first_member_is_refused_is_there(shared_broker: Broker) -> None:
+    """Kafka has made it by then; who claims to be a member of no group makes none."""
+    side, world, found = Side("mqd", shared_broker.port), World(""), {}
+    for group, member in (("judge-refused", ""), ("judge-claimed", "someone")):
+        join = Step(11, 3, m.JoinGroupRequest(group, 10_000, 10_000, member, None, "consumer", []))
+        side.until(world, Step(10, 3, m.FindCoordinatorRequest(group, 0)), lambda body: body.error_code == 0)
+        joined = side.until(world, join, lambda body: body.error_code in (23, 25)).body
+        described = side.call(Step(15, 4, m.DescribeGroupsRequest([group])), world).body
+        again = side.call(
+            dataclasses.replace(join, request=msgspec.structs.replace(join.request, member_id="x")), world
+        )
+        found[group] = (joined.error_code, described.groups[0].group_state, again.body.error_code)
+    side.close()
+    inconsistent, unknown = ErrorCode.INCONSISTENT_GROUP_PROTOCOL, ErrorCode.UNKNOWN_MEMBER_ID
+    assert found == {
+        "judge-refused": (inconsistent, "Empty", inconsistent),
+        "judge-claimed": (unknown, "Dead", unknown),
+    }

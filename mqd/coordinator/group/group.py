@@ -15,8 +15,9 @@ addition to those of the parts)
     GG3  an Empty group with an epoch or generation in the log but no offsets is checked again:
          EXPIRE_TIMER or the timer of its offsets is armed
     GG4  a refused change of kind changes nothing
-    GG5  a group whose last offset was deleted, alone or with its topic, exists until the next check
-         (EXPIRE_TIMER), as in Kafka: it can still be listed and deleted
+    GG5  a group whose last offset was deleted, alone or with its topic, or whose first member was
+         refused, exists until the next check (EXPIRE_TIMER), as in Kafka: it can still be listed
+         and deleted
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ from mqd.coordinator.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS,
 from mqd.coordinator.group.records import GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, key_type_of
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatResponse, DescribeGroupsResponse
+from mqd.protocol.messages import (
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatResponse,
+    DescribeGroupsResponse,
+    JoinGroupResponse,
+)
 
 EXPIRE_TIMER = "group.expire"
 VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
@@ -88,7 +94,7 @@ class Group:
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
         self._expire_armed = False
-        self._outlives_offsets = False  # GG5; not in the log
+        self._lingers = False  # GG5; not in the log
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -112,7 +118,7 @@ class Group:
             and not classic.members.pending
             and self.consumer is None
         )
-        return without_members and self.offsets.is_empty and not self._outlives_offsets
+        return without_members and self.offsets.is_empty and not self._lingers
 
     @property
     def state_name(self) -> str:
@@ -165,6 +171,8 @@ class Group:
         if isinstance(event, CLASSIC_EVENTS):
             if self.consumer is not None:
                 return self._in_consumer(event, now_ms)
+            if type(event) is JoinGroup:
+                return self._on_join(event, now_ms)
             actions = self.classic.handle(event, now_ms)
             return actions if type(event) is Heartbeat else actions + self._arm_expire(now_ms)
         if isinstance(event, TimerFired):
@@ -172,7 +180,7 @@ class Group:
         if isinstance(event, OFFSET_EVENTS):
             had_offsets = not self.offsets.is_empty
             actions = self.offsets.handle(event, self, now_ms)
-            self._outlives_offsets |= had_offsets and self.offsets.is_empty
+            self._lingers |= had_offsets and self.offsets.is_empty
             return actions + self._arm_expire(now_ms)
         if isinstance(event, DeleteGroup):
             return self._on_delete(event)
@@ -185,6 +193,15 @@ class Group:
         if isinstance(event, ConsumerDescribe):
             return self._on_describe(event, now_ms)
         raise TypeError(f"{type(event).__name__} is no event of a group")
+
+    def _on_join(self, event: JoinGroup, now_ms: int) -> list[Action]:
+        if event.message.member_id and not self.exists:
+            error = int(ErrorCode.UNKNOWN_MEMBER_ID)
+            refused = JoinGroupResponse(error_code=error, member_id=event.message.member_id, protocol_name=None)
+            return [Reply(event.request, refused)]
+        actions = self.classic.handle(event, now_ms)
+        self._lingers |= not self.exists
+        return actions + self._arm_expire(now_ms)
 
     # -- the consumer protocol ---------------------------------------------------------------------
 
@@ -233,7 +250,7 @@ class Group:
         if isinstance(event, JoinGroup) and consumer.is_empty:
             before = [*persists(consumer.delete_all()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
             self.consumer = None
-            return before + self.classic.handle(event, now_ms) + self._arm_expire(now_ms)
+            return before + self._on_join(event, now_ms)
         actions = consumer.handle(event, now_ms)
         if consumer.downgrades:
             actions += self._downgrade(consumer, now_ms)
@@ -303,7 +320,7 @@ class Group:
         if self.classic.is_persisted:
             records.append((classic_records.encode_key(self.group_id), None))
         self.classic = ClassicGroup(self.group_id, self.classic.settings)
-        self._outlives_offsets = False
+        self._lingers = False
         return records
 
     def _maybe_remove(self) -> list[Action]:
@@ -316,7 +333,7 @@ class Group:
         """It holds more than offsets, but has no members."""
         if self.consumer is not None:
             return self.consumer.is_empty
-        return (self.classic.is_persisted or self._outlives_offsets) and self.classic.is_empty
+        return (self.classic.is_persisted or self._lingers) and self.classic.is_empty
 
     def _arm_expire(self, now_ms: int) -> list[Action]:
         if self._expire_armed or not self._is_deserted() or not self.offsets.is_empty:

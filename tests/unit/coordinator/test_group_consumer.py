@@ -444,6 +444,12 @@ def test_a_classic_member_joins_a_consumer_group(shell: ConsumerShell) -> None:
     assert left == [0, 0, E.UNKNOWN_MEMBER_ID], "members of either protocol leave so"
 
 
+def test_a_member_that_claims_an_unknown_instance_id_is_unknown(shell: ConsumerShell) -> None:
+    shell.enter("m1")
+    claimed = shell.reply(shell.classic_join("m1", "a", instance_id="elsewhere"))
+    assert (claimed.error_code, claimed.member_id) == (E.UNKNOWN_MEMBER_ID, "")
+
+
 def test_a_classic_member_that_does_not_come_to_join_is_put_out(shell: ConsumerShell) -> None:
     shell.enter("m1")
     joined = shell.reply(shell.classic_join("", "a"))

@@ -183,8 +183,6 @@ class ClassicGroup(Rebalancing):
             return self._refuse_join(event, "", INCONSISTENT_GROUP_PROTOCOL, actions)
         if not member_id:
             return self._join_new(event, protocols, now_ms, actions)
-        if self.is_empty:
-            return self._refuse_join(event, member_id, UNKNOWN_MEMBER_ID, actions)
         if not self._supports(message.protocol_type, protocols):
             return self._refuse_join(event, member_id, INCONSISTENT_GROUP_PROTOCOL, actions)
         if message.group_instance_id is None and member_id in self.members.pending:

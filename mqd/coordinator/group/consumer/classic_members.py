@@ -26,6 +26,7 @@ from mqd.coordinator.group.consumer_protocol import Subscription, decode_subscri
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     HeartbeatResponse,
+    JoinGroupRequest,
     JoinGroupResponse,
     LeaveGroupRequest,
     LeaveGroupResponse,
@@ -72,8 +73,12 @@ class ClassicSide:
 
     def _join(self, event: JoinGroup, now_ms: int) -> JoinGroupResponse:
         group, message = self.group, event.message
-        known = self._find(event)
-        subscription = self._subscription(event, known)
+        known = self._known(message)
+        if known is None:
+            group.check_room()
+        self._check_protocols(message, known)
+        self._check_claim(message)
+        subscription = _subscription(message)
         if (
             known is None
             and not message.member_id
@@ -108,24 +113,25 @@ class ClassicSide:
         self.maybe_downgrade()
         return response
 
-    def _find(self, event: JoinGroup) -> Member | None:
-        """Finds the member of a JoinGroup; changes nothing. Raises Refused."""
-        group, message = self.group, event.message
+    def _known(self, message: JoinGroupRequest) -> Member | None:
+        members = self.group.members
         if message.group_instance_id is None:
-            known = group.members.get(message.member_id) if message.member_id else None
-        else:
-            owner = group.static.get(message.group_instance_id)
-            if owner is None and message.member_id and message.member_id not in group.members:
-                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
-            if owner is not None and message.member_id and owner != message.member_id:
-                raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
-            known = group.members.get(owner if owner is not None else message.member_id)
-        if known is None:
-            group.check_room()
-        return known
+            return members.get(message.member_id)
+        return members.get(self.group.static.get(message.group_instance_id, message.member_id))
 
-    def _subscription(self, event: JoinGroup, known: Member | None) -> Subscription:
-        message, votes, count = event.message, self.votes, self.member_count
+    def _check_claim(self, message: JoinGroupRequest) -> None:
+        """Checks that a given member id belongs to a given instance id. Raises Refused."""
+        if message.group_instance_id is None or not message.member_id:
+            return
+        owner = self.group.static.get(message.group_instance_id)
+        if owner is None:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
+        if owner != message.member_id:
+            raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
+
+    def _check_protocols(self, message: JoinGroupRequest, known: Member | None) -> None:
+        """Raises Refused."""
+        votes, count = self.votes, self.member_count
         own = known.description.classic if known is not None else None
         mine = {name for name, _ in own.protocols} if own is not None else set()
         others = count - (own is not None)
@@ -133,12 +139,6 @@ class ClassicSide:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
         if others and not any(votes.get(one.name, 0) - (one.name in mine) == others for one in message.protocols):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
-        if sum(len(one.metadata) for one in message.protocols) > METADATA_BYTES_MAX:
-            raise Refused(ErrorCode.INVALID_REQUEST, "")
-        try:
-            return decode_subscription(message.protocols[0].metadata)
-        except ValueError:
-            raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "") from None
 
     def _owned(self, subscription: Subscription) -> Partitions:
         found: Partitions = {}
@@ -281,3 +281,13 @@ class ClassicSide:
                 votes[name] = votes.get(name, 0) + 1
         assert votes == self.votes
         assert all(member.epoch != LEFT_STATIC_EPOCH for member in self.group.members.values() if member.is_classic)
+
+
+def _subscription(message: JoinGroupRequest) -> Subscription:
+    """Raises Refused."""
+    if sum(len(one.metadata) for one in message.protocols) > METADATA_BYTES_MAX:
+        raise Refused(ErrorCode.INVALID_REQUEST, "")
+    try:
+        return decode_subscription(message.protocols[0].metadata)
+    except ValueError:
+        raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "") from None
