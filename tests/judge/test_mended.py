@@ -77,3 +77,25 @@ def test_a_group_whose_first_member_is_refused_is_there(shared_broker: Broker) -
         "judge-refused": (inconsistent, "Empty", inconsistent),
         "judge-claimed": (unknown, "Dead", unknown),
     }
+
+
+def test_more_partitions_than_a_request_may_ask_for_are_refused_first(shared_broker: Broker) -> None:
+    topics = [m.CreateTopicsRequest.Topic("bad name!", 10_001, 1), m.CreateTopicsRequest.Topic("judge-fine", 1, 1)]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        made = kafka.call(19, 5, m.CreateTopicsRequest(topics))
+    assert [topic.error_code for topic in made.topics] == [ErrorCode.POLICY_VIOLATION] * 2
+
+
+def test_of_a_configuration_that_is_named_twice_the_last_one_counts(shared_broker: Broker) -> None:
+    configs = [m.CreateTopicsRequest.Config("retention.ms", value) for value in ("-2", "3600000")]
+    asked = [m.CreateTopicsRequest.Topic(f"judge-last-{i}", 1, 1, [], configs[:: 1 - 2 * i]) for i in (0, 1)]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        made = kafka.call(19, 5, m.CreateTopicsRequest(asked, validate_only=True))
+    assert [topic.error_code for topic in made.topics] == [0, ErrorCode.INVALID_CONFIG]
+
+
+def test_a_number_beside_assignments_is_judged_before_them(shared_broker: Broker) -> None:
+    twice = [m.CreateTopicsRequest.Assignment(0, [1]), m.CreateTopicsRequest.Assignment(0, [1])]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-number", -1, 3, twice)]))
+    assert made.topics[0].error_code == ErrorCode.INVALID_REQUEST

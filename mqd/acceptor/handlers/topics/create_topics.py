@@ -12,13 +12,25 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 
+PARTITIONS_MAX = 10_000  # of one request, as in Kafka
+
 
 async def handle(context: Context, header: RequestHeader, request: CreateTopicsRequest) -> CreateTopicsResponse:
     counts = Counter(topic.name for topic in request.topics)
     names = list(dict.fromkeys(topic.name for topic in request.topics))
     by_name = {topic.name: topic for topic in request.topics}
+    count = sum(_partition_count(context.broker, topic) for topic in request.topics if counts[topic.name] == 1)
+    if count > PARTITIONS_MAX:
+        text = f"{count} partitions are asked for, a request may ask for {PARTITIONS_MAX}: use several."
+        return CreateTopicsResponse(topics=[_refused(name, ErrorCode.POLICY_VIOLATION, text) for name in names])
     results = await asyncio.gather(*(_create(context.broker, by_name[name], counts[name], request) for name in names))
     return CreateTopicsResponse(topics=list(results))
+
+
+def _partition_count(broker: Broker, topic: CreateTopicsRequest.Topic) -> int:
+    if topic.assignments:
+        return len(topic.assignments)
+    return int(broker.broker_value("num.partitions")) if topic.num_partitions == -1 else max(topic.num_partitions, 0)
 
 
 async def _create(
@@ -34,12 +46,10 @@ async def _create(
         )
     # The controller judges the name first, as Kafka's does; it gets assignments by partition.
     may_be_new = topic.name not in broker.metadata.topics and is_possible(topic.name)
+    may_be_new &= topic.num_partitions == -1 and topic.replication_factor == -1
     indexes = [assignment.partition_index for assignment in topic.assignments]
     if may_be_new and len(set(indexes)) != len(indexes):
         return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned twice.")
-    names = [config.name for config in topic.configs]
-    if len(set(names)) != len(names):
-        return _refused(topic.name, ErrorCode.INVALID_REQUEST, "A configuration is named twice.")
     change = messages.CreateTopic(
         name=topic.name,
         partition_count=topic.num_partitions,
