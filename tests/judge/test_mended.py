@@ -99,3 +99,10 @@ def test_a_number_beside_assignments_is_judged_before_them(shared_broker: Broker
     with KafkaConnection(port=shared_broker.port) as kafka:
         made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-number", -1, 3, twice)]))
     assert made.topics[0].error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_a_resource_of_no_type_fails_the_whole_request(shared_broker: Broker) -> None:
+    Resource = m.DescribeConfigsRequest.Resource
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(32, 4, m.DescribeConfigsRequest([Resource(4, "1"), Resource(99, "1"), Resource(2, "..")]))
+    assert [(one.error_code, one.configs) for one in found.results] == [(ErrorCode.INVALID_REQUEST, [])] * 3

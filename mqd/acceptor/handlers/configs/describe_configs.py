@@ -11,15 +11,34 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
+RESOURCE_CLIENT_METRICS = 16  # known to Kafka; there are none here
+RESOURCE_TYPES = {
+    RESOURCE_TOPIC,
+    RESOURCE_BROKER,
+    broker_loggers.RESOURCE_BROKER_LOGGER,
+    RESOURCE_CLIENT_METRICS,
+    RESOURCE_GROUP,
+}
+
 
 async def handle(context: Context, header: RequestHeader, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(results=[_resource(context, resource, request) for resource in request.resources])
+    unknown = {resource.resource_type for resource in request.resources} - RESOURCE_TYPES
+    refusal = _unsupported(min(unknown)) if unknown else None
+    return DescribeConfigsResponse(
+        results=[_resource(context, resource, request, refusal) for resource in request.resources]
+    )
 
 
 def _resource(
-    context: Context, resource: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest
+    context: Context,
+    resource: DescribeConfigsRequest.Resource,
+    request: DescribeConfigsRequest,
+    refused: Refusal | None,
 ) -> DescribeConfigsResponse.Result:
+    """`refused`: the whole request, as Kafka does where one of its types is none."""
     try:
+        if refused is not None:
+            raise refused
         entries, error, message = _entries(context, resource), 0, None
     except Refusal as refusal:
         entries, error, message = [], refusal.error, refusal.message
@@ -61,9 +80,13 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         return config_entries.of_group(broker, broker.metadata.group_configs.get(resource.resource_name, {}), names)
     if resource.resource_type == broker_loggers.RESOURCE_BROKER_LOGGER:
         return broker_loggers.describe(broker, resource.resource_name, names)
-    raise Refusal(
+    raise _unsupported(resource.resource_type)
+
+
+def _unsupported(resource_type: int) -> Refusal:
+    return Refusal(
         ErrorCode.INVALID_REQUEST,
-        f"Unsupported resource type {resource.resource_type}: topics (2), brokers (4), broker loggers (8) and groups (32)"
+        f"Unsupported resource type {resource_type}: topics (2), brokers (4), broker loggers (8) and groups (32)"
         " have configurations.",
     )
 
