@@ -106,3 +106,10 @@ def test_a_resource_of_no_type_fails_the_whole_request(shared_broker: Broker) ->
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(32, 4, m.DescribeConfigsRequest([Resource(4, "1"), Resource(99, "1"), Resource(2, "..")]))
     assert [(one.error_code, one.configs) for one in found.results] == [(ErrorCode.INVALID_REQUEST, [])] * 3
+
+
+def test_a_timestamp_of_a_later_version_is_refused_before_the_topic(shared_broker: Broker) -> None:
+    asked = m.ListOffsetsRequest.Topic("judge-none", [m.ListOffsetsRequest.Partition(0, -1, -3)])
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(2, 6, m.ListOffsetsRequest(-1, 0, [asked]))
+    assert found.topics[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_VERSION

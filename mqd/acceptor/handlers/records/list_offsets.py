@@ -62,11 +62,11 @@ async def _partition(
 ) -> ListOffsetsResponse.PartitionResponse:
     """`silent`: log directories that have not answered this request, which waits once for each."""
     index, timestamp = asked.partition_index, asked.timestamp
+    if timestamp < 0 and version < _SINCE.get(timestamp, 99):
+        return _result(index, ErrorCode.UNSUPPORTED_VERSION)
     partition = broker.partition_of(name, index)
     if partition is None:
         return _result(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if timestamp < 0 and version < _SINCE.get(timestamp, 99):
-        return _result(index, ErrorCode.UNSUPPORTED_VERSION)
     error = epoch_error(asked.current_leader_epoch, partition.leader_epoch)
     if error:
         return _result(index, error)
