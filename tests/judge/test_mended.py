@@ -113,3 +113,13 @@ def test_a_timestamp_of_a_later_version_is_refused_before_the_topic(shared_broke
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(2, 6, m.ListOffsetsRequest(-1, 0, [asked]))
     assert found.topics[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize("version", [10, 11])
+def test_metadata_by_id_before_it_was_there_fails_whole(shared_broker: Broker, version: int) -> None:
+    asked = [m.MetadataRequest.Topic(NO_UUID, "judge-name"), m.MetadataRequest.Topic(b"i" * 16, "judge-id")]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(3, version, m.MetadataRequest(asked, include_topic_authorized_operations=True))
+    assert (found.brokers, found.cluster_id, found.controller_id) == ([], None, -1)
+    assert {topic.error_code for topic in found.topics} == {ErrorCode.INVALID_REQUEST}
+    assert {topic.topic_authorized_operations for topic in found.topics} == {-(2**31)}

@@ -26,6 +26,10 @@ _RETRIABLE = {ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR, ErrorC
 
 async def handle(context: Context, header: RequestHeader, request: MetadataRequest) -> MetadataResponse:
     broker = context.broker
+    if header.api_version < _VERSION_NULL_NAMES and any(
+        asked.topic_id != NO_ID or asked.name is None for asked in request.topics or ()
+    ):
+        return _refused(request)
     version = broker.metadata.version
     topics = await _topics(broker, header.api_version, request)
     context.cacheable = version == broker.metadata.version and not any(
@@ -48,6 +52,19 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
     return response
 
 
+def _refused(request: MetadataRequest) -> MetadataResponse:
+    """The whole of it, as in Kafka: not even the brokers are told."""
+    error = int(ErrorCode.INVALID_REQUEST)
+    return MetadataResponse(
+        cluster_id=None,
+        controller_id=-1,
+        topics=[
+            MetadataResponse.Topic(error_code=error, name=asked.name or "", topic_id=asked.topic_id)
+            for asked in request.topics or ()
+        ],
+    )
+
+
 async def _topics(broker: Broker, version: int, request: MetadataRequest) -> list[MetadataResponse.Topic]:
     if request.topics is None or (version == 0 and not request.topics):
         return [_topic(broker, broker.metadata.topics[name]) for name in broker.metadata.sorted_names()]
@@ -59,13 +76,7 @@ async def _topics(broker: Broker, version: int, request: MetadataRequest) -> lis
         if key in seen:
             continue
         seen.add(key)
-        if version < _VERSION_NULL_NAMES and (by_id or asked.name is None):
-            found.append(
-                MetadataResponse.Topic(
-                    error_code=int(ErrorCode.INVALID_REQUEST), name=asked.name or "", topic_id=asked.topic_id
-                )
-            )
-        elif by_id:
+        if by_id:
             topic = broker.metadata.by_id(asked.topic_id)
             found.append(
                 _topic(broker, topic)
