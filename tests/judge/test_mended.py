@@ -123,3 +123,11 @@ def test_metadata_by_id_before_it_was_there_fails_whole(shared_broker: Broker, v
     assert (found.brokers, found.cluster_id, found.controller_id) == ([], None, -1)
     assert {topic.error_code for topic in found.topics} == {ErrorCode.INVALID_REQUEST}
     assert {topic.topic_authorized_operations for topic in found.topics} == {-(2**31)}
+
+
+def test_an_entity_that_is_named_twice_is_answered_once(shared_broker: Broker) -> None:
+    Entry = m.AlterClientQuotasRequest.EntryData
+    entity = [m.AlterClientQuotasRequest.EntityData("client-id", "judge")]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(49, 1, m.AlterClientQuotasRequest([Entry(entity, []), Entry(entity, [])]))
+    assert [entry.error_code for entry in found.entries] == [ErrorCode.INVALID_REQUEST]

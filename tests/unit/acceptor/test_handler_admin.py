@@ -177,11 +177,7 @@ def test_doubled_entities_and_keys_are_refused_and_validation_changes_nothing(tm
         request = alter({"client-id": "c"}, {PRODUCE: 1.0})
         request.entries.append(request.entries[0])
         request.entries.append(alter({"client-id": "d"}, {PRODUCE: 1.0}).entries[0])
-        assert [entry.error_code for entry in (await broker.ask(request, 1)).entries] == [
-            ErrorCode.INVALID_REQUEST,
-            ErrorCode.INVALID_REQUEST,
-            0,
-        ]
+        assert [entry.error_code for entry in (await broker.ask(request, 1)).entries] == [ErrorCode.INVALID_REQUEST, 0]
         twice = alter({"client-id": "c"}, {PRODUCE: 1.0})
         twice.entries[0].ops.append(twice.entries[0].ops[0])
         assert (await broker.ask(twice, 1)).entries[0].error_code == ErrorCode.INVALID_REQUEST

@@ -26,7 +26,7 @@ async def handle(
             if named.count(name) > 1
             else _alter(context.broker, entry, request.validate_only)
         )
-        for entry, name in zip(request.entries, named, strict=True)
+        for name, entry in dict(zip(named, request.entries, strict=True)).items()
     ]
     return AlterClientQuotasResponse(entries=list(await asyncio.gather(*entries)))
 
