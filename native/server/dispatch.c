@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "server/reactor.h"
+#include "wire/cursor.h"
 
 static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                         const uint8_t *body, uint32_t size_bytes)
@@ -20,10 +21,38 @@ static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const s
     mqd_request_complete(r, request);
 }
 
-/* Prepared by the acceptor in the control segment, so that a client can connect while the acceptor
- * is down. Copy 7 answers versions that we do not know. */
-static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header)
+static bool is_alphanumeric(uint8_t byte)
 {
+    return (byte >= '0' && byte <= '9') || (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z');
+}
+
+/* The form of a client's name and version in KIP-511: [a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])? */
+static bool is_client_name(struct mqd_text name)
+{
+    if (name.size_bytes < 1 || !is_alphanumeric(name.bytes[0]) || !is_alphanumeric(name.bytes[name.size_bytes - 1]))
+        return false;
+    for (int32_t i = 1; i < name.size_bytes - 1; i++)
+        if (!is_alphanumeric(name.bytes[i]) && name.bytes[i] != '.' && name.bytes[i] != '-')
+            return false;
+    return true;
+}
+
+static bool api_versions_valid(const uint8_t *body, uint32_t body_bytes)
+{
+    struct mqd_cursor_bytes cursor = mqd_cursor_over(body, body_bytes);
+    struct mqd_text name, version;
+    return !mqd_take_text(&cursor, true, false, "client_software_name", &name) &&
+           !mqd_take_text(&cursor, true, false, "client_software_version", &version) && !mqd_skip_tags(&cursor, true) &&
+           is_client_name(name) && is_client_name(version);
+}
+
+/* Prepared by the acceptor in the control segment, so that a client can connect while the acceptor
+ * is down. Copy 7 answers versions that we do not know. The acceptor refuses what is not valid. */
+static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                            const uint8_t *request, uint32_t request_bytes)
+{
+    if ((header->api_version == 3 || header->api_version == 4) && !api_versions_valid(request, request_bytes))
+        return false;
     uint8_t body[MQD_BLOB_BYTES_MAX];
     uint32_t version = header->api_version >= 0 && header->api_version <= 4 ? (uint32_t)header->api_version : 7;
     int size_bytes = mqd_blob_read(mqd_control_api_versions(r->options.control, version), body, sizeof body);
@@ -66,7 +95,7 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
             return;
         break;
     case MQD_API_API_VERSIONS:
-        if (api_versions_on(r, c, &header))
+        if (api_versions_on(r, c, &header, body, body_bytes))
             return;
         break;
     default:

@@ -7,13 +7,14 @@ import dataclasses
 import msgspec
 import pytest
 
+from mqd.protocol import encode_request, with_length
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.schema.cluster import DESCRIBE_CLUSTER
 from tests.broker import Broker
 from tests.judge.model import Step, World
 from tests.judge.sides import Side
-from tests.kafka_connection import KafkaConnection
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 NO_UUID = bytes(16)
 WRONG_NAMES = ["", "..", "bad name!", "x" * 250]
@@ -113,6 +114,28 @@ def test_a_timestamp_of_a_later_version_is_refused_before_the_topic(shared_broke
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(2, 6, m.ListOffsetsRequest(-1, 0, [asked]))
     assert found.topics[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("name", ["", "bad name", "-a", "a.", "é", "a", "a-1.b", "a" * 300])
+def test_a_client_software_name_has_a_form(shared_broker: Broker, name: str, version: int) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = [
+            kafka.call(18, version, m.ApiVersionsRequest(*names))
+            for names in ((name, "1.0"), ("judge", name), (name, name))
+        ]
+    if name.startswith("a") and not name.endswith("."):
+        assert [(one.error_code, len(one.api_keys) > 40) for one in found] == [(0, True)] * 3
+    else:
+        refused = (ErrorCode.INVALID_REQUEST, [], -1)
+        assert [(one.error_code, one.api_keys, one.finalized_features_epoch) for one in found] == [refused] * 3
+
+
+def test_an_api_versions_request_that_is_cut_ends_the_connection(shared_broker: Broker) -> None:
+    frame = encode_request(m.ApiVersionsRequest("judge", "1.0"), 3, 1, "judge")[:-3]
+    with KafkaConnection(port=shared_broker.port) as kafka, pytest.raises(ConnectionEnded):
+        kafka.send_raw(with_length(frame))
+        kafka.receive_frame()
 
 
 @pytest.mark.parametrize("version", [10, 11])

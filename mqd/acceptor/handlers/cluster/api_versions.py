@@ -1,12 +1,13 @@
 """ApiVersions 0-4 (KIP-35, KIP-511, KIP-584): what this broker speaks.
 
 Workers answer from ready-made bodies in the control segment (publish), so that a client can connect
-while the acceptor is away. transaction.version 2 makes clients that know it use transactions of
+while the acceptor is away; what is refused comes here. transaction.version 2 makes clients that know it use transactions of
 version 2 (KIP-890): the epoch moves with every transaction, partitions are added by their first
 Produce. Which levels there are: mqd/cluster/metadata/features.py; which are in force: the metadata
 (UpdateFeatures).
 """
 
+import re
 from collections.abc import Mapping
 
 from mqd.acceptor.broker import Context
@@ -23,6 +24,8 @@ UNKNOWN_VERSION_BODY = 7  # where workers look when they do not know the version
 # clients of older versions cannot read a lowest level of 0: they are not told what is supported,
 # only what is in force
 KNOWS_LEVEL_ZERO = 4
+NAMES_CLIENT = 3
+CLIENT_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?")  # KIP-511
 
 
 def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int) -> ApiVersionsResponse:
@@ -55,6 +58,9 @@ def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int
 
 
 async def handle(context: Context, header: RequestHeader, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    names = (request.client_software_name, request.client_software_version)
+    if header.api_version >= NAMES_CLIENT and not all(CLIENT_NAME.fullmatch(name) for name in names):
+        return ApiVersionsResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     metadata = context.broker.metadata
     return _response(ErrorCode.NONE, header.api_version, metadata.features, metadata.features_version)
 
