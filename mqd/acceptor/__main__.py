@@ -1,9 +1,9 @@
-"""`python -m mqd.acceptor`: accepts connections, answers what the reactors do not. The data
-directory comes from MQD_DATA_DIR.
+"""`python -m mqd.acceptor`: accepts connections, and answers the requests that the reactors do not.
+The data directory comes from MQD_DATA_DIR.
 
-Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 1
-otherwise; then supervisord starts it again. Nothing is lost by a restart: the keeper holds the
-listening sockets, the workers the connections and the requests not yet answered.
+Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), otherwise
+1; supervisord then restarts it. Nothing is lost by a restart: the keeper holds the listening
+sockets, the workers the connections and the requests not yet answered.
 """
 
 import asyncio
@@ -179,12 +179,12 @@ def main() -> int:
     logging.setup("acceptor", 0, client.config)
     logging.follow(lambda: client.control.log_level)
     asyncio.run(_until_the_end(client, places))
-    return 1  # it has left
+    return 1  # the controller disconnected
 
 
 async def _until_the_end(client: KeeperClient, places: paths.Layout) -> None:
-    """Threads that a disk or a name server holds up are waited for by nobody: the loop's end, and
-    the interpreter's, would wait for them.
+    """Does not wait for threads that a disk or a name server blocks: the end of the loop and of the
+    interpreter would wait for them.
     """
     status = 1
     try:

@@ -1,14 +1,14 @@
-"""Connections: accepted here, handed to the worker with the fewest.
+"""Accepts connections and hands each to the worker with the fewest.
 
-With each descriptor goes one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener id
-uint16, flags uint16 (1: a local client, then the rest is as in mqd/acceptor/local/clients.py), peer
-address 16 bytes, peer port uint16, local port uint16, local address 16 bytes, padding. IPv4
+Each descriptor is sent with one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener
+id uint16, flags uint16 (1: a local client, then the rest is as in mqd/acceptor/local/clients.py),
+peer address 16 bytes, peer port uint16, local port uint16, local address 16 bytes, padding. IPv4
 addresses are mapped (::ffff:a.b.c.d).
 
-Nothing accepted is dropped: when every hand-off socket is full, at most BATCH_COUNT connections
-wait here and accepting pauses; clients then wait in the kernel's queue. Out of descriptors
-(EMFILE), or whatever else keeps the kernel from giving a connection out: accepting pauses for
-PAUSE_S, existing connections go on.
+No accepted connection is dropped: when every hand-off socket is full, at most BATCH_COUNT
+connections wait here and accepting pauses; clients then wait in the kernel's queue. When accept
+fails because descriptors run out (EMFILE) or for another local reason, accepting pauses for
+PAUSE_S; existing connections continue.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ MAGIC = 0x31434E4F
 PACKET = struct.Struct("<IHH16sHH16s20x")
 BATCH_COUNT = 64
 PAUSE_S = 0.1
-PENDING_FORGET_S = 0.05  # by then a live worker has counted what it was handed
+PENDING_FORGET_S = 0.05  # by then a live worker has counted the connections handed to it
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# the client left before it was served
+# The client left before it was served.
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
 
 log = logging.get("acceptor.accepting")
@@ -58,9 +58,9 @@ class Acceptor:
         self._handoffs = handoffs
         self._connection_count = connection_count
         self._running = running
-        self._handed = [0] * len(handoffs)  # since _handed_s: not yet in connection_count, perhaps
+        self._handed = [0] * len(handoffs)  # since _handed_s: perhaps not in connection_count yet
         self._handed_s = 0.0
-        self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted, nobody had room
+        self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted; no worker had room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused = True
         self._writers: set[int] = set()
@@ -75,7 +75,7 @@ class Acceptor:
         self._resume()
 
     def stop(self) -> None:
-        """The kernel keeps what nobody has accepted yet for the successor."""
+        """The kernel keeps unaccepted connections for the successor."""
         self._pause()
         for worker in list(self._writers):
             self._unwatch(worker)
@@ -113,7 +113,7 @@ class Acceptor:
             self._take(connection, listener_id, peer)
 
     def _rest(self, error: OSError) -> None:
-        """The connection is still there, so its event would come again at once."""
+        """The connection is still there, so its event would fire again immediately."""
         way_out = "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
         log.error(f"cannot accept connections for now{way_out}", reason=str(error))
         self._pause()
@@ -122,18 +122,18 @@ class Acceptor:
 
     def _take(self, connection: socket.socket, listener_id: int, peer: tuple) -> None:
         try:
-            # the flag goes with the socket: a worker's sendfile must never wait for a client that
-            # does not read
+            # The flag stays with the socket: a worker's sendfile must never block on a client that
+            # does not read.
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             message = packet(listener_id, peer, connection.getsockname())
         except OSError:
-            connection.close()  # reset meanwhile
+            connection.close()  # reset in the meantime
             return
         self.hand(connection, message)
 
     def hand(self, connection: socket.socket, message: bytes) -> None:
-        """To a worker, now or when one has room; the socket is no longer the caller's."""
+        """Hands it to a worker, now or when one has room; the caller no longer owns the socket."""
         self.accepted_count += 1
         if self._waiting or not self._hand_over(connection, message):
             self._waiting.append((connection, message))
@@ -144,8 +144,8 @@ class Acceptor:
     # -- handing over ------------------------------------------------------------------------------
 
     def _order(self) -> list[int]:
-        """Workers, the least loaded first; those that do not run come last: the keeper holds their
-        sockets for the successor.
+        """Workers, least loaded first. Stopped ones come last: the keeper holds their sockets for
+        the successor.
         """
         now = time.monotonic()
         if now - self._handed_s > PENDING_FORGET_S:
@@ -170,7 +170,7 @@ class Acceptor:
                 log.warning("a worker's hand-off socket does not take a connection", worker=worker, reason=str(error))
                 continue
             self._handed[worker] += 1
-            connection.close()  # the worker's copy lives
+            connection.close()  # the worker has its own copy
             return True
         return False
 
@@ -189,8 +189,8 @@ class Acceptor:
     def _on_writable(self, worker: int) -> None:
         before = len(self._waiting)
         self._hand_over_waiting()
-        # writable, and yet nothing goes: not the buffer's fault, so the event would come again at
-        # once
+        # It is writable, yet nothing can be sent: the cause is not a full buffer, so the event
+        # would fire again immediately.
         if len(self._waiting) == before:
             for other in list(self._writers):
                 self._unwatch(other)

@@ -1,5 +1,5 @@
-"""What the handlers share: configuration, metadata, the way to the controller, the partition table,
-and where clients can reach this broker.
+"""State shared by the handlers: configuration, metadata, the connection to the controller, the
+partition table, and the addresses at which clients reach this broker.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ log = logging.get("acceptor.requests")
 
 
 class PartitionTable(Protocol):
-    """native.Control, as far as handlers need it."""
+    """The part of native.Control that handlers need."""
 
     metadata_version: int
     lease_deadline_ns: int
-    log_level: int  # of all processes of the broker, a syslog number
+    log_level: int  # a syslog level, for all processes of the broker
 
     def slot_view(self, slot: int) -> SlotView: ...
 
@@ -45,7 +45,7 @@ class PartitionTable(Protocol):
 
 
 class Quotas(Protocol):
-    """native.Quotas, as far as requests need it."""
+    """The part of native.Quotas that requests need."""
 
     def refresh(self) -> int: ...
 
@@ -53,7 +53,7 @@ class Quotas(Protocol):
 
 
 class NoQuotas:
-    """Where there is no control segment."""
+    """Used without a control segment."""
 
     def refresh(self) -> int:
         return 0
@@ -69,8 +69,8 @@ class Controller(Protocol):
 
 
 class Address:
-    """Where one client is connected; decides what it is told to connect to. One that came by shared
-    memory is told the first listener's address.
+    """The address at which one client is connected. It decides which address the client is told to
+    connect to; a client attached by shared memory gets the first listener's.
     """
 
     __slots__ = ("listener_id", "local_ip", "local_port", "peer_ip", "uid", "pid", "peer_node")
@@ -86,17 +86,18 @@ class Address:
         peer_node: int = -1,
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
-        self.peer_ip = peer_ip  # who it is; "": not known (IPv6)
+        self.peer_ip = peer_ip  # the client; "": not known (IPv6)
         self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
-        self.peer_node = peer_node  # another host of the cluster, which has proven it; -1 = a client
+        self.peer_node = peer_node  # an authenticated host of the cluster; -1 = a client
 
 
 class ProducerIds:
-    """Half-open range of producer ids that are this process's to give."""
+    """Half-open range of producer ids that this process may assign."""
 
     def __init__(self) -> None:
         self.next = self.end = 0
-        self.asking: asyncio.Task[int] | None = None  # for more: its error
+        # the request for more; its result is the error
+        self.asking: asyncio.Task[int] | None = None
 
 
 class Broker:
@@ -117,7 +118,8 @@ class Broker:
         self.table = table
         self.log_dirs = [Path(path) for path in config.get("log.dirs", "").split(",") if path]
         self.producer_ids = ProducerIds()
-        self.coordinators: Coordinators | None = None  # set before the first request, where there is a link to write by
+        # set before the first request, if there is a link to write through
+        self.coordinators: Coordinators | None = None
         self.transactions: TransactionService | None = None  # set with them
         self.relaying: Relaying | None = None  # set where there may be other hosts
         self.listeners = listeners
@@ -129,14 +131,14 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """Of the first listener."""
+        """Port of the first listener."""
         return self.listeners[0][2]
 
     # -- addresses ---------------------------------------------------------------------------------
 
     def advertised(self, address: Address) -> tuple[str, int]:
-        """advertised.listeners where it names the client's listener; else the address the client
-        itself reached.
+        """The advertised.listeners entry for the client's listener, if any; otherwise the address
+        that the client itself reached.
         """
         name, host, port = (
             self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
@@ -149,8 +151,8 @@ class Broker:
         return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
 
     def brokers(self, address: Address) -> list[tuple[int, str, int, str | None]]:
-        """(node id, host, port, rack) of every broker that is not fenced, as this client can reach
-        them; this one in any case.
+        """(node id, host, port, rack) of every unfenced broker, as this client can reach it; always
+        includes this broker.
         """
         host, port = self.advertised(address)
         others = [
@@ -161,7 +163,7 @@ class Broker:
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 
     def endpoint(self, node_id: int, address: Address) -> tuple[str, int] | None:
-        """Where this client reaches that broker. None: nowhere at the moment."""
+        """The address at which this client reaches that broker. None: none at the moment."""
         if node_id == self.node_id:
             return self.advertised(address)
         broker = self.metadata.brokers.get(node_id)
@@ -178,22 +180,23 @@ class Broker:
     # -- partitions --------------------------------------------------------------------------------
 
     def may_lead(self) -> bool:
-        """Past its lease another host may have been told to lead what this one leads."""
+        """After the lease ends another host may already lead this host's partitions."""
         deadline_ns = self.table.lease_deadline_ns
         return deadline_ns == INT64_MAX or time.clock_gettime_ns(time.CLOCK_BOOTTIME) < deadline_ns
 
     def view(self, partition: messages.PartitionImage) -> SlotView | None:
-        """What the owner publishes of a partition that this host leads; None while another host
-        does, or it is not served (its log is being opened, its directory is offline, its owner has
-        not yet heard that it leads), or this host has lost its lease.
+        """The owner's published state of a partition that this host leads. None while another host
+        leads it, or it is not served (its log is being opened, its directory is offline, its owner
+        does not know yet that it leads), or this host has lost its lease.
         """
         view = self.replica_view(partition) if partition.leader == self.node_id else None
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
 
     async def flushed(self, named: Iterable[tuple[str, int]]) -> None:
-        """Returns when what these partitions, (topic, index), held at the call is on this host's
-        disk, where flush.on.ack promises that; after Flushes.WAIT_S at the latest. Look-ups await
-        it before they read view(), so that a client finds what was acknowledged before it asked.
+        """Returns when everything that these partitions, (topic, index), held at the time of the
+        call is on this host's disk, if flush.on.ack promises that; after Flushes.WAIT_S at the
+        latest. Look-ups await it before they read view(), so that a client finds all records
+        acknowledged before its request.
         """
         partitions = [
             partition
@@ -203,13 +206,13 @@ class Broker:
         await self.flushes.wait(partition.slot for partition in partitions)
 
     def replica_view(self, partition: messages.PartitionImage) -> SlotView | None:
-        """Of this host's replica, whatever it does; None when there is none, or it is not served."""
+        """The state of this host's replica in any role. None if there is none, or it is not served."""
         if partition.owner == OWNER_NONE:
             return None
         try:
             view = self.table.slot_view(partition.slot)
         except NativeError:
-            return None  # the controller died while writing this slot; its successor mends it
+            return None  # the controller died while writing this slot; its successor repairs it
         if view.state != SlotState.ONLINE or view.partition_index != partition.index:
             return None
         return view
@@ -219,7 +222,7 @@ class Broker:
         return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
 
     def unserved_error(self, partition: messages.PartitionImage) -> int:
-        """Why view() is None: retriable in any case."""
+        """The reason that view() is None; always retriable."""
         if partition.leader not in (-1, self.node_id) or not self.may_lead():
             return int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return int(ErrorCode.KAFKA_STORAGE_ERROR if partition.owner == OWNER_NONE else ErrorCode.LEADER_NOT_AVAILABLE)
@@ -236,10 +239,10 @@ class Context:
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
         self.address = address
-        # set by a handler whose answer depends on the request's bytes and the metadata version
-        # alone, while this host has its lease
+        # Set by a handler whose answer depends only on the request's bytes and the metadata
+        # version, while this host has its lease.
         self.cacheable = False
 
 
 class CloseConnection(Exception):
-    """There is no answer to this request: its connection is closed, the reason goes to the log."""
+    """This request has no answer: its connection is closed and the reason is logged."""

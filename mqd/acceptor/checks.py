@@ -1,13 +1,13 @@
-"""What workers ask before they write a batch (CHECK, native/server/check/check.c): may these partitions
-be written in this transaction; has every record of this batch a key?
+"""Checks that workers request before they write a batch (CHECK, native/server/check/check.c): may
+these partitions be written in this transaction, and does every record of this batch have a key?
 
-Transactions are the coordinator's to answer. A compressed batch for a compacted topic, or with
-record.validation=all, is decompressed on a thread, its records are walked natively, and what has no
-key is named (KIP-467). The batch lies in the worker's arena, lent until it is answered; if that
-worker dies meanwhile, nobody hears what was read.
+The coordinator answers for transactions. A compressed batch for a compacted topic, or with
+record.validation=all, is decompressed on a thread. Its records are walked natively, and those
+without a key are named (KIP-467). The batch stays in the worker's arena, lent until the answer; if
+that worker dies in the meantime the result is discarded.
 
-Bounds: THREADS at a time, each of at most DECOMPRESSED_BYTES_MAX; who waits for them is bounded by
-what workers may lend.
+Bounds: THREADS at a time, each with at most DECOMPRESSED_BYTES_MAX; the number of waiting checks is
+bounded by the workers' lending limit.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, decode_batch_header
 
 ADDS_SINCE_PRODUCE = 12  # KIP-890: a Produce of transactions v2 adds its partitions itself
-# As Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit
-# comes while the markers are still being written.
+# Like Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit
+# arrives while the markers are still being written.
 CONCURRENT_RETRY_S = 0.02
 CONCURRENT_RETRY_MAX_S = 0.1
 THREADS = 2
@@ -34,7 +34,9 @@ log = logging.get("acceptor.checks")
 
 
 class Answer(NamedTuple):
-    """`error` for all that was asked; `payload` as struct mqd_descriptor says of CHECKED."""
+    """`error` applies to everything requested; `payload` as described for CHECKED in struct
+    mqd_descriptor.
+    """
 
     error: int
     payload: bytes = b""
@@ -42,15 +44,15 @@ class Answer(NamedTuple):
 
 class Transactions(Protocol):
     async def check(self, payload: bytes) -> list[int] | int:
-        """The payload of a CHECK: an error code for each partition, or one for all, as a Produce of
-        that version is to hear it.
+        """The payload of a CHECK: an error code for each partition, or one for all, in the form for
+        a Produce of that version.
         """
         ...
 
 
 class Checks:
-    """`transactions` None: there is no coordinator, and every transactional batch is refused in a
-    way that is final.
+    """`transactions` None: there is no coordinator, and every transactional batch is refused with a
+    final error.
     """
 
     def __init__(self, transactions: Transactions | None = None) -> None:
@@ -84,14 +86,14 @@ class Checks:
     # -- records -----------------------------------------------------------------------------------
 
     async def records(self, batch: memoryview | bytes, keyed: bool) -> Answer:
-        """`batch`: one whole record batch whose checksum and header are right; nothing is known of
-        its records. `keyed`: each needs a key.
+        """`batch`: one whole record batch with a valid checksum and header; its records are
+        unchecked. `keyed`: each needs a key.
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch, keyed)
 
 
 def look_at_records(batch: memoryview | bytes, keyed: bool = True) -> Answer:
-    """Blocks for as long as it takes to decompress."""
+    """Blocks during the decompression."""
     try:
         header = decode_batch_header(batch)
         records = decompress(header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:])

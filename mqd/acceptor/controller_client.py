@@ -1,11 +1,11 @@
-"""The acceptor's connection to the controller: the metadata it serves, and the changes it asks for.
+"""The acceptor's connection to the controller: metadata in, requested changes out.
 
     4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
-The controller may be restarted at any time. A change that was under way then has an unknown
-outcome: it is answered with REQUEST_TIMED_OUT, never with a definite failure. One that could not be
-sent is sent when the controller is back, or times out likewise. Bounds: REQUESTS_MAX changes under
-way, more are refused; one message of MESSAGE_BYTES_MAX.
+The controller may be restarted at any time. A change in flight then has an unknown outcome: it is
+answered with REQUEST_TIMED_OUT, never with a definite failure. One that could not be sent is sent
+when the controller is back, or times out too. Bounds: REQUESTS_MAX changes in flight, further ones
+are refused; MESSAGE_BYTES_MAX per message.
 """
 
 import asyncio
@@ -41,16 +41,16 @@ Metadata = (
 
 
 class _NoMessage(Exception):
-    """What the controller sent is none. A fault of ours in handling one is not this."""
+    """The controller sent an invalid message. Does not cover a bug of ours in handling a valid one."""
 
 
 class MetadataFault(Exception):
-    """Of our own, in taking metadata over."""
+    """A bug of ours in applying metadata."""
 
 
 class ControllerClient:
-    """`on_metadata` is called in order with everything that is not an Answer, before any later
-    answer is delivered.
+    """`on_metadata` is called in order with every message except Answers, before any later answer
+    is delivered.
     """
 
     def __init__(self, path: Path, generation: int, on_metadata: Callable[[Metadata], None]) -> None:
@@ -63,7 +63,7 @@ class ControllerClient:
         self._request_id = 0
 
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
-        """Never raises for the controller's sake: what went wrong is in the answer's error."""
+        """Never raises because of the controller: failures are in the answer's error."""
         if len(self._sent) >= REQUESTS_MAX:
             return messages.Answer(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are under way; try again.")
         self._request_id += 1
@@ -88,7 +88,7 @@ class ControllerClient:
             self._sent.pop(request_id, None)
 
     async def run(self) -> None:
-        """Until cancelled. Raises MetadataFault."""
+        """Runs until cancelled. Raises MetadataFault."""
         pause = RETRY_S_MIN
         while True:
             try:
@@ -133,9 +133,7 @@ class ControllerClient:
                 self._send_waiting()
 
     def _take(self, message: Metadata) -> None:
-        """Raises MetadataFault, which ends run(): the fault would come again with the next
-        connection.
-        """
+        """Raises MetadataFault, which ends run(): the error would recur with the next connection."""
         try:
             self._on_metadata(message)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The coordinators of this broker: the log they append to, and one Coordinator for groups and one
+"""The coordinators of this broker: the log they append to, and one Coordinator each for groups and
 for transactional ids.
 
 Handlers use `context.broker.coordinators`: `.groups.request(...)`, `.transactions.request(...)`,
@@ -35,8 +35,8 @@ log = logging.get("acceptor.coordinators")
 
 
 class SteadyClock:
-    """Milliseconds since 1970 as they were at the start, counted on by the monotonic clock: timers
-    and ages do not jump when somebody sets the wall clock.
+    """Milliseconds since 1970 at the start, advanced by the monotonic clock: timers and ages do not
+    jump when the wall clock is set.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class SteadyClock:
 
 
 class BrokerPartitions:
-    """log.Partitions: where appends go."""
+    """log.Partitions: the targets of appends."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -91,7 +91,9 @@ class InternalPartitions:
         ):
             return None
         if view.leader_epoch > image.leader_epoch:
-            return None  # the worker was told first: the metadata have yet to say who led it meanwhile
+            # the worker was informed first: the metadata do not yet show which host led it in
+            # between
+            return None
         return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
 
     async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
@@ -164,7 +166,7 @@ class Coordinators:
         return Group(name, self.classic_settings, self.offsets_settings, self.cluster)
 
     def _count_members(self) -> int:
-        """Of consumer groups."""
+        """Number of members of consumer groups."""
         return sum(len(core.consumer.members) for _, core in self.groups.items() if core.consumer is not None)
 
     def _each(self) -> Iterable[Coordinator]:
@@ -182,7 +184,7 @@ class Coordinators:
             coordinator.stop()
         self.log.close()
 
-    # -- what happens around -----------------------------------------------------------------------
+    # -- external events --------------------------------------------------------------------------
 
     def on_worker_death(self, worker: int) -> None:
         self.log.on_owner_death(worker)
@@ -190,7 +192,7 @@ class Coordinators:
             coordinator.look()
 
     def on_metadata(self, message: object) -> None:
-        """After the metadata has taken it in."""
+        """Call it after the metadata has been updated."""
         parts = message.parts if isinstance(message, messages.Several) else [message]
         for (topic, partition), leader_epoch in self._broker.metadata.take_elsewhere().items():
             if (coordinator := self.of_topic(topic)) is not None:
@@ -200,13 +202,13 @@ class Coordinators:
                 asyncio.get_running_loop().call_soon(self._forget_gone)
             self._gone[name] = min(left, self._gone.get(name, left))
         if self._gone and any(isinstance(part, messages.TopicPut | messages.Image) for part in parts):
-            self._forget_gone()  # before anybody commits for what was made anew
+            self._forget_gone()  # before a client commits for a topic that was created again
         if any(self._concerns(part) for part in parts):
             for coordinator in self._each():
                 coordinator.look()
 
     def _concerns(self, message: object) -> bool:
-        """Partitions of internal topics may have come, gone, or moved to another host."""
+        """Partitions of internal topics may have been added, removed or moved to another host."""
         if isinstance(message, messages.PartitionsPut):
             return self._broker.metadata.names.get(message.topic_id) in (GROUPS, TRANSACTION_STATE.name)
         return isinstance(message, messages.Image) or (
@@ -214,8 +216,8 @@ class Coordinators:
         )
 
     def _forget_gone(self) -> None:
-        """Offsets of topics and partitions that are gone go too (Kafka does the same). One that was
-        made anew meanwhile begins without them.
+        """Removes the offsets of deleted topics and partitions, as Kafka does. One that was created
+        again since starts without them.
         """
         if not self._gone:
             return
@@ -224,11 +226,11 @@ class Coordinators:
         self.groups.post_all(event, lambda core: core.offsets.names_any(event.left.keys()))
 
     def _gone_before(self, core: Core) -> PartitionsGone | None:
-        """What went while no coordinator heard of it. Whoever wrote the offsets knew those
-        partitions before this host was told to lead its log, so this host knows them too, unless it
-        says that it does not (withheld), or they are gone. What was made anew under its name
-        meanwhile looks as if it had been there all the time: no record of an offset says of which
-        topic it was.
+        """Deletions while no coordinator was active. The writer of the offsets knew those
+        partitions before this host became leader of their log. So this host knows them too, unless
+        it reports them as withheld, or they were deleted. A topic that was created again under the
+        same name looks as if it had always existed: the record of an offset does not identify its
+        topic's incarnation.
         """
         assert isinstance(core, Group)
         metadata, left = self._broker.metadata, {}
@@ -247,8 +249,8 @@ class Coordinators:
     async def write_marker(
         self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool
     ) -> None:
-        """Ends a producer's transaction in one partition; in __consumer_offsets the groups' pending
-        offsets with it. Raises AppendError or CoordinatorError.
+        """Ends a producer's transaction in one partition; in __consumer_offsets, also the groups'
+        pending offsets. Raises AppendError or CoordinatorError.
         """
         if topic == GROUPS:
             await self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit)

@@ -1,11 +1,11 @@
-"""Reads of log directories by the acceptor: for requests, and for coordinators that load. A
-directory that hangs holds up nobody who asks for another one.
+"""The acceptor's reads of log directories, for requests and for loading coordinators. A directory
+that hangs does not delay reads of another one.
 
-Bounds: READS_AT_ONCE and LOADS_AT_ONCE threads of each directory; LOADS_IN_ALL loads at a time, for
-they take turns with the event loop at running Python. Others wait, for as long as something is
-heard of the directory. A thread in a file system that hangs stays until that answers, and counts.
+Bounds: READS_AT_ONCE and LOADS_AT_ONCE threads for each directory; LOADS_IN_ALL loads at a time,
+because they share the interpreter with the event loop. Other work waits as long as the directory
+makes progress. A thread in a hanging file system stays, and counts, until that responds.
 
-Concurrency: the event loop's thread; the work runs in threads that nobody waits for at the end.
+Concurrency: the event loop's thread; the work runs in threads that are not joined at exit.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from mqd.base.blocking_pool import UnderWay, in_thread
 READS_AT_ONCE = 4
 LOADS_AT_ONCE = 2
 LOADS_IN_ALL = 4
-SILENT_S = 10.0  # a directory of which nothing has been heard for so long does not answer
+SILENT_S = 10.0  # a directory without progress for this long counts as not responding
 
 T = TypeVar("T")
 
@@ -41,8 +41,8 @@ class _Directory:
         self._waiting: dict[_Work, None] = {}
 
     async def ask(self, work: Callable[[UnderWay], T]) -> T:
-        """Raises TimeoutError: it has taken no step for SILENT_S, or none of those has before which
-        it waits.
+        """Raises TimeoutError if the work, or all work ahead of it, has made no progress for
+        SILENT_S.
         """
         mine = _Work(work)
         self._waiting[mine] = None
@@ -57,7 +57,7 @@ class _Directory:
             return mine.answer.result()
         finally:
             self._waiting.pop(mine, None)
-            mine.answer.cancel()  # nobody hears it any more
+            mine.answer.cancel()  # its caller is gone
 
     def _start(self) -> None:
         while self._waiting and len(self._under_way) < self._at_once:
@@ -66,7 +66,7 @@ class _Directory:
             one.step()
             try:
                 asked = in_thread(lambda one=one: one.work(one))
-            except RuntimeError as error:  # no thread is to be had
+            except RuntimeError as error:  # no thread is available
                 one.answer.set_exception(OSError(errno.EAGAIN, str(error)))
                 continue
             self._under_way.add(one)
@@ -85,7 +85,7 @@ class _Directory:
 
 
 class Disks:
-    """`log_dirs`: their paths. Whoever asks says which by its index."""
+    """`log_dirs`: their paths; callers use the index."""
 
     def __init__(self, log_dirs: Sequence[Path]) -> None:
         self._reads = [_Directory(path, READS_AT_ONCE) for path in log_dirs]
@@ -93,13 +93,16 @@ class Disks:
         self._slots = asyncio.Semaphore(LOADS_IN_ALL)
 
     async def read(self, log_dir: int, work: Callable[..., T], *arguments: object) -> T:
-        """Short work, with all that it raises. Raises TimeoutError: the directory does not answer."""
+        """Runs short work and passes on its exceptions. Raises TimeoutError if the directory does
+        not respond.
+        """
         return await self._reads[log_dir].ask(lambda _: work(*arguments))
 
     async def load(self, log_dir: int, work: Callable[[UnderWay], T]) -> T:
-        """The same of long work, which says when it has got on and when it needs the directory no
-        more. It waits for others' turn for as long as they get on.
+        """The same for long work, which reports its progress and when it no longer needs the
+        directory. It waits for earlier work as long as that makes progress.
         """
         turn, threads = self._loads[log_dir]
-        async with turn, self._slots:  # of one that hangs no more than its turns keep others waiting, and not for long
+        # a hanging directory blocks at most its own turns, and those not for long
+        async with turn, self._slots:
             return await threads.ask(work)

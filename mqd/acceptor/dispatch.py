@@ -1,9 +1,9 @@
 """From a request's frame to its handler and back to bytes.
 
-The table names every API that is answered, by the reactor or here, with the module that answers it
-here; a module is imported when first asked for. What is not in the table is not advertised. An
-unknown API or version ends the connection (ApiVersions excepted, which says error 35 in a body of
-version 0, KIP-511).
+The table lists every supported API, whether the reactor or this process answers it, with the module
+that answers it here; a module is imported on first use. An API that is not in the table is not
+advertised. An unknown API or version ends the connection (except ApiVersions, which returns error
+35 in a body of version 0, KIP-511).
 """
 
 import time
@@ -85,8 +85,8 @@ _loaded: dict[int, Handler] = {}
 
 
 class Outcome(NamedTuple):
-    """`body` None: the request is done, nothing is to be sent. `close`: why the connection must end
-    instead.
+    """`body` None: the request is done and has no answer. `close`: the reason that the connection
+    must end instead.
     """
 
     body: bytes | None
@@ -95,8 +95,8 @@ class Outcome(NamedTuple):
 
 
 class RequestMalformed(Exception):
-    """The frame is no request of its API and version. Not a ProtocolError, which encoding our own
-    answer raises too.
+    """The frame is not a valid request of its API and version. Distinct from ProtocolError, which
+    encoding our own answer may raise too.
     """
 
 
@@ -114,8 +114,8 @@ def handler_of(api_key: int) -> Handler:
 async def answer(
     broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None
 ) -> Outcome:
-    """Never raises but for cancellation. What is no request ends its connection, with the reason; a
-    fault of ours is in the log, and answered with UNKNOWN_SERVER_ERROR.
+    """Raises nothing but cancellation. An invalid request ends its connection with the reason. A
+    bug of ours is logged and answered with UNKNOWN_SERVER_ERROR.
     """
     began = time.perf_counter()
     api, failed = "unknown", True
@@ -163,7 +163,7 @@ async def _handled(
 
 
 def _failed(header: RequestHeader | None, request: object) -> Outcome:
-    """`header` None: not even the request could be read."""
+    """`header` None: the request could not be read at all."""
     if header is None:
         return Outcome(None, close="the request could not be read for a fault of this broker")
     api = SUPPORTED[header.api_key].name
@@ -177,8 +177,8 @@ def _failed(header: RequestHeader | None, request: object) -> Outcome:
 
 
 def _decode(frame: bytes) -> tuple[RequestHeader, object]:
-    """What follows a whole message is ignored, as Kafka does: librdkafka 2.x puts three bytes
-    behind a Metadata request (9+) for all topics.
+    """Bytes after a whole message are ignored, as in Kafka: librdkafka 2.x appends three bytes to a
+    Metadata request (9+) for all topics.
 
     Raises UnsupportedVersion, RequestMalformed.
     """
@@ -194,8 +194,8 @@ def _decode(frame: bytes) -> tuple[RequestHeader, object]:
 
 
 def _encode(header: RequestHeader, response: object) -> bytes:
-    """Messages quote what the client wrote, which may be as long as a string can be: then they are
-    cut.
+    """Error messages quote client strings, which may have the maximum length: such messages are
+    truncated.
     """
     try:
         return encode_response(header, response)
@@ -206,7 +206,7 @@ def _encode(header: RequestHeader, response: object) -> bytes:
 
 
 def _cut_messages(response: object) -> bool:
-    """Whether some message was longer than MESSAGE_CHARS_MAX."""
+    """Returns whether a message was longer than MESSAGE_CHARS_MAX."""
     found, todo = False, [response]
     while todo:
         one = todo.pop()

@@ -1,8 +1,8 @@
-"""The answer to a request whose handler failed by a fault of ours: UNKNOWN_SERVER_ERROR wherever
-the response has room for an error, as Kafka's getErrorResponse.
+"""The answer to a request whose handler failed by a bug of ours: UNKNOWN_SERVER_ERROR in every
+error field of the response, as Kafka's getErrorResponse.
 
-A response with an error of its own says it there. One without says it for each thing that was asked
-for: its arrays are filled from the request's, by the schema. Pure functions.
+If the response has an error of its own, that is set. Otherwise every requested item gets the error:
+the arrays are filled from the request's, by the schema. Pure functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MESSAGE = "The broker failed to answer for a reason of its own; its log says why
 
 
 def failed_response(header: RequestHeader, request: object) -> object | None:
-    """None: this version of the response has no room for an error, or nothing was asked for."""
+    """None: this version of the response has no error field, or nothing was requested."""
     response = message_class(header.api_key, "Response")()
     return response if _fail(response, request, header.api_version) else None
 
@@ -42,7 +42,7 @@ def _tells_errors(struct: Struct, version: int) -> bool:
 
 def _fail(response: object, request: object, version: int) -> bool:
     """Fills in `response`, which answers `request` (each a message, or an element of one of its
-    arrays). Whether an error is in it now.
+    arrays). Returns whether it contains an error now.
     """
     fields = {field.name: field for field in _fields(owner_of(type(response))[1], version)}
     found = False
@@ -60,8 +60,8 @@ def _fail(response: object, request: object, version: int) -> bool:
 
 
 def _elements(response: object, field: Field, request: object, version: int) -> list[object]:
-    """One for each element of the request's array that this one answers: the one of its name, or,
-    where it tells errors, the first.
+    """One element for each element of the matching array in the request: the array of the same name
+    or, if the response's array has errors, the first one.
     """
     if not isinstance(request, msgspec.Struct):
         return []
@@ -86,18 +86,18 @@ def _class_of(response: object, field: Field) -> type:
 
 
 def _name(answer: object, element: object, source: Field, version: int) -> bool:
-    """What the answer is about, as the request called it. False: they have nothing in common."""
+    """Copies the names of the requested item into the answer. False: they have no field in common."""
     own = [
         field for field in _fields(owner_of(type(answer))[1], version) if not field.is_array and field.struct is None
     ]
     if all(field.name.startswith("error_") for field in own):
-        return True  # it names nothing: answers are in the order of what was asked (ACLs)
+        return True  # it has no name: answers are in request order (ACLs)
     if isinstance(element, msgspec.Struct):
         common = [field.name for field in own if hasattr(element, field.name)]
         for name in common:
             setattr(answer, name, getattr(element, name))
         return bool(common)
-    for field in own:  # an array of names or numbers: the first field that can hold one
+    for field in own:  # an array of names or numbers: use the first field that can hold one
         if not field.name.startswith("error_") and (field.type in BLOBS) == (source.type in BLOBS):
             setattr(answer, field.name, element)
             return True

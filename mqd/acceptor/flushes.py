@@ -1,9 +1,9 @@
-"""Look-ups that wait for a flush: what was appended before they came is to be on disk, and so below
-the high watermark, before they are answered.
+"""Look-ups that wait for a flush: records appended before the request must be on disk, and thus
+below the high watermark, before it is answered.
 
-What native/server/look_up.c is for ListOffsets (latest), for all that the acceptor answers. Waits
-for this host's flush alone, never for followers, and for WAIT_S at most: when a disk hangs, the
-answer is what is known.
+Does for the acceptor's answers what native/server/look_up.c does for ListOffsets (latest). Waits
+only for this host's flush, never for followers, and for at most WAIT_S: when a disk hangs, the
+answer is the known state.
 
 Concurrency: one event loop.
 """
@@ -18,7 +18,7 @@ WAIT_S = 2.0
 
 
 class Slots(Protocol):
-    """native.Control, as far as it is needed here."""
+    """The part of native.Control that is needed here."""
 
     def slot_view(self, slot: int) -> SlotView: ...
 
@@ -26,7 +26,7 @@ class Slots(Protocol):
 
 
 def unflushed(view: SlotView, end_offset: int) -> bool:
-    """Whether the flush of what lies below `end_offset` is to be waited for."""
+    """Whether the flush of records below `end_offset` must be awaited."""
     served = view.state == SlotState.ONLINE and view.role == SlotRole.LEADS and view.flush_on_ack
     return bool(served) and view.durable_offset < min(end_offset, view.log_end_offset)
 
@@ -37,7 +37,7 @@ class Flushes:
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
     def told(self, slot: int) -> None:
-        """A flush of this slot has ended (MQD_LINK_FLUSHED)."""
+        """A flush of this slot is complete (MQD_LINK_FLUSHED)."""
         for future in self._waiting.pop(slot, ()):
             if not future.done():
                 future.set_result(None)
@@ -48,8 +48,8 @@ class Flushes:
             self.told(slot)
 
     async def wait(self, slots: Iterable[int]) -> None:
-        """Until all that the partitions in these slots held at the call is flushed; the ends are
-        those of the call, so flushes that run side by side are waited for once.
+        """Waits until everything that the partitions in these slots held at the call is flushed.
+        The end offsets are those of the call, so concurrent flushes are awaited only once.
         """
         awaited = [
             (slot, view.log_end_offset)
@@ -71,7 +71,9 @@ class Flushes:
             self._waiting.setdefault(slot, []).append(future)
             self._slots.await_flush(slot)
             if not self._below(slot, end_offset):
-                return  # it ended before the owner could see that it is awaited; `future` goes with the next note
+                # it ended before the owner saw that it is awaited; `future` resolves with the next
+                # notification
+                return
             try:
                 await future
             finally:

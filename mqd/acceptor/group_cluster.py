@@ -1,5 +1,5 @@
-"""What this broker's consumer groups see of the cluster: mqd/coordinator/group/consumer/cluster.py
-over the acceptor's metadata. A partition is seen when every worker serves it.
+"""This broker's consumer groups' view of the cluster: mqd/coordinator/group/consumer/cluster.py
+over the acceptor's metadata. A partition is visible once every worker serves it.
 """
 
 import time
@@ -16,7 +16,7 @@ from mqd.coordinator.group.settings import ConsumerSettings
 UPGRADES = ("bidirectional", "upgrade")
 DOWNGRADES = ("bidirectional", "downgrade")
 COUNT_INTERVAL_S = 5.0  # how often members are counted
-OVERRIDES_MAX = 10_000  # groups with a configuration of their own whose settings are remembered
+OVERRIDES_MAX = 10_000  # groups with their own configuration whose settings are cached
 
 
 class BrokerCluster:
@@ -36,8 +36,8 @@ class BrokerCluster:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the feature group.version is in force: without it nobody may speak the consumer
-        protocol.
+        """Whether the feature group.version is enabled; without it the consumer protocol is
+        refused.
         """
         metadata = self._broker.metadata
         if self._features_version != metadata.features_version:
@@ -83,8 +83,8 @@ class BrokerCluster:
         return known[2]
 
     def _adapt(self) -> None:
-        """Heartbeats come as often as the members' number lets them: together at most a thousand a
-        second.
+        """Adapts the heartbeat interval to the number of members: all together send at most a
+        thousand per second.
         """
         self._counted_s = time.monotonic()
         interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_ms, self._count_members()))

@@ -1,29 +1,29 @@
-"""The acceptor's end of the links: request frames in from the workers; responses, and what
-coordinators append, out through the own arena.
+"""The acceptor's end of the links: request frames in from the workers; responses and coordinators'
+appends out through the own arena.
 
-A request's frame lies in the sending worker's arena until the response to its token was sent; it is
-copied when it is taken. A response goes into this process's arena, in pieces of at most
+A request's frame stays in the sending worker's arena until the response to its token has been sent;
+it is copied when it is taken. A response goes into this process's arena, in pieces of at most
 PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and offset. A check
-(mqd/acceptor/checks.py) reads its payload in the worker's arena until it is answered. A batch that
-a coordinator appends goes to the partition's owner the same way, whole; its bytes come back by
+(mqd/acceptor/checks.py) reads its payload in the worker's arena until it is answered. A
+coordinator's batch goes to the partition's owner the same way, whole; its bytes are freed by
 RELEASE, or by PRODUCED if that comes first.
 
 Invariants
-    K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE that
-        names no piece under way is not ours (it was meant for a predecessor)
+    K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE
+        without a matching piece in flight was meant for a predecessor
     K2  the pieces of one response leave in order, and nothing else with that token between them
-    K3  what came from a process that has died since is not answered, and what it was lent is taken
-        back; a JoinGroup or SyncGroup that came from it waits no longer
-    K4  a request names the acceptor that is asked; one that lay in a ring when that one died is not
-        carried out: its worker asks again, and its bytes may be others by now
-    K5  batches to one worker leave in the order in which they were given; tokens of batches have
-        bit 63, those of requests have not
-Bounds: the arena and the rings; what does not fit waits here, at most one response for each request
-that the workers have under way (16384 each), and what mqd/coordinator/log.py lets a coordinator
-have under way.
+    K3  requests of a process that has since died are not answered, and memory lent to it is
+        reclaimed; a JoinGroup or SyncGroup from it waits no longer
+    K4  a request names its intended acceptor; one that was still in a ring when that acceptor died
+        is not carried out: its worker sends it again, and its bytes may have been overwritten
+    K5  batches to one worker are sent in order; tokens of batches have bit 63 set, those of
+        requests do not
+Bounds: the arena and the rings. Excess data waits here: at most one response for each request that
+the workers have in flight (16384 each), and the in-flight limit of a coordinator in
+mqd/coordinator/log.py.
 
-Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd. A
-worker's death is a reason to look, too (K4 of native/shm/link.c).
+Sleep protocol: drain until empty, prepare_sleep, and wait for the eventfd only if that permits it.
+A worker's death is also a reason to drain (K4 of native/shm/link.c).
 """
 
 import asyncio
@@ -48,17 +48,17 @@ from mqd.protocol.errors import ErrorCode
 
 PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
-DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
-# requests that one turn of the loop takes up: between turns connections are accepted, whatever some
-# clients pipeline
+DRAIN_ROUNDS = 16  # then other work of the event loop gets its turn
+# Requests taken in one turn of the loop: between turns connections are accepted, however much some
+# clients pipeline.
 TURN_REQUESTS_MAX = 64
 RETRY_S = 0.005
 LISTENER_LOCAL = 0xFFFF  # MQD_LISTENER_LOCAL
-# what is not answered after one to two of these takes long: it gives its place in the worker's
-# arena back
+# A request not answered after one to two of these intervals is slow: its frame in the worker's
+# arena is released.
 PARK_S = 0.05
-# JoinGroup, SyncGroup: may wait for minutes, and need not when their client has gone
-# (MQD_LINK_ABANDON)
+# JoinGroup, SyncGroup: may wait for minutes, and can be dropped when their client has gone
+# (MQD_LINK_ABANDON).
 WAIT_FOR_MEMBERS = frozenset({11, 14})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
@@ -75,11 +75,11 @@ class _Piece(msgspec.Struct):
     slot: int = 0
     c: int = 0
     error: int = 0
-    offset: int = 0  # RELEASE: of what was lent to us
+    offset: int = 0  # RELEASE: of memory lent to us
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A request that is not answered yet."""
+    """An unanswered request."""
 
     task: asyncio.Task[None]
     worker: int
@@ -89,14 +89,14 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class Appends(Protocol):
-    """mqd/coordinator/log.py, as far as the link tells it."""
+    """The part of mqd/coordinator/log.py that the link calls."""
 
     def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool: ...
 
 
 def _address(descriptor: Descriptor) -> Address:
-    """Where the client is connected. Addresses lie as in a sockaddr; a local client's uid and pid
-    stand in their place.
+    """The client's address. Addresses are laid out as in a sockaddr; for a local client they hold
+    its uid and pid.
     """
     if descriptor.a == LISTENER_LOCAL:
         return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=descriptor.c >> 32 & 0xFFFFFFFF, pid=descriptor.slot)
@@ -106,7 +106,7 @@ def _address(descriptor: Descriptor) -> Address:
 
 
 class Link:
-    """`control`, `endpoint`, `arena_buffer`, `arenas` (by endpoint): what KeeperClient mapped."""
+    """`control`, `endpoint`, `arena_buffer`, `arenas` (by endpoint): mapped by KeeperClient."""
 
     def __init__(
         self,
@@ -132,13 +132,13 @@ class Link:
         self._lent_batches: list[dict[int, int]] = [{} for _ in range(worker_count)]  # by worker: token -> offset
         self.appends: Appends | None = None
         self.checks: Checks | None = None
-        # by worker: token -> who asked
+        # by worker: token -> the caller's future
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._described = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._young: list[_Asked] = []  # came since the last look,
+        self._young: list[_Asked] = []  # arrived since the last check,
         self._older: list[_Asked] = []  # or before it
-        # by worker: token -> what takes long, and may be given up
+        # by worker: token -> slow requests, which may be abandoned
         self._parked: list[dict[int, _Asked]] = [{} for _ in range(worker_count)]
         self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
@@ -186,7 +186,7 @@ class Link:
 
     @vital
     def _on_turn(self) -> None:
-        """Drains; goes to sleep when there is nothing, comes again soon when there may be more."""
+        """Drains; sleeps when there is nothing left, or runs again soon when there may be more."""
         assert self._loop is not None
         self._turn = None
         self._taken = 0
@@ -259,8 +259,8 @@ class Link:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
     def _on_park(self) -> None:
-        """Requests that wait for something else than this process (a JoinGroup for other members)
-        must not keep the worker's arena from the others.
+        """Requests that wait for something outside this process (a JoinGroup for other members)
+        must not hold the worker's arena.
         """
         for asked in self._older:
             if asked.task.done():
@@ -279,15 +279,15 @@ class Link:
         self._endpoint.flush()
 
     def _on_abandon(self, worker: int, token: int) -> None:
-        """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: what it
-        has changed stays, nobody waits for the answer.
+        """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: its
+        state changes stay, but its answer is not needed.
         """
         asked = self._parked[worker].get(token)
         if asked is not None:
             asked.task.cancel()
 
     def _unpark(self, asked: _Asked) -> None:
-        """It is done. A successor of its worker may ask under the same token."""
+        """It is done. A successor of its worker may use the same token again."""
         if self._parked[asked.worker].get(asked.token) is asked:
             del self._parked[asked.worker][asked.token]
 
@@ -319,7 +319,7 @@ class Link:
     # -- checks ------------------------------------------------------------------------------------
 
     def _on_check(self, worker: int, descriptor: Descriptor) -> None:
-        """Something to be asked before a batch is written. The payload is lent until CHECKED."""
+        """A check before a batch is written. The payload is lent until CHECKED."""
         frames = self._frames[worker]
         end = descriptor.offset + descriptor.size_bytes
         if frames is None or end > len(frames) or self.checks is None:
@@ -359,15 +359,15 @@ class Link:
         self._waiting[worker].append(piece)
 
     def _send_waiting(self) -> None:
-        """As many pieces as arena and rings take; the rest when something comes back."""
+        """Sends as many pieces as arena and rings take; the rest when space is released."""
         blocked = False
         for worker, waiting in enumerate(self._waiting):
             while waiting and self._send(worker, waiting[0]):
                 waiting.popleft()
             blocked |= bool(waiting)
         if blocked and self._retry is None and self._loop is not None:
-            # A full ring sends no notice when it has room again; a full arena does (RELEASE), but
-            # its pieces may all be another worker's.
+            # A full ring sends no notification when it has room again. A full arena does (RELEASE),
+            # but all its pieces may be another worker's.
             self._retry = self._loop.call_later(RETRY_S, self._on_retry)
 
     def _on_retry(self) -> None:
@@ -415,7 +415,7 @@ class Link:
             self._arena.release(descriptor.offset)
 
     def on_worker_death(self, worker: int) -> None:
-        """Proof of death from the keeper: nothing that was under way with it is wanted any more."""
+        """Proof of death from the keeper: everything in flight to it is obsolete."""
         self._waiting[worker].clear()
         for _, offset in self._lent[worker]:
             self._arena.release(offset)
@@ -432,16 +432,16 @@ class Link:
             if asked.generation != self._control.endpoint_generation(worker):
                 asked.task.cancel()
         if self._loop is not None and self._turn is None:
-            # it may have died between taking the flag that says that we sleep and waking us: nobody
-            # else would
+            # It may have died between taking the flag that says that we sleep and waking us; no
+            # other process would wake us.
             self._on_turn()
 
     # -- producers of a partition ------------------------------------------------------------------
 
     async def producers(self, owner: int, slot: int) -> tuple[int, list[ProducerView]]:
-        """What the partition in this slot knows of its producers: (error code, views). The owner's
-        death is answered with NOT_LEADER_OR_FOLLOWER, no room for the answer with
-        REQUEST_TIMED_OUT; how long to wait is the caller's.
+        """The partition's producers as its slot's owner knows them: (error code, views). The
+        owner's death gives NOT_LEADER_OR_FOLLOWER, no room for the answer REQUEST_TIMED_OUT; the
+        caller sets the timeout.
         """
         assert self._loop is not None
         self._described += 1
@@ -456,7 +456,7 @@ class Link:
         return error, native.producer_views(payload)
 
     def _on_described(self, worker: int, descriptor: Descriptor) -> None:
-        """The views are copied and given back, also when nobody waits for them any more."""
+        """The views are copied and released, even if no caller waits for them any more."""
         error, payload = descriptor.error, b""
         if descriptor.size_bytes:
             frames = self._frames[worker]
@@ -479,13 +479,13 @@ class Link:
         if asked is not None and not asked.done():
             asked.set_result((error, payload))
 
-    # -- batches of coordinators -------------------------------------------------------------------
+    # -- coordinators' batches --------------------------------------------------------------------
 
     def send_batch(
         self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
     ) -> None:
-        """Queues one record batch for the worker that owns the slot; the outcome comes to
-        `appends`. All that is given in one turn of the loop leaves together.
+        """Queues one record batch for the worker that owns the slot; the outcome goes to `appends`.
+        Batches given in one turn of the loop are sent together.
         """
         self._put(owner, _Piece(token, batch, DescriptorKind.PRODUCE, flags, leader_epoch, slot, owner_generation))
         self._flush_soon()

@@ -1,5 +1,5 @@
-"""What the acceptor knows of the cluster: the controller's last image with every change since
-applied to it. Sans-I/O.
+"""The acceptor's view of the cluster: the controller's last image with every later change applied.
+Sans-I/O.
 """
 
 import bisect
@@ -13,8 +13,8 @@ from mqd.cluster.metadata.records import RETIRE_HIDDEN
 
 class Metadata:
     """`version` is that of the newest message. A partition is `visible` when every worker has
-    applied the version that brought it: before, a client that was told of it could meet a worker
-    that has never heard of it.
+    applied the version that added it: before that, a client could reach a worker that does not know
+    it yet.
     """
 
     def __init__(self) -> None:
@@ -28,24 +28,26 @@ class Metadata:
         self.broker_default_config: dict[str, str] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
         self.client_quotas: list[messages.ClientQuota] = []
-        self.features: dict[str, int] = {}  # what was set; mqd.cluster.metadata.features.levels() adds the rest
-        self.features_version = 0  # of the message that changed them last
-        # topics that exist, though this host's processes are not told of them, or not of all their
-        # partitions
+        # explicit levels; mqd.cluster.metadata.features.levels() adds the defaults
+        self.features: dict[str, int] = {}
+        self.features_version = 0  # version of the message that last changed them
+        # Existing topics that this host's processes do not receive, or not with all their
+        # partitions.
         self.withheld: frozenset[str] = frozenset()
-        self._node_id = -1  # of this host
-        # partition of an internal topic -> the newest leader epoch that another host leads, or may
-        # have led, since take_elsewhere()
+        self._node_id = -1  # this host
+        # Partition of an internal topic -> the newest leader epoch in which another host leads it,
+        # or may have led it, since take_elsewhere().
         self._elsewhere: dict[tuple[str, int], int] = {}
-        self.unclean_count = 0  # of all partitions of the cluster, since this process began
+        self.unclean_count = 0  # in all partitions of the cluster, since this process started
         self._unclean: list[tuple[str, messages.PartitionImage]] = []  # since take_unclean()
-        self._gone: dict[str, int] = {}  # topic -> partitions that it has kept, since take_gone()
+        # topic -> number of remaining partitions, since take_gone()
+        self._gone: dict[str, int] = {}
         self._sorted: list[str] | None = None
-        # topic id -> (partitions from this index on, version), while it matters
+        # Topic id -> (partitions from this index on, version), as long as it matters.
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}
 
     def apply(self, message: messages.FromController) -> None:
-        """What is no metadata (answers, commands) changes nothing."""
+        """Messages that are not metadata (answers, commands) change nothing."""
         match message:
             case messages.Several():
                 for part in message.parts:
@@ -83,23 +85,23 @@ class Metadata:
         self.version = message.version
 
     def take_gone(self) -> dict[str, int]:
-        """Topics that are gone (0), and how many partitions those have kept that have lost some:
-        since the last time. One that was made anew, or has got more since, is among them.
+        """Topics deleted since the last call (0), and the number of remaining partitions of those
+        that have lost some. Includes topics that were created again, or got more partitions since.
         """
         gone, self._gone = self._gone, {}
         return gone
 
     def take_elsewhere(self) -> dict[tuple[str, int], int]:
         """Partitions of internal topics, by name and index, that another host leads or may have led
-        since the last time, and its newest leader epoch. One that this host leads again is among
-        them, also when both came in one message.
+        since the last call, with its newest leader epoch. Includes a partition that this host leads
+        again, even if both changes came in one message.
         """
         elsewhere, self._elsewhere = self._elsewhere, {}
         return elsewhere
 
     def take_unclean(self) -> list[tuple[str, messages.PartitionImage]]:
-        """Topic and partition of each leader that was chosen out of the in-sync set since the last
-        time: what it lacks is lost.
+        """Topic and partition of each leader elected from outside the in-sync set since the last
+        call: the records that it lacks are lost.
         """
         unclean, self._unclean = self._unclean, []
         return unclean
@@ -112,7 +114,9 @@ class Metadata:
                 self._unclean.append((old.name, new))
 
     def _note_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
-        """`topic`: as it was. An epoch that nobody told this process of may have been anybody's."""
+        """`topic`: its previous state. An epoch that this process was not told of may have been any
+        host's.
+        """
         if not topic.internal:
             return
         for new in partitions:
@@ -186,8 +190,8 @@ class Metadata:
         self.topics[topic.name] = msgspec.structs.replace(topic, partitions=partitions)
 
     def successor_of(self, name: str, index: int) -> int:
-        """The partition that has taken the records of one that was retired and is gone; -1: it is
-        there, or waits for a slot of this host, or nobody knows of it, or that it was retired.
+        """The partition that has taken the records of a retired and removed one. -1: the partition
+        exists, or waits for a slot of this host, or it or its retirement is unknown.
         """
         topic = self.topics.get(name)
         if (
@@ -200,8 +204,8 @@ class Metadata:
         return index % topic.partition_count
 
     def may_exist(self, name: str, index: int) -> bool:
-        """The partition, or one that has taken its records. What waits for slots of this host is
-        led by others.
+        """Whether the partition may exist, or one that has taken its records. Partitions that wait
+        for slots of this host are led by others.
         """
         topic = self.topics.get(name)
         if name in self.withheld:
@@ -211,7 +215,7 @@ class Metadata:
         )
 
     def is_alive(self, node_id: int) -> bool:
-        """A broker that clients may be sent to."""
+        """A broker that clients may connect to."""
         broker = self.brokers.get(node_id)
         return broker is not None and not broker.fenced
 
@@ -221,8 +225,8 @@ class Metadata:
         return len(self.brokers) <= 1
 
     def shown(self, topic: messages.TopicImage) -> list[messages.PartitionImage]:
-        """The partitions that clients are told of: not those that are hidden, the last ones, which
-        empty themselves.
+        """The partitions visible to clients: all except the hidden ones at the end, which are being
+        emptied.
         """
         partitions = topic.partitions
         return (
@@ -232,7 +236,7 @@ class Metadata:
         )
 
     def visible_count(self, topic: messages.TopicImage, applied_version: int) -> int:
-        """How many of the topic's partitions (they are the first ones) every worker knows."""
+        """How many of the topic's first partitions every worker knows."""
         steps = self._visible_from.get(topic.topic_id)
         if steps is None:
             return len(self.shown(topic))

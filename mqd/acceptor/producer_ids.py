@@ -1,7 +1,7 @@
-"""Producer ids for idempotent and transactional producers, in blocks from the controller, which has
-a block on disk before it gives it away: an id is never given twice, whatever restarts; the rest of
-a block is lost with the acceptor. All who find none left wait for one request, and hear of its
-error together.
+"""Producer ids for idempotent and transactional producers, in blocks from the controller. The
+controller writes a block to disk before it hands it out, so an id is never assigned twice, whatever
+restarts; the rest of a block is lost with the acceptor. All requests that find no id left wait for
+the same block, and share its error.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ async def allocate(broker: Broker) -> tuple[int, int]:
         if block.asking is None:
             block.asking = asyncio.get_running_loop().create_task(_ask(broker))
         if await asyncio.shield(block.asking):
-            # Whatever it was, the producer may ask again: an id is not a decision that could be
-            # made twice.
+            # Whatever the error, the producer may ask again: repeating the assignment of an id is
+            # harmless.
             return -1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     block.next += 1
     return block.next - 1, 0
 
 
 async def _ask(broker: Broker) -> int:
-    """For a block. The controller's error."""
+    """Requests a block. Returns the controller's error."""
     block = broker.producer_ids
     try:
         answer = await broker.controller.request(messages.AllocateProducerIds(BLOCK_COUNT), TIMEOUT_MS)

@@ -1,9 +1,9 @@
-"""What a host is asked before partitions of a topic are retired: is a transaction open on one of
-them? And before others are added in their place: is one still open that wrote to those that are
-gone? Only the leaders know.
+"""Checks before partitions of a topic are retired: is a transaction open on one of them? And before
+others are added in their place: is a transaction open that wrote to the removed ones? Only the
+leaders know.
 
-A transaction that begins between the answer and the first step of a retirement is ended normally:
-docs/decisions/2026-11-21-retired-partitions.md. None writes to a partition that is gone.
+A transaction that begins between the answer and the first step of a retirement ends normally:
+docs/decisions/2026-11-21-retired-partitions.md. No transaction writes to a removed partition.
 """
 
 import asyncio
@@ -38,24 +38,24 @@ Retirement = CreatePartitionsResponse.Retirement
 
 
 class Open(NamedTuple):
-    """A transaction, as a partition sees it."""
+    """An open transaction, as a partition sees it."""
 
     partition: int
     producer_id: int
 
 
 class _Unknown(Exception):
-    """Its text says which partition's leader cannot be asked, and why."""
+    """Its text says which partition's leader cannot be reached, and why."""
 
 
 def first_retired(topic: messages.TopicImage) -> int:
-    """Index of the first partition that goes; their number when none does."""
+    """Index of the first retiring partition; the number of partitions if there is none."""
     return next((partition.index for partition in topic.partitions if partition.redirect >= 0), len(topic.partitions))
 
 
 def described(broker: Broker, topic: messages.TopicImage) -> Retirement:
-    """`step`: 0 none goes (or they are gone), 1 they are drawing near to those that take their
-    records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers act by it.
+    """`step`: 0 no partition is retiring (or all are removed), 1 they are moving to those that take
+    their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers have applied it.
     """
     applied = broker.table.metadata_version >= broker.metadata.version
     going = topic.partitions[first_retired(topic) :]
@@ -74,8 +74,8 @@ def described(broker: Broker, topic: messages.TopicImage) -> Retirement:
 
 
 async def refusal(context: Context, header: RequestHeader, change: messages.RetirePartitions) -> tuple[int, str] | None:
-    """(error code, why) when a transaction is open on a partition that would be retired, or that
-    cannot be told. What else speaks against it the controller says.
+    """(error code, reason) if a transaction is open on a partition that would be retired, or if
+    that cannot be determined. The controller checks everything else.
     """
     topic = context.broker.metadata.topics.get(change.name)
     if (
@@ -94,11 +94,11 @@ async def refusal(context: Context, header: RequestHeader, change: messages.Reti
 async def refusal_to_add(
     context: Context, header: RequestHeader, change: messages.AddPartitions
 ) -> tuple[int, str] | None:
-    """(error code, why) when a transaction is open that wrote to a partition which is gone, or that
-    cannot be told. Its marker goes where the records went, as long as there is no partition of that
-    index, and as many as there were then; else readers of committed records would wait for it for
-    ever. The controller refuses when others are gone than those that are known here
-    (AddPartitions.first_leader_epoch).
+    """(error code, reason) if a transaction is open that wrote to a removed partition, or if that
+    cannot be determined. Its marker goes to where the records went, as long as there is no
+    partition with that index, and the partition count is the same as then; otherwise readers of
+    committed records would wait for it forever. The controller refuses the change if other
+    partitions have been removed than this host knows (AddPartitions.first_leader_epoch).
     """
     topic = context.broker.metadata.topics.get(change.name)
     if topic is None or not topic.first_leader_epoch or change.partition_count <= len(topic.partitions):
@@ -133,9 +133,9 @@ async def _refused(context: Context, header: RequestHeader, topic: str, found: O
 
 
 async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> list[Open]:
-    """Raises _Unknown: also of a partition that is lost for good nobody but an operator can say
-    that it is, and not only late. A leader that was elected uncleanly says what is open on what is
-    left.
+    """Raises _Unknown, also for a permanently lost partition: only an operator can tell that it is
+    not merely late. A leader that was elected uncleanly reports the open transactions in the
+    remaining records.
     """
     by_leader: dict[int, list[int]] = {}
     if topic.partition_count > len(topic.partitions):

@@ -1,10 +1,9 @@
-"""Request quotas for what the acceptor answers (KIP-124): the time that this loop worked on a
-request is charged to its client id, and the answer says for how long the client should wait. The
-worker that holds the connection sees the debt in the control segment and reads no further request
-meanwhile.
+"""Request quotas for the acceptor's answers (KIP-124): the time that this loop spent on a request
+is charged to its client id, and the answer tells the client how long to wait. The worker that holds
+the connection sees the debt in the control segment and reads no further request until it is paid.
 
-Only work counts: a request that waits for the disk, the controller or other members of its group
-keeps nobody from being served.
+Only CPU work counts: a request that waits for the disk, the controller or other members of its
+group does not delay others.
 """
 
 import time
@@ -19,7 +18,7 @@ REQUEST_BIT = 1 << QuotaKind.REQUEST
 
 
 class Measured:
-    """An awaitable that sums up how long its steps took, in `work_ns`."""
+    """An awaitable that sums the duration of its steps in `work_ns`."""
 
     def __init__(self, work: Awaitable[object]) -> None:
         self._work = work
@@ -40,13 +39,13 @@ class Measured:
             send = raised = None
             try:
                 send = yield waits_for
-            # a cancellation, or the error of what it waited for: the handler's to deal with
+            # A cancellation, or the error of what it awaited: the handler deals with it.
             except BaseException as error:
                 raised = error
 
 
 async def charged(handling: Awaitable[object], context: Context, header: RequestHeader, began_s: float) -> object:
-    """Carries the handler out; its answer carries the throttle time. What was spent since `began_s`
+    """Runs the handler; its answer carries the throttle time. The time spent since `began_s`
     (perf_counter) counts too.
     """
     measured = Measured(handling)

@@ -1,7 +1,7 @@
-"""The transaction coordinator of this broker, put together: cores, markers, the answers to CHECK,
-and producer ids where a core wants one.
+"""Assembles the transaction coordinator of this broker: cores, markers, the answers to CHECK, and
+producer ids for cores that need one.
 
-Handlers use `context.broker.transactions`; it is None where there is no link to write by.
+Handlers use `context.broker.transactions`; it is None if there is no link to write through.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Owners(Sender, Protocol):
 
 
 class TransactionService:
-    """Made before the Coordinators, which take `cores` and `carry_out`; attach() joins them."""
+    """Created before the Coordinators, which take `cores` and `carry_out`; attach() connects them."""
 
     def __init__(self, broker: Broker, owners: Owners) -> None:
         self._broker = broker
@@ -61,7 +61,7 @@ class TransactionService:
         self.offset_commits = OffsetCommits()
         self.markers = Markers(self.append_marker, broker.metadata.may_exist, self.offset_commits)
         self.carry_out = self.markers.carry_out
-        self.peers: Peers | None = None  # set before the first request on a host that has others
+        self.peers: Peers | None = None  # set before the first request if there are other hosts
         self._remote: RemoteMarkers | None = None
         self._routed: RoutedCoordinator | None = None
         self._log: Log | None = None
@@ -89,7 +89,7 @@ class TransactionService:
 
     @property
     def routed(self) -> "Coordinator | RoutedCoordinator":
-        """Whom to ask whether partitions are in a transaction."""
+        """The coordinator that knows whether partitions are in a transaction."""
         return self._routed if self._routed is not None else self.coordinator
 
     @property
@@ -107,8 +107,8 @@ class TransactionService:
         return await self.coordinator.request(transactional_id, make_event, REQUEST_TIMEOUT_S)
 
     async def identify(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
-        """`make_event(request, spare producer id)`: asked again with a producer id when the core
-        wants one. Errors of the coordinator are in the answer.
+        """`make_event(request, spare producer id)` is called again with a producer id if the core
+        needs one. The coordinator's errors are in the answer.
         """
         try:
             answer = await self._with_spare(transactional_id, make_event)
@@ -123,7 +123,7 @@ class TransactionService:
             answer = await self._with_spare(transactional_id, make_event)
         except CoordinatorError as error:
             return JointAnswer(error.error_code)
-        if isinstance(answer, Identity):  # no producer id is to be had
+        if isinstance(answer, Identity):  # no producer id is available
             return JointAnswer(answer.error)
         assert isinstance(answer, JointAnswer)
         return answer
@@ -158,7 +158,7 @@ class TransactionService:
         is_bumped: bool = False,
     ) -> "asyncio.Future[object]":
         successor = self._broker.metadata.successor_of(topic, partition)
-        if successor >= 0:  # the transaction's records, if it has any, are where they went
+        if successor >= 0:  # the transaction's records, if it has any, were moved there
             producer_id, partition = redirected_producer(producer_id, partition), successor
         image = self._broker.partition_of(topic, partition)
         if self._remote is not None and image is not None and image.leader not in (-1, self._broker.node_id):
@@ -189,7 +189,7 @@ class TransactionService:
         is_bumped: bool = False,
         leader_epoch: int = -1,
     ) -> "asyncio.Future[object]":
-        """Of a partition that this host leads, in that leader epoch (-1 = any); refused otherwise."""
+        """For a partition that this host leads in that leader epoch (-1 = any); refused otherwise."""
         assert self._log is not None
         if topic == GROUPS:
             marker = self.groups.write_marker(
@@ -208,7 +208,7 @@ class TransactionService:
 
     async def check(self, payload: bytes) -> list[int] | int:
         """The payload of a CHECK (MQD_CHECK_TRANSACTION): an error code for each partition, or one
-        for all. Never raises but for cancellation.
+        for all. Raises nothing but cancellation.
         """
         try:
             producer_id, epoch, version, _acks, id_bytes, count, _timeout_ms = _CHECK.unpack_from(payload)
@@ -229,7 +229,7 @@ class TransactionService:
 
 
 def coordinate(broker: Broker, owners: Owners, generation: int) -> Coordinators:
-    """Both coordinators of this broker, set on it too; not yet started."""
+    """Creates both coordinators of this broker and sets them on it; they are not started yet."""
     service = TransactionService(broker, owners)
     coordinators = Coordinators(broker, owners, generation, service.cores, service.carry_out)
     assert coordinators.transactions is not None

@@ -1,12 +1,12 @@
-"""Requests to the acceptors of other hosts, over their listener between hosts: markers of
-transactions, and questions to coordinators.
+"""Requests to the acceptors of other hosts, over the inter-broker listener: transaction markers,
+and requests to coordinators.
 
-One connection to each host that is asked, made when it is first needed and again after it ended;
-requests go over it side by side. A connection lives as long as the peer is registered under the
-same epoch at the same address: a restarted host is another one.
+One connection to each host, opened on first use and reopened after it ended; requests share it
+concurrently. A connection lives as long as the peer is registered with the same epoch at the same
+address: a restarted host is a new peer.
 
-Bounds: IN_FLIGHT_MAX requests to one host, more are refused.
-Concurrency: the event loop's thread.
+Bounds: IN_FLIGHT_MAX requests to one host; further ones are refused. Concurrency: the event loop's
+thread.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from mqd.protocol.errors import ProtocolError
 
 CONNECT_S_MAX = 3.0
 IN_FLIGHT_MAX = 10_000
-RETRY_S = 0.1  # after a failure nobody is asked before
+RETRY_S = 0.1  # minimum delay after a failure
 
 log = logging.get("acceptor.peers")
 
 
 class PeerError(Exception):
-    """The host could not be asked, or has not answered: whether it has done what it was asked for
-    is not known.
+    """The request could not be sent or was not answered: whether the host has carried it out is
+    unknown.
     """
 
 
@@ -43,11 +43,11 @@ class _Connection:
         self.waiting: dict[int, asyncio.Future[bytes]] = {}
         self.writing = asyncio.Lock()
         self.reading: asyncio.Task[None] | None = None
-        self._room: asyncio.Future[None] | None = None  # whoever writes waits for it
+        self._room: asyncio.Future[None] | None = None  # a writer that waits for room
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        """Raises OSError, also when close() comes meanwhile. One at a time."""
+        """Raises OSError, also if close() is called in the meantime. One call at a time."""
         left = memoryview(data)
         while left:
             try:
@@ -66,7 +66,7 @@ class _Connection:
                 self._loop.remove_writer(self.socket)
 
     def close(self) -> None:
-        """The loop hears first that it is over: the next socket may get the same number."""
+        """The event loop is informed first: the next socket may get the same descriptor."""
         if self.socket.fileno() >= 0:
             self._loop.remove_reader(self.socket)
             self._loop.remove_writer(self.socket)
@@ -86,7 +86,7 @@ def _place(broker: BrokerImage) -> tuple[int, str, int]:
 
 
 class Peers:
-    """`secret`: the cluster's."""
+    """`secret`: the cluster key."""
 
     def __init__(self, metadata: Metadata, node_id: int, secret: bytes) -> None:
         self._metadata = metadata
@@ -129,7 +129,8 @@ class Peers:
         finally:
             connection.waiting.pop(number, None)
             if future.done() and not future.cancelled():
-                future.exception()  # of one that was closed before all was written: nobody else hears it
+                # of a connection that was closed before all was written: nothing else retrieves it
+                future.exception()
         try:
             return decode_response(answer, owner_of(type(request))[0].api_key, version)[1]
         except ProtocolError as error:
@@ -143,7 +144,7 @@ class Peers:
                 await connection.send(data)
                 whole = True
             finally:
-                if not whole:  # cancelled in the middle: what would follow could not be read
+                if not whole:  # cancelled in the middle: subsequent bytes would be unreadable
                     self._drop(connection)
 
     # -- connections -------------------------------------------------------------------------------

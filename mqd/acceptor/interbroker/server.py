@@ -1,21 +1,22 @@
-"""The listener between hosts: connections of other hosts' workers, which go to the worker that they
-name, and of other hosts' acceptors, which are served here.
+"""The inter-broker listener: connections of other hosts' workers go to the worker that they name;
+those of other hosts' acceptors are served here.
 
     accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven -> hello.worker >=
     0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
                                                                          hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (local/relay.py)
 
-Markers of a host come over one connection, the newest that has brought any: an older one is that of
-an acceptor that has died, or was given up. It ends before the newer one's markers are served, and
-what comes over it afterwards is not: a marker that the network kept back would come after the
+Markers of a host are accepted only from its newest connection that has sent any: an older one was
+abandoned, or its acceptor has died. It is closed before the newer one's markers are served, and
+nothing from it is served afterwards: a marker delayed by the network would come after the
 successor's, and end the producer's next transaction.
 
-Nothing that a peer sends is read as a request before it has proven the cluster's key. Refused are:
-another cluster, a node id that is not registered (yet, as far as this host knows), another
-directory id than the registered one (a wiped host is another host), and a worker that there is not.
+No input is read as a request before the peer has proven the cluster's key. These are refused:
+another cluster, a node id that is not registered (as far as this host knows), a directory id that
+differs from the registered one (a wiped host is a different host), and a worker that does not
+exist.
 
-Bounds: HANDSHAKES_MAX under way, more are closed at once; FRAME_BYTES_MAX of a request,
-IN_FLIGHT_MAX requests of one connection. Concurrency: the event loop's thread.
+Bounds: HANDSHAKES_MAX in progress, further ones are closed immediately; FRAME_BYTES_MAX per
+request; IN_FLIGHT_MAX requests per connection. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -34,26 +35,26 @@ from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, R
 
 HANDSHAKES_MAX = 64
 FRAME_BYTES_MAX = 16 << 20
-IN_FLIGHT_MAX = 4096  # members of groups wait in JoinGroup, each for all others
-BACKLOG_COUNT = 64  # accepted in one go
+IN_FLIGHT_MAX = 4096  # group members wait in JoinGroup, each for all others
+BACKLOG_COUNT = 64  # accepted in one pass
 PAUSE_S = 0.1
-LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
+LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes for this long
 FLAG_PEER = 2
 PACKET = struct.Struct("<IHH16sHH16si16x")
-ACCEPTOR = -1  # hello.worker: not a worker's
+ACCEPTOR = -1  # hello.worker: the connection is not for a worker
 # AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
 SERVED = frozenset((24, 26, 27, 61, 66))
-MARKERS = (27).to_bytes(2, "big")  # how a WriteTxnMarkers begins
+MARKERS = (27).to_bytes(2, "big")  # first bytes of a WriteTxnMarkers
 
 log = logging.get("acceptor.between")
 assert PACKET.size == 64
 
-# (frame, node id of the peer) -> the response's frame; None: there is none, the connection ends
+# (frame, node id of the peer) -> the response's frame; None: no response, the connection ends
 Serve = Callable[[bytes, int], Awaitable[bytes | None]]
 
 
 def own_identity(metadata: Metadata, node_id: int) -> Identity | None:
-    """Of this host, as its peers know it; None before it is registered."""
+    """This host's identity as its peers know it; None before it is registered."""
     own = metadata.brokers.get(node_id)
     if own is None or not metadata.cluster_id:
         return None
@@ -92,8 +93,8 @@ def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> 
 
 
 async def shake(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
-    """Until both sides are proven, or one refused. Takes not one byte that follows. Raises
-    HandshakeFailed, OSError, EOFError, TimeoutError.
+    """Runs the handshake until both sides are proven, or one refused. Reads no byte beyond it.
+    Raises HandshakeFailed, OSError, EOFError, TimeoutError.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
@@ -117,7 +118,7 @@ def set_options(connection: socket.socket) -> None:
 
 
 async def read_frame(connection: socket.socket) -> bytes | None:
-    """What follows the length word; None at the end. Raises ValueError, OSError, EOFError."""
+    """The frame without its length word; None at the end. Raises ValueError, OSError, EOFError."""
     head = await _read_exactly(connection, 4)
     if not head:
         return None
@@ -131,7 +132,7 @@ async def read_frame(connection: socket.socket) -> bytes | None:
 
 
 async def _read_exactly(connection: socket.socket, size: int) -> bytes:
-    """Fewer only at the end: then none, or EOFError."""
+    """Returns fewer bytes only at the end: none, otherwise raises EOFError."""
     loop, parts, left = asyncio.get_running_loop(), [], size
     while left:
         part = await loop.sock_recv(connection, min(left, 1 << 18))
@@ -145,7 +146,7 @@ async def _read_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class Between:
-    """`secret`: the cluster's. `serve`: answers requests of other hosts' acceptors."""
+    """`secret`: the cluster key. `serve`: answers requests of other hosts' acceptors."""
 
     def __init__(
         self,
@@ -163,8 +164,8 @@ class Between:
         self._node_id = node_id
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
-        self._numbers = itertools.count(1)  # of connections, in the order in which they were proven
-        # node id -> the newest connection that has brought markers
+        self._numbers = itertools.count(1)  # of connections, in the order of their authentication
+        # node id -> the newest connection that has sent markers
         self._marking: dict[int, tuple[int, asyncio.Task[None]]] = {}
         self._shaking = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -235,13 +236,13 @@ class Between:
             )
         finally:
             self._shaking -= shaking
-            connection.close()  # a worker's copy lives
+            connection.close()  # a worker has its own copy
 
     def _decide(self, hello: Hello) -> Identity | Refusal:
         return judge(hello, self._metadata, self._node_id, len(self._handoffs))
 
     def _hand(self, connection: socket.socket, hello: Hello, address: tuple) -> None:
-        """Now or not at all: the peer comes again."""
+        """Immediately or not at all: the peer reconnects."""
         local = connection.getsockname()
         packet = PACKET.pack(
             MAGIC,
@@ -268,8 +269,8 @@ class Between:
     # -- serving -----------------------------------------------------------------------------------
 
     async def _answer_all(self, connection: socket.socket, node: int) -> None:
-        """Requests side by side: a marker that waits for its partition holds up none of the others.
-        Answers name the request by its correlation id.
+        """Requests run concurrently: a marker that waits for its partition does not delay the
+        others. Answers carry the correlation id.
         """
         assert self._loop is not None
         number, writing, room = next(self._numbers), asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
@@ -307,7 +308,9 @@ class Between:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _may_mark(self, node: int, number: int) -> bool:
-        """Whether no newer connection of this node has brought markers; older ones have ended then."""
+        """Whether no newer connection of this node has sent markers; older ones have then been
+        closed.
+        """
         newest, task = self._marking.get(node, (0, None))
         if number > newest:
             this = asyncio.current_task()

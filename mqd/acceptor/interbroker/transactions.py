@@ -1,20 +1,20 @@
 """Transactions whose coordinator, partitions or groups are led by different hosts: markers go to
-the leaders of partitions (WriteTxnMarkers), questions of partitions to the coordinator
-(AddPartitionsToTxn 5, which brokers alone send), over the listener between hosts; and an
-administrator's wish that a coordinator abort what it knows to be ongoing (EndTxn, which there means
-that and nothing else).
+the leaders of partitions (WriteTxnMarkers), partitions' checks to the coordinator
+(AddPartitionsToTxn 5, which only brokers send), and an administrator's request that a coordinator
+abort an ongoing transaction (EndTxn, which has only this meaning here). All of them use the
+inter-broker listener.
 
 Invariants
-    T1  a marker is answered with success only when the leader's host says that it is below the high
-        watermark; what is not known is an error that is tried again
-        (mqd/coordinator/transaction/markers.py), and a marker that was written all the same is
-        refused there for its epoch
-    T2  which host is asked is decided when the request leaves, by the metadata of that moment; a
-        host that does not lead (any more) says so, and nothing was done
-    T3  a marker names the leader epoch that it is meant for, and is refused in any other. One that
-        the network kept back, while another leader wrote it when it was said again, would end the
-        producer's next transaction as soon as that host leads once more (a client before KIP-890
-        goes on with the same epoch)
+    T1  a marker is answered with success only when the leader's host reports it below the high
+        watermark; an unknown outcome is an error that is retried
+        (mqd/coordinator/transaction/markers.py), and if the marker was written after all, the retry
+        is refused for its epoch
+    T2  the target host is chosen when the request is sent, by the metadata of that moment; a host
+        that is not the leader (any more) refuses without effect
+    T3  a marker names its intended leader epoch, and is refused in any other. Otherwise a marker
+        that the network delayed, while another leader wrote its repetition, would end the
+        producer's next transaction as soon as that host leads again (a client before KIP-890
+        continues with the same epoch)
 Concurrency: the event loop's thread.
 """
 
@@ -61,13 +61,13 @@ class MarkerToWrite(NamedTuple):
 
 
 def leader_elsewhere(broker: Broker, topic: str, index: int) -> int:
-    """The other host that leads the partition; -1: this one does, or nobody."""
+    """The other host that leads the partition; -1: this host does, or none."""
     image = broker.partition_of(topic, index)
     return image.leader if image is not None and image.leader != broker.node_id else -1
 
 
 class RemoteMarkers:
-    """What is given in one turn of the loop goes to a host in one request."""
+    """Markers given in one turn of the event loop go to a host in one request."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -75,7 +75,7 @@ class RemoteMarkers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def write(self, node_id: int, marker: MarkerToWrite) -> "asyncio.Future[object]":
-        """Done when it is below the high watermark; raises AppendError."""
+        """Completes when the marker is below the high watermark; raises AppendError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
         if not self._queued:
@@ -94,7 +94,7 @@ class RemoteMarkers:
                 task.add_done_callback(self._tasks.discard)
 
     async def _send(self, node_id: int, markers: list[tuple[MarkerToWrite, "asyncio.Future[object]"]]) -> None:
-        """Whatever happens, each is answered: nobody else ends what waits for it."""
+        """Answers every marker whatever happens: nothing else completes the futures."""
         errors = [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(markers)
         try:
             request = WriteTxnMarkersRequest(markers=[_marker(marker) for marker, _ in markers])
@@ -139,7 +139,7 @@ def _marker(one: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
 
 
 class RoutedCoordinator:
-    """checks.Requests: the coordinator of a transactional id, wherever it is."""
+    """checks.Requests: the coordinator of a transactional id, on any host."""
 
     def __init__(self, broker: Broker, local: Coordinator, peers: Peers) -> None:
         self._broker = broker
@@ -189,9 +189,9 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
 
 
 class Elsewhere(NamedTuple):
-    """What coordinators on other hosts know of a producer. `error` 0: of no transaction that is not
-    over; CONCURRENT_TRANSACTIONS: of one, by `transactional_id` on `node_id` where it is ongoing;
-    else it is ending by itself. COORDINATOR_NOT_AVAILABLE: one of them cannot be asked.
+    """What coordinators on other hosts know of a producer. `error` 0: no transaction that is not
+    over. CONCURRENT_TRANSACTIONS: one by `transactional_id`, on `node_id` if it is ongoing;
+    otherwise it is already ending. COORDINATOR_NOT_AVAILABLE: one of them cannot be reached.
     """
 
     error: int
@@ -219,8 +219,9 @@ async def ongoing_elsewhere(broker: Broker, peers: Peers, producer_id: int) -> E
 
 
 async def abort_elsewhere(peers: Peers, found: Elsewhere, producer_id: int, epoch_max: int) -> int:
-    """The coordinator there aborts the ongoing transaction of this producer everywhere, and fences
-    it, if its epoch is not above `epoch_max`. An error code, when its markers are written.
+    """Has the coordinator there abort the ongoing transaction of this producer everywhere and fence
+    the producer, if its epoch is not above `epoch_max`. Returns an error code, once the markers are
+    written.
     """
     request = EndTxnRequest(
         transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False

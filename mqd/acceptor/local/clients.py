@@ -1,21 +1,21 @@
-"""Clients of this host: accepted on the client socket, asked who they are, handed to the worker
-that serves the fewest of them.
+"""Clients on this host: accepted on the client socket, identified, and handed to the worker that
+serves the fewest of them.
 
     connect -> hello (struct mqd_local_hello) -> refused here: struct mqd_local_welcome with the
     reason, and the end
                                               -> handed over: the worker makes the memory and welcomes
 
-What is checked here is what can be said without a worker: the layout's version and hash, and that
-this broker listens where the client would connect by TCP (mqd/shm/rendezvous.py). Who the
-client is says the kernel (SO_PEERCRED), not the client; it goes with the socket, to be in the
-worker's log and in every request that comes back here.
+The checks here need no worker: the layout's version and hash, and that this broker listens at the
+address where the client would connect by TCP (mqd/shm/rendezvous.py). The client's identity comes
+from the kernel (SO_PEERCRED), not from the client. It is sent along with the socket, for the
+worker's log and for every request that comes back here.
 
 Hand-off packet, 64 bytes (struct mqd_local_handoff): magic, listener id 0xffff, flags 1, then data
 bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id 32 bytes,
 NUL-terminated.
 
-Bounds: HELLO_COUNT_MAX clients that have not said hello, each for HELLO_S; beyond, the oldest goes.
-WAITING_COUNT_MAX that no worker has room for in its hand-off socket.
+Bounds: HELLO_COUNT_MAX clients that have not sent hello, each for HELLO_S; beyond that the oldest
+is dropped. WAITING_COUNT_MAX that wait for room in a worker's hand-off socket.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ assert (HELLO.size, WELCOME.size, HANDOFF.size) == (176, 256, 64)
 
 
 class Hello(NamedTuple):
-    """struct mqd_local_hello, as far as it is looked at."""
+    """The part of struct mqd_local_hello that is read."""
 
     submission_count: int
     data_bytes: int
     reply_bytes: int
     client_id: bytes
-    server: str  # where the client would connect by TCP; "" = it was given the socket
+    # the address where the client would connect by TCP; "" = it was configured with the socket
+    server: str
 
 
 def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
-    """What a client said; why it is refused; None = it speaks something else."""
+    """The parsed hello; or the reason for a refusal; or None: the client speaks another protocol."""
     if len(packet) < 16:
         return None
     magic, version = struct.unpack_from("<QI", packet)
@@ -106,7 +107,7 @@ def handoff(hello: Hello, uid: int, pid: int) -> bytes:
 
 
 def refuse(connection: socket.socket, error: int, reason: str) -> None:
-    """Says why, and ends it."""
+    """Sends the reason and closes the connection."""
     try:
         connection.send(
             WELCOME.pack(LAYOUT_MAGIC, 0, 0, error, reason.encode()[:231]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -117,8 +118,9 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
 
 
 class LocalClients:
-    """`listener` None: there are none. `attachment_count(worker)` and `running(worker)` come from
-    the control segment. `servers`: what this broker listens on (rendezvous.server_name).
+    """`listener` None: local clients are disabled. `attachment_count(worker)` and `running(worker)`
+    come from the control segment. `servers`: the addresses that this broker listens on
+    (rendezvous.server_name).
     """
 
     def __init__(
@@ -135,9 +137,9 @@ class LocalClients:
         self._attachment_count = attachment_count
         self._running = running
         self._abi_hash = native.local_abi_hash()
-        self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}  # have not said hello, oldest first
+        self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}  # no hello yet, oldest first
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # no worker's hand-off socket had room
-        self._handed = [0] * len(handoffs)  # since _handed_s: attachment_count may not know of them yet
+        self._handed = [0] * len(handoffs)  # since _handed_s: perhaps not in attachment_count yet
         self._handed_s = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -149,7 +151,7 @@ class LocalClients:
             loop.add_reader(self._listener.fileno(), self._on_readable, self._listener)
 
     def stop(self) -> None:
-        """Who has not been handed over must come again."""
+        """Clients that have not been handed over must reconnect."""
         if self._loop is None:
             return
         if self._listener is not None:
@@ -206,14 +208,14 @@ class LocalClients:
 
     def _on_hello(self, connection: socket.socket) -> None:
         try:
-            packet = connection.recv(4096)  # descriptors that come with it are closed by the kernel
+            packet = connection.recv(4096)  # the kernel closes descriptors that come with it
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             packet = b""
         self._forget(connection)
         if not packet:
-            connection.close()  # it only looked whether somebody listens
+            connection.close()  # it only probed for a listener
             return
         pid, uid = peer_pid(connection)
         said = parse(packet, self._abi_hash)
@@ -237,8 +239,8 @@ class LocalClients:
     # -- handing over ------------------------------------------------------------------------------
 
     def _order(self) -> list[int]:
-        """Workers by how many local clients they serve; those that do not run come last: the keeper
-        holds their sockets for the successor.
+        """Workers by their number of local clients. Stopped ones come last: the keeper holds their
+        sockets for the successor.
         """
         now = time.monotonic()
         if now - self._handed_s > PENDING_FORGET_S:
@@ -258,7 +260,7 @@ class LocalClients:
             except OSError:
                 continue  # full, or its worker is being replaced
             self._handed[worker] += 1
-            connection.close()  # the worker's copy lives
+            connection.close()  # the worker has its own copy
             return True
         return False
 

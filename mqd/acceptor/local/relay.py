@@ -1,24 +1,24 @@
-"""Requests of clients on this host that another host answers: those to coordinators, and
-ListOffsets of partitions that it leads. A client that is attached by shared memory knows no other
-broker than this one; so this one asks in its name.
+"""Relays requests of local clients that another host answers: those to coordinators, and
+ListOffsets of partitions that the other host leads. A client attached by shared memory knows only
+this broker, so this broker sends the request on its behalf.
 
     entry host     answer(): the coordinator of the group or transactional id is elsewhere ->
-                   Envelope (KIP-590): the request's frame, who the client is -> that host's
+                   Envelope (KIP-590): the request's frame and the client's identity -> that host's
                    acceptor
-    other host     serve(): the request is answered as if its client had connected here; what only
-                   hosts may ask is refused -> Envelope's answer: the response's frame
+    other host     serve(): the request is answered as if its client had connected here; requests
+                   reserved for hosts are refused -> Envelope's answer: the response's frame
 
 Invariants
-    E1  a client gains nothing by the way round: what comes in an Envelope has a client's rights,
-        whoever sent it, and only RELAYED is taken
-    E2  when the other host cannot be asked, or does not answer, the request is answered here, as by
-        a host that does not coordinate (NOT_COORDINATOR and the like), which clients try again:
-        every one of these requests may be carried out twice (that is what Kafka's clients do after
-        a lost connection)
+    E1  a client gains no rights by the detour: a request in an Envelope has a client's rights,
+        whichever host sent it, and only RELAYED APIs are accepted
+    E2  when the other host is unreachable or does not answer, the request is answered here as by a
+        host that is not the coordinator (NOT_COORDINATOR and the like), which clients retry: each
+        of these requests may be carried out twice (Kafka's clients do the same after a lost
+        connection)
     E3  ListOffsets is split by leaders; each part is answered by its leader, or by this host's
         refusal
-Bounds: those of mqd/acceptor/interbroker/client.py and between.py. The connections are not those of
-markers, which must not wait behind a JoinGroup. Concurrency: the event loop's thread.
+Bounds: those of mqd/acceptor/interbroker/client.py and server.py. The connections are separate from
+those for markers, which must not wait behind a JoinGroup. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -42,20 +42,22 @@ from mqd.protocol.messages import EnvelopeRequest, EnvelopeResponse, ListOffsets
 
 ENVELOPE = 58
 LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN = 2, 9, 22, 24
-GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))  # name their group in group_id, as OffsetFetch does in its own way
-# name their transactional_id, as InitProducerId and AddPartitionsToTxn do in theirs
+# APIs that name their group in group_id; OffsetFetch has its own form
+GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))
+# APIs that name their transactional_id; InitProducerId and AddPartitionsToTxn have their own forms
 TRANSACTION_APIS = frozenset((25, 26))
 RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
-WAIT_FOR_MEMBERS = frozenset((11, 14))  # JoinGroup, SyncGroup: answered when all have come
+# JoinGroup, SyncGroup: answered when all members have joined
+WAIT_FOR_MEMBERS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
-ADD_PARTITIONS_CLIENT_MAX = 3  # from 4 on only hosts ask
+ADD_PARTITIONS_CLIENT_MAX = 3  # versions from 4 on are sent only by hosts
 _FIXED_BYTES = 10  # of a request header before the client id
 
 log = logging.get("acceptor.relaying")
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who the client is, as the entry host's kernel says."""
+    """The client's identity according to the entry host's kernel."""
 
     uid: int
     pid: int
@@ -74,8 +76,8 @@ class Relaying:
         frame: bytes,
         here: Callable[[object], Awaitable[object | None]],
     ) -> bytes | object | None:
-        """The other host's response frame; or, for ListOffsets, the response. None: this host
-        answers. `here(request)`: this host's answer.
+        """The other host's response frame or, for ListOffsets, the response. None: this host must
+        answer. `here(request)`: this host's answer.
         """
         if address.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
             return None
@@ -95,8 +97,8 @@ class Relaying:
     # -- coordinators ------------------------------------------------------------------------------
 
     def _coordinator_of(self, header: RequestHeader, request: object) -> int:
-        """The other host that coordinates what the request names; -1: this one does, or nobody, or
-        several do.
+        """The other host that coordinates the requested names; -1: this host does, or none, or
+        several.
         """
         coordinators = self._broker.coordinators
         names = coordinated_names(header, request)
@@ -109,7 +111,7 @@ class Relaying:
         try:
             return leader_elsewhere(self._broker, coordinator.topic, coordinator.partition_for(name))
         except CoordinatorError:
-            return -1  # its internal topic is not there yet
+            return -1  # its internal topic does not exist yet
 
     async def _ask(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
         """Raises PeerError."""
@@ -199,7 +201,9 @@ def _unknown(index: int) -> object:
 
 
 def split_by_leader(broker: Broker, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
-    """By the other host that leads; -1: this one does, nobody does, or there is no such partition."""
+    """By the other host that leads. -1: this host leads, or none does, or the partition does not
+    exist.
+    """
     parts: dict[int, dict[str, list[object]]] = {}
     for topic in request.topics:
         for one in topic.partitions:
@@ -215,7 +219,7 @@ def split_by_leader(broker: Broker, request: ListOffsetsRequest) -> dict[int, Li
 
 
 def coordinated_names(header: RequestHeader, request: object) -> list[str]:
-    """The groups, or the transactional id, that the request is about."""
+    """The groups, or the transactional id, that the request names."""
     key = header.api_key
     if key == OFFSET_FETCH and request.groups:  # type: ignore[attr-defined]
         return [group.group_id for group in request.groups]  # type: ignore[attr-defined]
@@ -228,8 +232,8 @@ def coordinated_names(header: RequestHeader, request: object) -> list[str]:
 
 
 def own_address(broker: Broker) -> bytes:
-    """Where the client is, for those who describe members: this host, as others reach it. Empty
-    when that is a name.
+    """The client's address for descriptions of members: this host, as others reach it. Empty if
+    that is a name.
     """
     own = broker.metadata.brokers.get(broker.node_id)
     try:
@@ -255,8 +259,8 @@ def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
 
 
 async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
-    """Another host asks in a client's name: the response's frame; None: the connection is to end.
-    `answer(address, frame)` -> the response's frame.
+    """Another host's request on behalf of a client: the response's frame. None: the connection must
+    end. `answer(address, frame)` -> the response's frame.
     """
     try:
         correlation_id, envelope = _open(frame)

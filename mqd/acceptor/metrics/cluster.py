@@ -1,4 +1,4 @@
-"""What a cluster lacks, as one of its hosts sees it, in Prometheus' families. Pure functions of the
+"""Health of the cluster as one of its hosts sees it, as Prometheus families. Pure functions of the
 acceptor's metadata; called by the scrape's thread.
 """
 
@@ -12,8 +12,8 @@ from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_
 
 
 def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
-    """(without a leader, in the whole cluster; led here and a replica is not in sync; led here and
-    fewer in sync than min.insync.replicas asks for).
+    """(partitions without a leader in the whole cluster; partitions led here with a replica out of
+    sync; partitions led here with fewer than min.insync.replicas in sync).
     """
     without_leader = under_replicated = under_min = 0
     if metadata.is_alone:

@@ -1,5 +1,5 @@
-"""What a directory says, for scrapes of the metrics: asked in a thread of its own, so that one that
-hangs costs one thread and holds up no scrape for long.
+"""Queries of directories for metrics scrapes. Each runs in a thread of its own, so that a hanging
+directory costs one thread and does not delay a scrape for long.
 
 Concurrency: any thread.
 """
@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-ANSWER_S = 5.0  # so long a scrape waits for a question, counted from when it was asked
+ANSWER_S = 5.0  # how long a scrape waits for a query, counted from its start
 
 T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The last answer to `question`, which is asked again when it is older than `kept_s`."""
+    """The last answer to `question`, which is repeated when the answer is older than `kept_s`."""
 
     def __init__(self, question: Callable[[], T], kept_s: float) -> None:
         self._question, self._kept_s = question, kept_s
@@ -25,7 +25,7 @@ class Kept(Generic[T]):
         self._known: T | None = None
 
     def ask(self) -> None:
-        """Unless it is asked already, or the answer is fresh."""
+        """Starts the query unless it is running or the answer is fresh."""
         with self._lock:
             if self._asking is not None or time.monotonic() - self._known_at <= self._kept_s:
                 return
@@ -35,7 +35,7 @@ class Kept(Generic[T]):
             )
             try:
                 self._asking.start()
-            except RuntimeError:  # no thread is to be had
+            except RuntimeError:  # no thread is available
                 self._asking = None
 
     def _ask(self) -> None:
@@ -45,7 +45,7 @@ class Kept(Generic[T]):
             self._asking = None
 
     def known(self) -> T | None:
-        """When there is an answer to what was asked, or ANSWER_S after. None: there was never one."""
+        """Waits for the running query, at most ANSWER_S. None: there has never been an answer."""
         asking = self._asking
         if asking is not None:
             asking.join(max(0.0, self._asked_at + ANSWER_S - time.monotonic()))

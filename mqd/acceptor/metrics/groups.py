@@ -1,10 +1,10 @@
-"""Lag and members of consumer groups as metrics, under the names of kafka_exporter, which users'
-dashboards know.
+"""Lag and members of consumer groups as metrics, under the names of kafka_exporter, which existing
+dashboards use.
 
-Read in the scrape's thread from what the coordinator's loop is changing: copies of dictionaries,
-each taken in one step of the interpreter; a group that changes meanwhile shows as it was or as it
-is. Bound: SERIES_MAX partitions of groups, by group's name; how many were left out is a metric too.
-Sums by topic are of what is shown.
+The scrape's thread reads state that the coordinator's loop is changing: it copies dictionaries,
+each in one step of the interpreter. A group that changes at the same time appears in its old or its
+new state. Bound: SERIES_MAX partitions of groups, by group name; the number of omitted ones is a
+metric too. Sums by topic cover the shown ones.
 """
 
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def _groups(broker: Broker) -> list[Group]:
                 core for _, core in list(broker.coordinators.groups.items()) if isinstance(core, Group) and core.exists
             ]
         except RuntimeError:
-            continue  # groups came or went while they were listed
+            continue  # groups were added or removed during the listing
     return []
 
 

@@ -1,9 +1,9 @@
 """Metrics in Prometheus' text format on an admin port of the loopback address.
 
-The page is rendered in a thread of its own (mqd/acceptor/metrics/server.py): it reads the control
-segment (its own view of it), and copies of what the loop holds; it never waits for the loop nor the
-loop for it. What directories say is kept for SIZES_KEPT_S; of one that hangs the last is shown
-(mqd/acceptor/metrics/directories.py).
+The page is rendered in a thread of its own (mqd/acceptor/metrics/server.py). That thread reads the
+control segment (through its own view) and copies of the loop's state; it and the event loop never
+wait for each other. Results for directories are cached for SIZES_KEPT_S; for a hanging one the last
+result is shown (mqd/acceptor/metrics/directories.py).
 """
 
 import os
@@ -26,7 +26,7 @@ from mqd.acceptor.metrics.directories import Kept
 from mqd.acceptor.metrics.server import MetricsServer, listen
 from mqd.log import compaction_report, damage
 
-PORT_OFFSET = 552  # from the first listener's port: 9644 beside 9092
+PORT_OFFSET = 552  # offset from the first listener's port: 9644 for 9092
 SIZES_KEPT_S = 10.0
 HANDLER_BUCKETS = (
     0.0001,
@@ -112,14 +112,14 @@ _POWERS = 32
 
 
 class _Directory(NamedTuple):
-    """`sizes`: bytes, by topic and partition. `about` None: it cannot be used."""
+    """`sizes`: bytes, by topic and partition. `about` None: the directory is unusable."""
 
     sizes: dict[tuple[str, int], int]
     about: os.statvfs_result | None = None
 
 
 class _Reports(NamedTuple):
-    """What workers have written into the run directory. `damage`: with the worker. `compaction`: by
+    """The workers' reports in the run directory. `damage`: with the worker. `compaction`: by
     worker.
     """
 
@@ -131,9 +131,8 @@ _NOTHING = _Directory({})
 
 
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
-    """From 128 buckets, four to a power of two of microseconds, to cumulative ones at each power of
-    two in seconds, and the sum (within 12.5 %: the middle of each bucket stands for what fell into
-    it).
+    """Converts 128 buckets, four per power of two of microseconds, to cumulative ones at each power
+    of two in seconds, and the sum (within 12.5 %: each bucket counts as its middle).
     """
     cumulative, total, sum_us = [], 0, 0.0
     for power in range(_POWERS):
@@ -183,8 +182,8 @@ class Metrics:
     # -- the server --------------------------------------------------------------------------------
 
     def start(self, admin_port: int, kafka_port: int) -> int:
-        """Returns the port, -1 when metrics are switched off (admin.port=-1) or no port is to be
-        had. A port that is taken is replaced by a free one.
+        """Returns the port, or -1 if metrics are disabled (admin.port=-1) or no port is available.
+        A port that is taken is replaced by a free one.
         """
         listener = listen(admin_port, kafka_port, PORT_OFFSET) if admin_port >= 0 else None
         if listener is None:
@@ -198,7 +197,7 @@ class Metrics:
     def collect(self) -> Iterator[Any]:
         with self._lock:
             for one in (*self._directories, self._reports):
-                one.ask()  # all at once: none waits for another that hangs
+                one.ask()  # all at the same time, so that a hanging one delays none of the others
             yield from self._workers()
             yield from self._partitions()
             yield from self._disks()
@@ -237,7 +236,8 @@ class Metrics:
                 family = families.get(name)
                 if family is None:
                     make = CounterMetricFamily if kind == "COUNT" else GaugeMetricFamily
-                    shown = name.lower().replace("_total", "_max")  # in Prometheus only a counter ends in _total
+                    # in Prometheus only a counter's name ends in _total
+                    shown = name.lower().replace("_total", "_max")
                     family = families[name] = make(
                         f"mqd_{shown}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"]
                     )
@@ -267,7 +267,7 @@ class Metrics:
         )
         for topic in list(self._broker.metadata.topics.values()):
             for partition in topic.partitions:
-                if partition.slot < 0:  # another host's
+                if partition.slot < 0:  # led on another host
                     continue
                 name = [topic.name, str(partition.index)]
                 directory = measured[partition.log_dir] if partition.log_dir < len(measured) else _NOTHING
@@ -282,7 +282,7 @@ class Metrics:
         yield from (size, start, end, high, online, damaged)
 
     def _measure(self, log_dir: int) -> "_Directory":
-        """Of one log directory. Blocks for as long as it takes to answer."""
+        """Measures one log directory. Blocks until it responds."""
         sizes = {}
         for topic in list(self._broker.metadata.topics.values()):
             for partition in topic.partitions:

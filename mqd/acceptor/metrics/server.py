@@ -1,22 +1,22 @@
 """The HTTP server of the metrics page: one thread, at most CONNECTIONS_MAX connections, GET
 /metrics and nothing else.
 
-Any local user can connect, so nothing that a client does, or leaves undone, may cost the acceptor
-more than these bounds:
+Any local user can connect, so no client, active or idle, may cost the acceptor more than these
+bounds:
 
-M1  at most CONNECTIONS_MAX descriptors. When all are taken, the connection that has moved no byte
-    for the longest gives way to the next one, but not before it has had GRACE_S: this also bounds
-    how many are accepted in a second. A scraper that sends its request at once is answered while
-    others are silent.
-M2  a connection ends REQUEST_S after it was accepted unless its request is whole, RENDER_S after
-    that unless the page is there, and ANSWER_S after that unless it has read it all.
-M3  the page is rendered by one thread at a time, for all who have asked by the time it is done.
-    Between two renderings PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time that the last one
-    took, so rendering never takes more than a quarter of a CPU. A scrape that comes sooner waits:
-    an answer is never older than one rendering takes.
+M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection evicts the one that
+    has been idle the longest, but not before GRACE_S: this also bounds the rate of accepted
+    connections. A scraper that sends its request immediately is answered even if others stay
+    silent.
+M2  a connection is closed if its request is not complete REQUEST_S after the accept, if the page is
+    not ready RENDER_S after that, or if it has not read the page ANSWER_S after that.
+M3  the page is rendered by one thread at a time, for all requests that arrive before it is done.
+    Between two renderings at least PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time of the last
+    one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: an answer
+    is never older than the duration of one rendering.
 M4  a request is at most REQUEST_BYTES_MAX.
 
-Concurrency: one thread, and the one that renders, which hands over its page by `_rendered` and the
+Concurrency: one thread, and the rendering thread, which hands over its page by `_rendered` and the
 eventfd.
 """
 
@@ -40,7 +40,7 @@ PAUSE_MIN_S = 0.1
 PAUSE_SHARE = 3
 REQUEST_BYTES_MAX = 8192
 SEND_BUFFER_BYTES = 256 << 10
-ACCEPT_PAUSE_S = 0.1  # after an accept that failed for want of descriptors or memory
+ACCEPT_PAUSE_S = 0.1  # after an accept failed for lack of descriptors or memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 log = logging.get("acceptor.metrics")
@@ -62,8 +62,8 @@ _FAILED = _answer("500 Internal Server Error", b"the metrics cannot be rendered;
 
 
 class _Client:
-    """`to_send` None: the request is not whole, or (`waiting`) the page is not there yet. Times are
-    time.monotonic().
+    """`to_send` None: the request is incomplete, or (`waiting`) the page is not ready yet. Times
+    are time.monotonic().
     """
 
     __slots__ = ("deadline_s", "moved_s", "received", "socket", "to_send", "waiting")
@@ -78,8 +78,8 @@ class _Client:
 
 
 def verdict(received: bytes) -> bytes | None:
-    """The answer to a request that gets no page; b"" for one that gets it; None while it is not
-    whole.
+    """The answer to a request that does not get the page; b"" for one that does; None while the
+    request is incomplete.
     """
     end = received.find(b"\r\n\r\n")
     if end < 0:
@@ -93,7 +93,7 @@ def verdict(received: bytes) -> bytes | None:
 
 
 class MetricsServer:
-    """`render()` gives the page's text, in a thread of its own; it may take long, and raise."""
+    """`render()` returns the page's text, in a thread of its own; it may take long, and raise."""
 
     def __init__(self, listener: socket.socket, render: Callable[[], bytes]) -> None:
         self._listener = listener
@@ -101,7 +101,7 @@ class MetricsServer:
         self._clients: set[_Client] = set()
         self._selector = selectors.DefaultSelector()
         self._accepting_from_s = 0.0  # inf: accepting
-        self._render_from_s = float("inf")  # inf: nobody has asked
+        self._render_from_s = float("inf")  # inf: not requested
         self._resting_until_s = 0.0  # after a rendering
         self._rendering = False
         self._rendered: bytes | None = None
@@ -151,7 +151,7 @@ class MetricsServer:
                     self._accept()
                 elif key.data is None:
                     self._on_rendered()
-                elif key.data in self._clients:  # else it gave way to another in this turn
+                elif key.data in self._clients:  # otherwise it was evicted by another in this turn
                     self._on_client(key.data)
 
     def _accept(self) -> None:
@@ -175,7 +175,7 @@ class MetricsServer:
 
     def _admit(self, connection: socket.socket, now: float) -> None:
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # reset meanwhile; reading says so
+        with contextlib.suppress(OSError):  # reset in the meantime; the read reports it
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         client = _Client(connection, now)
         try:
@@ -184,7 +184,7 @@ class MetricsServer:
             connection.close()
             return
         self._clients.add(client)
-        self._on_client(client)  # most requests are there already
+        self._on_client(client)  # most requests are already complete
 
     def _pause(self, until_s: float) -> None:
         self._selector.unregister(self._listener)
@@ -210,7 +210,7 @@ class MetricsServer:
 
     def _receive(self, client: _Client) -> None:
         more = client.socket.recv(REQUEST_BYTES_MAX)
-        if not more or client.waiting:  # it has left, or says more than one request
+        if not more or client.waiting:  # it has left, or has sent more than one request
             self._close(client)
             return
         client.received += more
@@ -248,7 +248,7 @@ class MetricsServer:
         self._rendering, self._render_from_s = True, float("inf")
         try:
             threading.Thread(target=self._make_page, name="metrics-page", daemon=True).start()
-        except RuntimeError:  # no thread is to be had
+        except RuntimeError:  # no thread is available
             self._hand_over(_FAILED)
 
     def _make_page(self) -> None:
@@ -280,8 +280,8 @@ class MetricsServer:
 
 
 def listen(admin_port: int, kafka_port: int, offset: int) -> socket.socket | None:
-    """On the loopback address. A port that is taken is replaced by a free one, with a log line.
-    None: no port is to be had.
+    """Listens on the loopback address. A port that is taken is replaced by a free one, with a log
+    line. None: no port is available.
     """
     wanted = admin_port or (kafka_port + offset if kafka_port + offset <= 65535 else 0)
     for port in dict.fromkeys((wanted, 0)):

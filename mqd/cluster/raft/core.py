@@ -167,7 +167,7 @@ class QuorumCore(QuorumReplica):
             return isinstance(message, Fetch | FetchResponse | FetchSnapshot | SnapshotChunk)
         if message.generation > self.generation:
             self.emit(events.Outdated(message.generation, sender))
-        elif isinstance(message, Fetch | FetchSnapshot):  # so that it learns of the newer generation
+        elif isinstance(message, Fetch | FetchSnapshot):  # it learns of the newer generation
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, message.sequence, 0))
         return False
 

@@ -4,12 +4,13 @@
 Pure functions of a View; Refusal carries Kafka's error code. The returned records go into one
 batch: a broker is never fenced while it still leads (P7).
 
-R9 in short: one session at a time for a node id. A new incarnation over the same metadata directory
-proves that the old one is dead (the directory is locked by a living keeper), so it is fenced and
-replaced in one batch; over another directory it must wait until the old one is fenced. A start that
-was not clean takes the broker's partitions from the eligible sets: it may have forgotten. Not so
-where only what is flushed counts (flush.on.ack): there nothing that anybody counted on can be
-forgotten without the disk; or else a power cut of all hosts would leave nobody to lead.
+R9 in short: one session at a time for a node id. A new incarnation with the same metadata directory
+proves that the old one is dead (a live keeper locks the directory), so the old one is fenced and
+replaced in one batch. With another directory the new one must wait until the old one is fenced.
+After an unclean start the broker is removed from the eligible sets of its partitions, because it
+may have lost records. Partitions where only flushed records count (flush.on.ack) are an exception:
+no acknowledged record can be lost without losing the disk, and otherwise a power cut of all hosts
+would leave no eligible leader.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

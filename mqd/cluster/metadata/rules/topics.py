@@ -294,8 +294,8 @@ def _place(
     leader_epoch: int,
     internal: bool = False,
 ) -> tuple[PartitionState, ...]:
-    """New partitions, each replica in a directory of its host. Replicas on brokers that are fenced
-    are not in sync; somebody has to be.
+    """New partitions, each replica in a directory of its host. Replicas on fenced brokers are not
+    in sync, but at least one replica has to be.
     """
     check_image(state, len(assignments), sum(map(len, assignments)))
     added: dict[int, int] = {}
