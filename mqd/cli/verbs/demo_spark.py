@@ -81,9 +81,13 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
     topic and Parquet, and a picture of them.
     """
     from mqd.spark.pipelines.running import explained
-    from mqd.spark.pipelines.session import session
+    from mqd.spark.pipelines.session import require_spark, session
     from mqd.spark.pipelines.settings import SettingsError
 
+    try:
+        require_spark()
+    except SettingsError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
     signal.signal(signal.SIGTERM, on_terminate)
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(not settings.json))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import select
+import shutil
 import sys
 import threading
 import warnings
@@ -100,15 +102,29 @@ def _tell(said: bytes) -> None:
         os.write(2, said)
 
 
+def require_spark() -> None:
+    """Raises SettingsError when PySpark or Java is missing; in no time, and before Spark's script says
+    so in several lines. Java is looked for as that script does.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'")
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which(os.path.join(home, "bin", "java") if home else "java") is None:
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+        raise SettingsError(
+            f"Spark needs Java 17 or newer, and {where}; install it, on Debian and Ubuntu with:"
+            " apt install openjdk-17-jre-headless"
+        )
+
+
 def session(name: str, master: str, configuration: Mapping[str, str] | None = None) -> SparkSession:
     """A session for `name`. Raises SettingsError when PySpark or Java is missing."""
     # pandas may be there for others; nothing of ours uses it
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    try:
-        from pyspark.errors import PySparkRuntimeError
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'") from None
+    require_spark()
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
     if _LOCAL.fullmatch(master):
         for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             # where mqd is; Spark would take the first python3 on the PATH

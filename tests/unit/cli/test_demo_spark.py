@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from mqd.cli import main as main_module
+from mqd.cli.common import EXIT_USAGE
 from mqd.cli.verbs.demo_spark import draw, verdict
 
 
@@ -59,3 +62,36 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws the picture; the demo does without it")
     assert draw([*windows(), Window(datetime(2013, 2, 1, 3), "LGA", 2, mean_delay=None)], tmp_path / "delays.png")
     assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "pyspark, java_home, said",
+    [
+        (False, None, "PySpark is missing; install it with: pip install 'mqd[spark]'"),
+        (True, None, "there is no java on the PATH; install it, on Debian and Ubuntu with: apt install openjdk-17"),
+        (True, "/nowhere", "JAVA_HOME is /nowhere, which has no bin/java"),
+    ],
+)
+def test_what_spark_needs_is_told_in_one_line_before_a_broker_is_started(
+    pyspark: bool,
+    java_home: str | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: (object() if pyspark else None) if name == "pyspark" else find_spec(name),
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("mqd.cli.verbs.demo_spark.Broker", None)
+    if java_home is None:
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+    else:
+        monkeypatch.setenv("JAVA_HOME", java_home)
+    assert main_module._run(["demo-spark", "--records", "1"]) == EXIT_USAGE
+    out, error = capfd.readouterr()
+    assert out == "" and error.count("\n") == 1 and said in error
