@@ -70,9 +70,7 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
     try:
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=MODE)
     except (posix_ipc.Error, OSError) as error:
-        raise SegmentError(
-            errno.EIO, f"cannot create the shared memory segment {name}: {error}; is /dev/shm mounted and writable?"
-        ) from error
+        raise _refused("create", name, error) from error
     try:
         os.posix_fallocate(memory.fd, 0, reserved_bytes)
         os.ftruncate(memory.fd, size_bytes)
@@ -86,6 +84,19 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
         ) from error
     finally:
         memory.close_fd()
+
+
+def _refused(what: str, name: str, error: Exception) -> SegmentError:
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return SegmentError(
+            errno.EROFS,
+            f"{SHM_DIRECTORY} is read-only, and the broker's shared memory is kept there; make it writable:"
+            f" mount -o remount,rw {SHM_DIRECTORY}, or in a container --tmpfs {SHM_DIRECTORY}",
+        )
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return SegmentError(
+        errno.EIO, f"cannot {what} the shared memory segment {name}: {reason}; is {SHM_DIRECTORY} mounted and writable?"
+    )
 
 
 def descriptor(name: str, writable: bool = True) -> int:
@@ -143,11 +154,13 @@ def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
 
 
 def unlink(name: str) -> bool:
-    """False when there is none. Mappings of it stay valid."""
+    """False when there is none. Mappings of it stay valid. Raises SegmentError."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
         return False
+    except (posix_ipc.Error, OSError) as error:
+        raise _refused("remove", name, error) from error
     return True
 
 

@@ -235,3 +235,21 @@ def test_a_directory_that_cannot_be_written_is_explained(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="not writable"):
         locks.lock_directory(tmp_path)
+
+
+def test_read_only_shared_memory_is_named_with_the_way_out(base, monkeypatch):
+    """A dead broker's names are removed before new ones are made; Linux refuses that, too, also
+    where there is no such name.
+    """
+
+    def refuse(*_arguments, **_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(segments.posix_ipc, "unlink_shared_memory", refuse)
+        patched.setattr(segments.posix_ipc, "SharedMemory", refuse)
+        for attempt in (lambda: segments.clean(base), lambda: segments.create(segments.control_name(base), 4096)):
+            with pytest.raises(segments.SegmentError) as told:
+                attempt()
+            assert told.value.strerror.startswith("/dev/shm is read-only")
+            assert "mount -o remount,rw /dev/shm" in told.value.strerror
