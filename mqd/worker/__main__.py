@@ -49,8 +49,9 @@ def main() -> int:
 
     try:
         return asyncio.run(life())
-    except Exception:
-        log.exception("worker failed")
+    except Exception as error:
+        # of the native side's errors mqd up shows the cause and the way out: they are a user's to mend
+        log.exception(f"worker failed: {error}" if isinstance(error, NativeError) else "worker failed")
         os._exit(1)  # the reactor's thread still runs in memory that an orderly end would unmap
 
 

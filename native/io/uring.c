@@ -88,7 +88,7 @@ struct timespec_64 {
 };
 
 #define WAY_OUT                                                                                                        \
-    "; set io.backend=epoll, or let io_uring be used (sysctl kernel.io_uring_disabled=0, a seccomp profile that "      \
+    "; set io.backend=auto, or let io_uring be used (sysctl kernel.io_uring_disabled=0, a seccomp profile that "       \
     "permits it, a kernel of 5.17 or newer)"
 
 static int setup(struct parameters *parameters, uint32_t submission_count, uint32_t completion_count)
