@@ -1,7 +1,7 @@
-"""AddRaftVoter 0-1 (KIP-853): a host that follows the metadata becomes a voter, when it has caught
-up. The directory id is the one it registered with; its listeners are those that it told itself.
-Acknowledged when it is committed, in version 1 too: ack_when_committed = false would let the client
-believe what may not come.
+"""AddRaftVoter 0-1 (KIP-853): a host that follows the metadata becomes a voter when it has caught
+up. The directory id must be its registered one; the listeners are those that it reported itself.
+Acknowledged when committed, in version 1 too: with ack_when_committed = false the client might rely
+on a change that never happens.
 """
 
 from mqd.acceptor.broker import Context

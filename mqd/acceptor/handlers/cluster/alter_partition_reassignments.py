@@ -1,12 +1,12 @@
-"""AlterPartitionReassignments 0-1 (KIP-455): the controller judges each partition by itself, and
-the answer comes when the reassignments have begun.
+"""AlterPartitionReassignments 0-1 (KIP-455): the controller judges each partition separately, and
+the answer comes when the reassignments have started.
 
-On a host of its own a partition's only replica is where it can be. Asking for that changes nothing
-and succeeds; other brokers do not exist; and there is nothing under way that could be cancelled.
+On a host alone a partition's only replica cannot move. Requesting its present placement changes
+nothing and succeeds; other brokers do not exist; and there is never a reassignment to cancel.
 
-With a tagged field of our own (9100) the controller says what goes where, so that all hosts carry
-the same: of the topics named (their partitions do not matter), or of all. BALANCE begins it, PLAN
-only shows it: in the answer's field of the same number.
+With a tagged field of our own (9100) the controller computes the assignments, such that all hosts
+carry the same load: for the named topics (their partitions are ignored), or for all. BALANCE starts
+the moves, PLAN only returns them, in the answer's field of the same number.
 """
 
 from mqd.acceptor.broker import Broker, Context

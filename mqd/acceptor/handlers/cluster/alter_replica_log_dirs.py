@@ -1,5 +1,5 @@
 """AlterReplicaLogDirs 1-2 (KIP-113): moves partitions of this host to other log directories.
-Answered when the move has begun; DescribeLogDirs shows how far it is.
+Answered when the move has started; DescribeLogDirs shows its progress.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""ApiVersions 0-4 (KIP-35, KIP-511, KIP-584): what this broker speaks.
+"""ApiVersions 0-4 (KIP-35, KIP-511, KIP-584): the APIs and versions that this broker supports.
 
-Workers answer from ready-made bodies in the control segment (publish), so that a client can connect
-while the acceptor is away; what is refused comes here. transaction.version 2 makes clients that know it use transactions of
-version 2 (KIP-890): the epoch moves with every transaction, partitions are added by their first
-Produce. Which levels there are: mqd/cluster/metadata/features.py; which are in force: the metadata
-(UpdateFeatures).
+Workers answer from prebuilt bodies in the control segment (publish), so that a client can connect
+while the acceptor is down; refused requests come here. With transaction.version 2, clients that
+know it use transactions of version 2 (KIP-890): every transaction bumps the epoch, and partitions
+are added by their first Produce. The supported levels are in mqd/cluster/metadata/features.py, the
+current ones in the metadata (UpdateFeatures).
 """
 
 import re
@@ -20,9 +20,9 @@ from mqd.protocol.framing import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 BODY_VERSIONS = range(5)
-UNKNOWN_VERSION_BODY = 7  # where workers look when they do not know the version asked for
-# clients of older versions cannot read a lowest level of 0: they are not told what is supported,
-# only what is in force
+UNKNOWN_VERSION_BODY = 7  # the entry that workers use when they do not know the requested version
+# Clients of older versions cannot read a lowest level of 0: they get only the current levels, not
+# the supported ones.
 KNOWS_LEVEL_ZERO = 4
 NAMES_CLIENT = 3
 CLIENT_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?")  # KIP-511
@@ -66,15 +66,15 @@ async def handle(context: Context, header: RequestHeader, request: ApiVersionsRe
 
 
 def unsupported() -> ApiVersionsResponse:
-    """To an ApiVersions request of a version that is not spoken: error 35, and what is spoken, in a
-    body of version 0.
+    """The answer to an ApiVersions request of an unsupported version: error 35 and the supported
+    versions, in a body of version 0.
     """
     return _response(ErrorCode.UNSUPPORTED_VERSION, 0, {}, 0)
 
 
 def bodies(finalized: Mapping[str, int], epoch: int) -> dict[int, bytes]:
     """Version -> everything after the correlation id; UNKNOWN_VERSION_BODY -> the answer to
-    versions that are not spoken.
+    unsupported versions.
     """
     found = {
         version: codec.encode(_response(ErrorCode.NONE, version, finalized, epoch), version)
@@ -85,8 +85,8 @@ def bodies(finalized: Mapping[str, int], epoch: int) -> dict[int, bytes]:
 
 
 def publish(control: Control, metadata: Metadata) -> None:
-    """At the start, and whenever a feature's level has changed: workers answer with this from now
-    on.
+    """Called at the start and after every change of a feature's level: workers answer with these
+    bodies from now on.
     """
     for version, body in bodies(metadata.features, metadata.features_version).items():
         control.set_api_versions(version, body)

@@ -1,9 +1,9 @@
 """DescribeLogDirs 1-4 (KIP-113, KIP-827): every log directory, its partitions and their sizes on
 disk, total and usable bytes.
 
-A partition on its way to another directory is there twice: where it is served, and, as a future
-replica, what has been copied so far. A directory whose file system does not answer is one that
-cannot be used.
+A partition that is moving to another directory appears twice: where it is served and, as a future
+replica, with the part copied so far. A directory with a file system that does not respond is
+unusable.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
-META_PROPERTIES = "meta.properties"  # which broker a directory is of; one that is used has it
-# a file system that has said nothing for so long hangs; the controller counts its replicas as
-# failed then, too
+# identifies the broker of a directory; every directory in use has it
+META_PROPERTIES = "meta.properties"
+# A file system without a response for this long hangs; the controller then counts its replicas as
+# failed, too.
 ANSWER_S = 5.0
 Wanted = dict[str, list[PartitionImage]]
 Asked = tuple[str, bytes, PartitionImage]  # topic, its id, partition
@@ -55,8 +56,8 @@ async def handle(context: Context, header: RequestHeader, request: DescribeLogDi
 async def _result(
     broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int]
 ) -> DescribeLogDirsResponse.Result:
-    """Not by one of the threads that read for other requests: a disk that hangs would keep them
-    all.
+    """Runs on a thread of its own, not on one that reads for other requests: a hanging disk would
+    block all of those.
     """
     try:
         return await broker.directories.ask(
@@ -86,7 +87,7 @@ def _measure(
     ends: dict[tuple[str, int], int],
     stepped: Callable[[], None],
 ) -> DescribeLogDirsResponse.Result:
-    """Reads directories; runs in a thread. `stepped`: it has got on."""
+    """Reads directories; runs in a thread. Calls `stepped` on progress."""
 
     def sized(index: int, path: Path) -> DescribeLogDirsResponse.Partition:
         size = size_of(path)
@@ -121,8 +122,8 @@ def _measure(
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of the segments, as a reader sees them. A partition that is just being made or deleted
-    has none.
+    """Bytes of the segments, as a reader sees them. 0 for a partition that is being created or
+    deleted.
     """
     total = 0
     try:
@@ -141,7 +142,7 @@ def size_of(directory: Path) -> int:
 def _futures(
     directory: Path, asked: list[Asked], stepped: Callable[[], None]
 ) -> Iterator[tuple[str, PartitionImage, Path]]:
-    """Copies under way to this directory."""
+    """Copies in progress to this directory."""
     if not any(True for _ in moving.futures(directory)):
         return
     for name, topic_id, partition in asked:
@@ -152,7 +153,7 @@ def _futures(
 
 
 def _future(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsResponse.Partition:
-    """offset_lag: records that the copy lacks, as far as its last whole batch tells."""
+    """offset_lag: number of records that the copy lacks, counted from its last whole batch."""
     end_offset = 0
     try:
         bases = segments.base_offsets(path)
@@ -161,7 +162,7 @@ def _future(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsRespo
                 segments.segment_path(path, bases[-1]), bases[-1], 0, check_crc=False
             ).next_offset
     except (OSError, ValueError):
-        pass  # it is being renamed, or deleted
+        pass  # it is being renamed or deleted
     return DescribeLogDirsResponse.Partition(
         partition_index=index,
         partition_size=size_of(path),

@@ -1,8 +1,8 @@
-"""DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum, as its leader sees it. One
-host is a quorum of one: the controller on this host leads, and is its only voter.
+"""DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum, as its leader sees it. A
+host alone is a quorum of one: its controller is the leader and only voter.
 
-Offsets are those of the metadata log; everything that is known here has been flushed. Another topic
-than __cluster_metadata has no quorum.
+Offsets are those of the metadata log; everything known here has been flushed. Only
+__cluster_metadata has a quorum.
 """
 
 import time
@@ -104,8 +104,8 @@ def _unknown(index: int) -> DescribeQuorumResponse.PartitionData:
 
 
 def _epoch(broker: Broker) -> int:
-    """It rises whenever the host is started anew: the offset of its registration in the metadata
-    log.
+    """The offset of the host's registration in the metadata log, which rises with every restart of
+    the host.
     """
     registered = broker.metadata.brokers.get(broker.node_id)
     return min(registered.epoch, 2**31 - 1) if registered is not None else 0

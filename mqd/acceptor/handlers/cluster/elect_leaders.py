@@ -1,7 +1,7 @@
-"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a host of its own, with one replica,
-the leader is the preferred one, or there is none that could be: ELECTION_NOT_NEEDED, as Kafka says.
+"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a host alone with one replica, either
+the leader is the preferred one or none is possible: ELECTION_NOT_NEEDED, as in Kafka.
 
-Asked for all partitions (null), those that need no election are left out, so the answer is empty.
+A request for all partitions (null) omits those that need no election, so its answer is empty there.
 """
 
 from mqd.acceptor.broker import Broker, Context

@@ -1,5 +1,5 @@
-"""ListPartitionReassignments 0 (KIP-455): partitions that are on their way to other hosts. Moves
-between log directories of one host are shown by DescribeLogDirs.
+"""ListPartitionReassignments 0 (KIP-455): partitions that are moving to other hosts.
+DescribeLogDirs shows moves between log directories of one host.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -31,7 +31,7 @@ async def handle(
 
 
 def _asked(broker: Broker, request: ListPartitionReassignmentsRequest) -> list[tuple[str, PartitionImage]]:
-    """None = all. What does not exist is left out, as in Kafka."""
+    """None = all. Partitions that do not exist are left out, as in Kafka."""
     topics = broker.metadata.topics
     if request.topics is None:
         return [(name, partition) for name in broker.metadata.sorted_names() for partition in topics[name].partitions]

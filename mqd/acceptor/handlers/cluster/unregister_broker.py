@@ -1,8 +1,9 @@
-"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone, and holds nothing any more; the
-controller decides. The only one there is answers, so it is not gone.
+"""UnregisterBroker 0 (KIP-631): removes the registration of a broker that is down and holds no
+replicas any more; the controller decides. A broker that is alone answers for itself, so it is not
+down.
 
-With a tagged field of our own (9100): the way there. All replicas leave a broker that lives, and
-none come (DRAIN), or it takes part again (TAKE_PART).
+With a tagged field of our own (9100) it prepares that: a live broker gives up all replicas and gets
+none (DRAIN), or gets replicas again (TAKE_PART).
 """
 
 from mqd.acceptor.broker import Context

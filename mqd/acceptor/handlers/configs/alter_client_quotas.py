@@ -1,5 +1,5 @@
-"""AlterClientQuotas 0-1 (KIP-546): sets and removes quotas by client id. Each entity by itself, on
-disk and in force in every worker before it is answered.
+"""AlterClientQuotas 0-1 (KIP-546): sets and removes quotas by client id. Entities are independent;
+each change is on disk and applied by every worker before it is answered.
 """
 
 import asyncio

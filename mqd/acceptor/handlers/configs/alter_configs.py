@@ -1,5 +1,5 @@
-"""AlterConfigs 0-2 (KIP-133): the whole configuration of a resource at once; what is not named is
-forgotten.
+"""AlterConfigs 0-2 (KIP-133): replaces the whole configuration of a resource; configs that are not
+named are reset.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ async def handle(context: Context, header: RequestHeader, request: AlterConfigsR
 
 
 async def alter(broker: Broker, resources: list[Resource], replace: bool, validate_only: bool) -> list[Result]:
-    """One result for each different resource, in order."""
+    """One result for each distinct resource, in order."""
     counts = Counter((resource.type, resource.name) for resource in resources)
     by_key = {(resource.type, resource.name): resource for resource in resources}
 

@@ -1,9 +1,9 @@
-"""Levels of this broker's loggers (resource type BROKER_LOGGER, KIP-412), as long as its processes
-live.
+"""Levels of this broker's loggers (resource type BROKER_LOGGER, KIP-412), until its processes
+restart.
 
 `root` is the level of all processes of the broker (mqd log-level sets it too). The others are the
-acceptor's own loggers: a level of its own counts in this process, whatever root is; deleted, root's
-counts again. Kafka's FATAL is ERROR here, its TRACE is DEBUG.
+acceptor's own loggers: an explicit level overrides root in this process, and deleting it restores
+root's. Kafka's FATAL is ERROR here, its TRACE is DEBUG.
 """
 
 import logging as standard
@@ -43,7 +43,7 @@ def describe(broker: Broker, name: str, names: set[str] | None) -> list[Entry]:
 
 
 def alter(broker: Broker, name: str, operations: list[ConfigOperation], validate_only: bool) -> None:
-    """All of them, or none. Raises Refusal."""
+    """All or nothing. Raises Refusal."""
     check_name(broker, name)
     known = _levels(broker)
     for operation in operations:

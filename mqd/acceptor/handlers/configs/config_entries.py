@@ -1,5 +1,5 @@
-"""Configuration as DescribeConfigs and CreateTopics show it: value, where it comes from, and what
-it would be otherwise (KIP-226, KIP-525, KIP-569).
+"""Configuration entries for DescribeConfigs and CreateTopics: the value, its source, and its
+synonyms (KIP-226, KIP-525, KIP-569).
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     sensitive: bool
     type: int
     documentation: str
-    synonyms: list[Synonym]  # what is in force first
+    synonyms: list[Synonym]  # the effective one first
 
 
 def _shown(row: Property, value: str | None) -> str | None:
@@ -44,8 +44,8 @@ def _entry(row: Property, synonyms: list[Synonym], read_only: bool) -> Entry:
 
 
 def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
-    """`row` is a broker's property. The configuration that was loaded holds defaults too: a value
-    equal to the default counts as one.
+    """`row` is a broker's property. The loaded configuration contains defaults too: a value equal
+    to the default counts as one.
     """
     metadata, found = broker.metadata, []
     name = row.name
@@ -66,8 +66,8 @@ def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
 def of_topic(
     broker: Broker, config: Mapping[str, str], replica_count: int, names: set[str] | None = None
 ) -> list[Entry]:
-    """`config`: what is set on the topic itself. `replica_count`: of its partitions;
-    min.insync.replicas=-1 is shown as the number in force.
+    """`config`: the topic's own settings. `replica_count`: of its partitions;
+    min.insync.replicas=-1 is shown as the effective number.
     """
     effective = topic_effective(broker.effective(), config)
     entries = []
@@ -77,7 +77,7 @@ def of_topic(
         synonyms = [Synonym(name, _shown(row, config[name]), TOPIC_DYNAMIC)] if name in config else []
         if row.broker_name is not None:
             synonyms += _broker_synonyms(broker, BROKER[row.broker_name])
-        # the broker's value comes by another unit (log.retention.hours)
+        # the broker's value has another unit (log.retention.hours)
         if not synonyms or synonyms[0].value != effective[name]:
             synonyms.insert(
                 0,
@@ -93,7 +93,7 @@ def of_topic(
 
 
 def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
-    """`config`: what is set on the consumer group itself."""
+    """`config`: the consumer group's own settings."""
     entries = []
     for name, row in GROUP.items():
         if names is None or name in names:
@@ -103,8 +103,8 @@ def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None =
 
 
 def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) -> list[Entry]:
-    """This broker's properties. advertised.listeners is there even when it is not set: tools look
-    for it.
+    """This broker's properties. advertised.listeners is included even if it is not set, because
+    tools look for it.
     """
     entries = []
     for name, row in BROKER.items():
@@ -118,7 +118,7 @@ def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) ->
 
 
 def of_all_brokers(broker: Broker, names: set[str] | None = None) -> list[Entry]:
-    """Resource name "": only what was set for all brokers at run time."""
+    """Resource name "": only the settings for all brokers made at run time."""
     return [
         _entry(BROKER[name], [Synonym(name, _shown(BROKER[name], value), BROKER_DYNAMIC_DEFAULT)], False)
         for name, value in broker.metadata.broker_default_config.items()

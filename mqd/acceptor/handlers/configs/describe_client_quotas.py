@@ -1,5 +1,5 @@
-"""DescribeClientQuotas 0-1 (KIP-546): the quotas that are set, by a filter of entity types with an
-exact name, the default, or any; strict: no other types.
+"""DescribeClientQuotas 0-1 (KIP-546): the existing quotas, filtered by entity types with an exact
+name, the default, or any name; strict: no other types.
 """
 
 from collections.abc import Callable

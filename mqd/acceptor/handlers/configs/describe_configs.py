@@ -1,5 +1,5 @@
-"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, its
-loggers, and consumer groups; with synonyms and documentation when asked for.
+"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, its loggers, and
+consumer groups; with synonyms and documentation on request.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -11,7 +11,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
-RESOURCE_CLIENT_METRICS = 16  # known to Kafka; there are none here
+RESOURCE_CLIENT_METRICS = 16  # known to Kafka; not supported here
 RESOURCE_TYPES = {
     RESOURCE_TOPIC,
     RESOURCE_BROKER,
@@ -35,7 +35,7 @@ def _resource(
     request: DescribeConfigsRequest,
     refused: Refusal | None,
 ) -> DescribeConfigsResponse.Result:
-    """`refused`: the whole request, as Kafka does where one of its types is none."""
+    """`refused`: the error of the whole request, set as in Kafka if one of its types is invalid."""
     try:
         if refused is not None:
             raise refused

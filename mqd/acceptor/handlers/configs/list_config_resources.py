@@ -1,5 +1,5 @@
-"""ListConfigResources 0-1 (KIP-1142): what has a configuration. Version 0 asks for client metrics
-subscriptions alone, of which there are none.
+"""ListConfigResources 0-1 (KIP-1142): resources with a configuration. Version 0 asks only for
+client metrics subscriptions, of which there are none.
 """
 
 from mqd.acceptor.broker import Broker, Context

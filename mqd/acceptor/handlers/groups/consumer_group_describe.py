@@ -1,5 +1,5 @@
-"""ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099): consumer groups, their epochs, their members with
-what they hold and what they are meant to hold.
+"""ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099): consumer groups, their epochs, and their members
+with current and target assignments.
 """
 
 import asyncio

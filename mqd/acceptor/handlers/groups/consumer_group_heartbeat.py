@@ -1,6 +1,4 @@
-"""ConsumerGroupHeartbeat 0-1 (KIP-848): everything that a member of a consumer group says, and all
-that it is told.
-"""
+"""ConsumerGroupHeartbeat 0-1 (KIP-848): all communication between a member and its consumer group."""
 
 from uuid import uuid4
 

@@ -1,4 +1,4 @@
-"""DeleteGroups 0-2 (KIP-229): groups without members go, with their offsets."""
+"""DeleteGroups 0-2 (KIP-229): deletes groups without members, with their offsets."""
 
 import asyncio
 

@@ -1,9 +1,9 @@
 """FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group or
 transactional id is the leader of its partition of the internal topic.
 
-The first question makes the internal topic; until its partitions have leaders the answer is
-COORDINATOR_NOT_AVAILABLE, and the client asks again. So it is of what this host leads while it is
-without its lease.
+The first request creates the internal topic; until its partitions have leaders the answer is
+COORDINATOR_NOT_AVAILABLE, and the client asks again. The same answer is given for partitions that
+this host leads while it has no lease.
 """
 
 from mqd.acceptor.broker import Context
@@ -41,8 +41,8 @@ def _of_type(context: Context, key_type: int) -> Coordinator | None:
 async def _error(context: Context, key_type: int) -> tuple[int, str | None]:
     coordinator = _of_type(context, key_type)
     if coordinator is None and key_type == TRANSACTION:
-        # the next request tells the client that there are no transactions here, in a way that it
-        # takes as final
+        # The next request gets an error that the client takes as final: there are no transactions
+        # here.
         return 0, None
     if coordinator is None:
         return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."
@@ -52,7 +52,7 @@ async def _error(context: Context, key_type: int) -> tuple[int, str | None]:
 
 
 def _node(context: Context, key: str, key_type: int) -> int:
-    """-1: nobody at the moment."""
+    """-1: none at the moment."""
     coordinator = _of_type(context, key_type)
     if coordinator is None:
         return context.broker.node_id

@@ -1,5 +1,5 @@
-"""What the handlers of group requests share: what is checked before a request goes to its group's
-core, and how a coordinator that cannot answer is told of.
+"""Common code of the handlers for group requests: checks before a request goes to its group's core,
+and errors of a coordinator that cannot answer.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.protocol.errors import ErrorCode
 
-NAME_BYTES_MAX = 32767  # what a record's string holds
+NAME_BYTES_MAX = 32767  # limit of a string in a record
 
 
 def is_group_id(name: str) -> bool:
-    """Whether members can gather under it. Offsets, descriptions and deletion also know the empty
-    one.
+    """Whether a group with this id can have members. Offsets, descriptions and deletion also accept
+    the empty id.
     """
     return 0 < len(name) <= NAME_BYTES_MAX and (
         len(name) <= NAME_BYTES_MAX // 4 or len(name.encode()) <= NAME_BYTES_MAX
@@ -32,8 +32,8 @@ def coordinator(broker: Broker) -> Coordinator:
 
 
 async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> object:
-    """The core's response. It comes when the core gives it: a JoinGroup waits as long as its
-    rebalance does. Raises CoordinatorError.
+    """The core's response, whenever the core gives it: a JoinGroup waits as long as its rebalance.
+    Raises CoordinatorError.
     """
     if not is_group_id(group_id):
         raise CoordinatorError(ErrorCode.INVALID_GROUP_ID)
@@ -41,9 +41,9 @@ async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]
 
 
 def rebalance_of(broker: Broker, core: object, message: type) -> object | None:
-    """For who asked for it by the tagged field 9100 (this project's own): what rebalance is under
-    way and who holds it up, as ages, for clocks differ. `message`: the response's class. None:
-    there is none.
+    """For clients that request it by the tagged field 9100 (this project's own): the current
+    rebalance and the members that hold it up, with ages, because clocks differ. `message`: the
+    response's class. None: no rebalance.
     """
     rebalance = core.rebalance() if isinstance(core, Group) else None
     if rebalance is None or broker.coordinators is None:

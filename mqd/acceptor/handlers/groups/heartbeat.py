@@ -1,5 +1,5 @@
-"""Heartbeat 0-4 (KIP-345). The most frequent request that the acceptor answers: a core does it at
-once, and nothing is written.
+"""Heartbeat 0-4 (KIP-345). The acceptor's most frequent request: a core answers it immediately, and
+nothing is written.
 """
 
 from mqd.acceptor.broker import Context
@@ -15,7 +15,7 @@ async def handle(context: Context, header: RequestHeader, request: HeartbeatRequ
     try:
         return await ask(context.broker, request.group_id, lambda number: Heartbeat(number, request))  # type: ignore[return-value]
     except CoordinatorError as error:
-        # While the group is being loaded all is well, as Kafka has it: an error would make every
+        # While the group is loading the answer is success, as in Kafka: an error would make every
         # member of every group join again after a restart.
         return HeartbeatResponse(
             error_code=0 if error.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error.error_code

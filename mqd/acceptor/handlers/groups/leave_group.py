@@ -1,4 +1,4 @@
-"""LeaveGroup 0-5 (KIP-345, 800): a member goes, or (3+) several do; by instance id alone an
+"""LeaveGroup 0-5 (KIP-345, 800): a member leaves, or several do (3+); by instance id alone an
 administrator removes static members.
 """
 

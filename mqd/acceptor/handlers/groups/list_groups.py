@@ -1,5 +1,5 @@
-"""ListGroups 0-5 (KIP-518, 848): every group that has members, a generation or offsets; by state
-and by type where asked.
+"""ListGroups 0-5 (KIP-518, 848): every group with members, a generation or offsets; filtered by
+state and type on request.
 """
 
 from mqd.acceptor.broker import Context

@@ -1,4 +1,4 @@
-"""OffsetDelete 0 (KIP-496): forgets committed offsets of topics that the group does not subscribe
+"""OffsetDelete 0 (KIP-496): deletes committed offsets of topics that the group does not subscribe
 to.
 """
 

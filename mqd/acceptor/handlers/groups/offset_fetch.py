@@ -1,12 +1,12 @@
-"""OffsetFetch 1-10 (KIP-98, KIP-320, KIP-447, KIP-709, KIP-848): what groups have committed;
+"""OffsetFetch 1-10 (KIP-98, KIP-320, KIP-447, KIP-709, KIP-848): committed offsets of groups;
 several groups at once from version 8 on.
 
-A group that does not exist has committed nothing: offset -1, no error. With require_stable a
+A group that does not exist has no committed offsets: offset -1, no error. With require_stable a
 partition with a pending transactional offset is UNSTABLE_OFFSET_COMMIT.
 
-The group's error stands at each partition as well, up to version 7: from 2 on it has a place of its
-own, but aiokafka (0.14, which asks by 3) does not look there. It took the answer of a host that
-coordinates no more for that of a group that has committed nothing, and read from the beginning.
+Up to version 7 the group's error is also set on each partition. From version 2 on there is a field
+for it, but aiokafka (0.14, which uses version 3) does not read it: it took the answer of a host
+that was no longer the coordinator for that of a group without commits, and read from the beginning.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 
 _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
-# aiokafka and older consumers of Java's give up at the first; at the second they look again (as
-# KAFKA-17267)
+# aiokafka and older Java consumers give up at the first code; at the second they look up the
+# coordinator again (as KAFKA-17267).
 _ASKED_AGAIN = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
 
 Topics = tuple[tuple[str, tuple[int, ...]], ...]
@@ -80,7 +80,7 @@ async def _group(
     for name, partitions in fetched.topics:
         image = broker.metadata.topics.get(name)
         if by_id and image is None:
-            continue  # gone since it was committed: it has no id to be told by
+            continue  # deleted since the commit: there is no id to name it by
         topic_id = image.topic_id if image is not None else bytes(16)
         topics.append(
             OffsetFetchResponse.GroupTopic(

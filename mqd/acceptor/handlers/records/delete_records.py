@@ -1,5 +1,5 @@
-"""DeleteRecords 0-2 (KIP-107): moves the log start of partitions; the owner does it, the controller
-passes it on.
+"""DeleteRecords 0-2 (KIP-107): moves the log start of partitions. The controller forwards the
+request to the owner.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 HIGH_WATERMARK = -1
-# Kafka's leader deletes at once, and waits for other replicas alone: a timeout of 0 is no reason to
-# answer REQUEST_TIMED_OUT
+# Kafka's leader deletes immediately, and waits only for other replicas: a timeout of 0 is no reason
+# to answer REQUEST_TIMED_OUT.
 LOCAL_MS = 5_000
 
 
@@ -59,6 +59,6 @@ async def _partition(
 
 
 def _only_compacts(broker: Broker, name: str) -> bool:
-    """Of such a topic Kafka deletes nothing but what a newer record of the key replaces."""
+    """In such a topic Kafka deletes only records that a newer record of the same key replaces."""
     effective = configuration.topic_effective(broker.effective(), broker.metadata.topics[name].config)
     return configuration.topic_value(effective, "cleanup.policy") == ["compact"]

@@ -1,8 +1,8 @@
-"""DescribeProducers 0 (KIP-664): what partitions know of their producers; how a transaction that
-hangs is found: an old start offset, and no coordinator that knows it.
+"""DescribeProducers 0 (KIP-664): the producers known to partitions. A hanging transaction has an
+old start offset, and no coordinator that knows it.
 
-The owner of the partition is asked: nobody else knows of transactions that have begun and not
-ended.
+The request goes to the owner of the partition: only the owner knows transactions that have begun
+and not ended.
 """
 
 import asyncio

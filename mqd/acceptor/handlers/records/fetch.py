@@ -1,5 +1,5 @@
-"""Fetch 4-18 is the reactor's; a frame of it that comes here is of no version that is spoken, and
-decoding has refused it already.
+"""The reactor handles Fetch 4-18. A Fetch frame that arrives here has an unsupported version, which
+decoding has already refused.
 """
 
 from mqd.acceptor.broker import CloseConnection, Context

@@ -1,8 +1,8 @@
 """ListOffsets 1-11 (KIP-79, KIP-207, KIP-320, KIP-734, KIP-1005, KIP-1023, KIP-1075).
 
-Earliest and latest are the reactor's; here come by time, the newest timestamp, and everything mixed
-with them. Without tiered storage the earliest local offset is the log start, and nothing was ever
-uploaded: offset -1 without an error, as Kafka answers.
+The reactor handles earliest and latest; requests by time or for the newest timestamp, and all mixed
+ones, come here. Without tiered storage the earliest local offset is the log start, and nothing was
+ever uploaded: offset -1 without an error, as in Kafka.
 """
 
 from collections import Counter
@@ -19,7 +19,8 @@ from mqd.protocol.messages import ListOffsetsRequest, ListOffsetsResponse
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-_OF_THE_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)  # no record is looked for
+# these need no search for a record
+_OF_THE_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 READ_COMMITTED = 1
 OFFSET_NOT_AVAILABLE_SINCE = 5
 
@@ -60,7 +61,9 @@ def _result(
 async def _partition(
     broker: Broker, version: int, isolation_level: int, name: str, asked: ListOffsetsRequest.Partition, silent: set[int]
 ) -> ListOffsetsResponse.PartitionResponse:
-    """`silent`: log directories that have not answered this request, which waits once for each."""
+    """`silent`: log directories that have not responded to this request, which waits only once for
+    each.
+    """
     index, timestamp = asked.partition_index, asked.timestamp
     if timestamp < 0 and version < _SINCE.get(timestamp, 99):
         return _result(index, ErrorCode.UNSUPPORTED_VERSION)

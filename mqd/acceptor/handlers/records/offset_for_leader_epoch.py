@@ -1,5 +1,5 @@
-"""OffsetForLeaderEpoch 2-4 (KIP-101, KIP-320): where a leader epoch ended, so that a consumer can
-tell whether what it has read was truncated.
+"""OffsetForLeaderEpoch 2-4 (KIP-101, KIP-320): the end offset of a leader epoch, by which a
+consumer detects that records it has read were truncated.
 """
 
 from mqd.acceptor.broker import Broker, Context, log
@@ -21,7 +21,7 @@ async def handle(
 
 
 def epoch_error(asked: int, current: int) -> int:
-    """KIP-320: whose knowledge of the leader is older. -1 = the client does not say."""
+    """KIP-320: compares the client's leader epoch with ours. -1 = not given."""
     if asked == -1 or asked == current:
         return 0
     return int(ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
@@ -30,7 +30,9 @@ def epoch_error(asked: int, current: int) -> int:
 async def _partition(
     broker: Broker, name: str, asked: OffsetForLeaderEpochRequest.Partition, silent: set[int]
 ) -> OffsetForLeaderEpochResponse.EpochEndOffset:
-    """`silent`: log directories that have not answered this request, which waits once for each."""
+    """`silent`: log directories that have not responded to this request, which waits only once for
+    each.
+    """
 
     def result(error: int, leader_epoch: int = -1, end_offset: int = -1) -> OffsetForLeaderEpochResponse.EpochEndOffset:
         return OffsetForLeaderEpochResponse.EpochEndOffset(

@@ -1,7 +1,7 @@
 """Produce 0-2: advertised so that older librdkafka compresses (KAFKA-18659), but their records have
-the message formats 0 and 1, which are not stored.
+message formats 0 and 1, which are not supported.
 
-Versions 3-13 are the reactor's.
+The reactor handles versions 3-13.
 """
 
 from mqd.acceptor.broker import CloseConnection, Context

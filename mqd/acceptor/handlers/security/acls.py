@@ -1,5 +1,5 @@
-"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): there is no authorizer, and each is
-told so, as by a Kafka broker without one.
+"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): there is no authorizer, and each
+request is answered as by a Kafka broker without one.
 """
 
 from mqd.acceptor.broker import Context

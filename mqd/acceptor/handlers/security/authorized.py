@@ -1,5 +1,5 @@
-"""What a client may do, as bits by Kafka's AclOperation (KIP-430): everything, while no authorizer
-keeps anyone from anything.
+"""A client's permitted operations, as bits by Kafka's AclOperation (KIP-430): all of them, because
+there is no authorizer.
 """
 
 READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = range(

@@ -1,5 +1,5 @@
 """DescribeUserScramCredentials 0 (KIP-554). Authentication is not available yet, so no user has
-credentials: asked for all, none; asked for some, each is not found.
+credentials: a request for all users returns none; for named users, each is not found.
 """
 
 from mqd.acceptor.broker import Context

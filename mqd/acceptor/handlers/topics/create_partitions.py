@@ -1,10 +1,10 @@
 """CreatePartitions 0-3 (KIP-195, KIP-599).
 
-With a tagged field of our own (9100, of a topic): the other way. The partitions from `count` on are
-retired (RETIRE; RETIRE_MOVING_KEYS: also where that moves keys of those that stay), or their
-producers need not wait any longer for consumers (RELEASE). STATUS changes nothing. The answer to
-all of them has the topic's retirement as this broker knows it, in the tagged field of the same
-number. docs/decisions/2026-11-21-retired-partitions.md.
+With a tagged field of our own (9100, per topic) it reduces the number of partitions. The partitions
+from `count` on are retired (RETIRE; RETIRE_MOVING_KEYS: even if keys of the remaining partitions
+move), or their producers need not wait for consumers any longer (RELEASE). STATUS changes nothing.
+The answer always has the topic's retirement as this broker knows it, in the tagged field of the
+same number. docs/decisions/2026-11-21-retired-partitions.md.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ async def _extend(
 
 
 def _told(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:
-    """With the topic's retirement for who knows that there is such a thing."""
+    """The result with the topic's retirement, for clients that use the tagged field."""
     image = context.broker.metadata.topics.get(topic.name)
     return Result(
         name=topic.name,

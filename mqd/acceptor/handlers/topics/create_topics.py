@@ -12,7 +12,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 
-PARTITIONS_MAX = 10_000  # of one request, as in Kafka
+PARTITIONS_MAX = 10_000  # per request, as in Kafka
 
 
 async def handle(context: Context, header: RequestHeader, request: CreateTopicsRequest) -> CreateTopicsResponse:
@@ -44,7 +44,7 @@ async def _create(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             "An internal topic is made by the broker, when the first client needs it.",
         )
-    # The controller judges the name first, as Kafka's does; it gets assignments by partition.
+    # The controller checks the name first, as Kafka's does; it gets assignments by partition.
     may_be_new = topic.name not in broker.metadata.topics and is_possible(topic.name)
     may_be_new &= topic.num_partitions == -1 and topic.replication_factor == -1
     indexes = [assignment.partition_index for assignment in topic.assignments]

@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions 0 (KIP-966): topics in order of name, a page at a time."""
+"""DescribeTopicPartitions 0 (KIP-966): topics ordered by name, one page at a time."""
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS
@@ -8,7 +8,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
 
-PARTITION_COUNT_MAX = 2000  # of one answer, whatever the client allows
+PARTITION_COUNT_MAX = 2000  # per answer, whatever limit the client requests
 NO_ID = b"\0" * 16
 
 

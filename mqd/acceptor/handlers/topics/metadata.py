@@ -1,11 +1,11 @@
 """Metadata 0-13 (KIP-4, KIP-204, KIP-516, KIP-700, KIP-1102): brokers, topics, leaders; creates
-topics that are asked for when the broker may.
+requested topics if the broker's configuration allows it.
 
-The address of this broker is the one the client can reach: advertised.listeners, else the one it
-connected to. An answer that knows all topics and has no error may be given again by the workers to
-everyone who asks the same from the same place, until the metadata version moves; they do not while
-this host is without its lease. What it leads has an error then: no such answer is given again when
-the lease is back.
+The address of this broker is one that the client can reach: advertised.listeners, otherwise the one
+it connected to. Workers may cache an answer that knows all topics and has no error, and reuse it
+for equal requests from the same place until the metadata version changes. They do not reuse it
+while this host is without its lease. Partitions that the host leads have an error then, so no such
+answer is reused when the lease is back.
 """
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
@@ -19,8 +19,9 @@ from mqd.protocol.messages import MetadataRequest, MetadataResponse
 
 CREATE_TIMEOUT_MS = 10_000
 NO_ID = b"\0" * 16
-_VERSION_NULL_NAMES = 12  # before, a topic is asked for by its name alone, though 10 and 11 have a field for its id
-# What a creation can meet that a client should only wait and ask again for.
+# earlier versions request topics only by name, although 10 and 11 have a field for the id
+_VERSION_NULL_NAMES = 12
+# Errors of a topic creation after which a client should simply wait and ask again.
 _RETRIABLE = {ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.TOPIC_ALREADY_EXISTS}
 
 
@@ -53,7 +54,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
 
 
 def _refused(request: MetadataRequest) -> MetadataResponse:
-    """The whole of it, as in Kafka: not even the brokers are told."""
+    """The whole response, as in Kafka: even the brokers are omitted."""
     error = int(ErrorCode.INVALID_REQUEST)
     return MetadataResponse(
         cluster_id=None,
@@ -106,8 +107,8 @@ async def _by_name(broker: Broker, name: str, may_create: bool) -> MetadataRespo
 
 
 async def _create(broker: Broker, name: str) -> int:
-    """The error to tell while the topic is not there. Two clients that ask at once: the second
-    one's creation is refused, and finds the first one's topic.
+    """The error to return while the topic does not exist. Of two concurrent clients, the second
+    one's creation is refused, and it finds the first one's topic.
     """
     if name in INTERNAL_TOPICS:
         coordinator = broker.coordinators.of_topic(name) if broker.coordinators is not None else None
@@ -150,15 +151,13 @@ def _partition(broker: Broker, partition: messages.PartitionImage, visible: bool
 
 
 def is_served(broker: Broker, partition: messages.PartitionImage) -> bool:
-    """Clients may be sent to its leader."""
+    """Clients may be directed to its leader."""
     if partition.leader == broker.node_id:
         return broker.view(partition) is not None
     return broker.metadata.is_alive(partition.leader)
 
 
 def offline_replicas(broker: Broker, partition: messages.PartitionImage) -> list[int]:
-    """On hosts that are fenced, or, as far as this one knows, in log directories that cannot be
-    used.
-    """
+    """Replicas on fenced hosts or, as far as this host knows, in unusable log directories."""
     here = [broker.node_id] if partition.owner == OWNER_NONE and broker.node_id in partition.replicas else []
     return here + [node for node in partition.replicas if node != broker.node_id and not broker.metadata.is_alive(node)]

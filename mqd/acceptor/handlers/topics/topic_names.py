@@ -1,4 +1,4 @@
-"""Topics in requests that name them by name or, in newer versions, by id."""
+"""Topics in requests that identify them by name or, in newer versions, by id."""
 
 from mqd.acceptor.broker import Broker
 from mqd.cluster.metadata.refusal import Refusal
@@ -20,7 +20,7 @@ def exists(broker: Broker, name: str, partition: int) -> int:
 
 
 def is_possible(name: str) -> bool:
-    """Whether a topic may have this name."""
+    """Whether this is a valid topic name."""
     try:
         check_topic_name(name)
     except Refusal:
@@ -29,5 +29,5 @@ def is_possible(name: str) -> bool:
 
 
 def absent_error(name: str) -> int:
-    """What to tell of a topic that is not there."""
+    """The error for a topic that does not exist."""
     return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_possible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION)

@@ -1,5 +1,5 @@
-"""AddOffsetsToTxn 0-4 (KIP-98): the group whose offsets are to be committed with the transaction;
-what is added is the group's partition of __consumer_offsets.
+"""AddOffsetsToTxn 0-4 (KIP-98): adds the group whose offsets are to be committed to the
+transaction, that is the group's partition of __consumer_offsets.
 """
 
 from mqd.acceptor.broker import Context

@@ -1,5 +1,5 @@
-"""AddPartitionsToTxn 0-5 (KIP-98, KIP-890): partitions of the ongoing transaction, before their
-first record. Clients of transactions of version 2 do not send it.
+"""AddPartitionsToTxn 0-5 (KIP-98, KIP-890): adds partitions to the ongoing transaction, before
+their first record. Clients with transactions of version 2 do not send it.
 
 Versions 4 and 5 are batches of several transactions, added or only verified; brokers send them to
 each other.
@@ -78,7 +78,7 @@ def _topics(topics: list, errors: Errors) -> list:
 
 
 def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...], is_peer: bool) -> Errors | None:
-    """All or nothing: one partition that does not exist or is not for clients, and none is added."""
+    """All or nothing: if one partition does not exist or is not for clients, none is added."""
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
     refused = {partition: error for partition in asked if (error := _refusal(broker, *partition, is_peer))}
@@ -90,9 +90,9 @@ def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...
 
 
 def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
-    """No client writes into internal topics (as in Kafka): the marker of such a transaction would
-    stand among the records of its own coordinator. Another host's group coordinator adds its
-    group's partition.
+    """Clients must not write to internal topics (as in Kafka): the marker of such a transaction
+    would be placed among the records of its own coordinator. Another host's group coordinator adds
+    its group's partition.
     """
     if topic in INTERNAL_TOPICS and not (is_peer and topic == GROUPS):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -132,7 +132,7 @@ async def _verify(
     version: int,
     is_peer: bool,
 ) -> Errors:
-    """Another host is told what the coordinator says; it translates for its client."""
+    """Another host gets the coordinator's own codes, and translates them for its client."""
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
     found = await checks.verify(broker.transactions.coordinator, transactional_id, producer_id, epoch, asked)

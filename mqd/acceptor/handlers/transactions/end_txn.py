@@ -1,11 +1,11 @@
 """EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is transactions of version 2: the
 answer holds the epoch, or the producer id, of the next transaction.
 
-Over the listener between hosts it is an administrator's wish that came to another host: the ongoing
-transaction of this producer is aborted, if its epoch is not above the one that is named.
+On the inter-broker listener it is an administrator's request that arrived at another host: abort
+the ongoing transaction of this producer, if its epoch is not above the named one.
 
-With a tagged field of our own (9100) it ends a joint transaction, and says which children win; with
-an empty run id an administrator aborts what is under way there
+With a tagged field of our own (9100) it ends a joint transaction and names the winning children;
+with an empty run id an administrator aborts the current joint transaction
 (mqd/coordinator/transaction/joint.py).
 """
 

@@ -1,5 +1,5 @@
-"""ListTransactions 0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids coordinated here, by
-state, producer id, how long they are under way, and pattern.
+"""ListTransactions 0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids coordinated here,
+filtered by state, producer id, duration, and pattern.
 """
 
 from collections.abc import Callable
@@ -55,9 +55,7 @@ def _unknown(request: ListTransactionsRequest) -> list[str]:
 def _producer_ids(
     core: Transaction | JointTransaction, description: Description, request: ListTransactionsRequest
 ) -> list[int]:
-    """An entry for each producer that was asked for; without a filter one for each transactional
-    id.
-    """
+    """One entry for each requested producer; without a filter one for each transactional id."""
     if not request.producer_id_filters:
         return [description.producer_id]
     wanted = set(request.producer_id_filters)

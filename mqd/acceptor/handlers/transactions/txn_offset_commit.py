@@ -1,7 +1,7 @@
-"""TxnOffsetCommit 0-5 (KIP-98, KIP-447, KIP-890): offsets of a group that count when the
-transaction is committed. Version 5 adds the group to the transaction itself; for older ones it must
-have been added (AddOffsetsToTxn), which is verified: offsets of a transaction that is over would be
-pending for ever.
+"""TxnOffsetCommit 0-5 (KIP-98, KIP-447, KIP-890): offsets of a group that take effect when the
+transaction commits. Version 5 adds the group to the transaction itself. Older versions require that
+it was added before (AddOffsetsToTxn), which is verified: offsets of a transaction that is over
+would stay pending forever.
 """
 
 from mqd.acceptor.broker import Broker, Context

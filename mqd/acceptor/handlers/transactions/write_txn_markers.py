@@ -1,15 +1,15 @@
-"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over connections on which the
-sender has proven to be one, this ends transactions; from a client (Admin.abortTransaction) it ends
-one that hangs: only an abort is taken, of a transaction that is open in that partition's eyes. The
-owner is asked first: where nothing is open nothing is written, and no marker moves a producer's
-epoch further than by one, or the epoch of its coordinator at all, for that would lock the producer,
-or the coordinator, out of the partition.
+"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over authenticated connections,
+it ends transactions. From a client (Admin.abortTransaction) it ends a hanging one: only aborts are
+accepted, for a transaction that is open according to the partition. The owner is asked first:
+nothing is written if no transaction is open, and a marker never raises a producer's epoch by more
+than one, nor the epoch of its coordinator at all, because that would lock the producer or the
+coordinator out of the partition.
 
-If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator
-aborts it everywhere, and fences the producer: a marker behind its back would tear the transaction
-in two. (Coordinators on other hosts are asked; the one that knows it does so.) A marker of
-transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction
-that has it.
+If the producer's coordinator knows the transaction as ongoing, the coordinator aborts it everywhere
+and fences the producer: a marker without the coordinator's knowledge would split the transaction.
+(Coordinators on other hosts are asked; the one that knows it does so.) A marker of transactions v2
+(KIP-1228) names an epoch above that of the transaction it ends: it does not belong to the
+transaction with that epoch.
 """
 
 import asyncio
@@ -58,8 +58,8 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
 
 
 async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """From the host whose coordinator ends these transactions: written, side by side, and answered
-    when they are below the high watermarks.
+    """From the host whose coordinator ends these transactions. The markers are written
+    concurrently, and answered when they are below the high watermarks.
     """
     asked = [
         (marker, (topic.name, index))
@@ -89,8 +89,8 @@ async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersR
 
 
 async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
-    # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified before are written or
-    # refused first
+    # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified earlier are written
+    # or refused first.
     if partition[0] == GROUPS:
         verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         service.offset_commits.when_done(marker.producer_id, lambda: verified.done() or verified.set_result(None))
@@ -113,7 +113,7 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
 
 
 async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
-    """`known`: the transactional id that has a transaction of this producer under way."""
+    """`known`: the transactional id with an open transaction of this producer."""
     asked = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
     service = broker.transactions
     refused = _refusal(service, marker)
@@ -145,8 +145,8 @@ def _refusal(service: TransactionService | None, marker: Marker) -> int:
         return int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if marker.producer_id < 0 or marker.producer_epoch < 0:
         return int(ErrorCode.INVALID_REQUEST)
-    # A coordinator of the future would fence the present one for this producer: nobody could end
-    # its transactions any more.
+    # A coordinator epoch from the future would fence the present coordinator for this producer, and
+    # its transactions could never be ended.
     return (
         int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
         if marker.coordinator_epoch > service.coordinator_epoch_max()
@@ -155,9 +155,7 @@ def _refusal(service: TransactionService | None, marker: Marker) -> int:
 
 
 def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, str]:
-    """The transactional ids that have transactions of these producers under way. O(transactional
-    ids).
-    """
+    """The transactional ids with open transactions of these producers. O(transactional ids)."""
     return {
         producer_id: name
         for name, core in service.coordinator.items()
@@ -172,13 +170,13 @@ async def _abort_known(service: TransactionService, name: str, marker: Marker, a
 
 
 async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:
-    """By the coordinator, which is here: the ongoing transaction of this producer ends everywhere.
-    Raises CoordinatorError.
+    """Through the coordinator on this host: ends the ongoing transaction of this producer
+    everywhere. Raises CoordinatorError.
     """
     core = service.coordinator.core(name)
     epoch = core.open_producers().get(producer_id) if isinstance(core, Transaction | JointTransaction) else None
     if epoch is None:
-        return int(ErrorCode.INVALID_TXN_STATE)  # it has ended since somebody asked
+        return int(ErrorCode.INVALID_TXN_STATE)  # it has ended since the request
     if epoch > epoch_max:
         return int(ErrorCode.INVALID_PRODUCER_EPOCH)
     error = await service.request(name, lambda number: AbortByAdministrator(number, producer_id))
@@ -187,14 +185,14 @@ async def abort_ongoing(service: TransactionService, name: str, producer_id: int
 
 
 def _epoch_max(marker: Marker) -> int:
-    """The highest epoch of a transaction that the marker may end: one of transactions v2 names an
-    epoch above it, another may be one behind.
+    """The highest epoch of a transaction that the marker may end: a marker of transactions v2 names
+    an epoch above it, another may be one behind.
     """
     return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
 
 
 def _own_id(marker: Marker) -> int:
-    """By which coordinators know the producer."""
+    """The producer id by which coordinators know the producer."""
     return origin_of(marker.producer_id)[0]
 
 
@@ -225,7 +223,8 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
     if marker.coordinator_epoch < producer.coordinator_epoch:
         return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
     if _ongoing(service, {_own_id(marker)}):
-        return int(ErrorCode.CONCURRENT_TRANSACTIONS)  # it has begun since the coordinator was asked
+        # it has begun since the coordinator was asked
+        return int(ErrorCode.CONCURRENT_TRANSACTIONS)
     try:
         await service.append_marker_here(
             *partition,
