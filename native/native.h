@@ -1,14 +1,14 @@
-/* The one public header of the native core: what Python (through cffi) and the C files share by
- * value.
+/* The one public header of the native core: declarations shared by Python (through cffi) and the C
+ * files.
  *
- * build_ffi.py reads this file; so it holds plain declarations only: no conditional code, no inline
- * functions, and #define only of literal numbers. Lines between MQD_CDEF_OFF and MQD_CDEF_ON are
- * for C alone.
+ * build_ffi.py reads this file, so it contains only plain declarations: no conditional code, no
+ * inline functions, and #define only of literal numbers. Lines between MQD_CDEF_OFF and MQD_CDEF_ON
+ * are for C only.
  *
- * Errors: a function that returns int gives 0 (or a count) for success and -1 for failure;
- * mqd_error_message() then tells the cause and the way out (thread-local, valid until the next call
- * on this thread) and mqd_error_code() the errno or MQD_E*. Units: *_bytes, *_ms, *_ns say theirs;
- * offsets are record offsets; positions are byte positions in a segment file.
+ * Errors: a function that returns int returns 0 (or a count) on success and -1 on failure;
+ * mqd_error_message() then returns the cause and what to do (thread-local, valid until the next
+ * call on this thread) and mqd_error_code() the errno or MQD_E*. Units are in the names: *_bytes,
+ * *_ms, *_ns; offsets are record offsets; positions are byte positions in a segment file.
  */
 #ifndef MQD_NATIVE_H
 #define MQD_NATIVE_H
@@ -20,7 +20,7 @@
 
 #define MQD_WORKER_COUNT_MAX 64
 #define MQD_ENDPOINT_COUNT_MAX 66
-/* 16384 for users' topics, the rest for internal ones: mqd/cluster/metadata/rules/placement.py */
+/* 16384 for users' topics, the rest for internal topics: mqd/cluster/metadata/rules/placement.py */
 #define MQD_PARTITION_SLOT_COUNT 16640
 #define MQD_OWNER_NONE 65535
 #define MQD_TOPIC_NAME_BYTES_MAX 249
@@ -28,11 +28,11 @@
 
 /* ---- errors ---- */
 
-#define MQD_E_LAYOUT 10001  /* the peer process was built from another layout */
-#define MQD_E_CORRUPT 10002 /* stored bytes are not what was written */
-#define MQD_E_FULL 10003    /* a bounded thing is full; try again later */
-#define MQD_E_INVALID 10004 /* the caller's argument is wrong */
-#define MQD_E_STALE 10005   /* the thing changed under the reader; look again */
+#define MQD_E_LAYOUT 10001  /* the peer process was built with another layout */
+#define MQD_E_CORRUPT 10002 /* stored bytes differ from what was written */
+#define MQD_E_FULL 10003    /* a bounded resource is full; try again later */
+#define MQD_E_INVALID 10004 /* an invalid argument */
+#define MQD_E_STALE 10005   /* the data changed under the reader; read again */
 
 const char *mqd_error_message(void);
 int mqd_error_code(void);
@@ -40,18 +40,19 @@ int mqd_error_code(void);
 /* ---- shared memory ---- */
 
 enum mqd_process_state { MQD_PROCESS_ABSENT, MQD_PROCESS_STARTING, MQD_PROCESS_RUNNING, MQD_PROCESS_DEAD };
-enum mqd_slot_role { MQD_ROLE_LEADS, MQD_ROLE_FOLLOWS, MQD_ROLE_NONE }; /* of this host's replica; one alone leads */
+/* of this host's replica; only one replica leads */
+enum mqd_slot_role { MQD_ROLE_LEADS, MQD_ROLE_FOLLOWS, MQD_ROLE_NONE };
 enum mqd_slot_state { MQD_SLOT_FREE, MQD_SLOT_OPENING, MQD_SLOT_ONLINE, MQD_SLOT_OFFLINE, MQD_SLOT_DELETING };
 
-/* What the owner publishes of a partition; one cache line. All offsets are record offsets,
- * exclusive ends. */
+/* The positions of a partition that its owner publishes; one cache line. All offsets are record
+ * offsets, exclusive ends. */
 struct mqd_positions {
     int64_t log_start_offset;
     int64_t high_watermark;
     int64_t log_end_offset;
     int64_t last_stable_offset;
     int64_t durable_offset;           /* everything below is on disk */
-    int64_t high_watermark_segment;   /* base offset of the segment that high_watermark_position is in */
+    int64_t high_watermark_segment;   /* base offset of the segment that contains high_watermark_position */
     int64_t log_end_segment;          /* base offset of the active segment */
     uint32_t high_watermark_position; /* byte position; bytes before it are readable */
     uint32_t log_end_position;
@@ -67,7 +68,8 @@ struct mqd_partition_view {
     uint8_t state;
     uint8_t log_dir;
     uint8_t role; /* enum mqd_slot_role */
-    /* a new leader: the high watermark has not reached the log end that it began with (KIP-207) */
+    /* a new leader: the high watermark has not reached the log end that its epoch began with
+     * (KIP-207) */
     uint8_t latest_pending;
     uint8_t flush_on_ack;
     uint64_t segments_generation;
@@ -76,11 +78,12 @@ struct mqd_partition_view {
 
 size_t mqd_control_size_bytes(void);
 uint64_t mqd_abi_hash(void);
-uint64_t mqd_local_abi_hash(void); /* of what is shared with local clients (shm/local_layout.h) */
-/* keeper, once, on zeroed memory */
+uint64_t mqd_local_abi_hash(void); /* of the layout shared with local clients (shm/local_layout.h) */
+/* called once by the keeper, on zeroed memory */
 int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16],
                        uint64_t generation, int64_t now_ms);
-/* everybody else; -1 MQD_E_LAYOUT with the way out when magic, version, hash or size differ */
+/* called by all other processes; -1 MQD_E_LAYOUT with what to do when magic, version, hash or size
+ * differ */
 int mqd_control_attach(void *control, size_t size_bytes);
 uint32_t mqd_control_worker_count(void *control);
 uint64_t mqd_control_generation(void *control);
@@ -94,7 +97,7 @@ uint32_t mqd_control_log_level(void *control);
 void mqd_control_set_log_level(void *control, uint32_t level);
 int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t *body, uint32_t size_bytes);
 
-/* Endpoint slots (workers, acceptor, controller). set_state bumps the generation when state is
+/* Endpoint slots (workers, acceptor, controller). set_state increments the generation when state is
  * DEAD. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid);
 uint32_t mqd_endpoint_state(void *control, uint32_t endpoint);
@@ -102,20 +105,20 @@ uint64_t mqd_endpoint_generation(void *control, uint32_t endpoint);
 int32_t mqd_endpoint_pid(void *control, uint32_t endpoint);
 uint32_t mqd_worker_connection_count(void *control, uint32_t worker);
 
-/* Partition slots. assign/clear/set_state: controller (state also: owner). */
+/* Partition slots. assign/clear/set_state: called by the controller (set_state also by the owner). */
 int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner,
                     uint8_t log_dir, int32_t leader_epoch);
 void mqd_slot_clear(void *control, uint32_t slot);
 void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
-/* Asks the owner for one MQD_LINK_FLUSHED. Look at the positions once more after the call: the
- * flush may have ended before it. -1 MQD_E_INVALID: no such slot. */
+/* Asks the owner for one MQD_LINK_FLUSHED. Look at the positions again after the call: the flush
+ * may have ended before it. -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_await_flush(void *control, uint32_t slot);
-/* Around the opening of a partition, on the thread that opens it: an invariant that breaks in between
- * counts against the slot, for the worker's successor to see. Returns how often that has happened
- * since the slot was given to the partition; -1 MQD_E_INVALID: no such slot. */
+/* Called around the opening of a partition, on the thread that opens it: a failed assertion in
+ * between is counted in the slot, where the worker's successor sees it. Returns how often that has
+ * happened since the slot was assigned to the partition; -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_opening(void *control, uint32_t slot);
 void mqd_slot_opened(void);
-/* -1 MQD_E_INVALID: no such slot; a free slot gives state FREE */
+/* -1 MQD_E_INVALID: no such slot; a free slot returns state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
 
 enum mqd_counter {
@@ -180,7 +183,7 @@ enum mqd_histogram {
 };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
-uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* one alone */
+uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* a single counter */
 
 /* ---- quotas by client id (shm/quota.h) ---- */
 
@@ -188,22 +191,22 @@ uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* 
 enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_KIND_COUNT };
 struct mqd_quota_rule {
     uint64_t key; /* mqd_quota_key of the client id */
-    /* by kind: nanoseconds for one byte, or for one nanosecond of work, times 2^32; 0 = no limit */
+    /* by kind: nanoseconds per byte, or per nanosecond of work, times 2^32; 0 = no limit */
     uint64_t interval[3];
 };
 struct mqd_quota_limits; /* a process's copy of the rules */
 uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes);
-/* Controller. Sorts `rules`; forgives what is owed. */
+/* Called by the controller. Sorts `rules`; forgives all debts. */
 int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count,
                       const struct mqd_quota_rule *defaults, int64_t burst_ns);
 struct mqd_quota_limits *mqd_quota_limits_open(void);
 void mqd_quota_limits_close(struct mqd_quota_limits *limits);
-/* Takes the rules over when they have changed; returns which kinds any rule limits, bit by enum
- * mqd_quota_kind. */
+/* Updates `limits` when the rules have changed; returns the kinds that any rule limits, as bits of
+ * enum mqd_quota_kind. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits);
 uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits);
 int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits);
-/* Charges a client id; returns for how many nanoseconds it is to be left alone. now_ns:
+/* Charges a client id; returns for how many nanoseconds its connection must not be read. now_ns:
  * CLOCK_MONOTONIC. */
 int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id,
                                 uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns);
@@ -214,13 +217,13 @@ enum mqd_descriptor_kind {
     MQD_LINK_NONE,
     /* worker|acceptor -> owner: a validated batch in the sender's arena */
     MQD_LINK_PRODUCE,
-    /* reader -> lender: the lent arena bytes are no longer needed (token) */
+    /* reader -> lender: lent arena bytes are no longer needed (token) */
     MQD_LINK_RELEASE,
     /* owner -> sender: outcome of MQD_LINK_PRODUCE (token, error, base_offset) */
     MQD_LINK_PRODUCED,
     /* owner -> waiting worker: slot's high watermark moved, or the slot's state changed */
     MQD_LINK_HW_CHANGED,
-    /* worker -> acceptor: a whole request frame (without its length word) in the worker's arena */
+    /* worker -> acceptor: a complete request frame (without its length word) in the worker's arena */
     MQD_LINK_REQUEST,
     /* acceptor -> worker: response bytes (correlation id first) in the acceptor's arena */
     MQD_LINK_RESPONSE,
@@ -228,20 +231,20 @@ enum mqd_descriptor_kind {
     MQD_LINK_CLOSE,
     /* acceptor -> worker: forget every cached reply */
     MQD_LINK_CACHE_DROP,
-    /* worker -> acceptor: may these batches be written? see below. Asked again when the acceptor
+    /* worker -> acceptor: may these batches be written? See below. Sent again when the acceptor
      * restarts */
     MQD_LINK_CHECK,
     /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload */
     MQD_LINK_CHECKED,
-    /* acceptor -> owner: what does the slot's partition know of its producers? */
+    /* acceptor -> owner: query for the producers of the slot's partition */
     MQD_LINK_DESCRIBE,
-    /* owner -> acceptor: struct mqd_producer_view's, or error; RELEASE (token, offset) when it has
-     * a payload */
+    /* owner -> acceptor: array of struct mqd_producer_view, or error; RELEASE (token, offset) when
+     * it has a payload */
     MQD_LINK_DESCRIBED,
-    /* acceptor -> worker: this request (token) was read and takes long; its bytes need not stay in
-     * the arena */
+    /* acceptor -> worker: this request (token) was read and will take long; its bytes need not stay
+     * in the arena */
     MQD_LINK_PARKED,
-    /* worker -> acceptor: whoever sent this request (token, parked) has gone; error as in REQUEST.
+    /* worker -> acceptor: the client of this parked request (token) has gone; error as in REQUEST.
      * It need not wait any longer */
     MQD_LINK_ABANDON,
     /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see
@@ -250,36 +253,36 @@ enum mqd_descriptor_kind {
 };
 
 #define MQD_RESPONSE_MORE 1 /* flags of RESPONSE: more fragments of the same response follow */
-/* the body depends on the request bytes and the metadata version (in `a`) alone, while this host
- * has its lease */
+/* the body depends only on the request bytes and the metadata version (in `a`), while this host has
+ * its lease */
 #define MQD_RESPONSE_CACHEABLE 2
-#define MQD_RESPONSE_NONE 4   /* nothing to send, the request is done */
+#define MQD_RESPONSE_NONE 4   /* no response is sent; the request is done */
 #define MQD_PRODUCE_CONTROL 1 /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
-/* with CONTROL: a marker of transactions v2, whose producer epoch is above that of what it ends
- * (KIP-890); refused for that, it is below the high watermark */
+/* with CONTROL: a marker of transactions v2, whose producer epoch is above that of the transaction
+ * it ends (KIP-890); when refused for that, the existing marker is below the high watermark */
 #define MQD_PRODUCE_MARKER_BUMPED 8
 /* for the partition that takes the records of a retired one, whose index is in `error`: the
  * producer id is rewritten (server/redirect.h) */
 #define MQD_PRODUCE_REDIRECTED 16
-/* with REDIRECTED: only when the partition knows the producer and the batch is its next, or one
- * that it has */
+/* with REDIRECTED: accepted only when the partition knows the producer, and the batch is the next
+ * or one it already has */
 #define MQD_PRODUCE_KNOWN 32
-/* flags of PRODUCED, of a coordinator's batch: the partition is retired, the same is to be written
- * to the one whose index is in size_bytes */
+/* flag of PRODUCED for a coordinator's batch: the partition is retired, and the same must be
+ * written to the one whose index is in size_bytes */
 #define MQD_PRODUCED_REDIRECTED 1
 /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the
  * transactional id's bytes */
 #define MQD_CHECK_TRANSACTION 1
 #define MQD_CHECK_RECORDS 2 /* payload is one compressed batch for a compacted topic: every record needs a key */
-#define MQD_CHECK_PARSE 3   /* payload is one compressed batch: its records are parsed, and need no keys */
+#define MQD_CHECK_PARSE 3   /* payload is one compressed batch: its records are parsed; keys are not required */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
 
 /* CHECK     slot: of the batch (RECORDS, PARSE). a: Produce version. b: connection id (for logs).
  *           error: as in REQUEST. The payload stays until CHECKED.
- * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order asked; or
- *           no payload and one code for all in `error`. RECORDS, PARSE: `error` 0, or 87 with a
+ * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order queried;
+ *           or no payload and one code for all in `error`. RECORDS, PARSE: `error` 0, or 87 with a
  *           payload: struct mqd_check_refusal, its indexes, its message's bytes. */
 struct mqd_check_transaction {
     int64_t producer_id;
@@ -295,7 +298,7 @@ struct mqd_check_partition {
     int32_t partition_index;
     uint32_t slot;
 };
-/* all records without key; how many int32 batch indexes follow */
+/* the number of records without key, and the number of int32 batch indexes that follow */
 struct mqd_check_refusal {
     uint32_t unkeyed_count;
     uint16_t index_count;
@@ -308,13 +311,14 @@ struct mqd_descriptor {
     /* PRODUCE, PRODUCED, HW_CHANGED, CHECK: partition slot. REQUEST: client's ipv4/ipv6 hash is not
      * here, see `a` */
     uint32_t slot;
-    uint64_t token;      /* sender's name for the thing; answers echo it */
+    uint64_t token;      /* chosen by the sender to identify the operation; returned in answers */
     uint64_t offset;     /* payload: byte offset in the lender's arena */
     uint32_t size_bytes; /* payload size */
-    int32_t error; /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with the
-                      guard in `a`; -3 (MQD_STAGE_REDIRECT): not staged, send it to the slot in `offset`, with the
-                      verdict in `b` and `a`; -4 (MQD_STAGE_UNKNOWN): not staged, the verdict stands. PRODUCE: see
-                      REDIRECTED. REQUEST: low 31 bits of the acceptor's generation that is asked */
+    /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with
+     * the guard in `a`; -3 (MQD_STAGE_REDIRECT): not staged, send it to the slot in `offset`, with
+     * the verdict in `b` and `a`; -4 (MQD_STAGE_UNKNOWN): not staged, the verdict applies. PRODUCE:
+     * see REDIRECTED. REQUEST: low 31 bits of the receiving acceptor's generation */
+    int32_t error;
     /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id.
      * RESPONSE: metadata version of a cacheable body */
     int64_t a;
@@ -333,20 +337,20 @@ size_t mqd_links_size_bytes(uint32_t endpoint_count);
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count);
 
 struct mqd_endpoint; /* one process's end of all its links */
-/* eventfds[i] wakes endpoint i. The endpoint resets nothing: what was in flight to a dead
- * predecessor is drained and judged by generation. */
+/* eventfds[i] wakes endpoint i. The endpoint resets nothing: descriptors in flight to a dead
+ * predecessor are drained and checked by generation. */
 struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count,
                                        const int *eventfds);
 void mqd_endpoint_close(struct mqd_endpoint *endpoint);
-/* -1 MQD_E_FULL when the ring to `to` has no free descriptor. Not visible to the peer before
- * mqd_endpoint_flush. Stamps `generation`. */
+/* -1 MQD_E_FULL when the ring to `to` has no free descriptor. Invisible to the peer until
+ * mqd_endpoint_flush. Sets `generation`. */
 int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor);
 uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to);
-/* publishes all tails, wakes the sleepers once each */
+/* publishes all tails and wakes each sleeping peer once */
 void mqd_endpoint_flush(struct mqd_endpoint *endpoint);
-/* takes up to max descriptors from all peers, fairly; from[i] tells the sender; returns the count */
+/* takes up to max descriptors from all peers, fairly; from[i] is the sender; returns the count */
 int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max);
-/* returns 1 when there is work (do not sleep), 0 when it is safe to block on the own eventfd */
+/* returns 1 when there is work (do not sleep), 0 when it is safe to block on the endpoint's eventfd */
 int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint);
 void mqd_endpoint_awake(struct mqd_endpoint *endpoint);
 
@@ -355,13 +359,13 @@ void mqd_endpoint_awake(struct mqd_endpoint *endpoint);
 struct mqd_arena; /* bookkeeping is private to the owning process; the bytes are the shared mapping */
 struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t extent_bytes);
 void mqd_arena_close(struct mqd_arena *arena);
-/* contiguous run that holds size_bytes, reference count 1; returns its byte offset, or -1
+/* allocates a contiguous run of size_bytes with reference count 1; returns its byte offset, or -1
  * MQD_E_FULL */
 int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes);
-/* one more reference on the run that holds this offset */
+/* adds a reference to the run that contains this offset */
 void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset);
-int mqd_arena_release(struct mqd_arena *arena, uint64_t offset); /* returns 1 when the run became free */
-/* The length of the run that `offset` lies in, and where it begins; 0: nothing is allocated there. */
+int mqd_arena_release(struct mqd_arena *arena, uint64_t offset); /* returns 1 when the run was freed */
+/* Length and start of the run that contains `offset`; 0: nothing is allocated there. */
 uint64_t mqd_arena_run(struct mqd_arena *arena, uint64_t offset, uint64_t *start);
 uint32_t mqd_arena_extents_used(struct mqd_arena *arena);
 uint32_t mqd_arena_extents_total(struct mqd_arena *arena);
@@ -370,10 +374,10 @@ uint32_t mqd_arena_extents_total(struct mqd_arena *arena);
 
 uint32_t mqd_crc32c(uint32_t crc, const void *bytes, size_t size_bytes);
 
-/* the header of a record batch, magic 2; decoded, validated */
+/* the header of a record batch, magic 2, decoded and validated */
 struct mqd_batch {
     int64_t base_offset;
-    int32_t size_bytes; /* whole batch, with the 12 bytes before batch_length's count */
+    int32_t size_bytes; /* of the whole batch, including the 12 bytes that batch_length does not count */
     int32_t partition_leader_epoch;
     uint32_t crc;
     int16_t attributes;
@@ -386,22 +390,22 @@ struct mqd_batch {
     int32_t record_count;
 };
 #define MQD_BATCH_HEADER_BYTES 61
-/* Stateless check of size_bytes at `bytes`: exactly one whole batch, magic 2, sane counts, CRC.
+/* Stateless check of size_bytes at `bytes`: exactly one complete batch, magic 2, valid counts, CRC.
  * Returns a Kafka error code: 0, 2 CORRUPT_MESSAGE, 87 INVALID_RECORD, 76
- * UNSUPPORTED_COMPRESSION_TYPE, 43 UNSUPPORTED_FOR_MESSAGE_FORMAT; `reason` (static text) says what
- * is wrong. */
+ * UNSUPPORTED_COMPRESSION_TYPE, 43 UNSUPPORTED_FOR_MESSAGE_FORMAT; `reason` (static text) gives the
+ * cause. */
 int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *out, const char **reason);
-/* header only, no CRC; for scanning what is already stored. Returns 0, or -1 MQD_E_CORRUPT.
+/* decodes the header only, without CRC, to scan stored batches. Returns 0, or -1 MQD_E_CORRUPT.
  * available_bytes >= 61. */
 int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_batch *out);
-/* Walks record_count uncompressed records that fill size_bytes exactly. Returns how many have no
- * key, the places in the batch of the first unkeyed_count_max of them in `unkeyed`; -1 - i when
- * record i of them cannot be parsed, with `reason` (static text). */
+/* Parses record_count uncompressed records that must fill size_bytes exactly. Returns how many have
+ * no key, with the batch indexes of the first unkeyed_count_max of them in `unkeyed`; -1 - i when
+ * record i cannot be parsed, with `reason` (static text). */
 int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
                             uint32_t unkeyed_count_max, const char **reason);
 
-/* Where keys and values of plain batches lie: uncompressed, of no transaction, not control.
- * Positions are bytes of `data`; size -1 = null. */
+/* Positions of keys and values in plain batches (uncompressed, not transactional, not control), as
+ * byte positions in `data`; size -1 = null. */
 struct mqd_record_place {
     uint32_t key_position;
     int32_t key_bytes;
@@ -409,16 +413,16 @@ struct mqd_record_place {
     int32_t value_bytes;
 };
 enum mqd_walk_stop {
-    MQD_WALK_END,        /* `data` holds no further whole batch */
+    MQD_WALK_END,        /* `data` contains no further complete batch */
     MQD_WALK_END_OFFSET, /* the batch at `position` begins at or after end_offset */
-    MQD_WALK_FULL,       /* `out` is; go on at `position` */
-    /* the batch at `position` is sound and not plain (or has more records than `out` takes at all) */
+    MQD_WALK_FULL,       /* `out` is full; continue at `position` */
+    /* the batch at `position` is valid but not plain (or has more records than `out` can hold) */
     MQD_WALK_OTHER,
-    MQD_WALK_CORRUPT /* at `position` is no batch that could follow, or its checksum or records are wrong */
+    MQD_WALK_CORRUPT /* no valid successor batch at `position`, or its checksum or records are wrong */
 };
 struct mqd_record_walk {
     uint64_t position;     /* in: where to begin; out: where the walk stopped */
-    int64_t next_offset;   /* in: no batch may begin below; out: after the last one taken */
+    int64_t next_offset;   /* in: the lowest valid base offset; out: the offset after the last batch taken */
     uint32_t record_count; /* out: places filled */
     uint32_t stop;         /* out: enum mqd_walk_stop */
 };
@@ -443,77 +447,78 @@ struct mqd_log_options {
     int64_t flush_interval_ms;       /* Kafka's flush.ms; background flush of what no acknowledgement waits for */
     int32_t producer_id_count_max;
     int32_t producer_id_expiration_ms;
-    uint8_t log_append_time; /* message.timestamp.type */
+    uint8_t log_append_time; /* message.timestamp.type is LogAppendTime */
     uint8_t flush_on_ack;
     uint8_t compacted;
-    uint8_t validation;               /* enum mqd_record_validation */
-    uint8_t readonly;                 /* refuses Produce */
-    uint8_t transaction_verification; /* a transaction begins here only after its coordinator was asked (KIP-890) */
+    uint8_t validation; /* enum mqd_record_validation */
+    uint8_t readonly;   /* refuses Produce */
+    /* a transaction begins here only after verification by its coordinator (KIP-890) */
+    uint8_t transaction_verification;
 };
 
-/* record.validation: whose records are parsed before a client's batch is taken. Those for compacted
- * topics always are. */
+/* record.validation: which client batches have their records parsed before they are accepted. For
+ * compacted topics all are. */
 enum mqd_record_validation { MQD_VALIDATION_NONE, MQD_VALIDATION_UNCOMPRESSED, MQD_VALIDATION_ALL };
 
-struct mqd_recovery {              /* in: what is trusted; out: what was found */
-    int64_t recovery_point_offset; /* in: bytes of segments below are trusted; -1 = trust nothing */
-    /* in: >= 0: page cache is intact up to here (process crash): cut there, no CRC scan; -1 =
-     * unknown */
+struct mqd_recovery {              /* in: what may be trusted; out: the result */
+    int64_t recovery_point_offset; /* in: bytes of segments below are trusted; -1 = nothing is */
+    /* in: >= 0: the page cache is intact up to here (process crash): truncate there, no CRC scan;
+     * -1 = unknown */
     int64_t trusted_end_offset;
-    uint8_t clean_shutdown; /* in: marker was found: trust everything */
-    /* in: a flush has failed: what lies above the recovery point is written anew before it is
-     * flushed */
+    uint8_t clean_shutdown; /* in: the clean-shutdown marker was found: trust everything */
+    /* in: a flush has failed: everything above the recovery point is rewritten before it is flushed */
     uint8_t rewrite;
-    /* in: it has several replicas: what is found need not be committed. Until its first
-     * mqd_reactor_replica_set it serves nobody */
+    /* in: it has several replicas, so the recovered records may be uncommitted. Until its first
+     * mqd_reactor_replica_set it serves no client */
     uint8_t replicated;
-    /* in: other hosts have replicas: a log that lost its end is not prolonged to where it had ended */
+    /* in: other hosts have replicas: a log that lost its end is not extended to where it had ended */
     uint8_t has_others;
-    /* in, when replicated: below it everything is known to be committed (the checkpointed one; 0 =
-     * nothing is known) */
+    /* in, when replicated: all records below are known to be committed (the checkpointed high
+     * watermark; 0 = none known) */
     int64_t high_watermark;
-    int64_t log_start_offset; /* in: checkpointed start (DeleteRecords), 0 if none; out: real */
+    int64_t log_start_offset; /* in: checkpointed start (DeleteRecords), 0 if none; out: actual start */
     int64_t log_end_offset;   /* out */
-    int64_t truncated_bytes;  /* out: cut off the end */
+    int64_t truncated_bytes;  /* out: bytes removed from the end */
     int64_t scanned_bytes;    /* out */
     int64_t corrupt_position; /* out: position of the first invalid byte in its segment, -1 = none */
     int64_t corrupt_segment;  /* out */
-    /* out: first offset of what is missing because the file of a segment is; -1 = nothing is */
+    /* out: first offset that is missing because a segment file is; -1 = none */
     int64_t missing_from;
-    /* out: offset at which the log goes on; with replicas, where it is known to have ended */
+    /* out: offset at which the log continues; with replicas, where it is known to have ended */
     int64_t missing_to;
     int32_t segment_count;     /* out */
     int32_t last_leader_epoch; /* out: epoch of the last batch, -1 = empty */
 };
 
 struct mqd_partition;
-/* Opens (creates) the log in directory `path`; recovers as told; rebuilds indexes and producer
- * state. Called off the reactor. Returns NULL on error (EIO, ENOSPC, MQD_E_CORRUPT...). */
+/* Opens (or creates) the log in directory `path`; recovers according to `recovery`; rebuilds
+ * indexes and producer state. Called off the reactor. Returns NULL on error (EIO, ENOSPC,
+ * MQD_E_CORRUPT...). */
 struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch,
                                          int64_t now_ms, struct mqd_recovery *recovery);
-/* Writes indexes and a producer snapshot, syncs, closes. Called off the reactor after it has given
- * the partition back. clean = 0: just closes the fds. */
+/* Writes indexes and a producer snapshot, syncs, closes. Called off the reactor, after the reactor
+ * has returned the partition. clean = 0: only closes the fds. */
 int mqd_partition_close(struct mqd_partition *partition, int clean);
 int64_t mqd_partition_log_end_offset(struct mqd_partition *partition);
 
-/* what a partition knows of one producer id, for DescribeProducers */
+/* a partition's state of one producer id, for DescribeProducers */
 struct mqd_producer_view {
     int64_t producer_id;
     int64_t last_timestamp_ms;        /* broker's clock at its last batch */
     int64_t transaction_first_offset; /* of its ongoing transaction; -1 = none */
-    int64_t last_offset;              /* of its last sequenced batch; -1 = none is known */
-    int32_t last_sequence;            /* -1 = none is known */
+    int64_t last_offset;              /* of its last sequenced batch; -1 = unknown */
+    int32_t last_sequence;            /* -1 = unknown */
     int32_t coordinator_epoch;        /* of its last marker; -1 = none */
     int32_t producer_epoch;
     int32_t reserved;
 };
-/* Copies out up to `capacity` producers; returns how many there are. Only while the caller owns the
- * partition (it is closed, or not yet given away). */
+/* Copies out up to `capacity` producers; returns the total number. Only while the caller owns the
+ * partition (after closing by the reactor, or before it is opened there). */
 uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity);
 
 /* A walk over the batches of one segment file, for dump, verify and recovery. */
 struct mqd_scan_result {
-    int64_t valid_bytes; /* the first invalid byte */
+    int64_t valid_bytes; /* position of the first invalid byte */
     int64_t batch_count;
     int64_t record_count;
     int64_t next_offset; /* offset after the last valid batch; base_offset if none */
@@ -524,20 +529,19 @@ struct mqd_scan_result {
 int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc,
                      struct mqd_scan_result *out);
 
-/* ---- files that Python keeps beside the log (checkpoints, the metadata log), through the same
+/* ---- files that Python keeps next to the log (checkpoints, the metadata log), through the same
  * file layer -------------- */
 
-/* temporary file, write, fsync, rename, fsync of the directory: afterwards `path` holds all of the
- * bytes or what it held before. */
+/* Temporary file, write, fsync, rename, fsync of the directory: afterwards `path` has either all of
+ * the new bytes or its previous content. */
 int mqd_file_replace(const char *path, const uint8_t *bytes, size_t size_bytes);
-/* opens for appending at `position` (bytes after it are cut off); returns an fd for the two calls
- * below */
+/* opens for appending at `position` (truncates later bytes); returns an fd for the two calls below */
 int mqd_file_open_append(const char *path, int64_t position);
-int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position); /* whole or -1 */
+int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position); /* all bytes, or -1 */
 int mqd_file_flush(int fd);                                                             /* fdatasync */
 int mqd_file_close(int fd);
 int mqd_file_unlink(const char *path);
-/* a file or directory; durable after mqd_file_sync_directory of its parent */
+/* of a file or directory; durable after mqd_file_sync_directory of its parent */
 int mqd_file_rename(const char *from, const char *to);
 int mqd_file_mkdir(const char *path, unsigned int mode);
 int mqd_file_sync_directory(const char *path);

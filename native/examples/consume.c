@@ -1,11 +1,11 @@
-/* Prints the values of a topic's records, a line each, from the beginning; waits for more without
- * polling. Through mapped segment files: no record is copied before it is printed.
+/* Prints the values of a topic's records, one per line, from the beginning; waits for more without
+ * polling. Reads mapped segment files: no record is copied before it is printed.
  *
  *   consume DATA_DIR/run/client.sock TOPIC [COUNT]
  *
- * With COUNT it ends after as many. Order is kept within a partition. Compressed batches are told
- * and left out: decompressing them is the program's, with the library it likes (mqd_segment_records
- * then takes the records apart).
+ * With COUNT it ends after that many. Order is kept within a partition. Compressed batches are
+ * reported and skipped: a program can decompress them with a library of its choice (and parse the
+ * records by mqd_segment_records).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* What one partition has to give now; returns the records printed. */
+/* Prints the records that one partition has now; returns how many. */
 static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view *view, uint64_t left)
 {
     struct mqd_read_state state;
@@ -40,7 +40,7 @@ static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view 
             if (mqd_segment_reader_skip(reader) < 0)
                 fail("reading");
         } else if (state.stop == MQD_READ_OUT_OF_RANGE) {
-            /* older records have been deleted meanwhile */
+            /* older records have been deleted in the meantime */
             mqd_segment_reader_seek(reader, mqd_segment_reader_log_start(reader));
         } else if (state.stop == MQD_READ_CORRUPT || state.stop == MQD_READ_GONE) {
             fprintf(stderr, "offset %" PRId64 ": Kafka error %d %s\n", mqd_segment_reader_position(reader),
@@ -72,7 +72,7 @@ static void view_close(struct mqd_record_view *view)
         free(columns[i]);
 }
 
-/* Sleeps until one of the partitions has something. */
+/* Sleeps until one of the partitions has new records. */
 static void park(struct mqd_client *client, const struct mqd_client_topic *topic, struct mqd_segment_reader **readers,
                  uint32_t correlation_id)
 {
@@ -98,7 +98,7 @@ int main(int count, char **words)
         return 2;
     }
     uint64_t left = count == 4 ? strtoull(words[3], NULL, 10) : UINT64_MAX;
-    /* a consumer needs no memory for batches: all of the least there is goes to its requests */
+    /* a consumer needs no memory for batches: the minimum is used, all of it for requests */
     struct mqd_client_options options = {
         .socket_path = words[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
     struct mqd_client *client = mqd_client_open(&options);

@@ -1,9 +1,9 @@
-/* Each line of standard input becomes a record of a topic, through shared memory.
+/* Sends each line of standard input as a record to a topic, through shared memory.
  *
  *   produce DATA_DIR/run/client.sock TOPIC
  *
- * Lines go where librdkafka would put records without keys: to any partition, batch by batch.
- * "KEY<tab>VALUE" lines go to the partition of their key. It ends with 0 when everything was
+ * Lines are distributed like librdkafka's records without keys: to any partition, batch by batch.
+ * "KEY<tab>VALUE" lines go to the partition of their key. The exit status is 0 when everything was
  * acknowledged.
  */
 #include <inttypes.h>
@@ -36,20 +36,20 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* The leader moves, a replica lags, the disk is slow: worth another attempt. Anything else is told. */
+/* The leader moves, a replica lags, the disk is slow: worth a retry. Other errors are reported. */
 static int retriable(int16_t error)
 {
     return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||
            error == 56;
 }
 
-/* Takes in what has been answered. */
+/* Handles the outcomes that have arrived. */
 static void take_outcomes(struct program *p)
 {
     struct mqd_delivery deliveries[64];
     uint32_t count;
     if (mqd_client_poll(p->client) < 0)
-        /* EPIPE: its worker has ended. A program that must go on attaches again and calls
+        /* EPIPE: its worker has ended. A program that must continue attaches again and calls
          * mqd_producer_move */
         fail("the broker");
     while ((count = mqd_producer_deliveries(p->producer, deliveries, 64)) > 0)
@@ -60,7 +60,7 @@ static void take_outcomes(struct program *p)
                 printf("partition %d: %u records from offset %" PRId64 "\n", d->partition, d->record_count,
                        d->base_offset);
             } else if (retriable(d->error) && p->retries++ < ATTEMPTS_MAX) {
-                mqd_producer_retry(p->producer, d->batch); /* in its old place, before everything behind it */
+                mqd_producer_retry(p->producer, d->batch); /* in its old place, before all later batches */
             } else {
                 fprintf(stderr, "partition %d: %u records refused with error %d\n", d->partition, d->record_count,
                         d->error);
@@ -123,7 +123,7 @@ int main(int count, char **words)
     size_t capacity = 0;
     for (ssize_t size; (size = getline(&line, &capacity, stdin)) > 0;) {
         append(&p, line, (size_t)(line[size - 1] == '\n' ? size - 1 : size));
-        if (mqd_producer_send(p.producer, now_us(), 0) < 0) /* what has lingered */
+        if (mqd_producer_send(p.producer, now_us(), 0) < 0) /* batches whose linger time is over */
             fail("the broker");
         take_outcomes(&p);
     }

@@ -1,5 +1,5 @@
-/* The control segment: formatting, attaching, and its words. Layout and owners: shm/layout.h; the
- * protocols of what is more than a word: shm/slot.c.
+/* The control segment: formatting, attaching, and access to its words. Layout and owners:
+ * shm/layout.h; protocols for data larger than a word: shm/slot.c.
  */
 #include "shm/layout.h"
 
@@ -46,8 +46,8 @@ size_t mqd_control_size_bytes(void)
 
 #define FIELD(type, name) offsetof(struct type, name), sizeof(((struct type *)0)->name)
 
-/* FNV-1a over offset and size of every shared field, and over the numbers that give the fields
- * their meaning. */
+/* FNV-1a over offset and size of every shared field, and over the constants that determine their
+ * meaning. */
 uint64_t mqd_abi_hash(void)
 {
     static const uint64_t numbers[] = {
@@ -189,7 +189,7 @@ int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, 
     header->partition_slot_count = MQD_PARTITION_SLOT_COUNT;
     header->created_ms = now_ms;
     header->lease_deadline_ns = INT64_MAX;
-    header->log_level = 6;                                /* syslog's info */
+    header->log_level = 6;                                /* info in syslog numbering */
     mqd_store_release(&header->magic, MQD_CONTROL_MAGIC); /* L1 */
     return 0;
 }
@@ -304,7 +304,7 @@ int64_t mqd_control_lease_deadline_ns(void *control)
     return mqd_load_acquire(&mqd_control_header(control)->lease_deadline_ns);
 }
 
-/* The deadline last: whoever sees a later lease sees the epoch it was granted under. */
+/* The deadline last: a reader that sees a later lease sees the epoch it was granted under. */
 void mqd_control_set_broker(void *control, int64_t broker_epoch, uint64_t incarnation, int64_t lease_deadline_ns)
 {
     struct mqd_control_header *header = control;
@@ -335,7 +335,8 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
 
 /* ---- endpoints ---- */
 
-/* Generation before state: who sees DEAD sees that what the process lent or owed is void. */
+/* Generation before state: a reader that sees DEAD sees that everything the process lent or owed is
+ * void. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid)
 {
     struct mqd_worker_slot *slot = mqd_control_worker(control, endpoint);

@@ -1,31 +1,34 @@
-/* The bytes that the processes of one broker share: the control segment and the links.
+/* The memory that the processes of one broker share: the control segment and the links.
  *
- * One keeper formats them; every other process attaches and is refused when the layout differs.
- * Offsets only, never pointers: each process maps a segment where it likes.
+ * The keeper formats them; every other process attaches and is refused when the layout differs.
+ * Offsets only, never pointers: each process maps a segment at its own address.
  *
- *   control segment
- *     0        struct mqd_control_header          4 KiB, keeper writes it, single words have other owners (see below)
- *     4096     struct mqd_blob  api_versions[8]   acceptor writes, workers read: ready-made ApiVersions bodies by
- * version
- *     ...      struct mqd_worker_slot[66]         of each endpoint: see the lines of the struct
- *     ...      struct mqd_worker_stats[64]        each worker writes its own; the acceptor reads (metrics)
- *     ...      struct mqd_partition_slot[16384]   see the lines of the struct
- *     ...      struct mqd_quota_table             rules: controller writes; buckets: workers and acceptor (shm/quota.h)
+ * Control segment:
+ *   0     struct mqd_control_header (4 KiB): written by the keeper, except single words with other
+ *         owners (see below)
+ *   4096  struct mqd_blob api_versions[8]: written by the acceptor, read by workers: prepared
+ *         ApiVersions bodies by version
+ *   ...   struct mqd_worker_slot[66], one for each endpoint: see the lines of the struct
+ *   ...   struct mqd_worker_stats[64]: each worker writes its own; the acceptor reads them
+ *         (metrics)
+ *   ...   struct mqd_partition_slot[MQD_PARTITION_SLOT_COUNT]: see the lines of the struct
+ *   ...   struct mqd_quota_table: rules are written by the controller, buckets by workers and
+ *         acceptor (shm/quota.h)
  *
- *   links segment
- *     struct mqd_ring x endpoint_count^2, index from * endpoint_count + to; writer `from`, reader
- *     `to`
+ * Links segment:
+ *   struct mqd_ring x endpoint_count^2, index from * endpoint_count + to; writer `from`, reader
+ *   `to`
  *
  * Endpoints: 0 .. worker_count-1 the workers, worker_count the acceptor, worker_count+1 the
  * controller.
  *
  * Invariants
- *   L1  magic is stored last (release) by the keeper; whoever reads it (acquire) sees a complete
+ *   L1  the keeper stores magic last (release); a process that reads it (acquire) sees a complete
  *       header.
  *   L2  a partition slot's positions are published by double copy: the owner writes the inactive
- *       copy, then release-stores `version`; a writer killed half-way leaves the active copy whole,
- *       so no reader waits for the dead.
- *   L3  every word has one writer, but for `waiters` (workers, by atomic or / exchange),
+ *       copy, then release-stores `version`. A writer killed half-way leaves the active copy
+ *       intact, so no reader waits for a dead writer.
+ *   L3  every word has one writer, except `waiters` (workers, by atomic or / exchange),
  *       `flush_awaited` and the buckets of the quotas (compare-and-swap).
  */
 #ifndef MQD_SHM_LAYOUT_H
@@ -45,7 +48,7 @@
 #define MQD_SLOT_FOLLOWER_COUNT_MAX 12
 
 struct mqd_control_header {
-    uint64_t magic; /* keeper; last store of the formatting */
+    uint64_t magic; /* written by the keeper as the last store of the formatting */
     uint32_t layout_version;
     uint32_t worker_count;
     uint64_t abi_hash; /* hash of every offset and size of this file and of the descriptor */
@@ -57,24 +60,24 @@ struct mqd_control_header {
     int64_t created_ms;
     uint8_t pad0[MQD_CACHE_LINE - 8];
 
-    /* line: controller writes, everyone reads */
+    /* line: written by the controller, read by all */
     uint64_t metadata_version; /* version of the image that every worker has applied */
     int64_t broker_epoch;
     uint64_t incarnation;
     int64_t lease_deadline_ns; /* CLOCK_BOOTTIME; INT64_MAX while the quorum is this host alone */
-    uint32_t log_level;        /* keeper and acceptor write; syslog-like 0..7 */
+    uint32_t log_level;        /* written by keeper and acceptor; syslog numbering 0..7 */
     uint32_t reserved1;
     uint8_t pad1[MQD_CACHE_LINE - 40];
 
-    /* line: any worker bumps (atomic add) when one of its partitions rolls, deletes or truncates a
-     * segment */
+    /* line: any worker increments it (atomic add) when one of its partitions rolls, deletes or
+     * truncates a segment */
     uint64_t segments_generation;
     uint8_t pad2[MQD_CACHE_LINE - 8];
 
     uint8_t pad3[4096 - 4 * MQD_CACHE_LINE];
 };
 
-/* A small value of one writer, published by double copy like a partition's positions. */
+/* A small value with one writer, published by double copy like a partition's positions. */
 struct mqd_blob {
     uint64_t version; /* even/odd selects the copy; 0 = never written */
     uint32_t size_bytes[2];
@@ -83,20 +86,20 @@ struct mqd_blob {
 };
 
 struct mqd_worker_slot {
-    /* line 0: keeper writes */
+    /* line 0: written by the keeper */
     uint32_t state; /* enum mqd_process_state */
     int32_t pid;
-    uint64_t generation; /* bumped when the process died: what it lent or owed is void */
+    uint64_t generation; /* incremented when the process died: everything it lent or owed is void */
     uint8_t pad0[MQD_CACHE_LINE - 16];
     /* line 1: the endpoint itself writes `sleeping` (seq_cst); peers exchange it to 0 when they
      * wake it */
     uint32_t sleeping;
     uint8_t pad1[MQD_CACHE_LINE - 4];
-    /* line 2: the endpoint writes */
-    uint64_t heartbeat_ns; /* metrics only, never a proof of life */
+    /* line 2: written by the endpoint */
+    uint64_t heartbeat_ns; /* only for metrics, never proof that it is alive */
     uint32_t connection_count;
     uint32_t partition_count;
-    uint64_t accepted_generation; /* reactor: last generation of the acceptor it has dealt with */
+    uint64_t accepted_generation; /* reactor: last acceptor generation that it has handled */
     uint8_t pad2[MQD_CACHE_LINE - 24];
     uint8_t pad3[MQD_CACHE_LINE];
 };
@@ -110,10 +113,10 @@ struct mqd_worker_stats {
 };
 
 struct mqd_partition_slot {
-    /* lines 0 and 1: the two copies; owner writes the inactive one */
+    /* lines 0 and 1: the two copies; the owner writes the inactive one */
     struct mqd_positions positions[2];
-    /* line 2: owner writes `version` and `segments_generation`; the controller writes the rest
-     * while the slot is unowned or on a change of leader, bracketed by `identity_version` (odd
+    /* line 2: the owner writes `version` and `segments_generation`. The controller writes the rest
+     * while the slot has no owner or when the leader changes, bracketed by `identity_version` (odd
      * while it writes) */
     uint64_t version;
     uint64_t segments_generation;
@@ -125,21 +128,21 @@ struct mqd_partition_slot {
     uint8_t state;   /* enum mqd_slot_state */
     uint8_t log_dir; /* index in log.dirs */
     uint64_t owner_generation;
-    uint8_t compacted;      /* owner writes: every record needs a key (cleanup.policy) */
-    uint8_t role;           /* owner writes: enum mqd_slot_role */
-    uint8_t latest_pending; /* owner writes: the latest offset may not be told yet */
-    /* owner writes: a follower that is not in sync: who reads here goes elsewhere for what it lacks */
+    uint8_t compacted;      /* written by the owner: every record needs a key (cleanup.policy) */
+    uint8_t role;           /* written by the owner: enum mqd_slot_role */
+    uint8_t latest_pending; /* owner writes: the latest offset may not be returned yet */
+    /* owner writes: this replica follows and is not in sync: readers fetch what it lacks elsewhere */
     uint8_t lagging;
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
     uint8_t flush_on_ack;  /* owner writes */
-    uint8_t flush_awaited; /* any process stores 1, the owner exchanges it to 0 and tells all by MQD_LINK_FLUSHED */
-    /* the owner adds one as it ends by a broken invariant while it opens the partition */
+    uint8_t flush_awaited; /* any process stores 1; the owner exchanges it to 0 and notifies all by MQD_LINK_FLUSHED */
+    /* the owner increments it when it aborts by a broken invariant while it opens the partition */
     uint8_t recovery_aborts;
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to
-     * 0 and tells them by link */
+     * 0 and notifies them by link */
     uint64_t waiters;
-    /* owner writes: node ids of the other replicas that are in sync, as many as fit; each word by
-     * itself (server/fetch/nearest.c) */
+    /* owner writes: node ids of the other in-sync replicas, as many as fit; each word independently
+     * (server/fetch/nearest.c) */
     uint32_t in_sync_follower_count;
     int32_t in_sync_followers[MQD_SLOT_FOLLOWER_COUNT_MAX];
     uint8_t pad3[MQD_CACHE_LINE - 12 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
@@ -153,7 +156,7 @@ _Static_assert(sizeof(struct mqd_descriptor) == MQD_CACHE_LINE, "a descriptor is
 
 struct mqd_control_header *mqd_control_header(void *control);
 struct mqd_blob *mqd_control_api_versions(void *control, uint32_t version);
-/* also acceptor and controller: their sleep words live here */
+/* also for acceptor and controller, whose sleep words are here */
 struct mqd_worker_slot *mqd_control_worker(void *control, uint32_t endpoint);
 struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker);
 struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot);
@@ -164,8 +167,8 @@ void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_position
 /* Any process. */
 void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positions *out);
 
-/* Double-copy blob. write: one writer; returns -1 when size_bytes > MQD_BLOB_BYTES_MAX. read:
- * copies at most capacity, returns size or -1 when never written. */
+/* Double-copy blob. write: single writer; returns -1 when size_bytes > MQD_BLOB_BYTES_MAX. read:
+ * copies at most capacity bytes, returns the size or -1 when never written. */
 int mqd_blob_write(struct mqd_blob *blob, const void *bytes, uint32_t size_bytes);
 int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity);
 

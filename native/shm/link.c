@@ -1,26 +1,31 @@
-/* One process's end of all its links: rings to and from every endpoint, and the protocol of going
- * to sleep.
+/* One process's end of all its links: rings to and from every endpoint, and the sleep protocol.
  *
  * Links segment: rings of MQD_LINK_DESCRIPTOR_COUNT, index from * endpoint_count + to.
  *
- * Sleeping (Dekker's pattern; tests/test_sleep_model.c goes through every interleaving):
- *   consumer   S1 sleeping = 1    S2 full fence    S3 look into all inbound rings    S4 block on the eventfd if they
- * are empty producer   P1 publish tails   P2 full fence    P3 if sleeping and exchange(sleeping, 0) was 1: write the
- * eventfd The fences forbid that S3 misses the tail and P3 misses the flag, both. Several producers exchange; one of
- * them writes. A consumer that was woken needlessly only looks once more. An eventfd is never reset here: a caller that
- * waits level-triggered reads it before mqd_endpoint_drain; edge-triggered waiting needs no read.
+ * Sleeping (Dekker's pattern; tests/test_sleep_model.c checks every interleaving):
+ *   consumer  S1 sleeping = 1; S2 full fence; S3 look into all inbound rings; S4 block on the
+ *             eventfd if they are empty
+ *   producer  P1 publish tails; P2 full fence; P3 if sleeping, and exchange(sleeping, 0) was 1:
+ *             write the eventfd
+ *
+ * With the fences it is impossible that both S3 misses the tail and P3 misses the flag. Several
+ * producers may exchange; one of them writes. A needless wake-up only costs another look. An
+ * eventfd is never reset here: a level-triggered caller reads it before mqd_endpoint_drain;
+ * edge-triggered waiting needs no read.
  *
  * Invariants
- *   K1  nothing staged is slept on: prepare_sleep flushes first.
+ *   K1  nothing staged waits during a sleep: prepare_sleep flushes first.
  *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than
  *       one round of the others.
- *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the others go on.
- *   K4  a producer that died between P1 and the end of P3 leaves a sleeper beside a full ring,
- *       perhaps one whose flag says that it is awake, so that nobody else wakes it either; and who
- *       had taken what was published, and slept again before the flag was taken, sleeps so beside
- *       an empty one. So its successor writes the eventfds of all (wake_forgotten), and who sleeps
- *       without a limit looks when he hears of the death.
- * One thread per endpoint.
+ *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the other links
+ *       continue.
+ *   K4  a producer that dies between P1 and the end of P3 may leave a sleeper beside a full ring,
+ *       perhaps with its flag showing it as awake, so that no other process wakes it either. A
+ *       consumer that had taken the published descriptors and slept again before the flag was
+ *       exchanged sleeps the same way beside an empty ring. So the producer's successor writes all
+ *       eventfds (wake_forgotten), and a consumer that sleeps without a time limit looks when it
+ *       learns of the death.
+ * Concurrency: one thread per endpoint.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -30,7 +35,7 @@
 #include "base/error.h"
 #include "shm/ring.h"
 
-#define ROUND_DESCRIPTOR_COUNT 32u /* what one link may take of a drain before the next link's turn */
+#define ROUND_DESCRIPTOR_COUNT 32u /* at most this many from one link in a drain before the next link's turn */
 
 struct mqd_endpoint {
     uint32_t self;
@@ -39,7 +44,7 @@ struct mqd_endpoint {
     uint64_t generation;
     uint64_t wake_count;
     uint32_t *sleeping; /* own word */
-    uint64_t staged[2]; /* bit per link: something is not published */
+    uint64_t staged[2]; /* one bit per link: descriptors are not published yet */
     int eventfd[MQD_ENDPOINT_COUNT_MAX];
     uint32_t *peer_sleeping[MQD_ENDPOINT_COUNT_MAX];
     struct mqd_ring_writer out[MQD_ENDPOINT_COUNT_MAX];
@@ -92,7 +97,7 @@ static void notify(struct mqd_endpoint *endpoint, uint32_t to)
     const uint64_t one = 1;
     ssize_t written;
     endpoint->wake_count++;
-    do /* EAGAIN means that the counter is full, so the sleeper is awake already */
+    do /* EAGAIN means that the counter is full, so the consumer is already awake */
         written = endpoint->eventfd[to] < 0 ? 0 : write(endpoint->eventfd[to], &one, sizeof one);
     while (written < 0 && errno == EINTR);
 }
@@ -103,7 +108,7 @@ static void wake(struct mqd_endpoint *endpoint, uint32_t to)
         notify(endpoint, to);
 }
 
-/* K4. Whatever the flags and rings say. */
+/* K4. Regardless of flags and rings. */
 static void wake_forgotten(struct mqd_endpoint *endpoint)
 {
     for (uint32_t peer = 0; peer < endpoint->count; peer++)
@@ -190,7 +195,7 @@ void mqd_endpoint_flush(struct mqd_endpoint *endpoint)
 int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max)
 {
     uint32_t total = 0;
-    uint32_t idle = 0; /* links seen empty in a row */
+    uint32_t idle = 0; /* consecutive links seen empty */
     uint32_t peer = endpoint->turn;
     while (total < max && idle < endpoint->count) {
         uint32_t limit = max - total < ROUND_DESCRIPTOR_COUNT ? max - total : ROUND_DESCRIPTOR_COUNT;

@@ -1,4 +1,4 @@
-/* The hash by which a local client and its broker know that they mean the same bytes. Layout:
+/* The hash by which a local client and its broker verify that they use the same layout. Layout:
  * shm/local_layout.h. */
 #include "shm/local_layout.h"
 
@@ -8,8 +8,8 @@
 
 #define FIELD(type, name) offsetof(struct type, name), sizeof(((struct type *)0)->name)
 
-/* FNV-1a over offset and size of every shared field, over the numbers that give them their meaning,
- * and over the control segment's own hash, for the client reads that too. */
+/* FNV-1a over offset and size of every shared field, over the constants that determine their
+ * meaning, and over the control segment's own hash, because the client reads that segment too. */
 uint64_t mqd_local_abi_hash(void)
 {
     const uint64_t numbers[] = {

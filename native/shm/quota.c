@@ -8,7 +8,7 @@
 #include "base/error.h"
 
 #define SET_COUNT (MQD_QUOTA_BUCKET_COUNT / MQD_QUOTA_WAY_COUNT)
-#define DEBT_NS_MAX (1ll << 60) /* 36 years: no sum of two of them overflows */
+#define DEBT_NS_MAX (1ll << 60) /* 36 years: the sum of two values cannot overflow */
 #define READ_TRIES 1000
 
 struct mqd_quota_limits {
@@ -16,8 +16,8 @@ struct mqd_quota_limits {
     struct mqd_quota_rules rules;
 };
 
-/* FNV-1a, mixed: client ids differ in their last digits, and both the set and the order come of it.
- * Whoever makes two ids meet shares a limit with himself. */
+/* FNV-1a, mixed: client ids often differ only in their last digits, and both the set and the order
+ * depend on the hash. A client that constructs a collision only shares a limit with itself. */
 uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes)
 {
     uint64_t hash = 0xcbf29ce484222325ull;
@@ -49,8 +49,8 @@ static uint32_t kinds_of(const uint64_t *interval)
     return kinds;
 }
 
-/* What is owed under the old limits is forgiven: it was counted in another currency. A charge that
- * meets this loses at most itself. */
+/* Forgives debts incurred under the old limits, because intervals have changed. A concurrent charge
+ * is lost at most. */
 static void forgive_all(struct mqd_quota_table *table)
 {
     for (uint32_t i = 0; i < MQD_QUOTA_BUCKET_COUNT; i++)
@@ -99,8 +99,8 @@ void mqd_quota_limits_close(struct mqd_quota_limits *limits)
     free(limits);
 }
 
-/* A word of a later publication cannot be read without its predecessor's version being seen too. A
- * publisher that is faster than this is looked at again. */
+/* A word of a later publication cannot be read without seeing its predecessor's version too. If the
+ * publisher is faster than this loop, the next call tries again. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
 {
     const struct mqd_quota_table *table = mqd_control_quotas(control);
@@ -112,7 +112,8 @@ uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
         uint64_t *to = (uint64_t *)&limits->rules;
         for (size_t i = 0; i < sizeof limits->rules / 8; i++)
             to[i] = mqd_load_acquire(&from[i]);
-        /* also when it was torn: then the table's has moved on, and the next look differs again */
+        /* also when the copy was torn: the table's version has then advanced, so the next check
+         * sees a difference */
         limits->version = version;
         if (mqd_load_acquire(&table->version) == version)
             break;
@@ -200,7 +201,7 @@ static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint6
         bucket = bucket_of(set, key); /* Q2 */
         return bucket ? bucket : set;
     }
-    return set; /* eight others were faster: one charge goes to a stranger */
+    return set; /* eight others were faster: this charge goes to another client */
 }
 
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,

@@ -1,25 +1,25 @@
-/* Quotas by client id: limits that the controller publishes, buckets that all workers and the
+/* Quotas by client id: limits that the controller publishes, and buckets that all workers and the
  * acceptor charge. In the control segment.
  *
- *   struct mqd_quota_table
- *     version                      controller writes: the copy `version & 1` of the rules is whole;
- *                                  0 = never written
- *     struct mqd_quota_rules[2]    controller writes the inactive copy, then the version
- *     struct mqd_quota_bucket[8192], sets of 8    whoever serves a client of that id
+ * struct mqd_quota_table:
+ *   version             written by the controller: the copy `version & 1` of the rules is complete;
+ *                       0 = never written
+ *   mqd_quota_rules[2]  the controller writes the inactive copy, then the version
+ *   mqd_quota_bucket[]  8192 in sets of 8: written by any process that serves a client of that id
  *
- * A bucket is GCRA: one theoretical arrival time per kind, moved on by what a request costs
- * (units * interval), by compare-and-swap. So what all workers together let through is bounded, and
- * none ever waits for another. Whoever is charged is always served; what comes back is how long its
- * connection is to be left unread afterwards.
+ * A bucket is GCRA: one theoretical arrival time per kind, advanced by the cost of a request (units
+ * * interval) with compare-and-swap. So the total that all workers admit is bounded, and none ever
+ * waits for another. A charged request is always served; the result is how long its connection must
+ * then be left unread.
  *
  * Invariants
- *   Q1  a bucket whose arrival times lie in the past says nothing: it may be given to another
- *       client id as it is. Such ones go first, the least recently used before others; only a set
- *       of eight clients that all owe gives up one that owes (it is forgiven).
- *   Q2  of two buckets of one key in a set (two workers claimed at once) everybody uses the first;
- *       the other ages.
- *   Q3  nothing is held by anybody: a process that dies between two stores leaves at most a bucket
- *       whose key is new and whose times are its predecessor's.
+ *   Q1  a bucket whose arrival times are in the past carries no information: it may be reused for
+ *       another client id unchanged. Such buckets are reused first, the least recently used before
+ *       others; only in a set of eight clients that all owe is a debt dropped (forgiven).
+ *   Q2  if a set has two buckets of one key (two workers claimed at once) all processes use the
+ *       first; the other ages.
+ *   Q3  no process holds a lock: one that dies between two stores leaves at most a bucket with a
+ *       new key and its predecessor's times.
  * Time: CLOCK_MONOTONIC in nanoseconds, which all processes of a host share.
  */
 #ifndef MQD_QUOTA_H
@@ -32,8 +32,8 @@
 
 struct mqd_quota_rules {
     uint32_t count;
-    uint32_t kinds;       /* bit by enum mqd_quota_kind: some rule limits it */
-    int64_t burst_ns;     /* what may be spent ahead */
+    uint32_t kinds;       /* kinds that some rule limits, as bits of enum mqd_quota_kind */
+    int64_t burst_ns;     /* how much may be spent in advance */
     uint64_t defaults[4]; /* intervals of client ids without a rule of their own, by kind */
     uint8_t pad[16];
     struct mqd_quota_rule rule[MQD_QUOTA_RULE_COUNT_MAX]; /* by key, ascending */
@@ -41,7 +41,7 @@ struct mqd_quota_rules {
 
 struct mqd_quota_bucket {
     uint64_t key;          /* mqd_quota_key; 0 = free */
-    int64_t used_ns;       /* last charge; orders the eviction, nothing else */
+    int64_t used_ns;       /* last charge; used only to order eviction */
     int64_t arrival_ns[4]; /* theoretical arrival time, by kind */
     uint8_t pad[16];
 };
@@ -58,14 +58,14 @@ _Static_assert(sizeof(struct mqd_quota_rules) % 64 == 0, "copied by words; the b
 
 struct mqd_quota_table *mqd_control_quotas(void *control); /* shm/layout.c */
 
-/* One relaxed load: differs from limits->version when mqd_quota_refresh has something to do. */
+/* One relaxed load: differs from limits->version when mqd_quota_refresh is needed. */
 uint64_t mqd_quota_version(void *control);
 /* The intervals of a client id, by kind; 0 = no limit. Valid until the next refresh. */
 const uint64_t *mqd_quota_intervals(const struct mqd_quota_limits *limits, uint64_t key);
-/* Charges and returns for how long to wait, 0 = not at all. */
+/* Charges, and returns how long to wait; 0 = not at all. */
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,
                          int64_t burst_ns, int64_t now_ns);
-/* The same without a charge. */
+/* The current debt, without a charge. */
 int64_t mqd_quota_owed(void *control, uint64_t key, enum mqd_quota_kind kind, int64_t burst_ns, int64_t now_ns);
 
 #endif

@@ -1,4 +1,4 @@
-/* Opening the two ends of a ring; what runs often is inline in shm/ring.h. */
+/* Opening the two ends of a ring; the frequent operations are inline in shm/ring.h. */
 #include "shm/ring.h"
 
 #include "base/error.h"
@@ -22,7 +22,7 @@ static int check(const struct mqd_ring *ring, uint32_t capacity, uint64_t head, 
     return 0;
 }
 
-/* tail does not move while its only writer is here; head may, but never beyond it. */
+/* tail does not move while its only writer is here; head may, but never beyond tail. */
 int mqd_ring_writer_open(struct mqd_ring_writer *writer, struct mqd_ring *ring, uint32_t capacity)
 {
     uint64_t tail = mqd_load_acquire(&ring->tail);

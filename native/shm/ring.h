@@ -4,19 +4,18 @@
  *    64  uint64  tail   writer writes (release): descriptors before it are complete;       reader reads (acquire)
  *   128  struct mqd_descriptor [capacity]
  *
- * head and tail only ever grow; slot of counter c is c & (capacity - 1).
+ * head and tail only increase; the slot of counter c is c & (capacity - 1).
  *
  * Invariants
- *   R1  head <= tail <= head + capacity. Whoever finds the peer's counter outside refuses to go on
- *       with this ring (MQD_E_CORRUPT): a peer's counter is never believed further than the memory
- *       it points at.
- *   R2  what was put becomes visible all at once by publish, or, when the writer dies before,
- *       never.
- *   R3  a restarted writer goes on from the shared tail, a restarted reader from the shared head;
- *       capacity is told by the opener, not by shared memory.
+ *   R1  head <= tail <= head + capacity. A side that finds the peer's counter outside this range
+ *       stops using the ring (MQD_E_CORRUPT): a peer's counter is never trusted beyond the ring's
+ *       memory.
+ *   R2  descriptors become visible all at once by publish, or never if the writer dies before.
+ *   R3  a restarted writer continues from the shared tail, a restarted reader from the shared head;
+ *       the capacity comes from the opener, not from shared memory.
  *
- * Each end is used by one thread and keeps its private copy of what the other end last said, so the
- * peer's line is loaded only when the ring seems full (writer) or empty (reader).
+ * Each end is used by one thread and keeps a private copy of the other end's counter, so the peer's
+ * cache line is loaded only when the ring seems full (writer) or empty (reader).
  */
 #ifndef MQD_RING_H
 #define MQD_RING_H
@@ -43,8 +42,8 @@ struct mqd_ring_writer {
     struct mqd_ring *ring;
     uint32_t capacity;
     bool corrupt;
-    uint64_t head; /* as last seen */
-    uint64_t tail; /* with what is not published yet */
+    uint64_t head; /* last value seen */
+    uint64_t tail; /* including unpublished descriptors */
     uint64_t published;
 };
 
@@ -53,15 +52,16 @@ struct mqd_ring_reader {
     uint32_t capacity;
     bool corrupt;
     uint64_t head;
-    uint64_t tail; /* as last seen */
+    uint64_t tail; /* last value seen */
 };
 
 size_t mqd_ring_size_bytes(uint32_t capacity);
-/* capacity: power of two. -1 MQD_E_INVALID, MQD_E_CORRUPT (counters of a former life do not fit). */
+/* capacity: power of two. -1 MQD_E_INVALID, MQD_E_CORRUPT (counters of a former life are
+ * inconsistent). */
 int mqd_ring_writer_open(struct mqd_ring_writer *writer, struct mqd_ring *ring, uint32_t capacity);
 int mqd_ring_reader_open(struct mqd_ring_reader *reader, struct mqd_ring *ring, uint32_t capacity);
 
-/* Loads the reader's head. Sets `corrupt` for good when it cannot be. */
+/* Loads the reader's head. Sets `corrupt` permanently when the value is impossible. */
 static inline uint32_t mqd_ring_free_count(struct mqd_ring_writer *writer)
 {
     uint64_t head = mqd_load_acquire(&writer->ring->head);
@@ -72,7 +72,7 @@ static inline uint32_t mqd_ring_free_count(struct mqd_ring_writer *writer)
     return writer->corrupt ? 0 : writer->capacity - (uint32_t)(writer->tail - writer->head);
 }
 
-/* Where the next descriptor goes, NULL when the ring is full or corrupt. Fill it, then
+/* The slot of the next descriptor, NULL when the ring is full or corrupt. Fill it in, then call
  * mqd_ring_put. */
 static inline struct mqd_descriptor *mqd_ring_next(struct mqd_ring_writer *writer)
 {
@@ -92,7 +92,7 @@ static inline void mqd_ring_publish(struct mqd_ring_writer *writer)
     writer->published = writer->tail;
 }
 
-/* How many descriptors wait; one load when none do. 0 for a corrupt ring. */
+/* The number of waiting descriptors; one load when there are none. 0 for a corrupt ring. */
 static inline uint32_t mqd_ring_waiting_count(struct mqd_ring_reader *reader)
 {
     if (reader->tail == reader->head) {
@@ -105,7 +105,7 @@ static inline uint32_t mqd_ring_waiting_count(struct mqd_ring_reader *reader)
     return (uint32_t)(reader->tail - reader->head);
 }
 
-/* Copies out up to max descriptors and gives their slots back. Returns the count. */
+/* Copies out up to max descriptors and frees their slots. Returns the count. */
 static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_descriptor *out, uint32_t max)
 {
     uint32_t count = mqd_ring_waiting_count(reader);
@@ -120,10 +120,9 @@ static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_
     return count;
 }
 
-/* ---- beside the links of native.h ---- */
+/* ---- additions to the links of native.h ---- */
 
-/* 1 when something is to be drained: a look without fences and without going to sleep, for
- * spinning. */
+/* 1 when descriptors wait: checks without fences and without announcing sleep, for spinning. */
 int mqd_endpoint_waiting(struct mqd_endpoint *endpoint);
 uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint); /* eventfds written so far */
 

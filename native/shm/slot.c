@@ -1,17 +1,16 @@
-/* The small protocols by which partition slots and blobs of the control segment are published.
+/* The protocols by which partition slots and blobs of the control segment are published.
  *
  * Everything is copied word by word with atomic accesses (release stores, acquire loads; plain
  * moves on x86), because a reader may look while the owner writes. Two protocols:
  *
- *   double copy (positions, blobs)    version v: copy v & 1 is whole. Writer: fill copy (v + 1) &
- *                                     1, store v + 1. Reader: load v, copy, load again; the same v
- *                                     means that nobody touched this copy. A word of a later write
- *                                     cannot be read without its predecessor's version being seen
- *                                     too. A writer that dies stops nobody.
- *   bracket (identity of a slot)      identity_version odd while the controller writes. It is rare,
- *                                     and readers give up after BRACKET_TRY_COUNT looks
- *                                     (MQD_E_STALE) instead of waiting for a dead controller; the
- *                                     next one to assign the slot closes the bracket.
+ *   double copy (positions, blobs)  version v: copy v & 1 is complete. Writer: fill copy (v + 1) &
+ *                                   1, store v + 1. Reader: load v, copy, load again; the same v
+ *                                   means that this copy was not changed. A word of a later write
+ *                                   cannot be read without seeing its predecessor's version too. A
+ *                                   writer that dies blocks no reader.
+ *   bracket (identity of a slot)    identity_version is odd while the controller writes. This is
+ *   rare, and readers give up after BRACKET_TRY_COUNT attempts (MQD_E_STALE) instead of waiting for
+ *   a dead controller; the next one to assign the slot closes the bracket.
  */
 #include "shm/layout.h"
 
@@ -70,7 +69,7 @@ void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positi
         uint64_t again = mqd_load_acquire(&slot->version);
         if (again == version)
             return;
-        version = again; /* the writer lives and moves on; it cannot stop us for longer than it writes */
+        version = again; /* the writer is alive and advancing; it delays us at most as long as it writes */
     }
 }
 
@@ -103,7 +102,7 @@ int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity)
 
 /* ---- partition slots ---- */
 
-/* A dead predecessor may have left the bracket open: then it is simply ours. */
+/* A dead predecessor may have left the bracket open; it is then taken over. */
 static uint32_t bracket_open(struct mqd_partition_slot *slot)
 {
     uint32_t odd = mqd_load_relaxed(&slot->identity_version) | 1;
@@ -123,8 +122,8 @@ static bool same_identity(const struct mqd_partition_slot *slot, const uint8_t t
     return memcmp(held, topic_id, sizeof held) == 0 && mqd_load_relaxed(&slot->partition_index) == partition_index;
 }
 
-/* A free slot becomes OPENING. A slot that holds this very partition keeps its positions and,
- * unless the owner changes, its state: so a restarted controller may assign again what it finds.
+/* A free slot becomes OPENING. A slot that holds this same partition keeps its positions and,
+ * unless the owner changes, its state: so a restarted controller may assign existing slots again.
  * Another partition's slot is refused: clear it first. */
 int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner,
                     uint8_t log_dir, int32_t leader_epoch)
@@ -134,7 +133,7 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
         partition_index < 0)
         return mqd_error_set(MQD_E_INVALID, "slot %u for partition %d of worker %u in log directory %u: out of range",
                              index, partition_index, owner, log_dir);
-    bool whole = (mqd_load_acquire(&slot->identity_version) & 1) == 0; /* else nothing in it can be believed */
+    bool whole = (mqd_load_acquire(&slot->identity_version) & 1) == 0; /* otherwise nothing in it can be trusted */
     bool held = mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
     if (whole && held && !same_identity(slot, topic_id, partition_index))
         return mqd_error_set(MQD_E_INVALID, "slot %u holds another partition (%d); clear it first", index,
@@ -153,8 +152,9 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
     return 0;
 }
 
-/* The controller writes the positions here: the slot has no owner any more. segments_generation
- * goes on, so that readers drop the file descriptors they keep for the partition that was here. */
+/* The controller writes the positions here, because the slot no longer has an owner.
+ * segments_generation increases, so that readers drop the file descriptors that they keep for the
+ * former partition. */
 void mqd_slot_clear(void *control, uint32_t index)
 {
     static const struct mqd_positions empty;
@@ -196,7 +196,7 @@ int mqd_slot_await_flush(void *control, uint32_t index)
     if (!slot)
         return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u", index);
     mqd_store_seq_cst(&slot->flush_awaited, (uint8_t)1);
-    mqd_fence_full(); /* before the caller's look at the positions */
+    mqd_fence_full(); /* orders the request before the caller's look at the positions */
     return 0;
 }
 
