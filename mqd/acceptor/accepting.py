@@ -16,17 +16,16 @@ import errno
 import ipaddress
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from mqd.acceptor.handoff import Handoff
 from mqd.base import logging
 
 MAGIC = 0x31434E4F
 PACKET = struct.Struct("<IHH16sHH16s20x")
 BATCH_COUNT = 64
 PAUSE_S = 0.1
-PENDING_FORGET_S = 0.05  # by then a live worker has counted the connections handed to it
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The client left before it was served.
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
@@ -55,11 +54,7 @@ class Acceptor:
         running: Callable[[int], bool],
     ) -> None:
         self._listeners = listeners
-        self._handoffs = handoffs
-        self._connection_count = connection_count
-        self._running = running
-        self._handed = [0] * len(handoffs)  # since _handed_s: perhaps not in connection_count yet
-        self._handed_s = 0.0
+        self._handoff = Handoff(handoffs, connection_count, running)
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted; no worker had room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused = True
@@ -70,7 +65,7 @@ class Acceptor:
         self._loop = loop
         for listener in self._listeners:
             listener.setblocking(False)
-        for handoff in self._handoffs:
+        for handoff in self._handoff.sockets:
             handoff.setblocking(False)
         self._resume()
 
@@ -135,48 +130,15 @@ class Acceptor:
     def hand(self, connection: socket.socket, message: bytes) -> None:
         """Hands it to a worker, now or when one has room; the caller no longer owns the socket."""
         self.accepted_count += 1
-        if self._waiting or not self._hand_over(connection, message):
+        if self._waiting or not self._handoff.send(connection, message):
             self._waiting.append((connection, message))
             if len(self._waiting) >= BATCH_COUNT:
                 self._pause()
             self._watch_full()
 
-    # -- handing over ------------------------------------------------------------------------------
-
-    def _order(self) -> list[int]:
-        """Workers, least loaded first. Stopped ones come last: the keeper holds their sockets for
-        the successor.
-        """
-        now = time.monotonic()
-        if now - self._handed_s > PENDING_FORGET_S:
-            self._handed = [0] * len(self._handoffs)
-            self._handed_s = now
-        return sorted(
-            range(len(self._handoffs)),
-            key=lambda worker: (not self._running(worker), self._connection_count(worker) + self._handed[worker]),
-        )
-
-    def _hand_over(self, connection: socket.socket, message: bytes) -> bool:
-        for worker in self._order():
-            try:
-                socket.send_fds(
-                    self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-                )
-            except (BlockingIOError, InterruptedError):
-                continue
-            except OSError as error:
-                if error.errno not in (errno.ENOBUFS, errno.ETOOMANYREFS, errno.EPIPE, errno.ECONNREFUSED):
-                    raise
-                log.warning("a worker's hand-off socket does not take a connection", worker=worker, reason=str(error))
-                continue
-            self._handed[worker] += 1
-            connection.close()  # the worker has its own copy
-            return True
-        return False
-
     def _watch_full(self) -> None:
         assert self._loop is not None
-        for worker, handoff in enumerate(self._handoffs):
+        for worker, handoff in enumerate(self._handoff.sockets):
             if worker not in self._writers:
                 self._writers.add(worker)
                 self._loop.add_writer(handoff.fileno(), self._on_writable, worker)
@@ -184,7 +146,7 @@ class Acceptor:
     def _unwatch(self, worker: int) -> None:
         assert self._loop is not None
         self._writers.discard(worker)
-        self._loop.remove_writer(self._handoffs[worker].fileno())
+        self._loop.remove_writer(self._handoff.sockets[worker].fileno())
 
     def _on_writable(self, worker: int) -> None:
         before = len(self._waiting)
@@ -198,7 +160,7 @@ class Acceptor:
             self._loop.call_later(PAUSE_S, self._hand_over_waiting)
 
     def _hand_over_waiting(self) -> None:
-        while self._waiting and self._hand_over(*self._waiting[0]):
+        while self._waiting and self._handoff.send(*self._waiting[0]):
             self._waiting.popleft()
         if self._waiting:
             self._watch_full()

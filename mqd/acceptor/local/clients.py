@@ -24,13 +24,13 @@ import asyncio
 import errno
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from mqd import native
-from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S, PENDING_FORGET_S
+from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S
+from mqd.acceptor.handoff import Handoff
 from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.base import logging
 from mqd.shm.attach import peer_pid
@@ -133,14 +133,10 @@ class LocalClients:
     ) -> None:
         self._servers = servers
         self._listener = listener
-        self._handoffs = handoffs
-        self._attachment_count = attachment_count
-        self._running = running
+        self._handoff = Handoff(handoffs, attachment_count, running)
         self._abi_hash = native.local_abi_hash()
         self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}  # no hello yet, oldest first
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # no worker's hand-off socket had room
-        self._handed = [0] * len(handoffs)  # since _handed_s: perhaps not in attachment_count yet
-        self._handed_s = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -238,34 +234,8 @@ class LocalClients:
 
     # -- handing over ------------------------------------------------------------------------------
 
-    def _order(self) -> list[int]:
-        """Workers by their number of local clients. Stopped ones come last: the keeper holds their
-        sockets for the successor.
-        """
-        now = time.monotonic()
-        if now - self._handed_s > PENDING_FORGET_S:
-            self._handed = [0] * len(self._handoffs)
-            self._handed_s = now
-        return sorted(
-            range(len(self._handoffs)),
-            key=lambda worker: (not self._running(worker), self._attachment_count(worker) + self._handed[worker]),
-        )
-
-    def _send(self, connection: socket.socket, message: bytes) -> bool:
-        for worker in self._order():
-            try:
-                socket.send_fds(
-                    self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-                )
-            except OSError:
-                continue  # full, or its worker is being replaced
-            self._handed[worker] += 1
-            connection.close()  # the worker has its own copy
-            return True
-        return False
-
     def _hand(self, connection: socket.socket, message: bytes) -> None:
-        if not self._waiting and self._send(connection, message):
+        if not self._waiting and self._handoff.send(connection, message):
             return
         if len(self._waiting) >= WAITING_COUNT_MAX:
             refuse(
@@ -283,7 +253,7 @@ class LocalClients:
 
     def _hand_waiting(self) -> None:
         self._retry = None
-        while self._waiting and self._send(*self._waiting[0]):
+        while self._waiting and self._handoff.send(*self._waiting[0]):
             self._waiting.popleft()
         if self._waiting:
             self._try_later()

@@ -1,0 +1,63 @@
+"""Passing an accepted socket to a worker, the least loaded first."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from mqd.base import logging
+
+PENDING_FORGET_S = 0.05  # by then a live worker has counted what it was handed
+# the worker's socket is full or being replaced; another worker may have room
+_NO_ROOM = (errno.ENOBUFS, errno.ETOOMANYREFS, errno.EPIPE, errno.ECONNREFUSED)
+
+log = logging.get("acceptor.handoff")
+
+
+class Handoff:
+    """`load(worker)` (connections, or attachments) and `running(worker)` come from the control
+    segment.
+    """
+
+    def __init__(
+        self, sockets: Sequence[socket.socket], load: Callable[[int], int], running: Callable[[int], bool]
+    ) -> None:
+        self.sockets = sockets
+        self._load = load
+        self._running = running
+        self._handed = [0] * len(sockets)  # since _handed_s: `load` may not include them yet
+        self._handed_s = 0.0
+
+    def _order(self) -> list[int]:
+        """Workers that do not run come last: the keeper holds their sockets for the successor."""
+        now = time.monotonic()
+        if now - self._handed_s > PENDING_FORGET_S:
+            self._handed = [0] * len(self.sockets)
+            self._handed_s = now
+        return sorted(
+            range(len(self.sockets)),
+            key=lambda worker: (not self._running(worker), self._load(worker) + self._handed[worker]),
+        )
+
+    def send(self, connection: socket.socket, message: bytes) -> bool:
+        """True: a worker has the connection, and this process's copy is closed. False: no worker has
+        room. Raises OSError for anything else, as when the descriptor is not a socket.
+        """
+        for worker in self._order():
+            try:
+                socket.send_fds(
+                    self.sockets[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                )
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                log.warning("a worker's hand-off socket does not take a connection", worker=worker, reason=str(error))
+                continue
+            self._handed[worker] += 1
+            connection.close()
+            return True
+        return False
