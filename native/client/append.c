@@ -1,12 +1,12 @@
-/* Records into open batches, and when a batch is closed. Batches and their states:
+/* Appends records to open batches, and decides when a batch is closed. Batches and their states:
  * client/producer.h.
  *
  *   record    length varint | attributes 0 | timestamp delta varlong | offset delta varint | key
  *             size varint, key | value size varint, value | header count varint, headers
  *
- * A batch that is full is closed, stamped and sent at once, while its bytes are in the caches, and
- * what has been answered meanwhile is taken in: so one call may carry more records than the memory
- * holds, as long as the worker keeps up.
+ * A full batch is closed, stamped and sent at once, while its bytes are in the caches, and answers
+ * that have arrived are handled. So one call may carry more records than the memory holds, as long
+ * as the worker keeps up.
  */
 #include "client/producer.h"
 
@@ -34,7 +34,7 @@ struct record {
     int64_t timestamp_ms;
 };
 
-/* What follows the length. */
+/* The size of the fields after the length. */
 static inline uint64_t body_bytes(const struct record *record, uint64_t timestamp_delta, uint64_t offset_delta)
 {
     return 1 + mqd_unsigned_varint_bytes(timestamp_delta) + mqd_unsigned_varint_bytes(offset_delta) +
@@ -66,7 +66,7 @@ static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint
 
 /* ---- batches ---- */
 
-/* Its run's end goes back; so does the place in the linger queue. */
+/* Returns the unused end of its run, and removes it from the linger queue. */
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     uint64_t begin = producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes;
@@ -113,9 +113,9 @@ static void entry_back(struct mqd_producer *producer, struct mqd_producer_batch 
     mqd_list_append(&producer->free, &batch->node);
 }
 
-/* How much a new batch asks for: what it may become, but no more than half its partition's share of
- * the memory, so that every active partition can have one open and one under way. Half of that is
- * good enough; less is not taken, for small batches would make it worse: what is full then is sent,
+/* How much a new batch requests: its expected size, but at most half of its partition's share of
+ * the memory, so that every active partition can have one open and one under way. At least half of
+ * that is required: smaller batches would make a full memory worse, whereas full batches are sent
  * and soon answered. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t wanted_bytes, uint32_t *got)
 {
@@ -141,7 +141,7 @@ static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t bat
     return topic->prefix_bytes + MQD_PRODUCER_HEAD_BYTES_MAX + batch_bytes + MQD_PRODUCER_TAIL_BYTES;
 }
 
-/* A batch that has room for `needed_bytes` and, if there is memory, more. NULL: full. */
+/* Begins a batch with room for `needed_bytes` and, if there is memory, more. NULL: full. */
 static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, struct mqd_producer_partition *partition,
                                               uint64_t needed_bytes, uint64_t wanted_bytes)
 {
@@ -157,7 +157,7 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
     }
     uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0),
              most = needed_bytes > wanted_bytes ? needed_bytes : wanted_bytes,
-             carried = producer->client->request_bytes_max - frame_bytes(topic, 0); /* as fits_ever has said */
+             carried = producer->client->request_bytes_max - frame_bytes(topic, 0); /* as fits_ever has checked */
     most = most < carried ? most : carried;
     producer->used_bytes += (uint64_t)got * producer->memory.chunk_bytes;
     producer->active_count += partition->batch_count++ == 0;
@@ -187,14 +187,14 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
     producer->open_count++;
 }
 
-/* Nothing is free for a new batch. What was answered comes in; what is open goes only when nothing
- * else holds memory: else its owner would close it half empty for want of what the next answer
- * frees. True: worth another look. */
+/* No memory is free for a new batch. Handles the answers that have arrived. Open batches are closed
+ * only when nothing else holds memory: otherwise they would be closed half empty although the next
+ * answer frees memory. True: worth another attempt. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
     mqd_client_flush(producer->client);
-    mqd_client_take(producer->client); /* its error stays with the attachment */
+    mqd_client_take(producer->client); /* its error stays recorded in the attachment */
     mqd_producer_pump(producer);
     if (producer->used_bytes == before && producer->open_count == producer->live_count)
         mqd_producer_close_all(producer, INT64_MAX);
@@ -210,9 +210,9 @@ static void batch_full(struct mqd_producer *producer, struct mqd_producer_batch 
     mqd_producer_pump(producer);
 }
 
-/* ---- where a record goes ---- */
+/* ---- the partition of a record ---- */
 
-/* Records without key that may go anywhere stay on one partition until its batch is closed
+/* Records without a key that may go to any partition stay on one until its batch is closed
  * (KIP-480), so that batches fill. */
 static int32_t choose(struct mqd_producer *producer, struct mqd_producer_topic *topic, const uint8_t *key,
                       int32_t key_bytes)
@@ -232,7 +232,7 @@ static int32_t choose(struct mqd_producer *producer, struct mqd_producer_topic *
 
 enum put_result { PUT, PUT_FULL, PUT_WRONG };
 
-/* Too large for ever, as opposed to full now: false, with the error set. */
+/* False, with the error set, if the record can never fit, as opposed to full now. */
 static bool fits_ever(const struct mqd_producer *producer, const struct mqd_producer_topic *topic, uint64_t batch_bytes)
 {
     if (frame_bytes(topic, batch_bytes) > producer->client->request_bytes_max) {
@@ -260,7 +260,7 @@ static inline bool has_room(const struct mqd_producer *producer, const struct mq
            (uint32_t)batch->record_count < producer->options.batch_records_max;
 }
 
-/* The open batch of the partition with room for the record; its size is worked out along the way. */
+/* The partition's open batch with room for the record; also computes the record's size. */
 static enum put_result place_record(struct mqd_producer *producer, struct mqd_producer_topic *topic,
                                     const struct record *record, int32_t wanted_partition,
                                     struct mqd_producer_batch **out, uint64_t *body)
@@ -330,7 +330,7 @@ static int wrong_size(const char *what, int32_t size_bytes)
     return mqd_error_set(MQD_E_INVALID, "%s of %d bytes", what, size_bytes);
 }
 
-/* The i-th record; the pointers stand behind its predecessor's bytes. */
+/* The i-th record; the pointers already follow its predecessor's bytes. */
 static inline int column_record(const struct mqd_record_columns *columns, uint32_t i, struct record *record)
 {
     record->value_bytes = columns->value_bytes ? columns->value_bytes[i] : columns->fixed_value_bytes;
@@ -356,9 +356,9 @@ static inline void column_step(const struct mqd_record_columns *columns, struct 
         record->headers += record->header_bytes;
 }
 
-/* Values of one size, without keys and headers, of one time: all that differs is the offset delta,
- * so what stands before a value is made once for all that have it in as many bytes. Fills the open
- * batch; returns how many went in. */
+/* Values of one size, without keys and headers, with one timestamp: only the offset delta differs,
+ * so the bytes before a value are built once for all records whose delta has the same length. Fills
+ * the open batch; returns how many were appended. */
 static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_batch *batch,
                              const struct record *first, uint32_t count)
 {
@@ -367,7 +367,7 @@ static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_
     uint32_t delta_bytes = mqd_unsigned_varint_bytes(offset_delta),
              most = producer->options.batch_records_max - (uint32_t)batch->record_count,
              n = count < most ? count : most;
-    /* so many have deltas of as many bytes */
+    /* this many have deltas of the same length */
     uint64_t same_size = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count;
     uint8_t head[32] = {0}, *at = mqd_producer_data(producer) + batch->place + batch->size_bytes;
     body = body_bytes(first, timestamp_delta, offset_delta);
@@ -385,7 +385,7 @@ static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_
     bool quick = head_bytes <= 16 && head_bytes + value_bytes >= 16;
     for (uint32_t i = 0; i < n; i++, value += value_bytes, offset_delta += 2) {
         if (quick)
-            memcpy(at, head, 16); /* the value is written over what is too much */
+            memcpy(at, head, 16); /* the value overwrites the excess bytes */
         else
             memcpy(at, head, head_bytes);
         mqd_put_varint_of(at + delta_at, offset_delta, delta_bytes);

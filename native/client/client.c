@@ -1,18 +1,19 @@
-/* The attachment at work: requests out, replies in, sleeping and waking. What is shared:
+/* The attachment at work: requests out, replies in, sleeping and waking. Shared layout:
  * shm/local_layout.h; invariants: client/internal.h.
  *
- * How a waiter and the others miss nothing:
- *   worker -> waiter    the waiter stores client_sleeping, full fence, looks again (replies, and
- *                       room if somebody wants it), blocks in ppoll on to_client. A4.
- *   others -> waiter    whoever begins to want room raises client_sleeping from REPLY to ROOM after
- *                       a full fence; the waiter looks at wants_room after its own. One of the two
- *                       sees the other.
- *   appends -> waiter   what is taken in outside mqd_client_poll, on the way of an append or a
- *                       submit, is news to a waiter too, for outcomes and responses lie there then:
- *                       `signalled` is set before the counters move that would have told him; he
- *                       looks at them first, at `signalled` last.
- *   to_client, and wake_fd that mqd_client_wake writes, are drained by mqd_client_poll alone, never
- *   by a waiter: so they are level-triggered for all of them.
+ * How a waiter and other threads avoid missed wake-ups:
+ *   worker -> waiter   the waiter stores client_sleeping, full fence, looks again (at replies, and
+ *                      at room if it is wanted), blocks in ppoll on to_client. A4.
+ *   others -> waiter   a thread that begins to want room raises client_sleeping from REPLY to ROOM
+ *                      after a full fence; the waiter looks at wants_room after its own fence. At
+ *                      least one side sees the other.
+ *   appends -> waiter  replies taken in outside mqd_client_poll, by an append or a submit, are news
+ *                      to a waiter too, because they leave outcomes and responses. `signalled` is
+ *                      set before the counters advance that the waiter would otherwise have
+ *                      noticed; the waiter looks at the counters first and at `signalled` last.
+ *
+ * to_client, and wake_fd (written by mqd_client_wake), are drained only by mqd_client_poll, never
+ * by a waiter, so they are level-triggered for all waiters.
  */
 #include "client/internal.h"
 
@@ -29,11 +30,11 @@
 #include "base/error.h"
 #include "shm/layout.h"
 
-#define RESPONSE_BYTES_MAX (128u << 20) /* more than any broker sends: a length word above is a wild one */
-/* so many without news, then the socket is asked whether it still has another end */
+#define RESPONSE_BYTES_MAX (128u << 20) /* larger than any broker's response: a length above it is invalid */
+/* after this many polls without news, the socket is checked for a hang-up */
 #define IDLE_POLLS_MAX 256u
 
-enum { SIGNAL_READABLE = 1 /* to_client or wake_fd is to be drained */, SIGNAL_TAKEN = 2 };
+enum { SIGNAL_READABLE = 1 /* to_client or wake_fd must be drained */, SIGNAL_TAKEN = 2 };
 
 int mqd_client_check(const struct mqd_client *client)
 {
@@ -53,7 +54,8 @@ int mqd_client_fail(struct mqd_client *client, int code, const char *message)
 {
     if (!mqd_load_relaxed(&client->gone)) {
         if (message)
-            /* of the one thread that works; a waiter only ever finds EPIPE, which needs none */
+            /* written by the one working thread; a waiter only ever finds EPIPE, which needs no
+             * message */
             client->gone_message = message;
         mqd_store_release(&client->gone, code);
     }
@@ -90,14 +92,14 @@ void mqd_client_flush(struct mqd_client *client)
         wake(client->to_worker_fd);
 }
 
-/* See the head of this file. Before what it is about is published. */
+/* See the head of this file. Must precede the publication it announces. */
 static void tell_waiter(struct mqd_client *client)
 {
     if (!client->polling && !(mqd_load_relaxed(&client->signalled) & SIGNAL_TAKEN))
         mqd_fetch_or(&client->signalled, SIGNAL_TAKEN);
 }
 
-/* A3: what lies before submission_head was copied. */
+/* A3: everything before submission_head was copied. */
 static int take_passed(struct mqd_client *client)
 {
     uint64_t head = mqd_load_acquire(&client->header->submission_head);
@@ -121,7 +123,7 @@ static int take_passed(struct mqd_client *client)
     return 0;
 }
 
-/* From here on a waiter returns when submission_head moves. */
+/* From now on a waiter returns when submission_head moves. */
 static void want_room(struct mqd_client *client)
 {
     if (client->wants_room)
@@ -152,11 +154,12 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
     return true;
 }
 
-/* Place for size_bytes in one piece in the ring of requests; what is left at its end is `skipped`. */
+/* Finds a contiguous place for size_bytes in the ring of requests; the unused rest at its end is
+ * `skipped`. */
 static bool request_place(struct mqd_client *client, uint32_t size_bytes, uint32_t *skipped)
 {
     if (client->request_tail == client->request_head)
-        client->request_tail = client->request_head = 0; /* empty: every size fits that fits at all */
+        client->request_tail = client->request_head = 0; /* empty: any valid size fits */
     uint64_t at = client->request_tail % client->request_bytes, rest = client->request_bytes - at;
     *skipped = rest < size_bytes ? (uint32_t)rest : 0;
     return client->request_tail + *skipped + size_bytes - client->request_head <= client->request_bytes;
@@ -210,7 +213,7 @@ static int answered(struct mqd_client *client, const uint8_t *bytes, uint32_t si
                            "the broker sent a response to a Produce that was not asked, or cannot be read");
 }
 
-/* Whole: the producer's at once, the caller's into the queue. */
+/* A complete response: the producer handles its own at once; the caller's are queued. */
 static int arrived(struct mqd_client *client)
 {
     struct mqd_response *response = client->arriving;
@@ -236,7 +239,7 @@ static int begin(struct mqd_client *client, uint32_t size_bytes)
     return 0;
 }
 
-/* A whole response of the producer's, read where it lies. 1 = taken, 0 = it is not one, -1. */
+/* A complete response to the producer, read in place. 1 = handled, 0 = not one, -1. */
 static int take_answer(struct mqd_client *client, uint64_t there)
 {
     uint8_t word[4];
@@ -249,13 +252,13 @@ static int take_answer(struct mqd_client *client, uint64_t there)
     if (size_bytes < 4 || size_bytes > there - sizeof word || size_bytes > client->reply_bytes - at ||
         mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
         return 0;
-    /* the worker does not write here before the ring says so: see the end of take_replies */
+    /* the worker writes here only after reply_head is published: see the end of take_replies */
     client->reply_head += sizeof word + size_bytes;
     return answered(client, bytes, size_bytes) ? -1 : 1;
 }
 
-/* Bytes of the length word, however few: nothing stays in the ring that could not be taken, so that
- * "something is there" always means news. 1 = it is whole. */
+/* Takes the available bytes of the length word, however few: nothing that could be taken stays in
+ * the ring, so that a non-empty ring always means news. 1 = complete. */
 static int take_length(struct mqd_client *client, uint64_t there)
 {
     uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived,
@@ -272,7 +275,7 @@ static int take_length(struct mqd_client *client, uint64_t there)
     return begin(client, size_bytes) ? -1 : 1;
 }
 
-/* One step over what lies between reply_head and `tail`. 1 = went on, 0 = no more, -1. */
+/* One step through the bytes between reply_head and `tail`. 1 = progress, 0 = no more, -1. */
 static int take_reply(struct mqd_client *client, uint64_t tail)
 {
     uint64_t there = tail - client->reply_head;
@@ -321,8 +324,8 @@ static bool other_end_is_gone(const struct mqd_client *client)
     return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* The keeper's proof of death costs a load; the socket is asked now and then. What has arrived is
- * taken in first. */
+/* The keeper's proof of death costs one load; the socket is checked now and then. Bytes that have
+ * arrived are handled first. */
 static int look_for_death(struct mqd_client *client, bool news)
 {
     if (news) {
@@ -341,7 +344,7 @@ static int look_for_death(struct mqd_client *client, bool news)
 
 static void drain(struct mqd_client *client)
 {
-    char bytes[512]; /* the worker writes 8 for each sleep of ours */
+    char bytes[512]; /* the worker writes 8 bytes for each time we sleep */
     if (!(mqd_exchange(&client->signalled, 0u) & SIGNAL_READABLE))
         return;
     while (read(client->to_client_fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
@@ -419,7 +422,7 @@ static bool spin(struct mqd_client *client, int64_t until_ns)
     return false;
 }
 
-/* Says that it sleeps, looks once more. True: do not sleep. */
+/* Announces that it sleeps, then looks again. True: do not sleep. */
 static bool fall_asleep(struct mqd_client *client)
 {
     uint32_t wants_room;
@@ -441,14 +444,14 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
     struct timespec timeout = {.tv_sec = left > 0 ? left / 1000000000 : 0, .tv_nsec = left > 0 ? left % 1000000000 : 0};
     int count = ppoll(fds, 3, deadline_ns == INT64_MAX ? NULL : &timeout, NULL);
     if (count < 0 && errno == EINTR)
-        return 1; /* a signal's handler may want to be heard */
+        return 1; /* a signal's handler may need to run */
     if (count < 0)
         return mqd_error_system(errno, "waiting for the broker");
     if ((fds[0].revents | fds[1].revents) & POLLIN) {
         mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
         return 1;
     }
-    if ((fds[0].revents || fds[2].revents) && !has_news(client)) /* the worker alone had the other end of the pipe */
+    if ((fds[0].revents || fds[2].revents) && !has_news(client)) /* only the worker had the other end of the pipe */
         return mqd_client_fail(client, EPIPE, NULL);
     return count > 0 || has_news(client);
 }

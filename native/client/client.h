@@ -1,15 +1,15 @@
-/* The client of the shared-memory fast path: for C programs, and for Python through cffi. Stands
- * alone: it needs no broker code but the shared layout.
+/* The client of the shared-memory fast path: for C programs, and for Python through cffi.
+ * Independent: it needs no broker code except the shared layout.
  *
- * An attachment (struct mqd_client) carries Kafka requests through shared memory. On it stand a
- * producer, which builds record batches in place, and readers, which walk segment files that the
- * broker has opened for us (client/reader.h).
+ * An attachment (struct mqd_client) carries Kafka requests through shared memory. It is used by a
+ * producer, which builds record batches in place, and by readers, which walk segment files that the
+ * broker has opened for the client (client/reader.h).
  *
- * Errors as in native.h: -1 or NULL, mqd_error_message(), mqd_error_code(). EPIPE: the worker, or
- * the broker, has ended; close, attach again. Concurrency: one thread at a time per attachment and
- * everything on it, but mqd_client_wait and mqd_client_wake, which any thread may call at any time.
- * Fork: a child has nothing; it must attach by itself. mqd_client_open remembers the pid, every
- * call in a child fails with MQD_E_INVALID.
+ * Errors as in native.h: -1 or NULL, mqd_error_message(), mqd_error_code(). EPIPE: the worker or
+ * the broker has ended; close and attach again. Concurrency: one thread at a time per attachment
+ * and everything on it, except mqd_client_wait and mqd_client_wake, which any thread may call at
+ * any time. Fork: a child must attach itself. mqd_client_open records the pid, and every call in a
+ * child fails with MQD_E_INVALID.
  */
 #ifndef MQD_CLIENT_H
 #define MQD_CLIENT_H
@@ -25,52 +25,52 @@
 struct mqd_client_options {
     const char *socket_path;
     const char *client_id;
-    /* what the broker must say that it serves, or it refuses: a name of mqd/shm/rendezvous.py; NULL
-     * or "" = any broker */
+    /* name that the broker must serve, otherwise it refuses (mqd/shm/rendezvous.py); NULL or "" =
+     * any broker */
     const char *server;
     uint64_t data_bytes;       /* memory for requests, 64 KiB .. 1 GiB; 0 = 16 MiB */
     uint32_t reply_bytes;      /* 0 = 256 KiB */
     uint32_t submission_count; /* 0 = 4096 */
-    uint32_t timeout_ms;       /* of attaching */
+    uint32_t timeout_ms;       /* limit for attaching */
     uint32_t spin_us;          /* how long a wait spins before it sleeps */
-    /* of data_bytes, for the frames of mqd_client_submit, the rest is the producer's; 0 = an
+    /* part of data_bytes for the frames of mqd_client_submit; the rest is the producer's; 0 = an
      * eighth, from 16 KiB to 8 MiB */
     uint64_t request_bytes;
 };
 struct mqd_client;
 struct mqd_client *mqd_client_open(const struct mqd_client_options *options);
-void mqd_client_close(struct mqd_client *client); /* not while a mqd_client_wait is under way: wake it first */
+void mqd_client_close(struct mqd_client *client); /* not during a mqd_client_wait: wake it first */
 uint32_t mqd_client_worker(const struct mqd_client *client);
 void *mqd_client_control(struct mqd_client *client); /* the control segment, read-only: for mqd_slot_view */
-/* Copies a whole request frame (from the api key on, without length word) and submits it.
+/* Copies a complete request frame (from the api key on, without length word) and submits it.
  * Correlation ids below 2^30 are the caller's; the producer uses the others. -1: MQD_E_FULL (wait,
- * then again), EPIPE. */
+ * then retry), EPIPE. */
 int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t size_bytes);
-/* what was submitted becomes visible to the worker, which is woken if it sleeps */
+/* makes submitted requests visible to the worker and wakes it if it sleeps */
 void mqd_client_flush(struct mqd_client *client);
-/* Takes in what has come; answers to the producer's requests are dealt with on the way. 0; -1 EPIPE
- * or MQD_E_CORRUPT (the broker broke the protocol). */
+/* Handles what has arrived, including answers to the producer's requests. 0; -1 EPIPE or
+ * MQD_E_CORRUPT (the broker broke the protocol). */
 int mqd_client_poll(struct mqd_client *client);
 /* The next response to a request of mqd_client_submit, from the correlation id on; valid until the
- * next call of mqd_client_poll or this. 0 = none. */
+ * next call of this function or mqd_client_poll. 0 = none. */
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
-/* Until something has come, there is room again after MQD_E_FULL, the timeout ends (-1 = none), or
- * mqd_client_wake was called. 1 = look (mqd_client_poll; before it has been called, the next wait
- * returns at once), 0 = time-out, -1 EPIPE. */
+/* Waits until something arrives, there is room again after MQD_E_FULL, the time-out ends (-1 =
+ * none), or mqd_client_wake is called. 1 = call mqd_client_poll (until then the next wait returns
+ * at once), 0 = time-out, -1 EPIPE. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
-/* of the producer's memory, or without one of that for requests */
+/* of the producer's memory; without a producer, of the memory for requests */
 uint64_t mqd_client_free_bytes(const struct mqd_client *client);
 
-/* ---- requests that every program needs ---- */
+/* ---- requests that most programs need ---- */
 
 struct mqd_client_topic {
     uint8_t topic_id[16];
     int32_t partition_count;
-    int32_t error; /* Kafka's: 0, 3 there is none, 5 it is being made (ask again)... */
+    int32_t error; /* Kafka's: 0, 3 no such topic, 5 being created (retry)... */
 };
-/* Asks for a topic and waits for the answer; other responses stay in their queue. 0: look at
- * out->error. -1: ETIMEDOUT, EPIPE... The correlation id is the caller's, as those below. */
+/* Requests a topic and waits for the answer; other responses stay queued. 0: check out->error. -1:
+ * ETIMEDOUT, EPIPE... The caller chooses the correlation id, as for the calls below. */
 int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us,
                           struct mqd_client_topic *out);
 
@@ -80,11 +80,11 @@ struct mqd_client_wish {
     int32_t reserved;
     int64_t offset; /* of the next record */
 };
-/* Asks to be told when any of the partitions has a record at its offset: a response comes then (or
- * after wait_ms, or at once when something is wrong with a partition: its reader tells what). It
- * says no more than that, and nothing needs to be read out of it; mqd_client_wait sleeps until it
- * is there. While it is out, answers to later requests on this attachment wait behind it, as on
- * every Kafka connection: who produces as well attaches twice. */
+/* Requests a notification when any of the partitions has a record at its offset: a response then
+ * arrives (or after wait_ms, or at once when a partition has an error, which its reader reports).
+ * The response contains nothing else and need not be parsed; mqd_client_wait sleeps until it
+ * arrives. Until then, answers to later requests on this attachment wait behind it, as on every
+ * Kafka connection: a program that also produces should attach twice. */
 int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wishes, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id);
 
@@ -93,20 +93,20 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wis
 struct mqd_producer_options {
     int16_t acks; /* -1, 0, 1 */
     int16_t producer_epoch;
-    int32_t request_timeout_ms;   /* the broker's time for acks=-1 */
+    int32_t request_timeout_ms;   /* the broker's time-out for acks=-1 */
     int64_t producer_id;          /* -1 = not idempotent */
     const char *transactional_id; /* NULL = none */
-    uint32_t batch_bytes;         /* a batch is closed when the next record would make it larger */
+    uint32_t batch_bytes;         /* a batch is closed when the next record would exceed this */
     uint32_t batch_records_max;   /* 0 = 10000 */
-    uint32_t inflight_max;        /* batches per partition that await an answer; at most 5 when idempotent */
+    uint32_t inflight_max;        /* unanswered batches per partition; at most 5 when idempotent */
     int64_t linger_us;
-    /* 0 = no bound of its own; of batches that are open or unanswered; at most what the
-     * attachment's memory holds */
+    /* 0 = no separate bound; of open or unanswered batches; at most what the attachment's memory
+     * holds */
     uint64_t buffer_bytes_max;
     int16_t produce_version; /* 9 to 12; 12: transactions v2 */
     int16_t reserved;
 };
-/* librdkafka's names */
+/* named as in librdkafka */
 enum mqd_partitioner {
     MQD_PARTITIONER_RANDOM,
     MQD_PARTITIONER_CONSISTENT,
@@ -119,63 +119,65 @@ enum mqd_partitioner {
 /* key_bytes -1 = no key */
 int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count,
                           uint64_t *random_state);
-/* The same for a column of keys, one after another (key_bytes NULL: none has one): fills what is
- * below 0 in `partitions`. without_key: where records without key go. -1: MQD_E_INVALID, a
- * partitioner that does not go by the key alone, or a wrong size or count. */
+/* The same for a column of keys, stored consecutively (key_bytes NULL: no record has one): fills in
+ * the negative entries of `partitions`. without_key: the partition of records without key. -1:
+ * MQD_E_INVALID, a partitioner that does not depend on the key alone, or a wrong size or count. */
 int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count,
                        int32_t partition_count, int32_t without_key, int32_t *partitions);
 
 struct mqd_producer;
-/* One at a time on an attachment. MQD_E_FULL: what a producer before it has sent is still being
- * read; wait, then again. */
+/* One at a time per attachment. MQD_E_FULL: batches of an earlier producer are still being read;
+ * wait, then retry. */
 struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct mqd_producer_options *options);
-void mqd_producer_close(struct mqd_producer *producer); /* what is open or unanswered is forgotten */
-/* A topic gets a number, 0.. in the order of first calls; called again it changes the partition
- * count (never down). */
+void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered batches are forgotten */
+/* Assigns a topic its number, from 0 in the order of first calls; a repeated call changes the
+ * partition count (never down). */
 int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
                            uint32_t partitioner);
 
-/* `count` records. A NULL array means: the same for all, as said */
+/* `count` records. A NULL array means that all records have the same value, as stated */
 struct mqd_record_columns {
     uint32_t count;
-    const uint8_t *values;      /* one after another */
-    const int32_t *value_bytes; /* of each, -1 = null; NULL: every one has fixed_value_bytes */
+    const uint8_t *values;      /* stored consecutively */
+    const int32_t *value_bytes; /* of each value, -1 = null; NULL: all have fixed_value_bytes */
     int32_t fixed_value_bytes;
     const uint8_t *keys;
-    const int32_t *key_bytes;    /* -1 = null; NULL: none has a key */
-    const uint8_t *headers;      /* encoded as in a record: count varint and all; one after another */
-    const int32_t *header_bytes; /* NULL: none has headers */
-    const int32_t *partitions;   /* -1 = the partitioner; NULL: `partition` for all */
+    const int32_t *key_bytes;    /* -1 = null; NULL: no record has a key */
+    const uint8_t *headers;      /* encoded as in a record, including the count varint; stored consecutively */
+    const int32_t *header_bytes; /* NULL: no record has headers */
+    const int32_t *partitions;   /* -1 = use the partitioner; NULL: `partition` for all */
     int32_t partition;
     const int64_t *timestamps_ms; /* NULL: timestamp_ms for all */
     int64_t timestamp_ms;
 };
-/* Appends records in order. Returns how many were taken: less than `count` when the buffer is full
- * (nothing is half taken) or at a record that is too large (MQD_E_INVALID when it is the first).
- * batch_of (NULL, or `count` numbers) tells the batch of each. -1: error. */
+/* Appends records in order. Returns how many were taken: fewer than `count` when the buffer is full
+ * (no record is taken partially) or at a record that is too large (MQD_E_INVALID when it is the
+ * first). batch_of (NULL, or `count` numbers) receives the batch of each record. -1: error. */
 int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic, const struct mqd_record_columns *records,
                             uint64_t *batch_of);
-/* One record: value_bytes and key_bytes -1 = null, header_bytes 0 = no headers, partition -1 = the
- * partitioner. The number of its batch (above 0), 0 = the buffer is full, -1: error. */
+/* Appends one record: value_bytes and key_bytes -1 = null, header_bytes 0 = no headers, partition
+ * -1 = use the partitioner. Returns the number of its batch (above 0), 0 = the buffer is full, -1:
+ * error. */
 int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *value,
                          int32_t value_bytes, const uint8_t *key, int32_t key_bytes, const uint8_t *headers,
                          int32_t header_bytes, int64_t timestamp_ms);
-/* Records as an uncompressed batch in the caller's memory (`partition` columns are not looked at),
- * for compressing and mqd_producer_append_batch: at most records_max (0 = all) and what fits.
- * Returns its bytes, 0 when not even one record fits; *taken: how many records it holds. -1: error. */
+/* Encodes records as an uncompressed batch in the caller's memory (`partition` columns are
+ * ignored), for compression and mqd_producer_append_batch: at most records_max (0 = all) and what
+ * fits. Returns its bytes, 0 when not even one record fits; *taken: the number of records in it.
+ * -1: error. */
 int64_t mqd_records_encode(const struct mqd_record_columns *records, uint32_t records_max, uint8_t *out,
                            uint64_t out_bytes, uint32_t *taken);
-/* A batch whose records are encoded and perhaps compressed already (61-byte header and all but
- * sequence, producer and CRC). */
+/* Appends a batch whose records are already encoded and perhaps compressed (61-byte header,
+ * complete except for sequence, producer and CRC). */
 int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *batch,
                               uint32_t size_bytes, uint64_t *number);
-/* Closes and sends what has lingered long enough (or everything), as far as inflight_max allows;
- * what it does not allow follows by mqd_client_poll. now_us: CLOCK_MONOTONIC. */
+/* Closes and sends batches whose linger time is over (or all), as far as inflight_max allows;
+ * mqd_client_poll sends the rest later. now_us: CLOCK_MONOTONIC. */
 int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everything);
-/* when a batch will have lingered; INT64_MAX = none is open */
+/* when the next linger time ends; INT64_MAX = no batch is open */
 int64_t mqd_producer_next_send_us(const struct mqd_producer *producer);
 
-/* what became of a batch */
+/* the outcome of a batch */
 struct mqd_delivery {
     uint64_t batch;
     int32_t topic, partition;
@@ -185,23 +187,23 @@ struct mqd_delivery {
     int16_t error; /* Kafka's, 0 = written */
     int16_t reserved;
 };
-/* Outcomes, oldest first. A batch with an error stays the producer's until mqd_producer_retry or
- * mqd_producer_drop was called with its number; meanwhile nothing behind it in its partition is
- * sent. An idempotent producer tells the first error of a partition: what failed behind it is sent
- * again behind it. A broker that has the batch already (46) counts as success. */
+/* Outcomes, oldest first. A batch with an error stays with the producer until mqd_producer_retry or
+ * mqd_producer_drop is called with its number; meanwhile no later batch of its partition is sent.
+ * An idempotent producer reports only the first error of a partition: later batches that failed
+ * after it are sent again after it. A broker that already has the batch (46) counts as success. */
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
-/* Again, in its old place before all later batches of its partition; those that failed behind it
- * because of it follow by themselves. */
+/* Sends the batch again, in its old place before all later batches of its partition; later batches
+ * that failed because of it follow automatically. */
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t batch);
-/* Forgets a batch: open, waiting, failed, or sent (it may yet be written; nothing is told of it).
- * When one that was sent is dropped from an idempotent producer its sequences are missing: the
+/* Forgets a batch: open, waiting, failed, or sent (it may still be written; its outcome is not
+ * reported). If a sent batch is dropped from an idempotent producer its sequences are missing: the
  * broker answers 45 to the next ones until the identity is changed. */
 int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
-/* All batches to another attachment (the worker had died): copied, in order, unanswered ones are
- * sent again. The old client is closed. -1: nothing was changed; MQD_E_FULL: the new attachment has
- * less memory than the batches need. */
+/* Moves all batches to another attachment (after the worker has died): they are copied in order,
+ * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;
+ * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-/* nothing may be sent and unanswered; sequences begin at 0, also of what waits */
+/* requires that no sent batch is unanswered; sequences restart at 0, also for waiting batches */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);

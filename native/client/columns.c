@@ -21,7 +21,7 @@ void mqd_arrow_begin(struct mqd_arrow_rows *rows)
     rows->row_count = rows->header_count = rows->row_header_nulls = rows->damaged_keys = 0;
 }
 
-/* A2: `place` is the first entry that is not written yet. */
+/* A2: `place` is the first entry not written yet. */
 static void mark(uint8_t *validity, uint32_t *nulls, uint32_t place, bool null)
 {
     if (null && (*nulls)++ == 0)
@@ -66,7 +66,7 @@ struct header {
     int64_t key_bytes, value_bytes;
 };
 
-/* One header; NULL: it is cut off. */
+/* Reads one header; NULL: truncated. */
 static const uint8_t *header_read(const uint8_t *at, const uint8_t *end, struct header *out)
 {
     at = mqd_varint_size(at, end, &out->key_bytes);
@@ -83,7 +83,7 @@ struct section {
     int64_t count, key_bytes, value_bytes;
 };
 
-/* Walks a header section to its end, for what it holds. false: damaged. */
+/* Walks a header section to its end to measure its contents. false: damaged. */
 static bool section_measure(const uint8_t *at, const uint8_t *end, struct section *out)
 {
     struct header header;
@@ -174,7 +174,7 @@ static inline int64_t in_us(int64_t ms)
 static int section_of(const struct mqd_record_view *view, uint32_t i, struct section *out)
 {
     *out = (struct section){0};
-    if (!view->header_positions) /* no record of the view has any */
+    if (!view->header_positions) /* no record of the view has headers */
         return 0;
     if (view->header_bytes[i] < 1 || !inside(view, view->header_positions[i], view->header_bytes[i]))
         return mqd_error_set_static(MQD_E_INVALID, "a record's headers lie outside of the bytes that they count from");
@@ -185,7 +185,7 @@ static int section_of(const struct mqd_record_view *view, uint32_t i, struct sec
     return 0;
 }
 
-/* 1: taken; 0: a buffer is full; -1. */
+/* 1: appended; 0: a buffer is full; -1. */
 static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_record_view *view, uint32_t i)
 {
     struct section section;

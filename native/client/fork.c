@@ -1,8 +1,8 @@
-/* The attachments of this process, so that a fork's child can be parted from them: see C5 of
+/* The attachments of this process, so that a fork's child can be detached from them: see C5 of
  * client/internal.h.
  *
  * A child that kept the socket open would hide its parent's death from the worker. The handlers run
- * inside fork(): the list's lock is held across it, and what the child does is a few stores and
+ * inside fork(): the list's lock is held across it, and the child only does a few stores and
  * close().
  */
 #include "client/internal.h"

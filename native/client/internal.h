@@ -1,19 +1,18 @@
-/* Of the local client's files among themselves: the attachment as the producer and the readers see
- * it.
+/* Internal to the local client's files: the attachment as the producer and the readers see it.
  *
- *   C1  every word of the memfd that the worker writes is loaded once a look, and what it says is
- *       checked against the ring before it is used: the worker is honest, but it may have died in
- *       the middle of anything. What does not fit ends the attachment (MQD_E_CORRUPT), never the
- *       process.
+ *   C1  every word of the memfd that the worker writes is loaded once per look and checked against
+ *       the ring before use: the worker is trusted, but it may have died in the middle of anything.
+ *       An inconsistent value ends the attachment (MQD_E_CORRUPT), never the process.
  *   C2  geometry (offsets, sizes) is this struct's copy, made at the welcome; the header in the
- *       memfd is not asked again.
- *   C3  `data` is two parts: requests (frames of mqd_client_submit, a ring, freed in order as
- *       submission_head passes) and the producer's (client/memory.h). So a full producer cannot
- *       keep out the Metadata request that it waits for.
- *   C4  mqd_client_wait runs beside everything else: it touches only the words marked "wait".
- *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `gone` says
- *       so (client/fork.c closes them, so that the worker sees its client's end even while a child
- *       of it lives).
+ *       memfd is not read again.
+ *   C3  `data` has two parts: requests (frames of mqd_client_submit, a ring, freed in order as
+ *       submission_head advances) and the producer's (client/memory.h). So a full producer cannot
+ *       block the Metadata request that it waits for.
+ *   C4  mqd_client_wait runs concurrently with everything else: it uses only the words marked
+ *       "wait".
+ *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `gone`
+ *       records this (client/fork.c closes them, so that the worker notices its client's end even
+ *       while a child of it lives).
  */
 #ifndef MQD_CLIENT_INTERNAL_H
 #define MQD_CLIENT_INTERNAL_H
@@ -26,7 +25,7 @@
 #include "client/client.h"
 #include "shm/local_layout.h"
 
-#define MQD_CLIENT_CORRELATION_PRODUCER (1u << 30) /* ids from here on are the producer's */
+#define MQD_CLIENT_CORRELATION_PRODUCER (1u << 30) /* ids from here on belong to the producer */
 
 struct mqd_worker_slot;
 struct mqd_producer;
@@ -35,13 +34,13 @@ enum mqd_submitted_kind {
     MQD_SUBMITTED_NONE,
     MQD_SUBMITTED_REQUEST,
     MQD_SUBMITTED_BATCH,
-    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: passed is answered */
+    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: counts as answered once passed */
 };
 /* private, by the index of the submission */
 struct mqd_submitted {
     uint8_t kind;
-    uint32_t batch; /* place in the producer's table */
-    uint32_t bytes; /* REQUEST: of the ring of requests, with what was left over at its end */
+    uint32_t batch; /* index in the producer's table */
+    uint32_t bytes; /* REQUEST: bytes in the ring of requests, including the skipped rest at its end */
 };
 
 struct mqd_response {
@@ -51,10 +50,10 @@ struct mqd_response {
 };
 
 struct mqd_client {
-    struct mqd_client *next, **link; /* of all clients of the process: client/fork.c */
+    struct mqd_client *next, **link; /* all clients of the process: client/fork.c */
     int gone; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT: every call fails with it */
     const char *gone_message;
-    bool child; /* of a fork */
+    bool child; /* this is a fork's child */
     uint32_t idle_polls;
     uint32_t worker, spin_us;
     int socket_fd, to_worker_fd, to_client_fd, wake_fd;
@@ -70,31 +69,32 @@ struct mqd_client {
     uint8_t *replies, *data;
     uint32_t submission_count, reply_bytes;
     uint64_t data_bytes, request_bytes; /* of data_bytes: C3 */
-    uint32_t request_bytes_max;         /* the broker takes no larger one */
+    uint32_t request_bytes_max;         /* the broker accepts no larger one */
 
-    uint64_t tail; /* with what is not published yet */
+    uint64_t tail; /* including unpublished submissions */
     uint64_t published;
-    uint64_t head; /* wait: as last dealt with */
+    uint64_t head; /* wait: value last handled */
     uint64_t reply_head;
-    uint32_t unanswered; /* submissions before `tail` that are answered by being passed */
-    uint32_t wants_room; /* wait: somebody looks for submission_head */
-    /* wait: to_client or wake_fd was written, or something was taken in by other calls than
+    uint32_t unanswered; /* submissions before `tail` that count as answered once passed */
+    uint32_t wants_room; /* wait: some thread waits for submission_head */
+    /* wait: to_client or wake_fd was written, or replies were taken in by calls other than
      * mqd_client_poll */
     uint32_t signalled;
     bool polling;
     struct mqd_submitted *submitted;     /* submission_count of them */
-    uint64_t request_tail, request_head; /* bytes of the ring of requests, ever growing */
+    uint64_t request_tail, request_head; /* byte counters of the ring of requests, only increasing */
 
-    uint8_t length[4]; /* the length word of the next one; `length_arrived` of its bytes are here */
+    uint8_t length[4]; /* the length word of the next response; `length_arrived` of its bytes are here */
     uint32_t length_arrived;
-    struct mqd_response *arriving; /* begun in the reply ring; `arrived` of its bytes are here */
+    struct mqd_response *arriving; /* partly received from the reply ring; `arrived` of its bytes are here */
     uint32_t arrived;
     struct mqd_response *first_response, **last_response, *taken;
 
     struct mqd_producer *producer; /* one at a time */
     uint32_t producer_serial;
 
-    void *reader_state;                                    /* the readers' own: mappings and questions on the socket */
+    /* owned by the readers: mappings and queries on the socket */
+    void *reader_state;
     void (*reader_state_close)(struct mqd_client *client); /* called by mqd_client_close, also in a fork's child */
     char client_id[64];
 };
@@ -103,10 +103,10 @@ struct mqd_client {
 int mqd_client_check(const struct mqd_client *client);
 /* Ends the attachment: EPIPE, or MQD_E_CORRUPT with a message. Returns -1. */
 int mqd_client_fail(struct mqd_client *client, int code, const char *message);
-/* Takes in replies and passed submissions, wakes nobody, frees no response that the caller may
- * hold. */
+/* Takes in replies and passed submissions; wakes no thread and frees no response that the caller
+ * may hold. */
 int mqd_client_take(struct mqd_client *client);
-/* One submission, of bytes that lie in `data`; false: the ring is full. Not visible before
+/* Queues one submission of bytes in `data`; false: the ring is full. Not visible before
  * mqd_client_flush. */
 bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_bytes, struct mqd_submitted submitted);
 
@@ -115,12 +115,12 @@ void mqd_client_enlist(struct mqd_client *client);
 void mqd_client_delist(struct mqd_client *client);
 
 /* client/producer.c: called by the attachment */
-/* from the correlation id on; -1: not a response that could be */
+/* from the correlation id on; -1: not a valid response */
 int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes);
 void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
-/* sends what waited for an answer */
+/* sends batches that waited for an answer */
 void mqd_producer_pump(struct mqd_producer *producer);
-/* the attachment goes: the producer is without one until it is moved */
+/* the attachment is closed: the producer has none until it is moved */
 void mqd_producer_on_close(struct mqd_producer *producer);
 
 #endif

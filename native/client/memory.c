@@ -30,7 +30,7 @@ void mqd_client_memory_close(struct mqd_client_memory *memory)
     memory->used = NULL;
 }
 
-/* The first chunk from `at` on that is used (want_used) or free; chunk_count when there is none. */
+/* The first used (want_used) or free chunk from `at` on; chunk_count when there is none. */
 static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool want_used)
 {
     while (at < memory->chunk_count) {
@@ -45,7 +45,7 @@ static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool w
     return at < memory->chunk_count ? at : memory->chunk_count;
 }
 
-/* Where the run that begins at `at` ends; no further than `limit` chunks are looked at. */
+/* The end of the run that begins at `at`; looks at most `limit` chunks ahead. */
 static uint32_t run_end(const struct mqd_client_memory *memory, uint32_t at, uint32_t limit)
 {
     uint32_t end = next(memory, at, true);

@@ -1,4 +1,4 @@
-/* Attaching: hello, welcome, four descriptors, and what is mapped and checked before the first
+/* Attaching: hello, welcome, four descriptors, and mapping and checking everything before the first
  * request. The protocol: shm/local_layout.h. */
 #include "client/internal.h"
 
@@ -25,7 +25,7 @@
 #define REQUEST_BYTES_MAX (8ull << 20)
 #define OTHER_BUILD "; client and broker are of different builds: install the same version of mqd for both"
 
-/* what came with the welcome */
+/* received with the welcome */
 struct attached {
     int fds[MQD_LOCAL_FD_COUNT];
     uint32_t fd_count;
@@ -49,12 +49,13 @@ static int connect_to(const char *path, uint32_t timeout_ms)
     if (fd < 0)
         return mqd_error_system(errno, "a Unix socket cannot be made");
     struct timeval timeout = {.tv_sec = timeout_ms / 1000, .tv_usec = timeout_ms % 1000 * 1000};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout); /* connect waits for room in the backlog by it */
+    /* limits how long connect waits for room in the backlog */
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     int error;
     do
         error = connect(fd, (struct sockaddr *)&address, sizeof address) ? errno : 0;
-    while (error == EINTR); /* waiting for room in the backlog: nothing was begun */
+    while (error == EINTR); /* was waiting for room in the backlog: the connection has not been started */
     if (!error)
         return fd;
     close(fd);
@@ -143,8 +144,8 @@ static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct attach
     return 0;
 }
 
-/* All in the file, none over another, sizes that can be: whoever made the memory means what we
- * mean. */
+/* Checks that all parts are inside the file, do not overlap, and have possible sizes, so that both
+ * sides agree on the layout. */
 static bool geometry_fits(const struct mqd_local_header *header, uint64_t total)
 {
     uint64_t submissions = (uint64_t)header->submission_count * sizeof(struct mqd_local_submission);
@@ -230,7 +231,7 @@ static int attach(struct mqd_client *client, const struct mqd_client_options *op
         client->to_worker_fd = attached.fds[1];
         client->to_client_fd = attached.fds[2];
         fcntl(client->to_client_fd, F_SETFL, fcntl(client->to_client_fd, F_GETFL) | O_NONBLOCK);
-        attached.fds[1] = attached.fds[3]; /* memfd and control segment are not needed once they are mapped */
+        attached.fds[1] = attached.fds[3]; /* once mapped, memfd and control segment are not needed as descriptors */
         attached.fd_count = 2;
         result =
             map_memory(client, attached.fds[0], welcome.total_bytes) || map_control(client, attached.fds[1]) ? -1 : 0;
@@ -310,7 +311,7 @@ void mqd_client_close(struct mqd_client *client)
         client->reader_state_close(client);
     if (client->producer)
         mqd_producer_on_close(client->producer);
-    if (client->memory && !client->child) /* in a fork's child something else may lie there by now */
+    if (client->memory && !client->child) /* in a fork's child another mapping may be there by now */
         munmap(client->memory, client->memory_bytes);
     if (client->control)
         munmap(client->control, client->control_bytes);

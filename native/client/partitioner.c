@@ -1,9 +1,12 @@
-/* Which partition a key belongs to, by librdkafka's partitioners; murmur2 is also the Java
- * client's. A key has to go where other clients send it: the numbers are the contract.
+/* The partition of a key, by librdkafka's partitioners; murmur2 is also the Java client's. A key
+ * must go to the same partition as with other clients: the numbers are the contract.
  *
- *   consistent  CRC-32 (zlib's) of the key; no key is the empty key          consistent_random  no key or an empty one:
- * anywhere murmur2     Java's murmur2, sign bit off; no key is the empty key        murmur2_random     no key: anywhere
- *   fnv1a       Sarama's FNV-1a (absolute value); no key is the empty key    fnv1a_random       no key: anywhere
+ *   consistent         CRC-32 (zlib's) of the key; no key counts as the empty key
+ *   consistent_random  the same; no key or an empty one: any partition
+ *   murmur2            Java's murmur2, sign bit cleared; no key counts as the empty key
+ *   murmur2_random     the same; no key: any partition
+ *   fnv1a              Sarama's FNV-1a (absolute value); no key counts as the empty key
+ *   fnv1a_random       the same; no key: any partition
  *
  * Source: librdkafka's CONFIGURATION.md (`partitioner`), Austin Appleby's MurmurHash2, RFC 1952
  * (CRC-32), the FNV draft by Fowler, Noll, Vo.
@@ -64,7 +67,7 @@ static uint32_t fnv1a(const uint8_t *bytes, uint32_t size)
     return hash & 0x80000000 ? 0u - hash : hash;
 }
 
-/* splitmix64; the high half of a product instead of a remainder. */
+/* splitmix64; takes the high half of a product instead of a remainder. */
 static int32_t anywhere(int32_t partition_count, uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15ull);

@@ -1,5 +1,5 @@
-/* The producer's batches from closed to answered: order, sending, answers, outcomes, again. States
- * and invariants: client/producer.h; records come in by client/append.c. */
+/* The producer's batches from closing to answer: order, sending, answers, outcomes, retries. States
+ * and invariants: client/producer.h; appending records: client/append.c. */
 #include "client/producer.h"
 
 #include <errno.h>
@@ -45,7 +45,7 @@ void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_
     producer->active_count -= --batch->partition->batch_count == 0;
     producer->live_count--;
     if (batch->state == MQD_BATCH_DONE)
-        return; /* its outcome is still to be told */
+        return; /* its outcome has not been reported yet */
     batch->state = MQD_BATCH_FREE;
     mqd_list_append(&producer->free, &batch->node);
 }
@@ -82,14 +82,14 @@ void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_produ
     memset(header + batch->size_bytes, 0, MQD_PRODUCER_TAIL_BYTES);
 }
 
-/* Everything in the header that a client writes, and the checksum over it and the records. */
+/* Writes all header fields that a client sets, and the checksum over header and records. */
 static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batch, int32_t base_sequence)
 {
     uint8_t *header = mqd_producer_data(producer) + batch->place;
     bool numbered = idempotent(producer);
     memset(header, 0, 8);
     mqd_put_be32(header + BATCH_LENGTH_AT, batch->size_bytes - 12);
-    mqd_put_be32(header + 12, UINT32_MAX); /* leader epoch: the broker's */
+    mqd_put_be32(header + 12, UINT32_MAX); /* leader epoch: set by the broker */
     header[16] = 2;
     mqd_put_be16(header + ATTRIBUTES_AT, batch->attributes);
     mqd_put_be32(header + LAST_OFFSET_DELTA_AT, (uint32_t)(batch->record_count - 1));
@@ -106,9 +106,9 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
 
 /* ---- order ---- */
 
-/* Finds what is to be sent next after something has failed: nothing before its time. A batch that
- * was sent before one that stands before it will fail too, or has been written out of turn; either
- * way what is behind it waits for its answer. */
+/* Finds the next batch to send after a failure: in order only. A batch that was sent before an
+ * earlier one was sent again will fail too, or has been written out of order; in both cases later
+ * batches wait for its answer. */
 static void settle(struct mqd_producer_partition *partition)
 {
     uint32_t sent = 0;
@@ -122,8 +122,8 @@ static void settle(struct mqd_producer_partition *partition)
     partition->disturbed = sent < partition->inflight;
 }
 
-/* At the close, while the records are in the caches: with the sequence that it will have if nothing
- * before it is dropped. */
+/* Called when the batch is closed, while the records are in the caches: stamps the sequence that it
+ * will have if no earlier batch is dropped. */
 void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     struct mqd_producer_partition *partition = batch->partition;
@@ -170,8 +170,8 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     return true;
 }
 
-/* An idempotent batch that is sent again is sent alone: what went out with it could push it out of
- * the five batches that the broker remembers, while its own answer is lost again. */
+/* An idempotent batch that is sent again is sent alone: batches sent with it could push it out of
+ * the five that the broker remembers, in case its answer is lost again. */
 static bool may_send(const struct mqd_producer *producer, const struct mqd_producer_partition *partition,
                      const struct mqd_producer_batch *batch)
 {
@@ -236,7 +236,7 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
 
 /* ---- answers ---- */
 
-/* P4, or what is to be told. */
+/* P4, or the error to report. */
 static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset,
                   int64_t log_append_time_ms)
 {
@@ -267,7 +267,7 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
     if (batch->abandoned) {
         mqd_list_remove(&batch->node);
         mqd_producer_batch_free(producer, batch);
-    } else if (error == DUPLICATE_SEQUENCE_NUMBER) { /* it is there, the broker does not remember where */
+    } else if (error == DUPLICATE_SEQUENCE_NUMBER) { /* it is written, but the broker does not remember where */
         judge(producer, batch, 0, -1, -1);
     } else {
         judge(producer, batch, error, base_offset, log_append_time_ms);
@@ -276,7 +276,7 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
         settle(partition);
 }
 
-/* Produce v9..12: one topic, one partition; the rest is skipped over. */
+/* Produce v9..12: one topic, one partition; the rest is skipped. */
 static int parse_answer(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error, int64_t *base_offset,
                         int64_t *log_append_time_ms)
 {
@@ -309,7 +309,7 @@ int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, 
 {
     uint32_t id = mqd_get_be32(bytes), place = id & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
     if ((id >> MQD_PRODUCER_BATCH_BITS & 0x3ff) != (producer->serial & 0x3ff))
-        return 0; /* to the producer before this one, which was closed */
+        return 0; /* for an earlier producer, which was closed */
     struct mqd_producer_batch *batch = &producer->batches[place];
     if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || place >= producer->batches_begun || batch->state != MQD_BATCH_SENT)
         return -1;
@@ -329,7 +329,7 @@ void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t place)
         outcome(producer, &producer->batches[place], 0, -1, -1);
 }
 
-/* ---- what the caller decides ---- */
+/* ---- decisions of the caller ---- */
 
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity)
 {

@@ -1,26 +1,28 @@
-/* The producer among its own files: batches, partitions, and how a batch goes through its life.
- * Public face: client/client.h.
+/* Internal to the producer's files: batches, partitions, and the states of a batch. Public
+ * interface: client/client.h.
  *
  *   OPEN -> QUEUED -> SENT -> (done) | FAILED -> QUEUED (retry) | (drop)
  *
- *   P1  a partition's batches stand in one list in the order of their records; only the last may be
- *       OPEN. They are sent in that order, and none is sent while one before it is QUEUED or
- *       FAILED, or is SENT but before one that stands before it was sent again: so what is sent
- *       again keeps its place.
- *   P2  a SENT batch's bytes are not touched: the worker may be copying them. Only the header of a
- *       batch that is about to be sent is written (stamp).
+ *   P1  a partition's batches are in one list in the order of their records; only the last may be
+ *       OPEN. They are sent in that order. None is sent while an earlier one is QUEUED or FAILED,
+ *       or is SENT but was sent before a batch that precedes it was sent again: so a batch that is
+ *       sent again keeps its place.
+ *   P2  a SENT batch's bytes are not changed, because the worker may be copying them. Only the
+ *       header of a batch about to be sent is written (stamp).
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,
- *       and keeps it. So dropping what was never sent leaves no gap. It is sent again alone:
- *       nothing of its partition goes out beside it.
- *   P4  an answer for a SENT batch that is not the first of its list means that one before it has
- *       failed. If the producer is idempotent, an error of it is a consequence, or will come again:
- *       it goes back to QUEUED unreported.
+ *       and keeps it. So dropping a batch that was never sent leaves no gap. It is sent again
+ *       alone: no other batch of its partition is in flight with it.
+ *   P4  an answer for a SENT batch that is not the first of its list means that an earlier one has
+ *       failed. If the producer is idempotent, an error of this batch is a consequence, or will
+ *       occur again: the batch goes back to QUEUED unreported.
  *   P5  a batch's memory is one run (client/memory.h): room for the frame's head, batch header,
- *       records, three closing bytes. The head's length is known only at the close (it ends with a
- *       varint of the batch's size), so it is put right before the batch then.
+ *       records, three closing bytes. The head's length is known only when the batch is closed (it
+ *       ends with a varint of the batch's size), so the head is then written directly before the
+ *       batch.
  *
- * Bounds: `batches` holds as many as there are chunks; what became of a batch keeps its entry until
- * mqd_producer_deliveries has told it: full is full, whoever does not ask waits.
+ * Bounds: `batches` has as many entries as there are chunks. A finished batch keeps its entry until
+ * mqd_producer_deliveries has returned its outcome: a caller that never calls it fills the table
+ * and must wait.
  */
 #ifndef MQD_CLIENT_PRODUCER_H
 #define MQD_CLIENT_PRODUCER_H
@@ -29,9 +31,9 @@
 #include "client/internal.h"
 #include "client/memory.h"
 
-#define MQD_PRODUCER_BATCH_BITS 20    /* a batch's number is serial << 20 | place in the table */
-#define MQD_PRODUCER_HEAD_BYTES_MAX 9 /* behind the topic's prefix: partition index, varint */
-#define MQD_PRODUCER_TAIL_BYTES 3     /* no tagged fields: partition, topic, request */
+#define MQD_PRODUCER_BATCH_BITS 20    /* a batch's number is serial << 20 | index in the table */
+#define MQD_PRODUCER_HEAD_BYTES_MAX 9 /* after the topic's prefix: partition index, varint */
+#define MQD_PRODUCER_TAIL_BYTES 3     /* empty tagged fields: partition, topic, request */
 #define MQD_RECORD_HEADERS_NONE 1
 
 enum mqd_batch_state {
@@ -49,21 +51,21 @@ struct mqd_producer_batch {
     struct mqd_node lingering; /* in the producer's `open` */
     struct mqd_producer_partition *partition;
     uint64_t number;
-    uint64_t place; /* of the batch's header, in `data` */
+    uint64_t place; /* position of the batch's header in `data` */
     uint32_t first_chunk, chunk_count;
     uint32_t size_bytes;  /* from the batch's header on */
-    uint32_t limit_bytes; /* what size_bytes may become */
+    uint32_t limit_bytes; /* limit of size_bytes */
     int32_t record_count;
     uint16_t attributes;
-    uint64_t sent_serial; /* counts sendings */
+    uint64_t sent_serial; /* order of sending */
     uint8_t state;
-    bool resent;    /* not for the first time under this identity */
-    bool abandoned; /* SENT, and its caller has dropped it */
+    bool resent;    /* not sent for the first time under this identity */
+    bool abandoned; /* SENT, but its caller has dropped it */
     int64_t base_timestamp_ms, max_timestamp_ms;
     int64_t opened_us;
     int32_t base_sequence;      /* as stamped */
     uint32_t stamped_identity;  /* 0 = not stamped */
-    uint32_t sequence_identity; /* under which the sequence is fixed: P3 */
+    uint32_t sequence_identity; /* under which its sequence is fixed: P3 */
     int16_t error;
     int64_t base_offset, log_append_time_ms;
 };
@@ -75,20 +77,20 @@ struct mqd_producer_partition {
     uint32_t batch_count; /* open and closed */
     struct mqd_producer_batch *open;
     struct mqd_node closed;          /* QUEUED, SENT, FAILED */
-    struct mqd_producer_batch *next; /* the first of them that is not SENT; NULL also while it must wait (P1) */
-    bool disturbed;                  /* one that is SENT stands behind one that is not, or that was sent after it */
-    struct mqd_node ready;           /* in the producer's `ready` when something may be sent */
+    struct mqd_producer_batch *next; /* the first that is not SENT; NULL also while it must wait (P1) */
+    bool disturbed;                  /* a SENT one follows one that is not SENT, or that was sent after it */
+    struct mqd_node ready;           /* in the producer's `ready` when a batch may be sent */
     int32_t next_sequence;           /* of the next batch that is sent for the first time */
-    int32_t planned_sequence;        /* of the next batch that is closed, if all before it are sent */
+    int32_t planned_sequence;        /* of the next batch to be closed, if all earlier ones are sent */
 };
 
 struct mqd_producer_topic {
     int32_t number;
     int32_t partition_count;
     uint32_t partitioner;
-    int32_t sticky; /* where records without key go until that batch is closed; -1 = nowhere yet */
+    int32_t sticky; /* partition of records without key until its batch is closed; -1 = none yet */
     struct mqd_producer_partition **partitions;
-    uint8_t *prefix; /* the request from the api key to the partition count */
+    uint8_t *prefix; /* the request from the api key up to the partition count */
     uint32_t prefix_bytes;
     int16_t name_bytes;
     char name[MQD_TOPIC_NAME_BYTES_MAX + 1];
@@ -98,9 +100,9 @@ struct mqd_producer {
     struct mqd_client *client; /* NULL: its attachment was closed */
     struct mqd_producer_options options;
     char *transactional_id;
-    uint32_t serial;   /* of producers on this attachment: in the correlation ids */
-    uint32_t identity; /* counts mqd_producer_set_identity; from 1 */
-    uint64_t base;     /* of our part of `data` */
+    uint32_t serial;   /* number of the producer on this attachment, part of correlation ids */
+    uint32_t identity; /* incremented by mqd_producer_set_identity; from 1 */
+    uint64_t base;     /* of the producer's part of `data` */
     struct mqd_client_memory memory;
     uint64_t used_bytes, used_bytes_max; /* in whole chunks */
     uint64_t outstanding_records;
@@ -108,7 +110,7 @@ struct mqd_producer {
     uint64_t batch_serial, sent_serial;
     struct mqd_producer_batch *batches;
     uint32_t batch_count;   /* entries of `batches` */
-    uint32_t batches_begun; /* entries that were ever used; those beyond are untouched memory */
+    uint32_t batches_begun; /* entries ever used; those beyond are untouched memory */
     uint32_t sent_count;
     uint32_t active_count;           /* partitions that have batches */
     uint32_t open_count, live_count; /* batches that are OPEN; that have memory */
@@ -118,14 +120,14 @@ struct mqd_producer {
 };
 
 /* client/producer.c */
-/* sends what may be; false: no submission is free */
+/* sends what is permitted; false: no submission is free */
 bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition);
-/* its memory, its entry */
+/* frees its memory and its entry */
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 /* P5, and the closing bytes */
 void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 
-/* closed: behind the others of its partition */
+/* queues a closed batch after the others of its partition */
 void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 
 /* client/append.c */
@@ -137,7 +139,7 @@ static inline uint8_t *mqd_producer_data(const struct mqd_producer *producer)
     return producer->client->data;
 }
 
-/* Sequences wrap to 0 behind INT32_MAX. */
+/* Sequences wrap to 0 after INT32_MAX. */
 static inline int32_t mqd_sequence_after(int32_t sequence, int32_t record_count)
 {
     return (int32_t)(((uint32_t)sequence + (uint32_t)record_count) & INT32_MAX);

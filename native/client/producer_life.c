@@ -1,4 +1,4 @@
-/* A producer's beginning and end, its topics, and its move to another attachment. */
+/* Opening and closing a producer, its topics, and moving it to another attachment. */
 #include "client/producer.h"
 
 #include <errno.h>
@@ -43,7 +43,7 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
 {
     if (client->producer)
         return mqd_error_set(MQD_E_INVALID, "the attachment has a producer: one at a time");
-    if (client->head != client->tail) { /* they may lie where new batches would come to lie */
+    if (client->head != client->tail) { /* they may occupy memory that new batches would use */
         mqd_client_flush(client);
         if (mqd_client_take(client))
             return -1;
@@ -107,7 +107,7 @@ struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct m
         return NULL;
     }
     producer->batch_count = producer->memory.chunk_count;
-    /* untouched entries are no memory yet */
+    /* untouched entries do not occupy memory yet */
     producer->batches = calloc(producer->batch_count, sizeof *producer->batches);
     if (producer->batches)
         return producer;
@@ -160,7 +160,7 @@ static uint8_t *put_compact(uint8_t *at, const char *text, size_t size)
     return (uint8_t *)memcpy(at, text, size) + size;
 }
 
-/* The request up to the partition's index; the correlation id is filled in for each batch. */
+/* The request up to the partition's index; the correlation id is set for each batch. */
 static int make_prefix(const struct mqd_producer *producer, struct mqd_producer_topic *topic)
 {
     const struct mqd_producer_options *options = &producer->options;
@@ -264,7 +264,7 @@ int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int3
     return grow(topic, partition_count) ? -1 : topic->number;
 }
 
-/* ---- to another attachment ---- */
+/* ---- moving to another attachment ---- */
 
 struct move {
     struct mqd_client_memory memory; /* of the new attachment */
@@ -323,7 +323,7 @@ static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch 
     batch->place = place;
 }
 
-/* What was sent is to be sent again; what was abandoned is not waited for any more. */
+/* Sent batches must be sent again; abandoned ones are no longer awaited. */
 static void forget_sent(struct mqd_producer *producer)
 {
     for (uint32_t i = 0; i < producer->batches_begun; i++) {
@@ -370,7 +370,7 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     if (old->child || to->producer_serial)
         return mqd_error_set_static(
             MQD_E_INVALID, "a producer moves to an attachment that had none before, in the process that opened it");
-    mqd_client_take(old); /* what was answered before the end */
+    mqd_client_take(old); /* handles answers that arrived before the end */
     if (plan(producer, to, &move)) {
         free(move.first_chunks);
         mqd_client_memory_close(&move.memory);

@@ -1,12 +1,12 @@
-/* Walks one partition's segment files for a local client. Promises: client/reader.h; invariants:
+/* Walks one partition's segment files for a local client. Interface: client/reader.h; invariants:
  * client/reader_state.h.
  *
- *   next:  look at the slot -> (no mapping: ask where the position is) -> batch by batch: decode,
- *          CRC, transactions, records into columns -> stop
+ *   next:  read the slot -> (no mapping: query the segment of the position) -> batch by batch:
+ *          decode, CRC, transactions, records into columns -> stop
  *
- * The segment that is written to grows under the walk, up to the published high watermark; one that
- * is sealed ends at its size, and the reader asks for the next. The broker is asked again also when
- * the slot is not the partition's any more: it, not the slot, says that a partition is gone.
+ * The active segment grows during the walk, up to the published high watermark; a sealed one ends
+ * at its size, and the reader queries the next. The broker is also queried when the slot no longer
+ * belongs to the partition: only the broker, not the slot, can report that a partition is gone.
  */
 #include "client/reader_state.h"
 
@@ -21,7 +21,7 @@
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below */
-#define ASK_COUNT_MAX 8 /* in one call: more is given back to the caller, who may have something else to do */
+#define ASK_COUNT_MAX 8              /* per call: beyond it the call returns, because the caller may have other work */
 #define STOP_NONE UINT32_MAX
 
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
@@ -159,7 +159,7 @@ static int look_at_slot(struct mqd_segment_reader *reader, struct mqd_partition_
     return is_the_partition(reader, view) ? SLOT_OURS : SLOT_UNKNOWN;
 }
 
-/* Sets `bounds`; or returns why nothing can be read. */
+/* Sets `bounds`, or returns why nothing can be read. */
 static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, struct mqd_read_state *state)
 {
     struct mqd_partition_view view;
@@ -167,7 +167,7 @@ static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, s
     if (!reader->source.control)
         return STOP_NONE;
     int slot = look_at_slot(reader, &view);
-    if (slot == SLOT_UNKNOWN) { /* the broker says what has become of the partition */
+    if (slot == SLOT_UNKNOWN) { /* the broker reports what has become of the partition */
         leave_mapping(reader);
         reader->slot_known = false;
         return STOP_NONE;
@@ -184,8 +184,8 @@ static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, s
     return reader->position >= bounds->end_offset ? MQD_READ_END : STOP_NONE;
 }
 
-/* Where the readable bytes of the mapped segment end (S1). *rolled: it grows no more, and nobody
- * has told its size. */
+/* The end of the readable bytes of the mapped segment (S1). *rolled: it no longer grows, but its
+ * size is not known here. */
 static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const struct bounds *bounds, bool *rolled)
 {
     *rolled = false;
@@ -199,14 +199,14 @@ static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const st
     return reader->size_bytes;
 }
 
-/* ---- asking where the position is ---- */
+/* ---- querying the segment of the position ---- */
 
 static int refuse_answer(const char *what)
 {
     return mqd_error_set(MQD_E_CORRUPT, "the broker's answer about a segment makes no sense: %s", what);
 }
 
-/* The base offset may be above the position: what lay between was compacted away. */
+/* The base offset may be above the position: the records in between were compacted away. */
 static int check_answer(const struct mqd_segment_reader *reader, const struct mqd_local_segment *answer)
 {
     if (answer->base_offset < 0)
@@ -260,13 +260,13 @@ static int ask(struct mqd_segment_reader *reader, struct mqd_read_state *state)
 
 /* ---- the walk ---- */
 
-/* of one call */
+/* state of one call */
 struct walk {
     struct mqd_segment_reader *reader;
     struct mqd_record_view *out;
     struct mqd_read_state *state;
     struct bounds bounds;
-    uint64_t bytes_left; /* of bytes_max */
+    uint64_t bytes_left; /* remaining part of bytes_max */
     bool check_crc;
     uint32_t ask_count;
 };
@@ -289,8 +289,8 @@ static void batch_end(struct mqd_segment_reader *reader)
     reader->checked_at = reader->decoded_at = MQD_NOWHERE;
 }
 
-/* Decodes the batch at `at` and sees to it that all of it may be touched. STOP_NONE or CORRUPT;
- * *failed: the file could not be read. */
+/* Decodes the batch at `at` and ensures that all of it may be read. STOP_NONE or CORRUPT; *failed:
+ * the file could not be read. */
 static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
 {
     struct mqd_segment_reader *reader = walk->reader;
@@ -321,15 +321,15 @@ static bool same_kind(const struct mqd_record_view *out, const struct mqd_batch 
            out->timestamp_type == (batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0);
 }
 
-/* The batch at `at` is decoded: its records are begun, or it is passed over. STOP_NONE, or why
- * neither. */
+/* The batch at `at` is decoded: begins its records, or skips it. STOP_NONE, or why neither is
+ * possible. */
 static uint32_t batch_begin(struct walk *walk)
 {
     struct mqd_segment_reader *reader = walk->reader;
     struct mqd_record_view *out = walk->out;
     const struct mqd_batch *batch = &reader->batch;
     const uint8_t *bytes = reader->mapping->bytes + reader->at;
-    /* only behind an ask: the place it told is that of a batch before */
+    /* only after a query: the returned place is that of an earlier batch */
     if (batch->base_offset + batch->last_offset_delta < reader->position) {
         batch_end(reader);
         return STOP_NONE;
@@ -372,7 +372,7 @@ static uint32_t batch_begin(struct walk *walk)
     return STOP_NONE;
 }
 
-/* Records of the batch that the walk is in. */
+/* Takes records of the current batch. */
 static uint32_t batch_take(struct walk *walk)
 {
     struct mqd_segment_reader *reader = walk->reader;
@@ -397,7 +397,7 @@ static uint32_t batch_take(struct walk *walk)
     return walk->bytes_left == 0 || out->count == out->capacity ? MQD_READ_FULL : STOP_NONE;
 }
 
-/* Asks where the position is, unless the caller is to have his turn first. -1: failed. */
+/* Queries the segment of the position, unless the call should return first. -1: failed. */
 static int go_on_elsewhere(struct walk *walk, uint32_t *stop)
 {
     *stop = MQD_READ_SEGMENT;
@@ -411,21 +411,21 @@ static int go_on_elsewhere(struct walk *walk, uint32_t *stop)
     return result;
 }
 
-/* Every readable byte of the mapping was walked. */
+/* All readable bytes of the mapping have been walked. */
 static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;
     *stop = MQD_READ_END;
     if (!reader->source.control || (!rolled && (!reader->sealed || reader->at < reader->size_bytes)))
         return 0;
-    if (rolled) /* mapped still: the file is perhaps the same, then it need not be mapped again */
+    if (rolled) /* kept mapped: the answer may name the same file, which then need not be mapped again */
         return go_on_elsewhere(walk, stop);
     reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
     leave_mapping(reader);
     return reader->position >= walk->bounds.end_offset ? 0 : go_on_elsewhere(walk, stop);
 }
 
-/* One batch, or a part of it, or the step to the next segment. -1: failed. */
+/* Handles one batch, a part of it, or the step to the next segment. -1: failed. */
 static int step(struct walk *walk, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;
@@ -463,7 +463,7 @@ static int run(struct walk *walk)
         if (step(walk, &stop) < 0) {
             if (count == 0)
                 return -1;
-            stop = MQD_READ_SEGMENT; /* what there is first; the error comes again */
+            stop = MQD_READ_SEGMENT; /* returns the records so far; the error will occur again */
         }
     }
     walk->state->stop = stop;

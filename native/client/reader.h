@@ -1,17 +1,17 @@
-/* Readers of a local client: one partition's records, straight from mapped segment files. They
- * stand on the attachment (client/client.h), whose rules about errors and fork are theirs too.
+/* Readers of a local client: one partition's records, directly from mapped segment files. They use
+ * the attachment (client/client.h), whose rules about errors and fork apply.
  *
- * A reader follows its partition without a request: how far it may read stands in the control
- * segment; only where a segment begins it asks on the attachment's socket, once a segment.
+ * A reader follows its partition without requests: the control segment says how far it may read.
+ * Only to find a segment it sends a query on the attachment's socket, once per segment.
  *
- * Lifetime: keys, values and headers are not copied, a view's positions count from `base`, the
- * mapping of a segment file. That is good until the reader's next call of mqd_segment_reader_next,
- * or for longer by mqd_segment_reader_hold, until mqd_client_mapping_release: also when the segment
- * has been deleted or compacted since, when the reader, the client or the broker has ended.
- * Concurrency: one thread at a time per reader. Readers may run beside each other and beside
- * everything else on their client; mqd_client_close waits for the calls under way, later ones fail
- * with EPIPE (mqd_segment_reader_move gives the reader another client). Release a mapping on any
- * thread.
+ * Lifetime: keys, values and headers are not copied; a view's positions count from `base`, the
+ * mapping of a segment file. The mapping is valid until the reader's next call of
+ * mqd_segment_reader_next, or, after mqd_segment_reader_hold, until mqd_client_mapping_release;
+ * also when the segment has since been deleted or compacted, or the reader, the client or the
+ * broker has ended. Concurrency: one thread at a time per reader. Readers may run in parallel with
+ * each other and with everything else on their client; mqd_client_close waits for running calls,
+ * and later ones fail with EPIPE (mqd_segment_reader_move gives the reader another client). A
+ * mapping may be released on any thread.
  */
 #ifndef MQD_CLIENT_READER_H
 #define MQD_CLIENT_READER_H
@@ -22,27 +22,27 @@
 #include "client/client.h"
 /* MQD_CDEF_ON */
 
-struct mqd_segment_reader; /* one partition, from an offset on, straight from mapped segment files */
+struct mqd_segment_reader; /* one partition, from an offset on, directly from mapped segment files */
 struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16],
                                                    int32_t partition_index, int64_t offset, int8_t isolation_level);
-/* One segment file by itself, without a broker, as far as it goes. */
+/* Reads a single segment file, without a broker, to its end. */
 struct mqd_segment_reader *mqd_segment_reader_open_file(const char *path, int64_t base_offset, int64_t offset,
                                                         int8_t isolation_level);
-/* To another attachment, for its own has ended: position and aborted transactions stay, views that
- * are held too. */
+/* Moves the reader to another attachment, when its own has ended: its position, aborted
+ * transactions and held views are kept. */
 int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client *to);
-/* The next record is the one at `offset`; what was known of aborted transactions is forgotten.
- * Costs nothing before the next read. */
+/* The next record will be the one at `offset`; known aborted transactions are forgotten. Takes
+ * effect at the next read. */
 void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset);
 void mqd_segment_reader_close(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
-/* The aborted transactions below `until_offset` that overlap what comes: (producer id, first
- * offset). For read_committed. They replace what was known: ask for them with the reader's
- * position, by a Fetch for positions alone, whose last_stable_offset is `until_offset`. */
+/* For read_committed: the aborted transactions below `until_offset` that overlap the records to
+ * come, as (producer id, first offset). They replace the previous ones. Request them at the
+ * reader's position, by a Fetch for positions only, whose last_stable_offset is `until_offset`. */
 int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
                                    const int64_t *first_offsets, uint32_t count, int64_t until_offset);
 
-/* columns over records; arrays of `capacity`, the caller's */
+/* records as columns; arrays of `capacity`, owned by the caller */
 struct mqd_record_view {
     uint32_t capacity, count;
     const uint8_t *base; /* key and value positions are bytes from here: the mapping of the segment */
@@ -58,25 +58,26 @@ struct mqd_record_view {
     int32_t leader_epoch;
     int8_t timestamp_type;
 };
-/* what comes behind the records that were given out, if any */
+/* what follows the returned records */
 enum mqd_read_stop {
-    /* nothing more below the high watermark (last stable offset) for now; or the partition has no
-     * leader just now: a Fetch tells */
+    /* no more records below the high watermark (last stable offset) for now; or the partition has
+     * no leader at present: a Fetch reports that */
     MQD_READ_END,
-    MQD_READ_FULL, /* capacity or bytes_max is */
-    /* the next records are in another mapping, or of another leader epoch or timestamp type: take
-     * these first, then call again */
+    MQD_READ_FULL, /* capacity or bytes_max is reached */
+    /* the next records are in another mapping, or have another leader epoch or timestamp type:
+     * handle these first, then call again */
     MQD_READ_SEGMENT,
-    /* the next batch is compressed: compressed_position (of its header), compressed_bytes (with
-     * it), codec; mqd_segment_reader_skip after it was dealt with */
+    /* the next batch is compressed: compressed_position (of its header), compressed_bytes
+     * (including it), codec; call mqd_segment_reader_skip after handling it */
     MQD_READ_COMPRESSED,
-    /* a transactional batch beyond what mqd_segment_reader_set_aborted knows: ask, then call again */
+    /* a transactional batch beyond the offset given to mqd_segment_reader_set_aborted: request
+     * more, then call again */
     MQD_READ_ABORTED,
     MQD_READ_OUT_OF_RANGE, /* the position is below the log start or beyond the log end: seek */
-    /* kafka_error 2, mqd_error_message() says what and where; mqd_segment_reader_skip leaves the
-     * batch out, if its header is sound */
+    /* kafka_error 2, mqd_error_message() describes what and where; mqd_segment_reader_skip skips
+     * the batch, if its header is valid */
     MQD_READ_CORRUPT,
-    MQD_READ_GONE /* kafka_error: the broker's word on the partition (3, 56, 100...) */
+    MQD_READ_GONE /* kafka_error: the broker's error for the partition (3, 56, 100...) */
 };
 struct mqd_read_state {
     uint32_t stop;
@@ -85,38 +86,39 @@ struct mqd_read_state {
     uint32_t compressed_bytes;
     int32_t kafka_error;
 };
-/* Fills `out` with the next records, one mapping a call, in order. check_crc: batches are verified
- * (once each). bytes_max: no further batch is begun when that much of the segment has been walked;
- * one always is. A capacity of 0 only looks at what comes. Returns 0, or -1 (EPIPE, ETIMEDOUT,
- * EIO...), with nothing read. */
+/* Fills `out` with the next records, from one mapping per call, in order. check_crc: batches are
+ * verified (once each). bytes_max: no further batch is begun when that much of the segment has been
+ * walked; at least one is. With a capacity of 0 it only reports what follows. Returns 0, or -1
+ * (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
 int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc,
                             struct mqd_record_view *out, struct mqd_read_state *state);
-int mqd_segment_reader_skip(struct mqd_segment_reader *reader); /* the compressed or corrupt batch at the position */
-/* Records of a decompressed batch: `header` is its 61 bytes, `records` what was decompressed;
- * records below from_offset are left out. Takes no more than out->capacity: a batch has no more
- * records than its header says (bytes 57 to 60). -1: MQD_E_CORRUPT, those before the damage are in
- * `out`. */
+/* skips the compressed or corrupt batch at the position */
+int mqd_segment_reader_skip(struct mqd_segment_reader *reader);
+/* Parses the records of a decompressed batch: `header` is its 61 bytes, `records` the decompressed
+ * bytes; records below from_offset are skipped. Takes no more than out->capacity: a batch has no
+ * more records than its header states (bytes 57 to 60). -1: MQD_E_CORRUPT; the records before the
+ * damage are in `out`. */
 int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset,
                         struct mqd_record_view *out);
-/* high watermark, or last stable offset for read_committed; free. -1: not known (yet) */
+/* high watermark, or last stable offset for read_committed; without a request. -1: not known (yet) */
 int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
-/* One more reference on the mapping of the last view. Returns its name, 0 = the last call gave none
- * out. `client` of the release may be NULL, or closed long since. */
+/* Takes another reference on the mapping of the last view. Returns its handle, 0 = the last call
+ * returned no view. On release `client` may be NULL, or already closed. */
 uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader);
 void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
 
-/* ---- columns into other shapes. `positions` count from base, sizes of -1 are nulls; bounds are
- * the view's ---- */
+/* ---- conversion of columns. `positions` count from base, sizes of -1 are nulls; bounds are the
+ * view's ---- */
 
-/* The blobs one after another into `out`; offsets[count + 1] (NULL = not wanted) where each begins,
- * a null where the next does. Returns the bytes, -1 MQD_E_FULL when there are more than `capacity`:
- * nothing is written behind it. */
+/* Copies the blobs consecutively into `out`; offsets[count + 1] (NULL = not wanted) receives the
+ * start of each (for a null, that of the next). Returns the bytes, -1 MQD_E_FULL when there are
+ * more than `capacity`: nothing is written beyond it. */
 int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const int32_t *sizes, uint32_t count,
                            uint8_t *out, uint64_t capacity, int64_t *offsets);
 /* Arrow's BinaryView: 16 bytes each in `views`, buffer 0 beginning at base + origin; `validity`
- * (NULL = not wanted) a bitmap, least significant bit first. Returns the nulls, -1 MQD_E_INVALID
- * when a blob does not lie within 2^31 bytes of the origin. */
+ * (NULL = not wanted) a bitmap, least significant bit first. Returns the number of nulls, -1
+ * MQD_E_INVALID when a blob is not within 2^31 bytes of the origin. */
 int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *positions, const int32_t *sizes,
                           uint32_t count, uint8_t *views, uint8_t *validity);
 

@@ -1,10 +1,9 @@
-/* Which batches read_committed leaves out: those of transactions that were aborted. See
- * client/reader_state.h.
+/* The batches that read_committed skips: those of aborted transactions. See client/reader_state.h.
  *
- * The broker tells the aborted transactions of a range (producer id, first offset). One is under
- * way from its first offset to its producer's ABORT marker; transactional batches of its producer
- * are left out meanwhile. A producer has one transaction at a time, so its id is enough. Source:
- * KIP-98 ("Reading committed messages").
+ * The broker reports the aborted transactions of a range (producer id, first offset). One is
+ * ongoing from its first offset to its producer's ABORT marker; transactional batches of the
+ * producer are skipped in between. A producer has one transaction at a time, so its id is
+ * sufficient. Source: KIP-98 ("Reading committed messages").
  */
 #include "client/reader_state.h"
 

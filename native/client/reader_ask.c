@@ -1,13 +1,13 @@
-/* Where a local client's readers get their segments: by a question on the attachment's socket.
+/* How a local client's readers get their segments: by a query on the attachment's socket.
  *
- * Owns the attachment's `reader_state`: what all readers of a client share. It outlives the client,
- * until its last reader is closed.
- *   R1  whoever reads the socket or the control segment has entered (read lock), mqd_client_close
- *       takes the write lock: so neither ends under a reader.
- *   R2  one question at a time, answered in order; an answer of another number is late (its asker
+ * Owns the attachment's `reader_state`, which all readers of a client share. It outlives the
+ * client, until its last reader is closed.
+ *   R1  a thread that reads the socket or the control segment has entered (read lock), and
+ *       mqd_client_close takes the write lock: so neither is closed under a reader.
+ *   R2  one query at a time, answered in order; an answer with another number is late (its caller
  *       had stopped waiting) and is dropped with its descriptor.
- * Concurrency: any number of readers on any threads. The socket is read here and nowhere else:
- * others may poll it for POLLHUP.
+ * Concurrency: any number of readers on any threads. The socket is read only here; other code may
+ * poll it for POLLHUP.
  */
 #include <errno.h>
 #include <poll.h>
@@ -24,16 +24,16 @@
 #include "client/internal.h"
 #include "client/reader_state.h"
 
-/* a worker answers within one turn of its loop; one that takes longer is stuck in a disk */
+/* a worker answers within one turn of its loop; one that takes longer is blocked by a disk */
 #define ANSWER_TIMEOUT_MS 10000
 
 struct reader_state {
-    uint64_t references;       /* atomic: the client's, and one of each reader */
+    uint64_t references;       /* atomic: one of the client, and one of each reader */
     pthread_rwlock_t entered;  /* R1 */
     pthread_mutex_t asking;    /* R2 */
-    struct mqd_client *client; /* under `entered`; NULL: it was closed */
-    /* atomic: nobody enters any more, for readers that come and go would keep the closing one out
-     * for ever */
+    struct mqd_client *client; /* under `entered`; NULL: the client was closed */
+    /* atomic: no thread may enter any more; otherwise a steady flow of readers could block closing
+     * forever */
     uint32_t closing;
     uint32_t number; /* under `asking` */
 };
@@ -55,10 +55,10 @@ static void on_client_close(struct mqd_client *client)
     client->reader_state = NULL;
     if (!state)
         return;
-    /* in a fork's child another thread's lock may never be given back */
+    /* in a fork's child another thread's lock may never be released */
     if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) {
         mqd_store_release(&state->closing, 1u);
-        shutdown(client->socket_fd, SHUT_RDWR); /* nobody waits for an answer any longer */
+        shutdown(client->socket_fd, SHUT_RDWR); /* no reader waits for an answer any longer */
         pthread_rwlock_wrlock(&state->entered);
         state->client = NULL;
         pthread_rwlock_unlock(&state->entered);
@@ -68,7 +68,7 @@ static void on_client_close(struct mqd_client *client)
     state_release(state);
 }
 
-/* One more reference on the client's state, which is made by the first reader. NULL: no memory. */
+/* Takes a reference on the client's state, which the first reader creates. NULL: no memory. */
 static struct reader_state *state_of(struct mqd_client *client)
 {
     static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
@@ -114,7 +114,7 @@ static void source_close(void *context)
     state_release(context);
 }
 
-/* ---- question and answer ---- */
+/* ---- query and answer ---- */
 
 static int64_t now_ms(void)
 {
@@ -123,8 +123,8 @@ static int64_t now_ms(void)
     return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* One packet. *fd is what came with it, or -1. Returns its size, 0 at the end of the attachment, -1
- * errno. */
+/* Receives one packet. *fd is the descriptor that came with it, or -1. Returns its size, 0 at the
+ * end of the attachment, -1 errno. */
 static ssize_t receive(int socket_fd, struct mqd_local_segment *answer, int *fd)
 {
     union {
@@ -168,7 +168,7 @@ static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segm
             return mqd_error_system(errno, "reading the broker's answer about a segment");
         if (size == sizeof *answer && answer->kind == MQD_LOCAL_ASK_SEGMENT && answer->number == number)
             return 0;
-        if (size > 0) { /* late, or of a kind that a later broker has */
+        if (size > 0) { /* late, or of a kind that only a later broker sends */
             if (*fd >= 0)
                 close(*fd);
             continue;
@@ -214,7 +214,7 @@ static int take_answer(const struct mqd_local_segment *answer, int fd, struct mq
     return 0;
 }
 
-/* Entered. */
+/* Must have entered. */
 static int client_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
                          struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {

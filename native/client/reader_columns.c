@@ -1,5 +1,5 @@
-/* Columns of a view into the shapes that others take: one buffer of all values, Arrow's BinaryView.
- * Declared in client/reader.h.
+/* Converts columns of a view: to one buffer of all values, or to Arrow's BinaryView. Declared in
+ * client/reader.h.
  *
  * Source: Arrow's columnar format, "Variable-size Binary View Layout": int32 size, then 12 bytes
  * inline, or a prefix of 4 bytes, int32 buffer, int32 position in it.

@@ -1,4 +1,4 @@
-/* One segment file by itself as the source of a reader: without a broker, for tools and tests. */
+/* A single segment file as the source of a reader: without a broker, for tools and tests. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

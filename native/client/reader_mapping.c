@@ -1,8 +1,9 @@
-/* Mappings of segment files: counted, populated before they are touched. See client/reader_state.h.
+/* Mappings of segment files: reference counted, populated before they are read. See
+ * client/reader_state.h.
  *
- * A file that is unlinked, or replaced by compaction, stays as it was as long as it is mapped: that
- * is what makes a view good for as long as it is held. Concurrency: populate by one thread at a
- * time; hold and release by any.
+ * A file that is unlinked, or replaced by compaction, is unchanged as long as it is mapped: that
+ * keeps a view valid as long as it is held. Concurrency: populate by one thread at a time; hold and
+ * release by any.
  */
 #include "client/reader_state.h"
 
@@ -20,7 +21,7 @@
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 #define WINDOW_BYTES (1u << 20)
-#define BEHIND_BYTES (16u << 20) /* of what was walked: stays, for views that are being looked at */
+#define BEHIND_BYTES (16u << 20) /* of the walked part: stays mapped in, for views still in use */
 
 static struct mqd_segment_mapping *mapping_new(const uint8_t *bytes, uint64_t map_bytes, bool mapped)
 {
@@ -101,7 +102,8 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping)
     free(mapping);
 }
 
-/* In steps as large as what stays: unmapping costs the same as at the mapping's end. */
+/* Releases in steps as large as the part that stays: the total cost equals that of unmapping once
+ * at the end. */
 static void let_go(struct mqd_segment_mapping *mapping, uint64_t from)
 {
     if (from < mapping->let_go_bytes + 2 * (uint64_t)BEHIND_BYTES)
@@ -120,13 +122,13 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
     uint64_t stop = start + WINDOW_BYTES > end ? start + WINDOW_BYTES : end;
     stop = stop < limit ? stop : limit;
     uint8_t *at = (uint8_t *)mapping->bytes + start;
-    /* Other errors: an older kernel, or no memory just now; then the pages come when they are
-     * touched. */
+    /* Other errors: an older kernel, or no memory at present; the pages are then loaded on first
+     * access. */
     if (madvise(at, stop - start, MADV_POPULATE_READ) < 0 && (errno == EFAULT || errno == EIO || errno == EHWPOISON))
         return mqd_error_system(EIO, "reading a segment file at byte %llu", (unsigned long long)start);
     mapping->populated_bytes = stop;
     let_go(mapping, start);
-    if (stop < limit) /* what comes next is read while this is walked; costs little when it is cached */
+    if (stop < limit) /* reads ahead while this part is walked; costs little when it is cached */
         madvise((uint8_t *)mapping->bytes + (stop & ~(page - 1)),
                 (limit - stop < WINDOW_BYTES ? limit - stop : WINDOW_BYTES) + (stop & (page - 1)), MADV_WILLNEED);
     return 0;

@@ -1,8 +1,8 @@
-/* The records of a batch into columns: the hot loop of a local consumer. See client/reader_state.h
- * (S4) and wire/records.c for the format.
+/* Decodes the records of a batch into columns: the hot loop of a local consumer. See
+ * client/reader_state.h (S4) and wire/records.c for the format.
  *
- * Offset deltas must rise and stay within the batch (compaction leaves gaps). Header sections are
- * measured, not looked into.
+ * Offset deltas must increase and stay within the batch (compaction leaves gaps). Header sections
+ * are measured, not parsed.
  */
 #include "client/reader_state.h"
 
@@ -10,9 +10,9 @@
 #include "base/varint.h"
 #include "wire/record_scan.h" /* attribute bits */
 
-#define RECORD_BYTES_MIN 7 /* with its length: see wire/batch.c */
+#define RECORD_BYTES_MIN 7 /* including its length: see wire/batch.c */
 
-/* Sizes of up to 8 KiB and the deltas of most batches take one or two bytes. */
+/* Fast path: sizes of up to 8 KiB and the deltas of most batches take one or two bytes. */
 static inline const uint8_t *number(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
     if (end - at >= 2) {
@@ -109,7 +109,7 @@ int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct m
         if (offset < from_offset)
             continue;
         out->offsets[count] = offset;
-        /* modulo 2^64: any two numbers may stand in a batch */
+        /* modulo 2^64: a batch may contain any two numbers */
         out->timestamps_ms[count] =
             (int64_t)((uint64_t)walk->base_timestamp_ms + (walk->append_time ? 0 : (uint64_t)record.timestamp_delta));
         out->key_positions[count] = (uint64_t)(record.key - base);

@@ -1,8 +1,8 @@
-/* The few requests that a C program needs beside producing: where a topic is, and waiting for
- * records. Whoever has an encoder of his own (Python) uses mqd_client_submit.
+/* The few requests that a C program needs besides producing: finding a topic, and waiting for
+ * records. Programs with their own encoder (Python) use mqd_client_submit.
  *
- * Metadata 12 and Fetch 13, because both name topics by id. What the broker says is parsed with
- * every length checked; what is of no use is skipped over.
+ * Metadata 12 and Fetch 13, because both name topics by id. The broker's answers are parsed with
+ * every length checked; unused fields are skipped.
  */
 #include "client/internal.h"
 
@@ -39,7 +39,7 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Takes the response to `correlation_id` out of the queue; others stay. NULL: not there yet. */
+/* Removes the response to `correlation_id` from the queue; others stay. NULL: not arrived yet. */
 static struct mqd_response *take_response(struct mqd_client *client, uint32_t correlation_id)
 {
     for (struct mqd_response **link = &client->first_response; *link; link = &(*link)->next) {
@@ -157,7 +157,7 @@ int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t 
     at = mqd_put_unsigned_varint(at + 16, size + 1);
     at = (uint8_t *)memcpy(at, name, size) + size;
     *at++ = 0;
-    *at++ = 1; /* made if there is none and the broker makes topics */
+    *at++ = 1; /* allow creation, if the broker creates topics */
     *at++ = 0;
     *at++ = 0;
     if (mqd_client_submit(client, frame, (uint32_t)(at - frame)))
@@ -184,7 +184,7 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_wish *wish)
     return at;
 }
 
-/* Wishes of one topic that stand side by side are one topic of the request. */
+/* Adjacent wishes of the same topic are one topic of the request. */
 static uint32_t same_topic(const struct mqd_client_wish *wishes, uint32_t count)
 {
     uint32_t same = 1;
@@ -208,7 +208,7 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wis
     at = mqd_put_be32(at, UINT32_MAX); /* a consumer */
     at = mqd_put_be32(at, (uint32_t)wait_ms);
     at = mqd_put_be32(at, 1); /* one byte is enough */
-    at = mqd_put_be32(at, 0); /* and none is sent: positions alone */
+    at = mqd_put_be32(at, 0); /* and no records are sent: positions only */
     *at++ = (uint8_t)isolation_level;
     at = mqd_put_be32(at, 0); /* no session */
     at = mqd_put_be32(at, UINT32_MAX);
