@@ -8,11 +8,12 @@ import os
 import re
 import select
 import shutil
+import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mqd.spark.pipelines.settings import SettingsError
 
@@ -117,6 +118,32 @@ def require_spark() -> None:
         )
 
 
+@contextlib.contextmanager
+def _java_ends_when_interrupted() -> Iterator[None]:
+    """An interruption of PySpark while it waits for Java takes away the file by which Java would
+    say where it listens; Java then fails, and stays for ever.
+    """
+    from pyspark import java_gateway
+
+    started: list[subprocess.Popen[bytes]] = []
+    popen = java_gateway.Popen
+
+    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    java_gateway.Popen = noted
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        java_gateway.Popen = popen
+
+
 def session(name: str, master: str, configuration: Mapping[str, str] | None = None) -> SparkSession:
     """A session for `name`. Raises SettingsError when PySpark or Java is missing."""
     # pandas may be there for others; nothing of ours uses it
@@ -134,7 +161,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
         builder = builder.config(key, value)
     _raise_only()
     try:
-        with held_back():
+        with held_back(), _java_ends_when_interrupted():
             spark = builder.getOrCreate()
             spark.sparkContext.setLogLevel(log_level(master, configuration or {}))
             _register(spark)
