@@ -1,8 +1,8 @@
-"""What a partition's replicas are to do, from what the controller says: the assignment that the
-reactor gives to the replication core (native/replica/rules.h). Pure.
+"""Computes the role of a partition's replicas from the controller's metadata: the assignment that
+the reactor passes to the replication core (native/replica/rules.h). Pure.
 
-A partition whose only replica is this host's, and is led here, has no assignment: it is not
-replicated, and costs nothing of it.
+A partition whose only replica is on this host and led here has no assignment: it is not replicated,
+and has no replication overhead.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """struct mqd_replica_assignment, and which worker of the leader's host owns the partition."""
+    """struct mqd_replica_assignment, plus the worker of the leader's host that owns the partition."""
 
     node_id: int
     broker_epoch: int  # of this host
@@ -35,13 +35,13 @@ class Assignment(msgspec.Struct, frozen=True):
     lag_records_max: int
     flush_on_ack: bool
     members: tuple[Member, ...]
-    leader_worker: int  # 0 when nobody leads
+    leader_worker: int  # 0 if there is no leader
     recovering: bool = False
     throttled: bool = False  # fetched at follower.replication.throttled.rate while it is not in sync
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What configuration says of a topic's replicas."""
+    """Replication settings of a topic."""
 
     wanted_min_in_sync: int
     lag_ms_max: int
@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct):
-    """Of which the assignments are made: this host and all brokers. Node id -1: not told yet."""
+    """The basis of assignments: this host and all brokers. Node id -1: not received yet."""
 
     node_id: int = -1
     brokers: dict[int, BrokerImage] = {}
@@ -73,7 +73,7 @@ def _member(node: int, partition: PartitionImage, brokers: Mapping[int, BrokerIm
 
 
 def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str, str]) -> Settings:
-    """`broker_config`: all that counts on this host (static and dynamic)."""
+    """`broker_config`: the effective configuration of this host (static and dynamic)."""
     effective = topic_effective(broker_config, topic.config)
     return Settings(
         wanted_min_in_sync=wanted_min_in_sync(topic.config, cluster.default_config),
@@ -85,8 +85,8 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
 
 
 def leader_worker(topic: TopicImage, partition: PartitionImage, cluster: Cluster) -> int:
-    """Which worker of the leader's host owns the partition; 0 when nobody leads, or the host is not
-    known.
+    """The worker of the leader's host that owns the partition; 0 if there is no leader, or its host
+    is unknown.
     """
     leader = cluster.brokers.get(partition.leader)
     return (

@@ -1,9 +1,9 @@
-"""Threads for what blocks. `urgent` ones open and close partitions; `slow` ones, at low priority,
-do what nobody waits for. Each log directory has its own: one that hangs takes no thread of the
-others.
+"""Threads for blocking work. `urgent` ones open and close partitions; `slow` ones, at low priority,
+do work that no caller waits for. Each log directory has its own threads, so that a hanging one
+blocks none of the others'.
 
-Bound: URGENT_COUNT threads and one per log directory, and URGENT_COUNT for what lies elsewhere;
-threads are made when first used.
+Bound: URGENT_COUNT threads and one per log directory, and URGENT_COUNT for files elsewhere; threads
+are created on first use.
 """
 
 import asyncio
@@ -16,24 +16,25 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 ELSEWHERE = -1  # in no log directory, or in all of them
-URGENT_COUNT = 4  # recovery reads and checks with the GIL released; more would only make one disk seek
+# recovery reads and checks with the GIL released; more threads would only make one disk seek
+URGENT_COUNT = 4
 SLOW_NICENESS = 10
-# what has taken no step for so long hangs; at the end of a worker, which has 25 s until the keeper
-# kills it
+# Work without progress for this long counts as hanging, at the end of a worker, which has 25 s
+# until the keeper kills it.
 HANG_S = 8.0
 
 
 def _lower_priority() -> None:
     try:
-        # on Linux niceness belongs to the thread
+        # on Linux niceness is per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SLOW_NICENESS)
     except OSError:
-        pass  # not allowed here: the work is still right
+        pass  # not permitted here: only the priority is affected
 
 
 async def unless_hung(work: Coroutine[Any, Any, None], stepped_s: Callable[[], float]) -> bool:
-    """Whether it ended. It is given up when its last step (`stepped_s`: when that was, by the
-    loop's clock) is HANG_S ago; what a thread does for it goes on. Raises what it raises.
+    """Returns whether the work ended. It is abandoned HANG_S after its last step (`stepped_s`: time
+    of that, by the loop's clock); a thread that it uses keeps running. Raises what the work raises.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -62,14 +63,14 @@ class Background:
         return await asyncio.get_running_loop().run_in_executor(self._urgent[log_dir], work, *arguments)
 
     async def slow(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """One at a time for each log directory: a stalled disk holds up its own work only, and
-        pieces of it never overlap.
+        """One at a time for each log directory: a stalled disk delays only its own work, and pieces
+        of it never overlap.
         """
         if log_dir not in self._slow:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)
         return await asyncio.get_running_loop().run_in_executor(self._slow[log_dir], work, *arguments)
 
     def close(self) -> None:
-        """Lets what runs end; what has not begun is dropped."""
+        """Lets running work end; work that has not begun is dropped."""
         for pool in [*self._slow.values(), *self._urgent.values()]:
             pool.shutdown(wait=True, cancel_futures=True)

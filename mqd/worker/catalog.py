@@ -1,23 +1,24 @@
-"""What a worker has been told and what follows from it. Sans-I/O: messages of the controller in,
-one list of changes out.
+"""The worker's view of the metadata. Sans-I/O: messages of the controller in, one list of changes
+out.
 
     catalog.on_image(image) / on_topic_put / on_partitions_put / on_topic_removed / on_brokers / on_broker_config / on_several  -> Changes
 
 Invariants
     W1  every worker knows every topic (it reads any partition); it owns those partitions whose
         owner is its index.
-    W2  an image is the whole truth: what it does not name is removed, what it names and is in force
-        already causes nothing.
-    W3  a topic of the same name and another id is another topic: the old one is removed first.
-    W4  a partition whose log could not be opened stays wanted; the next image tries again, and
+    W2  an image is complete: items that it does not name are removed, and items that are already
+        applied cause no change.
+    W3  a topic with the same name but another id is a different topic: the old one is removed
+        first.
+    W4  a partition whose log could not be opened stays wanted; the next image retries, and so does
         `retry` when the cause may have passed.
     W5  files are deleted when the metadata say that this host has no replica of the partition any
         more (or that there is no such topic or partition); a partition that is merely not served
-        here keeps them. Before the metadata have reached this host's own registration they are of
-        the past, and what they say has gone may have come back since: files are kept, and looked at
-        again then (`left_behind`).
+        here keeps them. Until the metadata have reached this host's own registration they are
+        outdated, and replicas that they show as removed may have been added again since: files are
+        kept, and checked again at that point (`left_behind`).
     W6  a partition of several replicas gets its assignment after it was opened and before the
-        change counts as applied, and again whenever anything in it changes; once it had one, it
+        change counts as applied, and again whenever anything in it changes; once it has had one, it
         gets them until it is closed.
 """
 
@@ -44,7 +45,7 @@ Key = tuple[bytes, int]  # topic id, partition index
 
 
 class Owned(msgspec.Struct, frozen=True):
-    """A partition that this worker is to serve."""
+    """A partition that this worker must serve."""
 
     topic: str
     topic_id: bytes
@@ -52,7 +53,8 @@ class Owned(msgspec.Struct, frozen=True):
     slot: int
     log_dir: int
     leader_epoch: int
-    replicated: bool = False  # it has an assignment; so has the only replica of a host that does not serve yet
+    # it has an assignment; also the only replica of a host that does not serve yet
+    replicated: bool = False
     has_others: bool = False  # other hosts have replicas of it
 
     @property
@@ -65,44 +67,45 @@ class Owned(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """To carry out in this order."""
+    """To be carried out in this order."""
 
-    forget_topics: list[TopicImage] = []  # the reactor is to forget these
-    close: list[Owned] = []  # give up, keep the files (the partition lives on elsewhere)
-    delete: list[Owned] = []  # give up, delete the files
-    put_topics: list[TopicImage] = []  # new or with other slots
+    forget_topics: list[TopicImage] = []  # the reactor must forget these
+    close: list[Owned] = []  # close but keep the files (the partition exists elsewhere)
+    delete: list[Owned] = []  # close and delete the files
+    put_topics: list[TopicImage] = []  # new or with changed slots
     open: list[Owned] = []
     set_epoch: list[Owned] = []
     set_options: list[Owned] = []
     assign: list[tuple[Owned, Assignment]] = []
-    brokers: list[BrokerImage] | None = None  # the reactor is to know these, first of all
+    brokers: list[BrokerImage] | None = None  # the reactor must know these before everything else
 
 
 class Catalog:
-    """`static_config`: of this host's file; what is set at run time comes over it."""
+    """`static_config`: from this host's file; run-time settings override it."""
 
     def __init__(self, worker: int, static_config: Mapping[str, str] | None = None, incarnation: int | None = None):
         self._worker = worker
         self._incarnation = incarnation
         self._static_config = dict(static_config or {})
         self.cluster = Cluster()
-        self.assigned: dict[Key, Assignment] = {}  # what the reactor was told, or is about to be
-        self.retiring: dict[bytes, None] = {}  # topics of which partitions go
+        self.assigned: dict[Key, Assignment] = {}  # last sent to the reactor, or about to be
+        self.retiring: dict[bytes, None] = {}  # topics with retiring partitions
         self._touched: dict[bytes, None] | None = {}  # topics whose assignments may have changed; None = all
         self.topics: dict[bytes, TopicImage] = {}
         self.owned: dict[Key, Owned] = {}
         self.broker_config: dict[str, str] = {}
-        self._failed: dict[Key, bool] = {}  # -> may it pass by itself
-        self._names: dict[int, str] | None = None  # of all partitions, by slot; made when a log line asks
+        self._failed: dict[Key, bool] = {}  # -> whether the failure may pass by itself
+        # of all partitions, by slot; built when a log line needs it
+        self._names: dict[int, str] | None = None
 
     @property
     def caught_up(self) -> bool:
-        """The metadata have reached the registration of this life of the host (W5)."""
+        """The metadata have reached the host's current registration (W5)."""
         own = self.cluster.brokers.get(self.cluster.node_id)
         return self._incarnation is None or (own is not None and own.incarnation == self._incarnation)
 
     def left_behind(self, topic_id: bytes, index: int) -> bool:
-        """The metadata say that there is no such replica on this host, of a topic that there is."""
+        """According to the metadata this host has no such replica of an existing topic."""
         topic = self.topics.get(topic_id)
         return (
             topic is not None
@@ -112,13 +115,13 @@ class Catalog:
         )
 
     def failed(self, key: Key, may_pass: bool = False) -> None:
-        """It could not be opened: wanted all the same (W4). `may_pass`: for want of space, memory
-        or descriptors.
+        """It could not be opened, but stays wanted (W4). `may_pass`: for lack of space, memory or
+        descriptors.
         """
         self._failed[key] = may_pass
 
     def retry(self) -> Changes:
-        """Opens again what failed for a cause that may have passed."""
+        """Opens partitions again whose failure may have passed."""
         keys = [key for key, may_pass in self._failed.items() if may_pass and key in self.owned]
         for key in keys:
             del self._failed[key]
@@ -131,8 +134,8 @@ class Catalog:
         return self.topics[owned.topic_id]
 
     def partition_name(self, slot: int) -> str:
-        """Also of a partition that another worker owns: a batch is checked, and refused, where it
-        is received.
+        """Also for a partition that another worker owns: a batch is checked, and refused, by the
+        worker that receives it.
         """
         if self._names is None:
             self._names = {
@@ -171,8 +174,8 @@ class Catalog:
         return self.on_several([message])
 
     def on_several(self, parts: Sequence[FromController]) -> Changes:
-        """Taken in order; carried out together. A later part never undoes what an earlier one of
-        the same version has done.
+        """Applied in order; carried out together. A later part never undoes an earlier one of the
+        same version.
         """
         changes = Changes()
         for part in parts:
@@ -189,7 +192,7 @@ class Catalog:
                 self._touched = None
             elif isinstance(part, BrokerConfigPut):
                 self._config_put(part.config, part.default_config, changes)
-        # as the last part has it
+        # in the form of the last part
         changes.put_topics[:] = {topic.topic_id: topic for topic in changes.put_topics}.values()
         return self._assigned(changes)
 
@@ -275,7 +278,7 @@ class Catalog:
         self.assigned.pop(key, None)
 
     def _gone_for_good(self, topic: TopicImage, key: Key) -> bool:
-        """W5. Otherwise it only is not this worker's, or its directory is offline."""
+        """W5. Otherwise the partition only belongs to another worker, or its directory is offline."""
         if self.cluster.node_id < 0 or not self.caught_up:
             return False
         if key[1] < len(topic.partitions):
@@ -307,7 +310,7 @@ class Catalog:
             self.owned[key] = owned
 
     def _assigned(self, changes: Changes) -> Changes:
-        """Adds the assignments that are new (W6)."""
+        """Adds new and changed assignments (W6)."""
         for owned in [*changes.open, *changes.close, *changes.delete]:
             self.assigned.pop(owned.key, None)
             if self._touched is not None:
@@ -349,5 +352,5 @@ class Catalog:
 
 
 def _places(topic: TopicImage) -> list[tuple[int, ...]]:
-    """What the reactor knows of its partitions."""
+    """The reactor's knowledge of the topic's partitions."""
     return [(p.slot, p.log_dir, p.leader, p.leader_epoch, p.retiring, p.redirect) for p in topic.partitions]

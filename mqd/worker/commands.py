@@ -1,7 +1,7 @@
-"""The reactor's commands as awaitables: every command has a token, every token one event.
+"""The reactor's commands as awaitables: every command has a token, and every token gets one event.
 
-Bound: UNDER_WAY_MAX commands; further callers wait their turn (the reactor itself would refuse at
-4096). Concurrency: everything on the event loop's thread.
+Bound: UNDER_WAY_MAX commands in flight; further callers wait their turn (the reactor itself refuses
+at 4096). Concurrency: everything on the event loop's thread.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class ReactorCommands:
         self._watching = True
 
     def unwatch(self) -> None:
-        """No event will come any more: whoever waits gets an error."""
+        """No further events will come: waiting callers get an error."""
         if self._watching:
             self._loop.remove_reader(self._reactor.event_fd)
             self._watching = False
@@ -58,8 +58,8 @@ class ReactorCommands:
         """`command`: a bound method of the reactor that takes a token first. Raises NativeError
         with the reactor's reason.
 
-        An event that brings a partition is always delivered: when the waiting task was cancelled,
-        it goes to `on_event`.
+        An event that brings a partition is never lost: if the waiting task was cancelled it goes to
+        `on_event`.
         """
         async with self._room:
             token, self._next_token = self._next_token, self._next_token + 1

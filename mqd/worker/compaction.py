@@ -1,25 +1,26 @@
-"""Compacts this worker's partitions, one at a time: the dirtiest first (mqd/log/compaction.py
-decides), on a thread of low priority, throttled.
+"""Compacts this worker's partitions, one at a time, dirtiest first (mqd/log/compaction.py decides),
+on a low-priority thread, throttled.
 
-    look -> plan -> keys of the dirty range -> group after group: written anew (.cleaned), swapped
-    in -> cleaner-offset-checkpoint
+    look -> plan -> keys of the dirty range -> group after group: rewritten (.cleaned), swapped in
+    -> cleaner-offset-checkpoint
 
-W1  the swap of a group and every move of the log start hold the partition's `files_lock`: none of
-    them meets segments that the other is replacing.
-W2  a partition is given back by the cleaner (`release`) before it is taken from the reactor:
+W1  the swap of a group and every move of the log start hold the partition's `files_lock`: neither
+    sees segments that the other is replacing.
+W2  the cleaner releases a partition (`release`) before it is taken from the reactor, so that
     nothing writes into a directory that is about to be renamed. A step takes no longer than a few
     MiB or one flush of 32 MiB.
-W3  what a stop or a crash leaves is undone or finished by recovery (native/log/compaction/swap.c).
-    The checkpoint moves after all groups: else it is done again.
-W4  a log that cannot be read is named, once and in the metrics, and left as it is until its log
-    start moves or the worker starts again; everything else goes on.
-W5  what was read before the log was cut (a follower's, back to where it agrees with its leader; as
-    deep as this only after an unclean election) takes the place of nothing, and no cut begins while
-    a group is swapped in: segments_hold.
+W3  recovery undoes or finishes the work that a stop or a crash interrupts
+    (native/log/compaction/swap.c). The checkpoint moves after all groups; otherwise the work is
+    repeated.
+W4  an unreadable log is reported once, and in the metrics, and left alone until its log start moves
+    or the worker restarts; everything else continues.
+W5  records read before the log was truncated (a follower's, back to where it agrees with its
+    leader; this deep only after an unclean election) never replace anything, and no truncation
+    begins while a group is swapped in: segments_hold.
 
-Concurrency: everything on the event loop but the steps, which run one after the other on the
-cleaner's thread. Bound: one partition, one table of keys (log.cleaner.dedupe.buffer.size is shared
-by all workers).
+Concurrency: everything runs on the event loop except the steps, which run one after the other on
+the cleaner's thread. Bound: one partition, one table of keys (log.cleaner.dedupe.buffer.size is
+shared by all workers).
 """
 
 import asyncio
@@ -52,23 +53,23 @@ from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
 
 NICENESS = 15
-RETRY_S = 60.0  # after a disk without space or descriptors
+RETRY_S = 60.0  # after a lack of disk space or descriptors
 SLEEP_S_MAX = 60.0
 KEY_BYTES = 24  # of an entry in the native table
 MAP_BYTES_MIN = 1 << 20
-_QUIET = frozenset({native.E_STALE, errno.ENOENT})  # it changed meanwhile
+_QUIET = frozenset({native.E_STALE, errno.ENOENT})  # the log has changed in the meantime
 _UNREADABLE = frozenset({errno.EIO})
 Result = TypeVar("Result")
 
 
 class _Released(Exception):
-    """The partition is wanted by somebody else."""
+    """Another caller needs the partition."""
 
 
 class _Candidate(msgspec.Struct):
     opened: OpenPartition
     plan: Plan
-    stored: list[Stored]  # those to clean
+    stored: list[Stored]  # the segments to clean
 
 
 class Compactor:
@@ -85,7 +86,9 @@ class Compactor:
         run_dir: Path,
         on_replaced: Callable[[Key], None],
     ):
-        """`on_replaced`: told before and after segments of a partition change under their names."""
+        """`on_replaced`: called before and after segments of a partition are replaced under the
+        same names.
+        """
         self._worker = worker
         self._worker_count = worker_count
         self._control = control
@@ -98,30 +101,31 @@ class Compactor:
         self._on_replaced = on_replaced
         self._thread_pool = ThreadPoolExecutor(1, "cleaner", initializer=_lower_priority)
         self._checkpoints: dict[int, CleanerCheckpoint] = {}
-        self._idle: dict[Key, tuple] = {}  # nothing was dirty when these were the partition's ends
+        self._idle: dict[Key, tuple] = {}  # nothing was dirty with these log ends
         self._retry_at: dict[Key, float] = {}
-        self._uncleanable: dict[Key, tuple[int, str]] = {}  # log start when it was found, why
+        # log start at the time of the failure, reason
+        self._uncleanable: dict[Key, tuple[int, str]] = {}
         self._report = reports.Report()
         self._cleaned: dict[Key, reports.Cleaned] = {}
         self._current: OpenPartition | None = None
-        self._hurry = asyncio.Event()  # cuts the throttle's sleep short
-        self._ended = asyncio.Event()  # the current one is given back
+        self._hurry = asyncio.Event()  # interrupts the throttle's sleep
+        self._ended = asyncio.Event()  # the current partition is released
         self._log = logging.get("worker.compaction")
         partitions.before_close = self.release
 
     # -- life --------------------------------------------------------------------------------------
 
     def tasks(self) -> list[Awaitable[None]]:
-        """To be run until they are cancelled."""
+        """To be run until cancelled."""
         return [self._run()]
 
     async def close(self) -> None:
-        """After the tasks were cancelled: lets a step that is under way end."""
+        """After the tasks were cancelled: waits for a running step."""
         await asyncio.get_running_loop().run_in_executor(None, self._thread_pool.shutdown)
 
     async def release(self, opened: OpenPartition) -> None:
-        """Returns when nothing of this compaction touches the partition any more; `opened.closing`
-        is set.
+        """Returns when this compaction no longer touches the partition; `opened.closing` must be
+        set.
         """
         while self._current is opened:
             self._hurry.set()
@@ -139,7 +143,7 @@ class Compactor:
                 if chosen is not None:
                     await self._compact(chosen)
                     continue
-            except Exception:  # nobody is to lose a worker for this
+            except Exception:  # a failed compaction must not end the worker
                 self._log.exception("compaction failed; it is tried again")
             await asyncio.sleep(self._value("log.cleaner.backoff.ms") / 1000)
 
@@ -149,7 +153,7 @@ class Compactor:
     async def _thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, work, *arguments)
 
-    # -- what is due -------------------------------------------------------------------------------
+    # -- choosing a partition ---------------------------------------------------------------------
 
     async def _choose(self) -> _Candidate | None:
         best: _Candidate | None = None
@@ -202,7 +206,7 @@ class Compactor:
         plan = policies.plan(stored, ends, opened.compaction, dirty_from, clock.now_ms())
         if plan is None:
             if len(stored) == 1 or (dirty_from is not None and dirty_from >= view.log_end_segment):
-                self._idle[key] = seen  # until it rolls
+                self._idle[key] = seen  # until the next roll
             return None
         self._of(opened).dirty_ratio = plan.dirty_ratio
         first = next(number for number, one in enumerate(stored) if one.base_offset == plan.bases[0])
@@ -211,7 +215,7 @@ class Compactor:
         )
 
     async def _first_dirty(self, opened: OpenPartition) -> int | None:
-        """The checkpoint of this partition."""
+        """The partition's cleaner checkpoint."""
         return (await self._checkpoint_of(opened)).get(opened.owned.topic, opened.owned.index, opened.owned.topic_id)
 
     async def _checkpoint_of(self, opened: OpenPartition) -> CleanerCheckpoint:
@@ -251,7 +255,7 @@ class Compactor:
             self._failed(opened, error)
         finally:
             if compaction is not None:
-                self._thread_pool.submit(compaction.close)  # behind the step that may be under way
+                self._thread_pool.submit(compaction.close)  # after the step that may be running
             try:
                 await asyncio.shield(self._thread(int))
             finally:
@@ -298,7 +302,7 @@ class Compactor:
         )
 
     async def _work(self, opened: OpenPartition, compaction: native.Compaction) -> None:
-        """Steps until done, no faster than log.cleaner.io.max.bytes.per.second allows."""
+        """Runs steps until done, no faster than log.cleaner.io.max.bytes.per.second allows."""
         done = False
         while not done:
             began = time.monotonic()
@@ -315,8 +319,8 @@ class Compactor:
     async def _swap(
         self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, cut_count: int
     ) -> None:
-        """The new files take their place, W1, W5. Once prepared, it is gone through with: a reactor
-        that does not serve the partition any more has no say.
+        """Replaces the old files by the new ones, W1, W5. Once prepared, the swap is completed even
+        if the reactor no longer serves the partition.
         """
         slot = opened.owned.slot
         async with opened.files_lock:
@@ -326,7 +330,7 @@ class Compactor:
                     raise native.NativeError(native.E_STALE, "the log was cut meanwhile")
                 await self._install(opened, bases, end_offset, has_transactions)
             finally:
-                with contextlib.suppress(native.NativeError):  # it is not served any more
+                with contextlib.suppress(native.NativeError):  # it is no longer served
                     await self._commands.run(self._reactor.segments_hold, slot, 0)
 
     async def _install(self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool) -> None:
@@ -345,7 +349,7 @@ class Compactor:
         await self._thread(native.compact_swap_install, opened.path, bases[0])
         await self._look_anew(opened, bases[0])
         await self._thread(native.compact_swap_finish, opened.path, bases[0])
-        await self._look_anew(opened, bases[0])  # descriptors of what is deleted go
+        await self._look_anew(opened, bases[0])  # closes the descriptors of deleted files
         log_dir = self._partitions.log_dirs[opened.owned.log_dir]
         await self._background.slow(log_dir.index, log_dir.timestamps.forget, opened.path)
         self._on_replaced(opened.owned.key)
@@ -414,6 +418,7 @@ class Compactor:
 
 def _lower_priority() -> None:
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux niceness belongs to the thread
+        # on Linux niceness is per thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     except OSError:
-        pass  # not allowed here: the work is still right
+        pass  # not permitted here: only the priority is affected

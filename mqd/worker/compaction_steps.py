@@ -1,5 +1,5 @@
-"""The blocking steps of one partition's compaction: what runs on the cleaner's thread. Each returns
-soon: after about STEP_BYTES, or one file's flush.
+"""The blocking steps of one partition's compaction, which run on the cleaner's thread. Each step is
+short: about STEP_BYTES, or one file's flush.
 """
 
 import os
@@ -18,11 +18,13 @@ STEP_BYTES = 4 << 20
 
 
 class Uncleanable(Exception):
-    """The log holds something that cannot be read: it stays as it is."""
+    """The log holds something unreadable: it is left alone."""
 
 
 def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[Stored]:
-    """Ascending, the active one last. First timestamps of those that may be dirty. Raises OSError."""
+    """Ascending, the active one last. With first timestamps for those that may be dirty. Raises
+    OSError.
+    """
     found = segments.list_segments(path, active_base, cache)
     ends = [one.base_offset for one in found[1:]] + [1 << 63]
     return [
@@ -56,7 +58,7 @@ def newest_snapshot(path: Path) -> int:
 
 
 def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple[bool, int]:
-    """Whether this half, or group, is done; and the bytes read and written. Raises Uncleanable,
+    """Returns (whether this half or group is done, bytes read and written). Raises Uncleanable,
     NativeError.
     """
     moved = 0
@@ -86,8 +88,8 @@ def _answer(state: int, codec: int, data: bytes) -> bytes:
 
 
 def replaced(path: Path, bases: Sequence[int], has_transactions: bool) -> None:
-    """The new files of the first of `bases` take its place, durably: from here on a crash finishes
-    the swap.
+    """Durably replaces the files of `bases` by the new files of the first one: from here on a crash
+    completes the swap.
     """
     native.compact_swap_prepare(path, bases[0], bases[1:], has_transactions)
     native.compact_swap_install(path, bases[0])

@@ -1,10 +1,10 @@
-"""The connection to the controller: subscribe, receive in order, answer; connect anew when it ends.
+"""The connection to the controller: subscribe, receive in order, answer; reconnect when it ends.
 
     4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
-The controller may be restarted at any time; after each new subscription it sends the whole image
-first, so nothing that was missed is missed for long. Bound: one message of MESSAGE_BYTES_MAX;
-messages are handed on one after the other, so the socket is the queue.
+The controller may be restarted at any time. After each new subscription it sends the whole image
+first, so a missed message does no lasting harm. Bound: MESSAGE_BYTES_MAX per message; messages are
+handled one after the other, so the socket is the queue.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from mqd.cluster.host.messages import FromController, Subscribe, ToController
 
 MESSAGE_BYTES_MAX = 256 << 20  # 16384 partitions need about 2 MB
 RETRY_MS_MIN = 20
-RETRY_MS_MAX = 100  # a connect that is refused costs some microseconds
+RETRY_MS_MAX = 100  # a refused connect costs some microseconds
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromController).decode
@@ -34,14 +34,13 @@ class ControllerLink:
         self._log = logging.get("worker.controller")
 
     async def run(self) -> None:
-        """Until cancelled. What `on_message` raises ends it."""
+        """Runs until cancelled, or until `on_message` raises."""
         retry_ms, lost = RETRY_MS_MIN, False
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(str(self._path))
             except OSError:
-                # the controller starts, or starts again: its socket tells, there is nothing to wait
-                # on before
+                # the controller is (re)starting: its socket is the only signal, so poll it
                 await asyncio.sleep(retry_ms / 1000)
                 retry_ms = min(2 * retry_ms, RETRY_MS_MAX)
                 continue
@@ -70,8 +69,8 @@ class ControllerLink:
             await _shielded(self._on_message(message))
 
     def send(self, message: ToController) -> None:
-        """To the controller that is connected now; dropped when there is none (it will send its
-        image again).
+        """To the currently connected controller; dropped if there is none (it will send its image
+        again).
         """
         if self._writer is None or self._writer.is_closing():
             return
@@ -80,7 +79,7 @@ class ControllerLink:
 
 
 class HandlerFailed(RuntimeError):
-    """Handling a message failed: not the connection's fault, so not to be mended by a new one."""
+    """Handling a message failed. The connection is not at fault, so a new one would not help."""
 
 
 async def _shielded(work: Awaitable[None]) -> None:

@@ -1,14 +1,14 @@
-"""Connections over which the batches of local clients go to leaders on other hosts: made when the
-reactor wants one, proven, given to it; refused when the host cannot be reached.
+"""Connections that forward the batches of local clients to leaders on other hosts: opened when the
+reactor requests one, authenticated, and passed to it; refused when the host cannot be reached.
 
     MQD_EVENT_RELAY_WANTED -> dial -> mqd_reactor_relay_put -> ... -> MQD_EVENT_RELAY_ENDED: the
-    reactor asks again when there is something to send
+    reactor requests one again when there is something to send
                                    -> mqd_reactor_relay_refuse: for the length of the back-off batches are refused at once; their clients try again, by then perhaps at another leader
 
-What goes over them, and what is told when they end, is native (native/server/relay/relay.h).
-Nothing is dialled that nobody writes to.
+The traffic on them, and the handling of their end, is native (native/server/relay/relay.h). No
+connection is opened without data to send.
 
-Bounds: one dialling for each (host, worker, lane).
+Bounds: one connection attempt for each (host, worker, lane).
 Concurrency: the event loop's thread.
 """
 
@@ -28,7 +28,7 @@ from mqd.worker.assignments import Cluster
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.host_connections import dial
 
-CONNECT_S_MAX = 1.0  # clients wait meanwhile
+CONNECT_S_MAX = 1.0  # clients wait during this time
 BACKOFF_MS_MIN, BACKOFF_MS_MAX = 50, 1000
 
 
@@ -39,7 +39,7 @@ class Way(msgspec.Struct, frozen=True, order=True):
 
 
 class Forwarding:
-    """`secret`: the cluster's."""
+    """`secret`: the cluster key."""
 
     def __init__(
         self, reactor: native.Reactor, commands: ReactorCommands, config: Mapping[str, str], secret: bytes
@@ -50,19 +50,21 @@ class Forwarding:
         self._key = handshake.derive_key(secret, "handshake")
         self._identity: Identity | None = None
         self._cluster = Cluster()
-        self._lives: dict[int, tuple[int, str, int]] = {}  # of hosts that were dialled: epoch and place
+        # of hosts that were dialled: epoch and address
+        self._lives: dict[int, tuple[int, str, int]] = {}
         self._dialling: dict[Way, asyncio.Task[None]] = {}
-        # of those: the reactor was told how it went, and may want the next one before this is over
+        # Subset of these: the reactor has the result, and may request the next one before this is
+        # finished.
         self._answered: set[Way] = set()
-        self._again: set[Way] = set()  # it does
+        self._again: set[Way] = set()  # it has done so
         self._backoff_ms: dict[Way, int] = {}
-        self._tokens: dict[Way, int] = {}  # of the connections that the reactor was given last
+        self._tokens: dict[Way, int] = {}  # of the connections last passed to the reactor
         self._endings: set[asyncio.Task[None]] = set()
         self._closed = False
         self._log = logging.get("worker.forwarding")
 
     def update(self, cluster: Cluster, cluster_id: str) -> None:
-        """After every change of metadata. Connections to a life of a host that is over end now."""
+        """Called after every change of metadata. Ends connections to an earlier life of a host."""
         own = cluster.brokers.get(cluster.node_id)
         self._identity = (
             Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
@@ -124,7 +126,7 @@ class Forwarding:
             if self._identity is None or life is None:
                 raise OSError("the leader's host is not registered, or listens for no other hosts")
             self._lives[way.leader] = life
-            # it may have fewer by now than when the partition was placed
+            # it may have fewer now than when the partition was placed
             workers = max(self._cluster.brokers[way.leader].worker_count, 1)
             connection = await dial(
                 self._key, self._identity, life[1], life[2], way.leader, way.leader_worker % workers, CONNECT_S_MAX

@@ -1,5 +1,5 @@
-"""Connections to the workers of other hosts: made, and proven on both sides
-(mqd/cluster/membership/handshake.py), before a byte of anything else is read.
+"""Connections to the workers of other hosts, mutually authenticated
+(mqd/cluster/membership/handshake.py) before any other byte is read.
 
 Concurrency: the event loop's thread.
 """
@@ -12,14 +12,14 @@ from mqd.base.host_names import looked_up
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 
-LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
+LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes for this long
 
 
 async def dial(
     key: bytes, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float
 ) -> socket.socket:
-    """To `worker` of the host `node_id`: a non-blocking socket, not a byte beyond the handshake
-    read. Raises OSError (TimeoutError among them), EOFError, HandshakeFailed.
+    """Connects to `worker` of the host `node_id`. Returns a non-blocking socket; no byte beyond the
+    handshake has been read. Raises OSError (including TimeoutError), EOFError, HandshakeFailed.
     """
     loop = asyncio.get_running_loop()
     connection: socket.socket | None = None

@@ -1,9 +1,9 @@
-"""What a worker may give to local clients (those that attach by shared memory): how many, and how
-much memory, leased from the whole broker's budget.
+"""A worker's share of local clients (those that attach by shared memory) and of their memory,
+leased from the broker's budget.
 
-Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need, given
-back when others need it, and by the kernel when the worker dies. The number is divided evenly; the
-acceptor gives each client to the worker that has the fewest.
+Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need,
+returned when others need it, and released by the kernel when the worker dies. The number of clients
+is divided evenly; the acceptor gives each client to the worker that has the fewest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ MEBIBYTE = 1 << 20
 
 
 def attachment_share(attachment_count_max: int, worker_count: int) -> int:
-    """Of one worker: together they may serve a few more than the broker's limit, never fewer."""
+    """The limit of one worker. Together they may serve slightly more than the broker's limit, never
+    fewer.
+    """
     return -(-attachment_count_max // worker_count)
 
 
 class LocalBudget:
-    """One worker's. `control_fd`: the control segment opened read-only, what clients are given of
-    it, the KeeperClient's; -1 where there are no local clients.
+    """One worker's budget. `control_fd`: the control segment opened read-only, which clients
+    receive; owned by the KeeperClient; -1 if local clients are disabled.
     """
 
     def __init__(self, control_fd: int, attachment_count_max: int, credits: Credits | None):
@@ -36,7 +38,7 @@ class LocalBudget:
 
     @classmethod
     def attach(cls, client: KeeperClient, lock_path: Path, config: Mapping[str, str], worker_count: int) -> LocalBudget:
-        """Raises OSError with the way out."""
+        """Raises OSError with the remedy."""
         attachment_count_max = int(broker_value(config, "local.attachments.max"))  # type: ignore[arg-type]
         if attachment_count_max == 0:
             return cls(-1, 0, None)
@@ -49,7 +51,7 @@ class LocalBudget:
         return cls(client.control_read_fd, attachment_share(attachment_count_max, worker_count), credits)
 
     def adjust(self, used_bytes: int) -> bool:
-        """Leases or gives back; True when `apply` has something new to tell."""
+        """Leases or returns memory. True if `apply` has a change to report."""
         return self._credits is not None and self._credits.adjust(-(-used_bytes // MEBIBYTE))
 
     def apply(self, reactor: native.Reactor) -> None:

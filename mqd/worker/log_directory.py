@@ -1,13 +1,13 @@
-"""One entry of log.dirs as this worker sees it: its checkpoints, its space, whether it failed.
+"""One entry of log.dirs as this worker sees it: its checkpoints, its space, its failure state.
 
-A directory in which a flush has failed holds flush-failed.W until its partitions were written anew
-(`doubtful`): what the kernel could not write it calls clean, so a successor that finds it in the
-page cache must not believe it to be on the disk. The mark has to outlive processes, not a power
-cut, which empties the page cache as well: so it is neither flushed nor written through the file
-layer, and needs no disk that works.
+A directory in which a flush has failed holds flush-failed.W until its partitions have been
+rewritten (`doubtful`): the kernel marks pages that it failed to write as clean, so a successor that
+finds them in the page cache must not assume that they are on disk. The mark must outlive processes,
+but not a power cut, which also empties the page cache. It is therefore neither flushed nor written
+through the file layer, and does not need a working disk.
 
-Checkpoint files are written by one thread at a time (Background.slow of this directory, or the
-start and the end, when that is idle).
+Checkpoint files are written by one thread at a time (Background.slow of this directory, or at start
+and end, when that is idle).
 """
 
 import os
@@ -25,8 +25,8 @@ FLUSH_FAILED = "flush-failed"
 
 
 class LogDirectory:
-    """`failure`: why nothing in it is served; "" = it is sound. `doubtful`: an earlier life could
-    not flush something in it.
+    """`failure`: the reason that it is not served; "" = it is sound. `doubtful`: an earlier life
+    failed to flush something in it.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class LogDirectory:
         self.guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
         self.trust: Trust | None = None
-        self.high_watermarks: dict[tuple[str, int, bytes], int] = {}  # as written down in an earlier life
+        # as recorded by an earlier life
+        self.high_watermarks: dict[tuple[str, int, bytes], int] = {}
         self._worker = worker
         self._worker_count = worker_count
         self._files = files
@@ -55,8 +56,8 @@ class LogDirectory:
         self._log = logging.get("worker.log_dir", log_dir=str(path))
 
     def open(self) -> list[Path]:
-        """Blocking. Reads what may be believed and removes the marker. Returns what an earlier life
-        had set aside for deletion and is this worker's to delete.
+        """Blocking. Reads the trustworthy files and removes the marker. Returns the files that an
+        earlier life had set aside and this worker must delete.
         """
         try:
             self.doubtful = any(self.path.glob(f"{FLUSH_FAILED}.*"))
@@ -72,8 +73,8 @@ class LogDirectory:
             return []
 
     def _deletes(self, leftover: Path) -> bool:
-        """Whoever owned the partition set it aside, and comes back to it: nobody else meets a
-        deletion that is under way. partition.metadata goes last.
+        """Only the partition's owner deletes it: no other worker sees a deletion in progress.
+        partition.metadata is deleted last.
         """
         try:
             topic_id, index = (
@@ -85,7 +86,7 @@ class LogDirectory:
         return owner_of(topic_id, index, self._worker_count) == self._worker
 
     def fail(self, reason: str) -> bool:
-        """False when it had failed before."""
+        """False if it had already failed."""
         if self.failure:
             return False
         self.failure = reason
@@ -100,8 +101,8 @@ class LogDirectory:
             self._log.error("failed flush cannot be noted; restart this host rather than mqd alone", reason=str(error))
 
     def _unmark_doubtful(self) -> None:
-        """What this worker has open was written anew. Worker 0 clears up after workers that are no
-        more.
+        """Everything that this worker has open has been rewritten. Worker 0 cleans up after workers
+        that no longer exist.
         """
         for path in self.path.glob(f"{FLUSH_FAILED}.*"):
             suffix = path.name.rpartition(".")[2]
@@ -111,8 +112,8 @@ class LogDirectory:
                 path.unlink(missing_ok=True)
 
     def settle(self, still_wanted: list[tuple[str, int]]) -> None:
-        """Blocking. Every worker has its own checkpoints: forget what was carried for others.
-        Worker 0 removes the files of workers that are no more.
+        """Blocking. Every worker has its own checkpoints now: drops the entries carried for others.
+        Worker 0 removes the files of workers that no longer exist.
         """
         if self._writer is None or self.failure:
             return
@@ -125,8 +126,8 @@ class LogDirectory:
                 self._log.info("checkpoint of a worker that is no more was removed", path=str(path))
 
     def write_checkpoints(self, recovery_points: list[Entry], log_starts: list[Entry]) -> bool:
-        """Blocking. False: they cannot be written now (a full disk is no failure of the directory:
-        the old ones stay true).
+        """Blocking. False: they cannot be written now (a full disk is not a failure of the
+        directory: the old ones stay valid).
         """
         if self._writer is None or self.failure:
             return False
@@ -138,7 +139,7 @@ class LogDirectory:
             return False
 
     def write_high_watermarks(self, entries: list[Entry]) -> None:
-        """Blocking. Missing or old ones cost the time until the followers have fetched."""
+        """Blocking. Missing or outdated ones only cost time, until the followers have fetched."""
         if self._writer is None or self.failure:
             return
         try:
@@ -149,8 +150,8 @@ class LogDirectory:
             )
 
     def mark_clean(self, generation: int) -> None:
-        """Blocking. Last of all (see checkpoints). Not before settling: the own file may still name
-        partitions of others.
+        """Blocking. The last write (see checkpoints). Not before settling: the own file may still
+        hold other workers' partitions.
         """
         if not self.settled:
             return
@@ -160,6 +161,6 @@ class LogDirectory:
             self._log.warning("clean shutdown cannot be marked; the next start checks the log", reason=str(error))
 
     def free_bytes(self) -> int:
-        """Blocking: a hung file system answers late. Raises OSError."""
+        """Blocking: a hanging file system responds late. Raises OSError."""
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize

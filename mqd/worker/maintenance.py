@@ -1,6 +1,6 @@
-"""What a worker does by the clock: space, checkpoints, retention, connection credits. Decisions are
-pure (mqd/log/retention, space; mqd/shm/credits); here they meet the clock, the disk and the
-reactor.
+"""The worker's periodic tasks: space, checkpoints, retention, connection credits. The decisions are
+pure functions (mqd/log/retention, space; mqd/shm/credits); this module connects them to the clock,
+the disk and the reactor.
 
     every second       free space of each log directory; credits of connections and of local memory;
                        settling of checkpoints
@@ -8,12 +8,12 @@ reactor.
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
 
-U1  the log start moves in the reactor first, then in the checkpoint, then files go. Files go also
-    when the checkpoint cannot be written (a full disk must be able to make room): recovery takes
-    the first segment's base where the checkpoint is older.
+U1  the log start moves in the reactor first, then in the checkpoint, then files are deleted. Files
+    are deleted even when the checkpoint cannot be written (a full disk must be able to make room):
+    recovery uses the first segment's base if the checkpoint is older.
 U2  a tick that takes longer than its period delays the next one; ticks of one kind never overlap.
-U3  each log directory has its own checkpoints, retention and settling: one that does not answer
-    holds up those of no other.
+U3  each log directory has its own checkpoints, retention and settling: one that does not respond
+    delays none of the others.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ SPACE_ANSWER_S = 0.5
 
 
 def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tuple[int, int]:
-    """ScanMaxTimestamp by the native walk over headers. What was seen before may have been cut off
-    since (a write that failed): then from the start.
+    """ScanMaxTimestamp by the native walk over headers. If earlier results were truncated since
+    (after a failed write), scans from the start.
     """
     if from_position > os.stat(path).st_size:
         from_position = 0
@@ -62,9 +62,7 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
 
 
 def _truncation_marks(cut: list[OpenPartition]) -> list[Path]:
-    """Blocking. What they were cut to and when: of no use once a checkpoint that was taken later is
-    on disk.
-    """
+    """Blocking. The truncation points and their times: obsolete once a later checkpoint is on disk."""
     return [mark for opened in cut for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")]
 
 
@@ -92,16 +90,18 @@ class Upkeep:
         self._background = background
         self._credits = credits
         self._local = local
-        self._connection_count_max = connection_count_max  # what the process's descriptors allow
+        # allowed by the process's descriptor limit
+        self._connection_count_max = connection_count_max
         self._files = files
         self._wake_checkpoints = {log_dir.index: asyncio.Event() for log_dir in partitions.log_dirs}
         self._settle_at: int | None = None
         self._asked_space: dict[int, asyncio.Future[int]] = {}
-        self.on_space: Callable[[], None] = lambda: None  # a log directory has become full, or is not full any more
+        # a log directory has become full, or has space again
+        self.on_space: Callable[[], None] = lambda: None
         self._log = logging.get("worker.upkeep")
 
     def tasks(self) -> list[Awaitable[None]]:
-        """To be run until they are cancelled."""
+        """To be run until cancelled."""
         found: list[Awaitable[None]] = [
             self._every(lambda: TICK_S, self._tick, "tick"),
             self._every(lambda: TICK_S, self.maybe_settle, "settling"),
@@ -129,7 +129,7 @@ class Upkeep:
         await self.look_at_space()
 
     async def look_at_space(self) -> None:
-        """Also before the worker is ready: a disk that is full takes nothing from the first request
+        """Also runs before the worker is ready: a full disk refuses writes from the first request
         on. Waits SPACE_ANSWER_S at most.
         """
         await asyncio.gather(
@@ -137,8 +137,8 @@ class Upkeep:
         )
 
     def adjust_credits(self) -> None:
-        """Also when connections were refused. `granted` is bounded by what the process's
-        descriptors allow.
+        """Also runs when connections were refused. `granted` is limited by the process's
+        descriptors.
         """
         if self._credits.adjust(self._control.connection_count(self._worker)):
             self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max))
@@ -156,8 +156,8 @@ class Upkeep:
         done, _ = await asyncio.wait([asked], timeout=SPACE_ANSWER_S)
         if not done:
             self._log.warning("file system does not answer", log_dir=str(log_dir.path))
-            return  # the same question stands: a hung disk must not take one thread after the other
-        self._asked_space.pop(log_dir.index, None)  # who looked at the same time had the same answer
+            return  # the same query is pending: a hanging disk must not occupy more threads
+        self._asked_space.pop(log_dir.index, None)  # concurrent callers shared the result
         try:
             free = asked.result()
         except OSError as error:
@@ -181,14 +181,14 @@ class Upkeep:
             self._log.info("log directory has space again", log_dir=str(log_dir.path), free_bytes=free_bytes)
 
     async def on_log_dir_full(self, log_dir: LogDirectory) -> None:
-        """A write met ENOSPC."""
+        """A write got ENOSPC."""
         if log_dir.guard.on_write_refused(_monotonic_ms()):
             await self._tell_space(log_dir, 0)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
     def settle_when_applied(self, version: int) -> None:
-        """The checkpoints of this image are written; when every worker has applied it, theirs are
+        """The checkpoints for this image are written; when every worker has applied it, theirs are
         too.
         """
         if self._settle_at is None:
@@ -199,7 +199,7 @@ class Upkeep:
             return
         self._settle_at = None
         failed = self._partitions.failed_names()
-        # none waits for one that hangs
+        # none waits for a hanging one
         await asyncio.gather(
             *(self._background.slow(log_dir.index, log_dir.settle, failed) for log_dir in self._partitions.log_dirs)
         )
@@ -209,8 +209,8 @@ class Upkeep:
             wake.set()
 
     def on_truncated(self, slot: int) -> None:
-        """A follower's log was cut: the recovery point in the checkpoint may be above what it ends
-        with (native/log/recovery/truncation.h).
+        """A follower's log was truncated: the recovery point in the checkpoint may lie above its
+        new end (native/log/recovery/truncation.h).
         """
         opened = self._partitions.by_slot.get(slot)
         if opened is not None:
@@ -218,7 +218,7 @@ class Upkeep:
             self._wake_checkpoints[opened.owned.log_dir].set()
 
     async def on_leader_log_start(self, slot: int, offset: int) -> None:
-        """The leader has deleted its log below `offset`: so does this follower."""
+        """The leader has deleted its log below `offset`, so this follower does too."""
         opened = self._partitions.by_slot.get(slot)
         if opened is not None and not opened.closing:
             await self.advance_start(opened, self._partitions.log_dirs[opened.owned.log_dir], offset)
@@ -229,14 +229,15 @@ class Upkeep:
             try:
                 async with asyncio.timeout(CHECKPOINT_S):  # wait_for loses a cancellation that comes with the event
                     await wake.wait()
-                await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)  # the flush of what was rolled; more rolls
+                # time to flush the rolled segment; there may be more rolls
+                await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)
             except TimeoutError:
                 pass
             wake.clear()
             await self.checkpoint(log_dir)
 
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
-        """Writes what changed. False: it could not be written."""
+        """Writes the changes. False: not possible."""
         points, starts = self._partitions.checkpoint_entries(log_dir.index)
         await self._background.slow(
             log_dir.index, log_dir.write_high_watermarks, self._partitions.high_watermarks(log_dir.index)
@@ -247,7 +248,7 @@ class Upkeep:
 
     def _retention_interval_s(self) -> float:
         interval_ms = int(broker_value(self._partitions.broker_config, "log.retention.check.interval.ms"))  # type: ignore[arg-type]
-        return interval_ms / 1000 * random.uniform(0.9, 1.1)  # not all workers in the same instant
+        return interval_ms / 1000 * random.uniform(0.9, 1.1)  # spreads the workers' checks in time
 
     async def _retention(self, log_dir: LogDirectory) -> None:
         for opened in [opened for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]:
@@ -286,20 +287,21 @@ class Upkeep:
 
     async def advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
         """Moves the log start (U1) and removes the files below it. Returns the new start. Raises
-        OSError when the start did not move.
+        OSError if the start did not move.
         """
         async with opened.files_lock:
             return await self._advance_start(opened, log_dir, offset)
 
     async def _advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
-        if opened.closing:  # while this waited for the lock: its slot may be another partition's soon
+        # it closed while this waited for the lock: its slot may soon be another partition's
+        if opened.closing:
             raise OSError(errno.ESTALE, "the partition is not served here any more")
         event = await self._commands.run(self._reactor.advance_start, opened.owned.slot, offset)
         opened.log_start_offset = event.offset
         written = await self.checkpoint(log_dir)
         try:
             removed = await self._background.slow(log_dir.index, self._remove_below, opened, event.offset, log_dir)
-            # readers look anew: a file that one of them has open gives no space back
+            # readers reopen their files: a file that is open frees no space
             if removed and not opened.closing:
                 await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:
@@ -309,17 +311,19 @@ class Upkeep:
                 reason=str(error),
             )
         if not written:
-            await self.checkpoint(log_dir)  # the disk was full: now there may be room
+            await self.checkpoint(log_dir)  # the disk was full: there may be room now
         return event.offset
 
     def _remove_below(self, opened: OpenPartition, log_start_offset: int, log_dir: LogDirectory) -> bool:
-        """Blocking. Files of whole segments below the start; the segment that holds the start
-        stays. Whether there were any. Through the directory's descriptor: by the time the thread
-        comes to it the partition may have been deleted, and its name be another one's.
+        """Blocking. Deletes the files of whole segments below the start; the segment that contains
+        the start stays. Returns whether there were any. Works through the directory's descriptor:
+        by the time the thread runs, the partition may have been deleted and its name reused.
         """
         fd = os.open(opened.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if opened.closing:  # if not by now, what was opened is this partition's, whatever it is renamed to
+            # if it is still open here, the opened directory is this partition's, even if it is
+            # renamed later
+            if opened.closing:
                 return False
             directory = Path(f"/proc/self/fd/{fd}")
             kept = max((base for base in segments.base_offsets(directory) if base <= log_start_offset), default=None)
@@ -339,7 +343,7 @@ class Upkeep:
             return
         missing = wanted_free - await self._background.slow(log_dir.index, log_dir.free_bytes)
         if missing > 0:
-            # every worker gives its part; what one cannot give is asked again
+            # every worker frees its part; a shortfall is requested again
             await self._make_room(log_dir, -(-missing // self._worker_count))
 
     async def _make_room(self, log_dir: LogDirectory, bytes_wanted: int) -> None:

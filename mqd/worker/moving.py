@@ -1,23 +1,24 @@
 """Moves of this worker's partitions between the log directories of its host (AlterReplicaLogDirs,
 KIP-113).
 
-    begin -> copying (served as ever; what closed segments hold, then what is written meanwhile,
-    until little is left)
-          -> switching (closed; the rest is copied and flushed; the controller is told)
-          -> the metadata names the new directory -> opened there -> the old copy is deleted
+    begin -> copying (served as before; closed segments first, then new writes, until little is
+    left)
+          -> switching (closed; the rest is copied and flushed; the controller is informed) -> the
+          metadata names the new directory -> opened there -> the old copy is deleted
 
-Y1  from the moment when the controller may have been told until the metadata has answered, the
-    partition is served from neither directory: nobody knows which one counts. MoveCompleted is said
-    again after every reconnection and now and then (the metadata log may have been full).
-Y2  a move that fails before that leaves the source as it was: it is opened there again, the copy is
-    deleted.
+Y1  from the moment when the controller may have been informed until the metadata shows the result,
+    the partition is served from neither directory, because it is undecided which one counts.
+    MoveCompleted is repeated after every reconnection and periodically (the metadata log may have
+    been full).
+Y2  a move that fails before that leaves the source unchanged: the partition is opened there again
+    and the copy is deleted.
 Y3  the old copy is deleted only when the new one is open.
-What a crash leaves is sorted out at the next start (mqd/worker/orphan_directories.py, by V1 of
+The next start cleans up after a crash (mqd/worker/orphan_directories.py, by V1 of
 mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small
 files) at a time in each target directory; the pause copies at most PAUSE_BYTES, the active
-segment's indexes and what was written while that was found out, unless the writers (or compaction)
-outrun the copying for ROUNDS_MAX rounds. A target directory without space takes no copies.
-Concurrency: the event loop; opening and closing under the worker's lock of changes, as every
+segment's indexes and writes since the last check, unless the writers (or compaction) outrun the
+copying for ROUNDS_MAX rounds. A target directory without space takes no copies.
+Concurrency: the event loop; opening and closing hold the worker's lock of changes, like every
 change.
 """
 
@@ -79,8 +80,8 @@ class Mover:
     # -- beginning ---------------------------------------------------------------------------------
 
     async def begin(self, opened: OpenPartition, target: int) -> tuple[int, str]:
-        """(Kafka error code, text) when the move has begun, or why not. Back to where it is: a move
-        under way ends. Called under the lock of changes.
+        """(Kafka error code, text): the move has started, or the reason it has not. A move to its
+        present directory cancels a current one. Called with the lock of changes held.
         """
         owned = opened.owned
         if not 0 <= target < len(self._log_dirs):
@@ -124,7 +125,8 @@ class Mover:
         if move.task is not None and move.task is not asyncio.current_task():
             move.task.cancel()
             await asyncio.gather(move.task, return_exceptions=True)
-        await self._background.slow(move.target, move.copy.close)  # behind the step that may be under way
+        # after the step that may be running
+        await self._background.slow(move.target, move.copy.close)
         await self._discard(self._log_dirs[move.target], move.copy.path, move.owned)
 
     async def _discard(self, log_dir: LogDirectory, path: Path, owned: Owned) -> None:
@@ -151,7 +153,7 @@ class Mover:
             async with self._applying:
                 await self._switch(move)
         except OSError as error:  # NativeError is one
-            # else its source is being deleted
+            # otherwise its source is being deleted
             if self._moves.get(move.owned.key) is move and move.owned.key in self._catalog.owned:
                 self._log.error(
                     "move to another log directory failed; the partition stays where it is",
@@ -159,15 +161,15 @@ class Mover:
                     reason=str(error),
                 )
             await self._give_up(move)
-        except Exception:  # our own fault, not the partition's
+        except Exception:  # a bug of ours; the partition is sound
             self._log.exception(
                 "move to another log directory failed; the partition stays where it is", partition=move.owned.name
             )
             await self._give_up(move)
 
     async def _round(self, move: _Move) -> int:
-        """Copies what is published now. Returns how much has been added since. One chunk at a time,
-        so that checkpoints of the directory get their turn.
+        """Copies the published data. Returns how much has been added since. One chunk at a time, so
+        that checkpoints of the directory get their turn.
         """
         if self._log_dirs[move.target].guard.full:
             raise OSError(
@@ -185,7 +187,7 @@ class Mover:
         )
 
     def _bytes_per_second(self) -> float:
-        """An equal share for each worker: they have no common account."""
+        """An equal share for each worker: they have no common budget."""
         rate = broker_value(self._partitions.broker_config, "replica.alter.log.dirs.io.max.bytes.per.second")
         return int(rate) / max(1, self._control.worker_count)  # type: ignore[arg-type]
 
@@ -201,7 +203,7 @@ class Mover:
             or opened.closing
             or owned.log_dir != move.owned.log_dir
         ):
-            await self._give_up(move)  # closed, deleted or moved meanwhile
+            await self._give_up(move)  # closed, deleted or moved in the meantime
             return
         closed = await self._partitions.close_for_move(opened)
         try:
@@ -225,15 +227,15 @@ class Mover:
                 self._tell(move)
 
     async def on_applied(self, image: bool) -> None:
-        """A message of the controller is in force. Called under the lock of changes. `image`: after
-        a new subscription, when what was said before may be lost.
+        """A message of the controller has been applied. Called with the lock of changes held.
+        `image`: after a new subscription, when earlier messages to it may be lost.
         """
         for key, move in list(self._moves.items()):
             owned = self._catalog.owned.get(key)
             if owned is None:
                 await self._end_without(move)
             elif move.switching and owned.log_dir == move.target:
-                if key in self._partitions.open:  # Y3; else its opening is tried again
+                if key in self._partitions.open:  # Y3; otherwise its opening is retried
                     await self._settle(move)
             elif move.switching and image:
                 self._tell(move)
@@ -241,13 +243,13 @@ class Mover:
                 await self._give_up(move)
 
     async def _end_without(self, move: _Move) -> None:
-        """The topic is gone."""
+        """The topic was deleted."""
         if not move.switching:
             await self._give_up(move)
             return
         del self._moves[move.owned.key]
         owned, log_dir = move.owned, self._log_dirs[move.target]
-        # else a namesake lives there already
+        # otherwise another partition of that name is already there
         if await self._background.slow(
             log_dir.index, directories.exists, log_dir.path, owned.topic, owned.index, owned.topic_id
         ):
@@ -286,8 +288,8 @@ class Mover:
             self._partitions.delete_later(source, aside)
 
     async def unmark_all(self) -> None:
-        """What was moved before this start, is open and counts: nothing is special about it any
-        more.
+        """Partitions that were moved before this start are open and valid: their marks are
+        obsolete.
         """
         for log_dir in self._log_dirs:
             paths = [opened.path for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]
@@ -314,7 +316,7 @@ class Mover:
                 pass
 
     async def close(self) -> None:
-        """The worker ends: copies under way are deleted by the next start."""
+        """The worker ends: the next start deletes unfinished copies."""
         tasks = [move.task for move in self._moves.values() if move.task is not None and not move.switching]
         for task in tasks:
             task.cancel()

@@ -1,5 +1,5 @@
-"""The partitions that this worker has open: how one is taken back from the reactor and closed, what
-checkpoints say of them, and the clean end.
+"""The partitions that this worker has open: how one is taken back from the reactor and closed,
+their checkpoint entries, and the clean end.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ class OpenPartition(msgspec.Struct):
     log_start_offset: int
     policy: RetentionPolicy
     compaction: CompactionPolicy
-    # held by whoever moves the log start or replaces segments
+    # held by code that moves the log start or replaces segments
     files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     closing: bool = False
-    truncated: bool = False  # its log was cut, perhaps below the checkpoint's recovery point
+    truncated: bool = False  # its log was truncated, perhaps below the checkpoint's recovery point
     catching_up: shortened.Shortened | None = None  # N5
 
 
 async def each(work: Iterable) -> None:
-    """All of it, side by side; raises the first failure after all have ended."""
+    """Runs all of them concurrently; raises the first failure after all have ended."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -43,7 +43,7 @@ async def each(work: Iterable) -> None:
 
 
 class OpenPartitions:
-    """`open`: by key. `failures`: slot -> why it is not served."""
+    """`open`: by key. `failures`: slot -> reason it is not served."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class OpenPartitions:
         self.open: dict[Key, OpenPartition] = {}
         self.by_slot: dict[int, OpenPartition] = {}
         self.failures: dict[int, str] = {}
-        self.scanned_bytes = 0  # what opening had to read, in all
-        # whoever works on its files lets go of it
+        self.scanned_bytes = 0  # bytes that opening had to read, in total
+        # Asks code that works on its files to release it.
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
-        self._clustered = False  # the reactor was told of other hosts once
+        self._clustered = False  # the reactor was informed of other hosts
         self._deleting: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
 
@@ -87,10 +87,11 @@ class OpenPartitions:
     # -- closing and deleting ----------------------------------------------------------------------
 
     async def _take_back(self, opened: OpenPartition, files_at_rest: bool = False) -> native.Partition | None:
-        """`files_at_rest`: nobody changes its files any more, then."""
+        """`files_at_rest`: its files do not change any more."""
         opened.closing = True
         if self.before_close is not None:
-            await self.before_close(opened)  # first: who is to let go may be waiting for the lock
+            # first: the code that must release it may be waiting for the lock
+            await self.before_close(opened)
         if not files_at_rest:
             return await self._from_reactor(opened.owned)
         async with opened.files_lock:
@@ -108,7 +109,7 @@ class OpenPartitions:
             self.failures.pop(owned.slot, None)
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
-        """Clean, so that its files are all there is to it. False: it is closed, but not cleanly."""
+        """Closes it cleanly, so that its files are complete. False: it is closed, but not cleanly."""
         partition = await self._take_back(opened, files_at_rest=True)
         return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
 
@@ -118,7 +119,7 @@ class OpenPartitions:
             await self._close(owned, partition, clean=True)
 
     async def _close(self, owned: Owned, partition: native.Partition, clean: bool) -> int:
-        """The log end offset that is on disk now, -1 when closing failed."""
+        """Returns the log end offset on disk, -1 if closing failed."""
         try:
             log_end_offset = partition.log_end_offset
             await self._background.urgent(owned.log_dir, partition.close, clean)
@@ -134,8 +135,8 @@ class OpenPartitions:
     # -- checkpoints and the end -------------------------------------------------------------------
 
     def checkpoint_entries(self, log_dir: int) -> tuple[list[Entry], list[Entry]]:
-        """(recovery points, log starts) of what is open, from the published positions: a durable
-        offset is published after the flush that makes it true.
+        """(recovery points, log starts) of the open partitions, from the published positions: a
+        durable offset is published after its flush.
         """
         points, starts = [], []
         for opened in self.open.values():
@@ -155,10 +156,10 @@ class OpenPartitions:
         return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
-        """The clean end: every partition back from the reactor, flushed and closed; checkpoints;
-        then the marker of each directory where all went well. Returns the directories that did not
-        answer: they are given up without a marker, so that the next start checks their logs, and
-        threads may still be busy there.
+        """The clean end: every partition is taken back from the reactor, flushed and closed; then
+        the checkpoints are written; then the marker of each directory where everything succeeded.
+        Returns the directories that did not respond: they are abandoned without a marker, so that
+        the next start checks their logs, and threads may still be busy there.
         """
         for task in list(self._deleting):
             task.cancel()
@@ -203,7 +204,7 @@ class OpenPartitions:
         points = [self._entry(owned, log_end) for owned, log_end, _ in closed]
         starts = [self._entry(owned, start) for owned, _, start in here]
         if len(closed) < len(here):
-            return  # the last checkpoint stays true for those that did not close, and for the others
+            return  # the last checkpoint stays valid for all partitions
         written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
         known = [
             self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
@@ -211,6 +212,7 @@ class OpenPartitions:
             if owned.replicated
         ]
         await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)
-        # one that could not be opened was not checked in this life: no marker may speak for it
+        # a partition that could not be opened was not checked in this life, so no marker may vouch
+        # for it
         if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):
             await self._background.slow(log_dir.index, log_dir.mark_clean, generation)

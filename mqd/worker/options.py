@@ -1,4 +1,4 @@
-"""From properties (text) to what the native side is told. Pure: no extension, no file."""
+"""Converts properties (text) to options of the native side. Pure: no extension, no file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,9 @@ def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
 
 
 def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
-    """The fields of native.LogOptions. `topic`: only what was set on it; `broker`: what counts now;
-    `internal`: of its own topics the replication counts only what is flushed, whatever is set.
+    """The fields of native.LogOptions. `topic`: the topic's own settings. `broker`: the effective
+    settings. `internal`: for its own topics the replication counts only flushed records, whatever
+    the settings.
     """
     effective = topic_effective(broker, topic)
 
@@ -59,8 +60,8 @@ def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Ret
 
 
 def _segment_ms(effective: Mapping[str, str]) -> int:
-    """A record can be compacted only once its segment is closed: so that is done in time for
-    max.compaction.lag.ms (Kafka's LogConfig.maxSegmentMs).
+    """A record can be compacted only once its segment is closed, so the segment must close in time
+    for max.compaction.lag.ms (Kafka's LogConfig.maxSegmentMs).
     """
     segment_ms, lag_ms = int(topic_value(effective, "segment.ms")), int(topic_value(effective, "max.compaction.lag.ms"))  # type: ignore[arg-type]
     return min(segment_ms, lag_ms) if "compact" in topic_value(effective, "cleanup.policy") else segment_ms  # type: ignore[operator]
@@ -83,7 +84,7 @@ def reactor_options(
     config: Mapping[str, str], worker: int, own_arena_bytes: int, connection_count_max: int
 ) -> dict[str, Any]:
     """The fields of native.ReactorOptions that come from the configuration. `own_arena_bytes`: as
-    the keeper made it.
+    created by the keeper.
     """
 
     def value(name: str) -> Any:

@@ -1,8 +1,7 @@
-"""Partition directories that no topic of the image accounts for. What a move between log
-directories left (V1 of mqd/log/moving.py): set aside for deletion. Of a topic that was removed
-while this worker was down: set aside for deletion. Of a topic of which nothing is known, as in a
-log directory that was brought from elsewhere: moved aside, never deleted, for to delete is the
-administrator's choice.
+"""Partition directories that belong to no topic of the image. Remains of moves between log
+directories (V1 of mqd/log/moving.py) are set aside for deletion. So are those of a topic that was
+removed while this worker was down. Those of an unknown topic, for example in a log directory from
+another host, are moved aside and never deleted: only an administrator may decide that.
 """
 
 import os
@@ -23,8 +22,8 @@ _PARTITION = re.compile(r"(.+)-([0-9]+)")
 def set_strays_aside(
     log_dirs: list[LogDirectory], image: Image, worker: int, worker_count: int, files: Files
 ) -> list[tuple[LogDirectory, Path]]:
-    """Blocking. Each worker looks after the directories that it would own, so that none meets what
-    another has just created. Returns those to be deleted.
+    """Blocking. Each worker handles the directories that it would own, so that none interferes with
+    directories that another has just created. Returns those to be deleted.
     """
     known = {
         (topic.topic_id, partition.index): partition.log_dir for topic in image.topics for partition in topic.partitions
@@ -64,7 +63,7 @@ def _in_directory(
         try:
             topic_id = directories.parse_metadata((Path(entry.path) / directories.METADATA).read_bytes())
         except (FileNotFoundError, directories.TopicIdMismatch):
-            continue  # not ours to judge; prepare() does when its name is wanted
+            continue  # not decidable here; prepare() handles it when its name is needed
         index = int(match[2])
         if (
             owner_of(topic_id, index, worker_count) != worker
@@ -72,7 +71,9 @@ def _in_directory(
         ):
             continue
         if topic_id in topics and known.get((topic_id, index), LOG_DIR_NONE) == LOG_DIR_NONE:
-            continue  # not here, say metadata that may be of the past: set_left_behind_aside() looks when they are not
+            # removed according to metadata that may be outdated: set_left_behind_aside() checks it
+            # later
+            continue
         moved += 1
         if topic_id in removed or _old_copy(
             Path(entry.path), known.get((topic_id, index)), topic_id, match[1], index, paths
@@ -100,9 +101,9 @@ def set_left_behind_aside(
     worker_count: int,
     files: Files,
 ) -> list[tuple[LogDirectory, Path]]:
-    """Blocking. Files of replicas that this host has no more, of topics that there are
-    (`left_behind`: topic id, index): set aside, and to be deleted. To be called when the metadata
-    are known to be of the present.
+    """Blocking. Sets aside files of replicas that this host no longer has, of existing topics
+    (`left_behind`: topic id, index). Returns them for deletion. Call it only when the metadata are
+    known to be current.
     """
     doomed = []
     for log_dir in [log_dir for log_dir in log_dirs if not log_dir.failure]:
@@ -127,7 +128,9 @@ def set_left_behind_aside(
 
 
 def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:
-    """Is it what a move left: a copy that never counted, or the source of one that does?"""
+    """Whether it is the remainder of a move: a copy that never became valid, or the source of one
+    that did.
+    """
     if assigned is None or assigned >= len(paths):
         return False
     counts = directories.partition_path(paths[assigned], topic, index)
@@ -137,7 +140,7 @@ def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, ind
 
 
 def _unfinished(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
-    """Copies that were under way when their worker ended."""
+    """Copies in progress when their worker ended."""
     doomed = []
     for path, index in list(moving.futures(log_dir.path)):
         try:

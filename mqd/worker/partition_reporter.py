@@ -1,14 +1,14 @@
-"""What a worker tells its controller about the partitions of several replicas that it leads:
-proposed in-sync sets, that an unclean leader is in order, that a retiring partition is empty, and
-when it is hidden that nobody has written to it for the grace.
+"""A worker's reports to its controller about the replicated partitions that it leads: proposed
+in-sync sets, the recovery of an unclean leader, empty retiring partitions, and hidden partitions to
+which no client has written for the grace period.
 
-Nothing is remembered across the controller's restart: the reactor makes a proposal again until it
-is answered, and the rest is looked at every TICK_S.
+No state depends on the controller's memory: the reactor repeats a proposal until it is answered,
+and everything else is checked every TICK_S.
 
-A hidden partition goes only when its leader has said that it is not used: what is late, lost, or
-was asleep can never be taken for a producer that is gone. For the same reason time counts only in
-looks (LOOK_S_MAX each at most): while this process, or the machine, stood still, nobody could
-write. Concurrency: the event loop's thread.
+A hidden partition is removed only when its leader has reported it unused: a late or lost report, or
+a suspended process, is never taken for the absence of producers. For the same reason time is summed
+over checks (LOOK_S_MAX each at most): while this process or the machine was suspended, no producer
+could write. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from mqd.worker.partitions import PartitionSet
 
 TICK_S = 1.0
 LOOK_S_MAX = 2 * TICK_S
-USED_S = 1.0  # USED_MS of native/server/redirect.c: a use so soon after another is not told
+USED_S = 1.0  # USED_MS of native/server/redirect.c: a use this soon after another is not reported
 
 
 class Telling:
-    """`aside(work)` runs it beside everything else."""
+    """`aside(work)` runs the work in a separate task."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Telling:
         self._grace_s = grace_s  # partition.retire.grace.ms
         self._monotonic = monotonic
         self._looked_s = monotonic()
-        # hidden partitions that are led here: leader epoch, seconds without a batch for them
+        # Hidden partitions led here: leader epoch, seconds without a batch for them.
         self._unused: dict[Key, tuple[int, float]] = {}
-        self._proposed: dict[Key, int] = {}  # leader epoch in which the reactor has proposed
+        self._proposed: dict[Key, int] = {}  # leader epoch of the reactor's last proposal
         self._log = logging.get("worker.replication")
 
     def on_proposal(self, event: native.Event) -> None:
@@ -82,7 +82,7 @@ class Telling:
         )
 
     def on_used(self, event: native.Event) -> None:
-        """Producers still write to a retired partition that clients are not shown any more."""
+        """Producers still write to a retired partition that is hidden from clients."""
         opened = self._partitions.by_slot.get(event.slot)
         if opened is not None:
             self._unused.pop(opened.owned.key, None)
@@ -106,7 +106,7 @@ class Telling:
             )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.look()
@@ -134,8 +134,8 @@ class Telling:
     def _recovered(
         self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int
     ) -> None:
-        """Opening has recovered its log, its epoch has begun: there is nothing more to do. Sequence
-        0: before all of the reactor's, which say it too.
+        """Opening has recovered its log and its epoch has begun, so nothing is left to do. Sequence
+        0 precedes all of the reactor's, which report the same.
         """
         if recovering and key in self._partitions.open and self._proposed.get(key) != leader_epoch:
             self._send(

@@ -1,26 +1,27 @@
-"""The partitions that this worker has open: opening with recovery, giving to the reactor and taking
-back, closing, deleting.
+"""The partitions that this worker has open: opening with recovery, passing to the reactor and
+taking back, closing, deleting.
 
-Order that matters
+Required order
     N1  a directory is prepared (D1..D3 of log/directories.py) before its log is opened; new
-        directories are made durable before anybody is told of them.
-    N2  partitions with a past are named in this worker's own checkpoint before they are given to
-        the reactor (C3 of log/checkpoints.py).
-    N3  a partition that cannot be opened is OFFLINE and named in the failures; all others go on.
+        directories are made durable before they are announced.
+    N2  partitions with existing data are entered in this worker's own checkpoint before they are
+        passed to the reactor (C3 of log/checkpoints.py).
+    N3  a partition that cannot be opened is OFFLINE and listed in the failures; all others
+        continue.
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied;
-        its files go later.
-    N5  a log that recovery has cut below what had counted follows and does not lead
-        (shortened_log.py); one that is shorter than a predecessor has published in this life of the
-        host stays offline until the broker is started again, for those who count on it have heard
-        nothing of it.
-    N6  a log without some of its segments is an ERROR. The only replica is served with what it has,
-        its end where it was. One of several: without its end it is shortened; with a gap in the
-        middle, which following would never fill, it stays offline.
-    N7  a partition whose recovery has ended its worker by a broken invariant RECOVERY_ABORTS_MAX
-        times is offline until the broker is started again.
+        its files are deleted later.
+    N5  a log that recovery has cut below acknowledged records follows and does not lead
+        (shortened_log.py). One that is shorter than a predecessor has published in this life of the
+        host stays offline until the broker is restarted, because the replicas that rely on it do
+        not know of the loss.
+    N6  a log with missing segments is an ERROR. A sole replica is served with the rest, with its
+        old end. One of several replicas counts as shortened if its end is missing; with a gap in
+        the middle, which following would never fill, it stays offline.
+    N7  a partition whose recovery has aborted its worker by a broken invariant RECOVERY_ABORTS_MAX
+        times is offline until the broker is restarted.
 
-Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time
-(the caller's lock), upkeep may run beside it: an OpenPartition that is `closing` is left alone.
+Concurrency: methods run on the event loop; blocking work runs in Background. One change at a time
+(the caller's lock); upkeep may run concurrently: an OpenPartition that is `closing` is left alone.
 """
 
 import asyncio
@@ -61,10 +62,10 @@ def _recovery_aborted(path: Path, aborts: int) -> str:
 
 
 class PartitionSet(OpenPartitions):
-    """Opens, closes and deletes as the metadata says."""
+    """Opens, closes and deletes partitions according to the metadata."""
 
     async def apply(self, changes: Changes) -> None:
-        """Returns when all of it is in force; what failed is in `failures`."""
+        """Returns when everything is applied; failures are in `failures`."""
         if changes.brokers is not None:
             await self._put_brokers(changes.brokers)
         for topic in changes.forget_topics:
@@ -85,7 +86,7 @@ class PartitionSet(OpenPartitions):
             self._log.warning("reactor did not know a removed topic", reason=str(error))
 
     async def _put_brokers(self, brokers: list[BrokerImage]) -> None:
-        """A host of its own has nobody to send clients to."""
+        """A host alone has no other broker to direct clients to."""
         node_id = self._catalog.cluster.node_id
         if self._clustered or any(broker.node_id != node_id for broker in brokers):
             self._clustered = True
@@ -182,7 +183,7 @@ class PartitionSet(OpenPartitions):
         if known is not None and owned.has_others:
             self._check_length(owned, path, partition, recovery, view, known)
         elif not owned.has_others and shortened.is_marked(path):
-            shortened.unmark(path, self._files)  # nobody has more of it
+            shortened.unmark(path, self._files)  # no replica has more of it
         return _Opened(owned, path, partition, recovery, existed)
 
     def _check_missing(
@@ -243,11 +244,11 @@ class PartitionSet(OpenPartitions):
             raise
 
     def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
-        """What is trusted: the checkpoints; and when a predecessor of this worker published
-        positions in this life of the keeper, the page cache is as it left it. A published durable
-        offset counts only in that case: the machine has not lost power since, or the control
-        segment were gone. OFFLINE says that the predecessor met an error there, perhaps a flush
-        that failed.
+        """The trusted inputs of recovery: the checkpoints; and, if a predecessor of this worker
+        published positions in this life of the keeper, the page cache as it left it. A published
+        durable offset counts only in that case: the machine has not lost power since, otherwise the
+        control segment would be gone. OFFLINE means that the predecessor met an error there,
+        perhaps a failed flush.
         """
         trust = log_dir.trust
         assert trust is not None
@@ -269,16 +270,16 @@ class PartitionSet(OpenPartitions):
 
     @staticmethod
     def _known_high_watermark(owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> int:
-        """Below it everything was committed: what a predecessor published in this life of the
-        keeper, else what was written down.
+        """Everything below it was committed: a predecessor's published value in this life of the
+        keeper, otherwise the recorded one.
         """
         if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.high_watermark > 0:
             return view.high_watermark
         return log_dir.high_watermarks.get((owned.topic, owned.index, owned.topic_id), 0)
 
     async def _make_durable(self, opened: list[_Opened]) -> None:
-        """N1, N2. A failure to write concerns the directory's new partitions only in that they may
-        be gone after a power cut, like their records: so they fail.
+        """N1, N2. If the write fails, new partitions of the directory fail too: they might be lost
+        in a power cut, together with their records.
         """
         for log_dir in self.log_dirs:
             here = [result for result in opened if result.owned.log_dir == log_dir.index]
@@ -356,7 +357,7 @@ class PartitionSet(OpenPartitions):
             )
             return
         finally:
-            # a namesake may live there later
+            # another partition of that name may be created later
             log_dir.timestamps.forget(directories.partition_path(log_dir.path, owned.topic, owned.index))
         if aside is not None:
             self.delete_later(log_dir, aside)
@@ -372,8 +373,8 @@ class PartitionSet(OpenPartitions):
         task.add_done_callback(self._deleting.discard)
 
     async def _delete_tree(self, log_dir: LogDirectory, path: Path) -> None:
-        """One file at a time, so that checkpoints of the directory get their turn. What a crash
-        leaves is found at the next start.
+        """One file at a time, so that checkpoints of the directory get their turn. The next start
+        finds the remains after a crash.
         """
         steps = directories.delete_tree(path, self._files)
         try:
@@ -436,5 +437,7 @@ class PartitionSet(OpenPartitions):
         return given
 
     def failed_names(self) -> list[tuple[str, int]]:
-        """(topic, partition index) of what is wanted and not open: its checkpoints must be kept."""
+        """(topic, partition index) of partitions that are wanted but not open: their checkpoints
+        must be kept.
+        """
         return [(owned.topic, owned.index) for owned in self._catalog.failed_partitions()]

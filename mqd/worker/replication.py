@@ -1,17 +1,18 @@
-"""Connections to the workers of other hosts whose partitions are followed here: which are wanted,
-made and proven here, given to the reactor, made again when they end.
+"""Connections to the workers of other hosts whose partitions are followed here: determines the
+wanted ones, opens and authenticates them, passes them to the reactor, and reopens them when they
+end.
 
     catalog's assignments -> wanted_links(), spare_links() -> one task for each link: connect ->
     handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
                                                                       ^---------------- back-off <- MQD_EVENT_FETCHER_ENDED, or another address or life of the leader
 
-A link is a worker of a leader's host in one lane: what is in sync, what catches up, and what does
-so at a bounded rate use different connections, so that none delays the one before it. Links to the
-other hosts that may lead what is replicated here are made beforehand: when a leader goes, an
-acknowledgement of the next one waits for its followers, and they would first have to connect. At
-most one for each worker of each other host; nothing is asked over them.
+A link is a worker of a leader's host in one lane. In-sync replicas, replicas that catch up, and
+throttled ones use different connections, so that no lane delays an earlier one. Links to other
+hosts that may become leaders of partitions replicated here are opened in advance: after a failover
+the new leader's acknowledgements wait for its followers, which would otherwise have to connect
+first. At most one for each worker of each other host; they are idle until needed.
 
-What is fetched, and what an answer does, is native (native/server/replication/fetcher.h).
+The fetching and the processing of answers are native (native/server/replication/fetcher.h).
 
 Concurrency: the event loop's thread.
 """
@@ -39,7 +40,7 @@ from mqd.worker.host_connections import dial
 
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
-LIVED_S = 5.0  # a connection that lasted so long was a good one
+LIVED_S = 5.0  # a connection that lasted this long was a good one
 IN_SYNC, CATCH_UP, THROTTLED = range(3)  # enum mqd_fetcher_lane
 _FORGOTTEN_MAX = 1024
 _NOT_REGISTERED = "this host is not registered"
@@ -52,8 +53,8 @@ class Link(msgspec.Struct, frozen=True, order=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a link leads. Another epoch is another life of the host: its old connections are worth
-    nothing, whether they have ended or not.
+    """The target of a link. A different epoch is a different life of the host: its old connections
+    are useless, whether they have ended or not.
     """
 
     host: str
@@ -68,7 +69,7 @@ def lane_of(assignment: Assignment) -> int:
 
 
 def wanted_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
-    """Of leaders that are registered and listen for other hosts."""
+    """Links to registered leaders with an inter-broker address."""
     wanted: dict[Link, Target] = {}
     for assignment in assigned.values():
         leader = brokers.get(assignment.leader)
@@ -81,8 +82,8 @@ def wanted_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, Broke
 
 
 def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
-    """Of those that may lead next: the in-sync replicas elsewhere, each by the worker that will own
-    the partition there.
+    """Links to the next possible leaders: in-sync replicas on other hosts, with the worker that
+    will own the partition there.
     """
     spare: dict[Link, Target] = {}
     for (topic_id, index), assignment in assigned.items():
@@ -104,17 +105,17 @@ def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, Broker
 
 
 class _Connection:
-    """A link that is wanted: its task, and how it is told what has changed."""
+    """A wanted link: its task, and the means to notify it of changes."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.changed = asyncio.Event()  # another target, or what the reactor had has ended
-        self.token = 0  # of the connection that the reactor has; 0 = none
+        self.changed = asyncio.Event()  # a new target, or the reactor's connection has ended
+        self.token = 0  # of the reactor's connection; 0 = none
         self.task: asyncio.Task[None] | None = None
 
 
 class Replication:
-    """`assigned`: the catalog's, read at update(). `secret`: the cluster's."""
+    """`assigned`: the catalog's, read at update(). `secret`: the cluster key."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class Replication:
         self._key = handshake.derive_key(secret, "handshake")
         self._identity: Identity | None = None
         self._connections: dict[Link, _Connection] = {}
-        self._ended: dict[int, str] = {}  # tokens whose end was heard before their beginning
+        self._ended: dict[int, str] = {}  # tokens whose end was reported before their start
         self._rate = 0
         self._endings: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.replication")
@@ -139,7 +140,7 @@ class Replication:
     # -- what is wanted ----------------------------------------------------------------------------
 
     def update(self, cluster: Cluster, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
-        """After every change of metadata."""
+        """Called after every change of metadata."""
         own = cluster.brokers.get(cluster.node_id)
         self._identity = (
             Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
@@ -162,8 +163,8 @@ class Replication:
         self._throttle(dynamic_config, own.worker_count if own is not None else 1)
 
     def _throttle(self, dynamic_config: Mapping[str, str], worker_count: int) -> None:
-        """An equal share for each worker: they have no common account, and partitions go round
-        them.
+        """An equal share for each worker: they have no common budget, and partitions are
+        distributed over them.
         """
         rate = int(broker_value({**self._config, **dynamic_config}, "follower.replication.throttled.rate"))  # type: ignore[arg-type]
         rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
@@ -212,7 +213,7 @@ class Replication:
     # -- one link ----------------------------------------------------------------------------------
 
     async def _keep(self, link: Link, connection: _Connection) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         backoff_s, reason, loop = BACKOFF_S_MIN, "", asyncio.get_running_loop()
         while True:
             connection.changed.clear()
@@ -231,14 +232,16 @@ class Replication:
                         reason=text,
                     )
                 reason = text
-            except Exception as error:  # our own fault: the replica is not to stay behind for it
+            except Exception as error:  # a bug of ours must not leave the replica behind
                 if repr(error) != reason:
                     self._log.exception(
                         "leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker
                     )
                 reason = repr(error)
             if connection.target != target:
-                continue  # another life or address: at once; what is made then replaces what there is
+                # a new life or address: reconnect immediately; the new connection replaces the old
+                # one
+                continue
             backoff_s = BACKOFF_S_MIN if loop.time() - began_s > LIVED_S else min(backoff_s * 2, BACKOFF_S_MAX)
             connection.changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -247,7 +250,7 @@ class Replication:
                     await connection.changed.wait()
 
     async def _connect(self, link: Link, target: Target) -> socket.socket:
-        """Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
+        """Raises OSError (including TimeoutError), EOFError, HandshakeFailed."""
         if self._identity is None:
             raise OSError(_NOT_REGISTERED)
         return await dial(
@@ -256,10 +259,11 @@ class Replication:
 
     async def _give(self, link: Link, connection: _Connection, made: socket.socket) -> None:
         connection.token = 0
-        if self._identity is None:  # since it was dialled
+        if self._identity is None:  # since the dial
             made.close()
             raise OSError(_NOT_REGISTERED)
-        options = self._options(link, self._identity.node_id)  # before the connection is nobody's but the reactor's
+        # before only the reactor owns the connection
+        options = self._options(link, self._identity.node_id)
         event = await self._commands.run(self._reactor.fetcher_put, made.detach(), options)
         if event.token in self._ended:
             raise OSError(self._ended.pop(event.token))

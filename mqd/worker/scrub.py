@@ -1,6 +1,6 @@
-"""Looks for flipped bits: reads every sealed segment now and then, checks every checksum, and says
-which byte is wrong. What is wrong is served all the same, for all the rest is right, and consumers
-look at checksums themselves.
+"""Scrubbing: periodically reads every sealed segment, verifies every checksum, and reports the
+position of damage. A damaged segment is still served, because the rest of it is sound, and
+consumers verify checksums themselves.
 
 When a segment is due
     found when its partition was opened     by chance within FIRST_PASS_MS, so that a start does not read the whole disk at once. By chance and not by name:
@@ -9,19 +9,20 @@ When a segment is due
     verified                                log.scrub.interval.ms later
     damaged                                 a day later at most, and so is the line in the log
     damaged when an earlier life looked     at once
-None of these waits is longer than log.scrub.interval.ms. Who is due longest comes first; with more
-log than log.scrub.bytes.per.second can read in an interval everything is read in turn, only more
-rarely. When what is due is kept in memory alone, one number for each segment.
+None of these waits is longer than log.scrub.interval.ms. The longest overdue segment comes first;
+if there is more log than log.scrub.bytes.per.second can read in an interval, everything is read in
+turn, only less often. The due times are kept only in memory, one number for each segment.
 
 S1  one piece (PIECE_BYTES, a copy in memory) is read and checked at a time, on the low-priority
     thread of its log directory, where checkpoints and deletions get their turn between any two;
-    then the rest of the time that the rate allows it is slept. A stop waits for one piece at most.
-S2  reading leaves the page cache as it was where the kernel can (6.14 and later). What is in the
-    cache is checked there, as consumers are given it.
-S3  what looks wrong is looked at again CONFIRM_S later, and only if it is still there, sealed and
-    ours, before anybody is told: a write or a deletion that was under way is no damage.
+    then it sleeps for the rest of the time that the rate allows. A stop waits for at most one
+    piece.
+S2  reading leaves the page cache unchanged if the kernel supports it (6.14 and later). Cached pages
+    are checked in the cache, in the form that consumers receive.
+S3  apparent damage is checked again CONFIRM_S later, and reported only if the segment still exists,
+    is sealed and ours: a concurrent write or deletion is not damage.
 
-The active segment is not looked at before it is sealed. Everything here runs on the event loop; the
+The active segment is not checked before it is sealed. Everything here runs on the event loop; the
 functions at the end block and run in Background.
 """
 
@@ -50,20 +51,20 @@ from mqd.worker.partitions import PartitionSet
 DAY_MS = 86_400_000
 FIRST_PASS_MS = DAY_MS
 SEALED_MS = 3_600_000
-RETRY_MS = 60_000  # after a piece that could not be read for want of descriptors or memory
+RETRY_MS = 60_000  # after a piece that could not be read for lack of descriptors or memory
 PIECE_BYTES = 4 << 20
 CONFIRM_S = 1.0
 PAUSE_S_MIN = 0.001
-SURVEY_S_MAX = 5.0  # how often newly opened partitions and newly sealed segments are looked for
-_RWF_DONTCACHE = 0x80  # Linux 6.14: pages that this read brought in are dropped again
+SURVEY_S_MAX = 5.0  # how often to look for newly opened partitions and newly sealed segments
+_RWF_DONTCACHE = 0x80  # Linux 6.14: drops the pages that this read brought in
 _CRC_START = 21
 
 SegmentKey = tuple[Key, int]  # partition, base offset
 
 
 class ScrubPlan:
-    """Which segment is due next. Pure: times are passed in, chance too. Bound: one entry for each
-    sealed segment of what is open.
+    """Determines which segment is due next. Pure: times and random numbers are passed in. Bound:
+    one entry for each sealed segment of the open partitions.
     """
 
     def __init__(self, interval_ms: int, chance: Callable[[], float] = random.random):
@@ -74,7 +75,7 @@ class ScrubPlan:
         self._heap: list[tuple[int, SegmentKey]] = []  # entries that differ from _due are stale
 
     def listed(self, key: Key, bases: Iterable[int], now_ms: int) -> set[int]:
-        """These are the sealed segments of a partition now. Returns those that are gone."""
+        """The current sealed segments of a partition. Returns those that are gone."""
         bases = set(bases)
         known = self._sealed.get(key)
         within_ms = min(self._interval_ms, FIRST_PASS_MS if known is None else SEALED_MS)
@@ -97,7 +98,7 @@ class ScrubPlan:
         return [base for base in self._sealed.get(segment[0], ()) if base > segment[1]]
 
     def due(self, now_ms: int) -> SegmentKey | None:
-        """It stays due until it is put off: by one of the three below, or by being gone."""
+        """It stays due until it is rescheduled by one of the three methods below, or is gone."""
         while self._heap:
             when, segment = self._heap[0]
             if self._due.get(segment) == when:
@@ -115,7 +116,7 @@ class ScrubPlan:
         self._put_off(segment, now_ms + min(self._interval_ms, after_ms))
 
     def _put_off(self, segment: SegmentKey, when_ms: int) -> None:
-        if segment in self._due:  # else it went meanwhile
+        if segment in self._due:  # otherwise it is gone
             self._put(segment, when_ms)
 
     def _put(self, segment: SegmentKey, when_ms: int) -> None:
@@ -127,15 +128,15 @@ class ScrubPlan:
 
 
 def sealed_bases(bases: list[int], log_start_offset: int, active_base: int) -> list[int]:
-    """Of a listing: below the active segment, and not wholly below the log start (those are about
-    to be deleted).
+    """From a listing: the segments below the active one, except those wholly below the log start
+    (which are about to be deleted).
     """
     first = max((base for base in bases if base <= log_start_offset), default=0)
     return [base for base in bases if first <= base < active_base]
 
 
 class _Piece(msgspec.Struct):
-    """Checked up to `position`; `problem`: why the batch there is bad."""
+    """Checked up to `position`; `problem`: the fault of the batch there."""
 
     position: int
     next_offset: int
@@ -145,7 +146,7 @@ class _Piece(msgspec.Struct):
 
 
 class _NotOurs(Exception):
-    """Closed, deleted or cut back since."""
+    """Closed, deleted or truncated since."""
 
 
 class Scrubber:
@@ -166,16 +167,18 @@ class Scrubber:
         self._interval_ms = int(broker_value(config, "log.scrub.interval.ms"))  # type: ignore[arg-type]
         self._rate = int(broker_value(config, "log.scrub.bytes.per.second"))  # type: ignore[arg-type]
         self._plan = ScrubPlan(self._interval_ms)
-        self._surveyed: dict[Key, tuple[int, int]] = {}  # partition -> log start, active segment, when it was listed
+        # partition -> log start, active segment at the last listing
+        self._surveyed: dict[Key, tuple[int, int]] = {}
         self._found: dict[SegmentKey, Damage] = {}
-        self._earlier: dict[SegmentKey, Damage] = {}  # found by an earlier life, in partitions that are not open yet
+        # found by an earlier life, in partitions that are not open yet
+        self._earlier: dict[SegmentKey, Damage] = {}
         self._told_ms: dict[SegmentKey, int] = {}
-        # how often compaction has put other files in the place of a partition's segments
+        # How often compaction has replaced a partition's segments.
         self._replacements: dict[Key, int] = {}
         self._log = logging.get("worker.scrub")
 
     def tasks(self) -> list[Awaitable[None]]:
-        """To be run until they are cancelled."""
+        """To be run until cancelled."""
         return [self._run()]
 
     async def _run(self) -> None:
@@ -196,7 +199,7 @@ class Scrubber:
                     await asyncio.sleep(max(PAUSE_S_MIN, next_survey - time.monotonic()))
                 else:
                     await self._visit(segment)
-            except Exception:  # nobody is to lose a worker for this
+            except Exception:  # a failed scrub must not end the worker
                 self._log.exception("checking of stored segments failed; it is tried again")
                 await asyncio.sleep(RETRY_MS / 1000)
 
@@ -211,7 +214,7 @@ class Scrubber:
         )
 
     async def _survey(self) -> None:
-        """Lists the directories of those partitions whose first or last segment may have changed."""
+        """Lists the directories of the partitions whose first or last segment may have changed."""
         changed = False
         for key in self._plan.partitions():
             if self._open(key) is None:
@@ -226,7 +229,7 @@ class Scrubber:
             await self._publish()
 
     async def _survey_one(self, key: Key) -> bool:
-        """Whether what is known to be damaged changed."""
+        """Returns whether the set of known damage changed."""
         opened = self._open(key)
         if opened is None:
             return False
@@ -237,7 +240,7 @@ class Scrubber:
         try:
             bases = await self._background.slow(opened.owned.log_dir, segments.base_offsets, opened.path)
         except OSError:
-            return False  # being deleted; or the next survey meets the same
+            return False  # being deleted; otherwise the next survey finds the same
         if self._open(key) is not opened:
             return False
         now_ms = clock.monotonic_ms()
@@ -250,7 +253,7 @@ class Scrubber:
             for segment, one in self._found.items()
             if segment[0] == key and one.next_sound_offset <= view.log_start_offset
         ]:
-            self._plan.again(segment, now_ms, 0)  # it was given up: what lies behind it?
+            self._plan.again(segment, now_ms, 0)  # it was skipped: check the part after the damage
         for segment in [segment for segment in self._earlier if segment[0] == key]:
             one = self._earlier.pop(segment)
             changed = True
@@ -264,7 +267,7 @@ class Scrubber:
         return self._found.pop(segment, None) is not None
 
     def replaced(self, key: Key) -> None:
-        """Compaction is about to, or has, put other files in the place of some segments."""
+        """Compaction is about to replace some segments, or has done so."""
         self._replacements[key] = self._replacements.get(key, 0) + 1
         self._surveyed.pop(key, None)
 
@@ -273,13 +276,14 @@ class Scrubber:
     async def _visit(self, segment: SegmentKey) -> None:
         opened = self._open(segment[0])
         if opened is None:
-            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey forgets it
+            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey removes it
             return
         path = segments.segment_path(opened.path, segment[1])
         try:
             found = await self._verify(segment, opened, path)
         except (FileNotFoundError, _NotOurs):
-            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey forgets it, if it is gone
+            # the next survey removes it if it is gone
+            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)
         except OSError as error:
             self._log.warning(
                 "stored segment cannot be checked; it is tried again",
@@ -292,7 +296,7 @@ class Scrubber:
             await self._judge(segment, opened, path, found)
 
     async def _verify(self, segment: SegmentKey, opened: OpenPartition, path: Path) -> Damage | None:
-        """The first bad batch that can still be read. Raises OSError; _NotOurs."""
+        """Returns the first bad batch that can still be read. Raises OSError; _NotOurs."""
         piece = _Piece(0, segment[1], 0, False)
         doubted = -1
         replacements = self._replacements.get(segment[0])
@@ -302,7 +306,7 @@ class Scrubber:
                 opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset
             )
             if self._replacements.get(segment[0]) != replacements:
-                raise _NotOurs  # not the file in which it began
+                raise _NotOurs  # not the file that the check started with
             await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
             if piece.problem is not None and piece.position != doubted:  # S3
                 doubted = piece.position
@@ -318,7 +322,9 @@ class Scrubber:
         return None
 
     async def _describe(self, segment: SegmentKey, opened: OpenPartition, path: Path, bad: _Piece) -> Damage | _Piece:
-        """Where to go on, if the bad batch lies below the log start: nobody can read it any more."""
+        """If the bad batch lies below the log start, where no consumer can read it, returns the
+        place to continue.
+        """
         view = self._control.slot_view(opened.owned.slot)
         following = min(self._plan.sealed_after(segment), default=view.log_end_segment)
         offset, position = await self._background.slow(opened.owned.log_dir, next_sound, path, bad.position, following)
@@ -339,7 +345,7 @@ class Scrubber:
         )
 
     def _is_sealed(self, opened: OpenPartition, base: int) -> bool:
-        """A failed write may have cut the log back."""
+        """A failed write may have truncated the log."""
         return base < self._control.slot_view(opened.owned.slot).log_end_segment
 
     async def _judge(self, segment: SegmentKey, opened: OpenPartition, path: Path, found: Damage | None) -> None:
@@ -384,10 +390,10 @@ class Scrubber:
 
 
 def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
-    """Checks batches from a batch's start on: those that PIECE_BYTES hold. When they do not hold
-    even one, or it looks bad, or the disk cannot read them, the file itself is asked: all to its
-    end, where a bad batch ends it at once. `next_offset`: no batch may begin below it. Raises
-    OSError; a disk that cannot read is a problem of the segment.
+    """Checks the batches from a batch's start on that PIECE_BYTES hold. If they do not hold even
+    one, or it looks bad, or the disk cannot read them, checks the file itself to its end, or to the
+    first bad batch. `next_offset`: no batch may begin below it. Raises OSError; an unreadable disk
+    is a problem of the segment.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -397,7 +403,8 @@ def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
         data = _read(fd, position, min(PIECE_BYTES, size - position))
         if data is not None:
             found = _scan_copy(data, next_offset)
-            if found.reason is None or found.valid_bytes:  # what is left of the piece is looked at in the next one
+            # the rest of the piece is checked with the next one
+            if found.reason is None or found.valid_bytes:
                 at = position + found.valid_bytes
                 return _Piece(at, found.next_offset, len(data), at >= size)
     finally:
@@ -408,12 +415,12 @@ def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
         if error.errno != errno.EIO:
             raise
         return _Piece(position, next_offset, PIECE_BYTES, True, f"the disk cannot read it: {error.strerror}")
-    at = found.valid_bytes  # here counted from the file's start
+    at = found.valid_bytes  # counted from the file's start here
     return _Piece(at, found.next_offset, min(size, at + PIECE_BYTES) - position, True, found.reason)
 
 
 def _read(fd: int, position: int, size: int) -> memoryview | None:
-    """May be less than `size` where the file ends; None: the disk cannot read it."""
+    """May be shorter than `size` at the end of the file; None: the disk cannot read it."""
     data = memoryview(bytearray(size))
     got, flags = 0, _RWF_DONTCACHE
     while got < size:
@@ -424,7 +431,7 @@ def _read(fd: int, position: int, size: int) -> memoryview | None:
                 return None
             if not flags or error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-            flags = 0  # an older kernel, or a file system that cannot
+            flags = 0  # an older kernel, or a file system without support
             continue
         if part == 0:
             break
@@ -433,7 +440,7 @@ def _read(fd: int, position: int, size: int) -> memoryview | None:
 
 
 def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
-    """The native walk wants a file: one in memory."""
+    """The native walk needs a file: one in memory."""
     copy = os.memfd_create("mqd-scrub", os.MFD_CLOEXEC)
     try:
         done = 0
@@ -445,8 +452,9 @@ def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
 
 
 def next_sound(path: Path, position: int, following_base: int) -> tuple[int, int]:
-    """(offset, position) where reading can go on behind the bad batch at `position`: at the batch
-    after it, if the bad one's length leads to a sound one; else at the next segment, position -1.
+    """(offset, position) at which reading can continue after the bad batch at `position`: the
+    following batch, if the bad one's length leads to a sound one; otherwise the next segment,
+    position -1.
     """
     try:
         with open(path, "rb") as file:

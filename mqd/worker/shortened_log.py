@@ -1,15 +1,15 @@
-"""Logs of several replicas that recovery has cut below what had perhaps counted: a flipped bit in
-what was flushed looks like a torn write (C5 of native/log/recovery/recovery.h).
+"""Replicated logs that recovery has cut below records that may have been acknowledged: a flipped
+bit in flushed data looks like a torn write (C5 of native/log/recovery/recovery.h).
 
-Such a replica may have less than everybody believes of it who counts on its disk. A file in its
-directory says so until it has caught up:
-    H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It
-        says that it does not serve the partition, so that another one leads; and goes on saying so
-        while nobody leads and it is in sync, for the controller would take its silence for recovery
-        and have it lead again.
-    H2  it follows, and counts again when a leader has put it into the in-sync set, from outside of
-        it: then it has everything.
-    H3  the only replica of a partition is never one of these: nobody has more.
+Such a replica may hold less than the other replicas assume. A file in its directory records that
+until it has caught up:
+    H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
+        reports that it does not serve the partition, so that another replica leads. It repeats that
+        while there is no leader and it is in sync, because the controller would take silence for
+        recovery and make it the leader again.
+    H2  it follows, and counts again once a leader has added it to the in-sync set: then it has
+        everything.
+    H3  a sole replica is never treated like this: no other replica has more.
     H4  an operator who has recovered the partition by an unclean election has decided, and may
         delete the file while the broker is down.
 Pure but for the file.
@@ -53,9 +53,9 @@ def unmark(path: Path, files: Files) -> None:
 
 
 def is_wanted(assignment: Assignment) -> bool:
-    """It is to lead, or is the one to be told so next: in sync where nobody leads. Who is eligible
-    only is elected as soon as it is there, and is in sync then; who is neither may be an operator's
-    choice (H4).
+    """It is to lead, or is the next candidate: in sync while there is no leader. A replica that is
+    only eligible is elected as soon as it is available, and is in sync then. One that is neither
+    may be an operator's choice (H4).
     """
     return assignment.leader == assignment.node_id or (assignment.leader < 0 and _is_in_sync(assignment))
 
@@ -65,13 +65,13 @@ def _is_in_sync(assignment: Assignment) -> bool:
 
 
 class Shortened:
-    """Of one open partition, from its opening until it counts again."""
+    """The state of one open partition, from its opening until it counts again."""
 
     def __init__(self) -> None:
-        self._in_sync: bool | None = None  # as it was assigned last
+        self._in_sync: bool | None = None  # according to the last assignment
 
     def take(self, assignment: Assignment) -> tuple[Assignment, bool]:
-        """(what the reactor is given, is the partition as good as any from now on)."""
+        """(the assignment for the reactor, whether the partition counts again from now on)."""
         leads = assignment.leader == assignment.node_id
         in_sync = _is_in_sync(assignment)
         entered = self._in_sync is False and in_sync and assignment.leader >= 0 and not leads

@@ -1,5 +1,5 @@
-"""A worker process: the native reactor on its own thread, and this, which starts it, feeds it and
-cleans up after it.
+"""A worker process: the native reactor on its own thread, and this event loop, which starts it,
+feeds it and cleans up after it.
 
     attach to the keeper -> log directories (checkpoints read, marker gone) -> reactor started ->
     controller's image applied -> Ready -> changes, upkeep -> SIGTERM, Shutdown, or the end of
@@ -65,7 +65,7 @@ _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0
 END_S = 22.0  # the keeper kills after 25
 PROBE_S = 2.0
-REACTOR_S = 5.0  # with HANG_S more than the reactor itself takes for its end where all is well (10 s)
+REACTOR_S = 5.0  # together with HANG_S longer than a healthy reactor takes to end (10 s)
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
@@ -88,7 +88,7 @@ class Worker:
     # -- life --------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """The process's exit status."""
+        """Returns the process's exit status."""
         loop = asyncio.get_running_loop()
         self._client.watch(loop, self._on_death, self._stop, self._stop)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -117,13 +117,14 @@ class Worker:
             ),
             None,
         )
-        watch = threading.Timer(END_S, self._give_up)  # a thread, for the loop itself may be held up
+        # a thread, because the loop itself may be blocked
+        watch = threading.Timer(END_S, self._give_up)
         watch.daemon = True
         watch.start()
         async with self._applying:
             ran_out = await self._unless_hung("what runs", _cancel([*tasks, stop]))
             if failure is not None:
-                raise failure  # our own fault: no clean end, supervisord starts us again
+                raise failure  # a bug of ours: no clean end, supervisord restarts the worker
             await self._end(ran_out)
         return 0
 
@@ -160,7 +161,7 @@ class Worker:
                 arenas=client.arenas,
                 handoff_fd=client.handoff_fds[0],
                 control_fd=self._local.control_fd,
-                # room for so many; how many it may hold is a matter of credits
+                # the capacity; credits limit the actual number
                 **reactor_options(config, self._index, own_arena_bytes, connection_max),
             )
         )
@@ -236,7 +237,7 @@ class Worker:
         self._files = files
 
     async def _start_and_follow(self) -> None:
-        for log_dir in self._log_dirs:  # the markers go before anything else is written
+        for log_dir in self._log_dirs:  # remove the markers before anything else is written
             for leftover in await self._background.urgent(log_dir.index, log_dir.open):
                 self._partitions.delete_later(log_dir, leftover)
         self._reactor.start()
@@ -252,10 +253,10 @@ class Worker:
             self._stopping.set()
 
     async def _end(self, ran_out: bool) -> None:
-        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in
-        this thread, so the partitions come back. A directory that hangs is given up. `ran_out`:
-        what runs has ended; else compaction, which alone does not end by being cancelled, is in a
-        step that hangs: it is not waited for again.
+        """The clean end. The reactor answers what it can and ends. A stopped reactor carries out
+        commands in this thread, so the partitions can be taken back. A hanging directory is
+        abandoned. `ran_out`: all tasks have ended; otherwise compaction, the only task that
+        cancellation may not end, is in a hanging step and is not awaited again.
         """
         await self._replication.close()
         await self._forwarding.close()
@@ -266,7 +267,7 @@ class Worker:
         ):
             await self._name_hung()
             self._leave()
-        # else a short life could not be marked clean
+        # otherwise a short life could not be marked clean
         settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())
         hung = await self._partitions.close_all(self._client.welcome.generation)
         if hung or not compacted or not settled:
@@ -287,8 +288,8 @@ class Worker:
         return ended
 
     async def _name_hung(self) -> None:
-        """The reactor has a flush under way that does not return, so no partition comes back from
-        it: none is closed, of no directory.
+        """The reactor has a flush that does not return, so it returns no partition: none is closed,
+        in any directory.
         """
         probes = {
             str(log_dir.path): asyncio.ensure_future(
@@ -305,8 +306,8 @@ class Worker:
         )
 
     def _give_up(self) -> None:
-        """Something in a log directory keeps this process from its end; whatever is not closed now
-        has no marker, so the next start checks it.
+        """Something in a log directory blocks this process's end. Whatever is not closed now has no
+        marker, so the next start checks it.
         """
         paths = sorted(
             {str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())}
@@ -319,13 +320,13 @@ class Worker:
         self._leave()
 
     def _leave(self) -> None:
-        """Threads that a log directory holds up are waited for by nobody; they use what an orderly
-        end would free.
+        """Exits without joining threads that a log directory blocks; they use memory that an
+        orderly exit would free.
         """
         self._credits.close()
         self._local.close()
         self._log.info("stopped")
-        os._exit(0 if self._stopping.is_set() else 1)  # for a fault of its own it is started again
+        os._exit(0 if self._stopping.is_set() else 1)  # after a bug of its own it is restarted
 
     # -- the controller ----------------------------------------------------------------------------
 
@@ -344,7 +345,7 @@ class Worker:
             elif isinstance(message, TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut):
                 await self._apply(self._catalog.on_message(message), message.version)
             elif isinstance(message, SettingsPut):
-                # quotas are in the control segment already, the rest is the acceptor's
+                # quotas are already in the control segment, the rest concerns the acceptor
                 await self._apply(Changes(), message.version)
 
     async def _on_image(self, image: Image) -> None:
@@ -394,7 +395,7 @@ class Worker:
         )
 
     async def _look_behind(self) -> None:
-        """W5 of the catalog: replicas that left this host before this life of it."""
+        """W5 of the catalog: replicas that left this host before its current life."""
         self._looked_behind = True
         if self._catalog.cluster.node_id >= 0:
             doomed = await self._background.urgent(
@@ -410,8 +411,8 @@ class Worker:
                 self._partitions.delete_later(log_dir, path)
 
     async def _retry_failed(self) -> None:
-        """A partition that found no space, memory or descriptor when it was to be opened; a move
-        that the metadata log had no space for.
+        """Retries partitions that lacked space, memory or a descriptor when they were opened, and
+        moves for which the metadata log had no space.
         """
         while True:
             await asyncio.sleep(RETRY_FAILED_S)
@@ -479,7 +480,7 @@ class Worker:
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):
             self._aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
         elif event.partition is not None:
-            # nobody waits for it any more
+            # its caller is gone
             self._aside(self._background.urgent(ELSEWHERE, event.partition.close, False))
 
     def _log_line(self, event: native.Event) -> None:
@@ -517,21 +518,22 @@ class Worker:
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Returns when they have ended; whoever cancels this waits for none of them (a gather would)."""
+    """Returns when they have ended. Cancelling this waits for none of them (a gather would)."""
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks)
     for task in done:
         if not task.cancelled():
-            task.exception()  # seen: the first one ends this process, the others came of its end
+            # retrieved: the first one ends this process, the others result from that
+            task.exception()
 
 
 _VARIABLE = re.compile(r"[:0-9]")
 
 
 def _split_line(text: str) -> tuple[str, str]:
-    """Lines are counted (and limited) by their constant part: what comes before the first colon or
-    digit.
+    """Lines are counted (and rate-limited) by their constant part: the text before the first colon
+    or digit.
     """
     found = _VARIABLE.search(text)
     if found is None:
@@ -541,7 +543,9 @@ def _split_line(text: str) -> tuple[str, str]:
 
 
 def _raise_descriptor_limit() -> int:
-    """Connections and segments are descriptors: as many as the system lets us. Returns the limit."""
+    """Connections and segments use descriptors: raises the limit as far as permitted. Returns the
+    limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = 1 << 20
