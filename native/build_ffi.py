@@ -1,4 +1,4 @@
-"""Builds mqd._native from native/: reads the public header, hands it to cffi, nothing else."""
+"""Builds mqd._native from native/: reads the public headers and passes them to cffi."""
 
 import os
 import re
@@ -19,7 +19,7 @@ HEADERS = (
 
 
 def declarations() -> str:
-    """The public header as cffi's parser wants it: no C-only lines, no include guard."""
+    """The public headers in the form that cffi's parser accepts: no C-only lines, no include guard."""
     text = "".join((HERE / name).read_text() for name in HEADERS)
     text = re.sub(r"/\* MQD_CDEF_OFF \*/.*?/\* MQD_CDEF_ON \*/", "", text, flags=re.S)
     return re.sub(r"^#(ifndef|endif|define MQD_\w+_H$).*$", "", text, flags=re.M)

@@ -1,9 +1,9 @@
-"""Builds what is published, into dist/: an sdist, and of it a wheel for each architecture that any
-Linux with glibc 2.28 (2018) takes. `make wheels`.
+"""Builds the published packages into dist/: an sdist, and from it a wheel for each architecture,
+for any Linux with glibc 2.28 (2018) or later. `make wheels`.
 
 The compiler is zig's, from PyPI: clang with the C library's interfaces of any version, for every
-architecture. auditwheel judges what came out and names it manylinux_2_28; a wheel that it does not
-take, or that holds more than one Python's code, is an error.
+architecture. auditwheel checks the result and names it manylinux_2_28; a wheel that it rejects, or
+that contains code for more than one Python, is an error.
 """
 
 from __future__ import annotations

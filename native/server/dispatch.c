@@ -47,7 +47,7 @@ static bool api_versions_valid(const uint8_t *body, uint32_t body_bytes)
 }
 
 /* Prepared by the acceptor in the control segment, so that a client can connect while the acceptor
- * is down. Copy 7 answers versions that we do not know. The acceptor refuses what is not valid. */
+ * is down. Copy 7 answers versions that we do not know. The acceptor refuses an invalid request. */
 static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                             const uint8_t *request, uint32_t request_bytes)
 {

@@ -15,7 +15,7 @@
 /* final, whatever the target knows */
 #define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE)
 
-/* ---- what metadata say ---- */
+/* ---- metadata ---- */
 
 static void tell(struct mqd_owned *owned, const struct mqd_topic *topic, uint32_t index)
 {

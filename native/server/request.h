@@ -245,10 +245,10 @@ struct mqd_connection {
     uint32_t relaying;
     uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */
     uint64_t held_bytes; /* sum of the heap_bytes of these requests */
-    /* what the acceptor is to be asked (server/control_request.c) */
+    /* requests for the acceptor (server/control_request.c) */
     struct mqd_node control_waiting; /* not sent yet, in order */
     struct mqd_node control_turn;    /* in reactor->control_turns */
-    uint32_t control_sent;           /* with the acceptor, which does not take long over them */
+    uint32_t control_sent;           /* sent and unanswered, except those that take long */
     uint32_t control_count;          /* in the table of requests under way */
     /* quotas, while any are configured (server/throttle.c) */
     uint8_t muted;             /* not read until muted_until_ns */

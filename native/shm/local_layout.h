@@ -147,8 +147,8 @@ struct mqd_local_segment {
     /* of the slot; positions in this file stay valid as long as it is open, even when it is
      * unlinked */
     uint64_t segments_generation;
-    /* of the batch that holds `offset`, or the end of what is readable when offset is the high
-     * watermark */
+    /* of the batch that holds `offset`, or the end of the readable bytes when offset is the
+     * high watermark */
     uint32_t position;
     uint32_t size_bytes; /* readable bytes of the file now */
     uint32_t map_bytes;  /* the file never grows beyond this */

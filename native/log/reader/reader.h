@@ -77,8 +77,8 @@ struct mqd_segment_place {
     struct mqd_segment_ref *segment; /* referenced: mqd_segment_place_release */
     /* INT64_MAX: there is no next segment, or this one's end is not below the high watermark yet */
     int64_t base_offset, next_base_offset;
-    /* of the batch that holds the offset; the end of what is readable when the offset is the high
-     * watermark */
+    /* of the batch that holds the offset; the end of the readable bytes when the offset is the
+     * high watermark */
     uint32_t position;
     uint32_t readable_bytes; /* of the file */
 };
