@@ -43,7 +43,7 @@ int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_co
     int32_t found;
     int64_t end_offset;
     mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
-    if (found < 0) /* no epoch here is as late as the leader's diverging epoch */
+    if (found < 0) /* all epochs here are earlier than the diverging one */
         return least(diverging_end, log_end);
     /* that epoch is unknown here: truncate to the end of the previous one; the next answer refines
      * this */

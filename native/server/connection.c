@@ -530,10 +530,10 @@ static bool writes(const struct mqd_connection *c)
     return false;
 }
 
-/* True when both directions are closed and no bytes have been received for GONE_MS: the answers it
- * waits for may take minutes and could not be delivered. False while it may be read, because what
- * it sent with acks=0 counts. False with a Produce under way, which ends by its own time limit:
- * closing now would drop received requests that have not been handled yet. */
+/* True when both directions are closed and no bytes have moved for GONE_MS: the answers it waits for
+ * may take minutes and could not be delivered. False while it may be read, because what it sent
+ * with acks=0 counts. False with a Produce under way, which ends by its own time limit: closing now
+ * would drop received requests that have not been handled yet. */
 static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) &&

@@ -326,8 +326,8 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     if (!good && request->connection) {
         mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over");
         if (!request_of(r, descriptor->token))
-            /* it was parked: it was freed with its connection. A new request in its place is kept,
-             * because it was sent */
+            /* a parked request was freed with its connection; any other one is kept, because it was
+             * sent */
             return;
     }
     if (!(descriptor->flags & MQD_RESPONSE_MORE))

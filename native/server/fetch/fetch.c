@@ -174,7 +174,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     /* a follower may lag behind */
     bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)
-        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* the same holds for this host: another one may lead by now */
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* so may this host: another one may lead by now */
     if (beyond || entry->fetch_offset < positions->log_start_offset)
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;

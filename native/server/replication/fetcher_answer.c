@@ -250,7 +250,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         mqd_fetcher_end(r, fetcher, EPROTO, "an answer to another request");
         return false;
     }
-    if (fetcher->urging) { /* it was needless */
+    if (fetcher->urging) { /* the urging request was empty */
         bool nothing = answer->error == 0 && answer->topics_left == 0;
         if (!nothing)
             mqd_fetcher_end(r, fetcher, EPROTO, "an answer with partitions, or an error, to a request for nothing");
