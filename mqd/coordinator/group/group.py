@@ -437,14 +437,16 @@ class Group:
 
 
 def _described(member: Member, protocol: str | None) -> DescribeGroupsResponse.Member:
-    """Metadata and assignment are those of the current generation; empty if there is none."""
+    """Metadata is that of the current generation, empty if there is none; an assignment stays until
+    the next one, as in Kafka.
+    """
     return DescribeGroupsResponse.Member(
         member_id=member.member_id,
         group_instance_id=member.instance_id,
         client_id=member.client_id,
         client_host=member.client_host,
         member_metadata=member.protocols[protocol] if protocol is not None else b"",
-        member_assignment=member.assignment if protocol is not None else b"",
+        member_assignment=member.assignment,
     )
 
 

@@ -470,4 +470,5 @@ def test_described_and_listed() -> None:
     ] == [(ids[0], "client", "/10.0.0.1", b"m", b"a0"), (ids[1], "client", "/10.0.0.1", b"m", b"a1")]
     assert tuple(shell.core.listed()) == ("g", "consumer", "Stable", "classic")
     shell.join(ids[0])
-    assert [one.member_metadata for one in shell.core.described().members] == [b"", b""]
+    between = [(one.member_metadata, one.member_assignment) for one in shell.core.described().members]
+    assert between == [(b"", b"a0"), (b"", b"a1")]
