@@ -154,3 +154,14 @@ def test_an_entity_that_is_named_twice_is_answered_once(shared_broker: Broker) -
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(49, 1, m.AlterClientQuotasRequest([Entry(entity, []), Entry(entity, [])]))
     assert [entry.error_code for entry in found.entries] == [ErrorCode.INVALID_REQUEST]
+
+
+def test_an_instance_id_may_be_empty(shared_broker: Broker) -> None:
+    side, world = Side("mqd", shared_broker.port), World("")
+    side.until(world, Step(10, 3, m.FindCoordinatorRequest("judge-empty", 0)), lambda body: body.error_code == 0)
+    join = m.JoinGroupRequest(
+        "judge-empty", 10_000, 10_000, "", "", "consumer", [m.JoinGroupRequest.Protocol("a", b"")]
+    )
+    joined = side.until(world, Step(11, 5, join), lambda body: body.error_code not in (14, 16)).body
+    side.close()
+    assert (joined.error_code, [one.group_instance_id for one in joined.members]) == (0, [""])

@@ -32,7 +32,7 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
     instance_id = request.group_instance_id
     if any(len(name) > NAME_MAX for name in (request.protocol_type, *(one.name for one in request.protocols))):
         raise CoordinatorError(ErrorCode.INVALID_REQUEST)
-    if instance_id is not None and not 0 < len(instance_id) <= INSTANCE_ID_MAX:
+    if instance_id is not None and len(instance_id) > INSTANCE_ID_MAX:
         raise CoordinatorError(ErrorCode.INVALID_REQUEST)
     coordinators = context.broker.coordinators
     if coordinators is not None and request.group_id:
