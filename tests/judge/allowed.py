@@ -15,6 +15,11 @@ AS_REPLICA = (
     "a replica id is for hosts of the cluster, which prove what they are: a client that names one reads nothing"
 )
 
+ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
+HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
+ANY_NAME = "for its plugins' sake Kafka takes properties of brokers that it does not know; mqd refuses them by name"
+TWO_EPOCHS = "aborting a transaction under way moves the epoch on by two, so that a late EndTxn is told apart"
+
 ALLOWED = (
     Allowed("*", "0+", "*.throttle_time_ms", "how long a client is throttled is measured, not agreed"),
     Allowed("*", "0+", "*.error_message", "texts are our own; the code says what is wrong"),
@@ -38,6 +43,7 @@ ALLOWED = (
     Allowed("TxnOffsetCommit", "0-5", "topics", HASHED, order=True),
     Allowed("TxnOffsetCommit", "0-5", "topics[].partitions", HASHED, order=True),
     Allowed("Produce", "0-13", "responses[] only mqd", NO_PARTITIONS),
+    Allowed("Metadata", "12-13", "topics[] only mqd", "beside a topic by id, Kafka leaves those by name unanswered"),
     Allowed("ListOffsets", "1-11", "topics[] only mqd", NO_PARTITIONS),
     Allowed("OffsetCommit", "2-10", "topics[] only mqd", NO_PARTITIONS),
     Allowed("TxnOffsetCommit", "0-5", "topics[] only mqd", NO_PARTITIONS),
@@ -63,6 +69,31 @@ ALLOWED = (
     ),
     Allowed("DescribeLogDirs", "4", "results[].total_bytes", "of each broker's own disk"),
     Allowed("DescribeLogDirs", "4", "results[].usable_bytes", "measured a moment apart"),
+    Allowed("CreateTopics", "5-7", "topics[].configs[] only Kafka", "mqd stores batches as they were compressed"),
+    Allowed("CreateTopics", "5-7", "topics[].configs[] only mqd", "mqd has properties of its own"),
+    Allowed("CreateTopics", "5-7", "topics[].configs[].config_source", ELR, kafka=3, mqd=5),
+    Allowed("DescribeConfigs", "1-4", "results[].configs[].config_source", ELR, kafka=3, mqd=5),
+    Allowed("DescribeConfigs", "1-4", "results[].configs[].config_source", HOURS, kafka=5, mqd=4),
+    Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[] only mqd", HOURS),
+    Allowed("AlterConfigs", "0-2", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
+    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
+    Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
+    Allowed(
+        "AlterClientQuotas",
+        "0-1",
+        "entries[].error_code",
+        "without authentication and quotas by address there is nothing that they could hold for",
+        kafka=0,
+        mqd=42,
+    ),
+    Allowed(
+        "ElectLeaders",
+        "0-2",
+        "replica_election_results[] only Kafka",
+        "asked for all partitions, Kafka names every topic, and under it only what was elected",
+    ),
+    Allowed("InitProducerId", "0-5", "producer_epoch", TWO_EPOCHS),
+    Allowed("DescribeTransactions", "0", "transaction_states[].producer_epoch", TWO_EPOCHS),
     Allowed("ListGroups", "0-5", "groups", HASHED, order=True),
     Allowed("ListTransactions", "0-2", "transaction_states", HASHED, order=True),
     Allowed(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from mqd.protocol import KNOWN, SUPPORTED
 from mqd.protocol import messages as m
+from mqd.protocol.errors import ErrorCode
 from tests.judge.compare import Difference, Table, differences, learn
 from tests.judge.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
 from tests.judge.sides import Outcome, Side
@@ -197,7 +198,10 @@ class Judge:
 
     def _both(self, step: Step, worlds: tuple[World, World]) -> tuple[Outcome, Outcome]:
         waiting = [side.send(step, world) for side, world in zip(self.sides, worlds, strict=True)]
-        outcomes = tuple(wait() for wait in waiting)
+        outcomes = tuple(
+            _asked_again(side, step, world, wait())
+            for side, world, wait in zip(self.sides, worlds, waiting, strict=True)
+        )
         if self.trace:
             self.trace(f"{step!r}\n    Kafka {outcomes[0]}\n    mqd   {outcomes[1]}")
         for outcome, world in zip(outcomes, worlds, strict=True):
@@ -208,6 +212,17 @@ class Judge:
                         world.save(ref, given)
         self.report.requests += 1
         return outcomes
+
+
+def _asked_again(side: Side, step: Step, world: World, outcome: Outcome) -> Outcome:
+    """As producers do while Kafka aborts the transaction before."""
+    deadline = time.monotonic() + SETTLE_S
+    while step.api_key == KEYS["InitProducerId"] and outcome.kind == "answered" and time.monotonic() < deadline:
+        if outcome.body.error_code != ErrorCode.CONCURRENT_TRANSACTIONS:
+            break
+        time.sleep(0.05)  # polls another process; nothing here can be waited for
+        outcome = side.call(step, world)
+    return outcome
 
 
 def _hashable(difference: Difference) -> Difference:
