@@ -9,7 +9,8 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import confluent_kafka
@@ -138,14 +139,43 @@ def base_config(
     }
     if os.environ.get("MQD_DEBUG") != "1":
         config["log_level"] = 0
-        config["error_cb"] = lambda _error: None
+        config["error_cb"] = note_error
     return config
+
+
+_admin: Callable[[], Any] = lambda: None
+_unresolved = ""  # the last address that librdkafka could not resolve; of this process, which is one command
+
+
+def note_error(error: KafkaError) -> None:
+    """Librdkafka goes on trying, and what it says in the end is that time ran out."""
+    global _unresolved
+    match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
+    if match is not None:
+        _unresolved = match[1]
+
+
+def unresolved() -> CliError | None:
+    """None: every address that a broker advertised was found so far."""
+    admin = _admin()
+    if admin is not None:
+        admin.poll(0)  # nothing else hands out an admin client's errors
+    if not _unresolved:
+        return None
+    return CliError(
+        f"a broker advertises {_unresolved}, a name that does not resolve on this host; set advertised.listeners on that"
+        " broker to an address that clients can reach, or make the name known here",
+        EXIT_UNREACHABLE,
+    )
 
 
 def admin_client(bootstrap: str) -> Any:
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient(base_config(bootstrap))
+    global _admin
+    client = AdminClient(base_config(bootstrap))
+    _admin = weakref.ref(client)
+    return client
 
 
 def metadata(client: Any, topic: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
@@ -179,6 +209,8 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     inner = error.args[0] if error.args else None
     if not isinstance(inner, KafkaError):
         return str(error), EXIT_FAILED
+    if (cause := unresolved()) and (inner.code() in _UNREACHABLE or inner.code() == KafkaError._MSG_TIMED_OUT):
+        return cause.message, cause.exit_code
     if inner.code() in _UNREACHABLE:
         return f"no answer from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE
     text = inner.str()

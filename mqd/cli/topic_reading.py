@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 
 from mqd.base.clock import now_ms
 from mqd.cli.common import CliError, error_line
-from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, unreachable
+from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, note_error, unreachable, unresolved
 from mqd.cli.records import Start
 
 _DRAIN_COUNT = 1000
@@ -49,6 +49,7 @@ class Reader:
         self._knows_ends = False  # every partition that is open has a stop
 
     def _on_error(self, error: Any) -> None:
+        note_error(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self._down_since is None:
             self._down_since = time.monotonic()
 
@@ -67,6 +68,8 @@ class Reader:
                 self._outage_said = True
         elif exit_at_end and now - self._silent_since >= _OUTAGE_S:
             self._silent_since = now
+            if (cause := unresolved()) is not None:
+                raise cause
             self._judge_partitions()
 
     def _judge_partitions(self) -> None:

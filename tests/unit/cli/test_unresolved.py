@@ -1,0 +1,64 @@
+"""An advertised address that does not resolve is named, with advertised.listeners."""
+
+from __future__ import annotations
+
+import pytest
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException  # noqa: E402
+
+from mqd.cli import librdkafka  # noqa: E402
+from mqd.cli.common import EXIT_UNREACHABLE  # noqa: E402
+
+SAID = (
+    "nohost.invalid:9092/1: Failed to resolve 'nohost.invalid:9092': Name or service not known (after 3ms in state X)"
+)
+
+
+@pytest.fixture(autouse=True)
+def none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(librdkafka, "_unresolved", "")
+
+
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
+def test_what_timed_out_for_want_of_an_address_says_so(code: int) -> None:
+    error = KafkaException(KafkaError(code))
+    assert "advertise" not in librdkafka.explain_kafka(error)[0]
+    librdkafka.note_error(KafkaError(KafkaError._TRANSPORT, "Failed to resolve 'x'"))
+    assert librdkafka.unresolved() is None
+    librdkafka.note_error(KafkaError(KafkaError._RESOLVE, SAID))
+    text, status = librdkafka.explain_kafka(error)
+    assert status == EXIT_UNREACHABLE
+    assert "a broker advertises nohost.invalid:9092" in text and "advertised.listeners" in text
+
+
+def test_other_errors_keep_their_words() -> None:
+    librdkafka.note_error(KafkaError(KafkaError._RESOLVE, SAID))
+    text, _ = librdkafka.explain_kafka(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)))
+    assert "advertise" not in text
+
+
+def test_librdkafka_says_it_in_these_words() -> None:
+    """Its text is no promise: the address is read from it."""
+    noted: list[KafkaError] = []
+    client = confluent_kafka.Producer(
+        {"bootstrap.servers": "nohost.invalid:9092", "log_level": 0, "error_cb": noted.append}
+    )
+    for _ in range(100):
+        client.poll(0.1)
+        if any(error.code() == KafkaError._RESOLVE for error in noted):
+            break
+    for error in noted:
+        librdkafka.note_error(error)
+    cause = librdkafka.unresolved()
+    assert cause is not None and "advertises nohost.invalid:9092," in cause.message
+
+
+def test_an_admin_clients_errors_are_handed_out_when_it_is_asked_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(librdkafka, "require_broker", lambda *_: None)
+    monkeypatch.setattr(librdkafka, "_admin", lambda: None)
+    client = librdkafka.admin_client("nohost.invalid:9092")
+    with pytest.raises(KafkaException) as told:
+        client.list_topics(timeout=1.0)
+    assert "a broker advertises nohost.invalid:9092," in librdkafka.explain_kafka(told.value)[0]
