@@ -105,7 +105,8 @@ uint64_t mqd_endpoint_generation(void *control, uint32_t endpoint);
 int32_t mqd_endpoint_pid(void *control, uint32_t endpoint);
 uint32_t mqd_worker_connection_count(void *control, uint32_t worker);
 
-/* Partition slots. assign/clear/set_state: called by the controller (set_state also by the owner). */
+/* Partition slots. assign/clear/set_state: called by the controller (set_state also by the
+ * owner). */
 int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner,
                     uint8_t log_dir, int32_t leader_epoch);
 void mqd_slot_clear(void *control, uint32_t slot);
@@ -223,7 +224,8 @@ enum mqd_descriptor_kind {
     MQD_LINK_PRODUCED,
     /* owner -> waiting worker: slot's high watermark moved, or the slot's state changed */
     MQD_LINK_HW_CHANGED,
-    /* worker -> acceptor: a complete request frame (without its length word) in the worker's arena */
+    /* worker -> acceptor: a complete request frame (without its length word) in the worker's
+     * arena */
     MQD_LINK_REQUEST,
     /* acceptor -> worker: response bytes (correlation id first) in the acceptor's arena */
     MQD_LINK_RESPONSE,
@@ -350,7 +352,8 @@ uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to);
 void mqd_endpoint_flush(struct mqd_endpoint *endpoint);
 /* takes up to max descriptors from all peers, fairly; from[i] is the sender; returns the count */
 int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max);
-/* returns 1 when there is work (do not sleep), 0 when it is safe to block on the endpoint's eventfd */
+/* returns 1 when there is work (do not sleep), 0 when it is safe to block on the endpoint's
+ * eventfd */
 int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint);
 void mqd_endpoint_awake(struct mqd_endpoint *endpoint);
 
@@ -466,12 +469,14 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
      * -1 = unknown */
     int64_t trusted_end_offset;
     uint8_t clean_shutdown; /* in: the clean-shutdown marker was found: trust everything */
-    /* in: a flush has failed: everything above the recovery point is rewritten before it is flushed */
+    /* in: a flush has failed: everything above the recovery point is rewritten before it is
+     * flushed */
     uint8_t rewrite;
     /* in: it has several replicas, so the recovered records may be uncommitted. Until its first
      * mqd_reactor_replica_set it serves no client */
     uint8_t replicated;
-    /* in: other hosts have replicas: a log that lost its end is not extended to where it had ended */
+    /* in: other hosts have replicas: a log that lost its end is not extended to where it had
+     * ended */
     uint8_t has_others;
     /* in, when replicated: all records below are known to be committed (the checkpointed high
      * watermark; 0 = none known) */
@@ -529,13 +534,13 @@ struct mqd_scan_result {
 int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc,
                      struct mqd_scan_result *out);
 
-/* ---- files that Python keeps next to the log (checkpoints, the metadata log), through the same
- * file layer -------------- */
+/* ---- files that Python keeps next to the log (checkpoints, metadata log), by the file layer ---- */
 
 /* Temporary file, write, fsync, rename, fsync of the directory: afterwards `path` has either all of
  * the new bytes or its previous content. */
 int mqd_file_replace(const char *path, const uint8_t *bytes, size_t size_bytes);
-/* opens for appending at `position` (truncates later bytes); returns an fd for the two calls below */
+/* opens for appending at `position` (truncates later bytes); returns an fd for the two calls
+ * below */
 int mqd_file_open_append(const char *path, int64_t position);
 int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position); /* all bytes, or -1 */
 int mqd_file_flush(int fd);                                                             /* fdatasync */

@@ -100,7 +100,8 @@ int mqd_segment_reader_skip(struct mqd_segment_reader *reader);
  * damage are in `out`. */
 int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset,
                         struct mqd_record_view *out);
-/* high watermark, or last stable offset for read_committed; without a request. -1: not known (yet) */
+/* high watermark, or last stable offset for read_committed; without a request. -1: not known
+ * (yet) */
 int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
 /* Takes another reference on the mapping of the last view. Returns its handle, 0 = the last call
@@ -108,8 +109,9 @@ int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
 uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader);
 void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
 
-/* ---- conversion of columns. `positions` count from base, sizes of -1 are nulls; bounds are the
- * view's ---- */
+/* ---- conversion of columns ---- */
+
+/* Positions count from base; sizes of -1 are nulls; bounds are the view's. */
 
 /* Copies the blobs consecutively into `out`; offsets[count + 1] (NULL = not wanted) receives the
  * start of each (for a null, that of the next). Returns the bytes, -1 MQD_E_FULL when there are

@@ -68,7 +68,8 @@ struct mqd_uring {
 /* -1 with the reason and what to do when the kernel lacks or forbids what is needed. */
 int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count);
 void mqd_uring_close(struct mqd_uring *ring);
-/* Tests the required features once: a multishot poll, a wait with a time limit. -1 with the reason. */
+/* Tests the required features once: a multishot poll, a wait with a time limit. -1 with the
+ * reason. */
 int mqd_uring_probe(void);
 
 /* Returns a zeroed entry to fill; NULL when the queue is full and the kernel accepts nothing. */

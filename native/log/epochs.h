@@ -30,7 +30,8 @@ int32_t mqd_epochs_last(const struct mqd_epochs *epochs); /* -1 = none */
 /* Records that `epoch` begins at start_offset and removes entries at or after that offset. Does
  * nothing unless the epoch is higher than the last. 1 changed, 0 not, -1 no memory. */
 int mqd_epochs_add(struct mqd_epochs *epochs, int32_t epoch, int64_t start_offset);
-/* Keeps only the entries for [log_start_offset, log_end_offset). Returns whether anything changed. */
+/* Keeps only the entries for [log_start_offset, log_end_offset). Returns whether anything
+ * changed. */
 bool mqd_epochs_cut(struct mqd_epochs *epochs, int64_t log_start_offset, int64_t log_end_offset);
 /* Replaces the file; returns an fd that the caller flushes (with the directory) and closes; -1 with
  * errno. */

@@ -37,7 +37,8 @@
 #define MQD_STAGE_UNKNOWN (-4)  /* nothing was staged: MQD_STAGE_KNOWN was set, and the producer is unknown */
 
 enum mqd_stage_flags {
-    /* from a coordinator: control batches are allowed; sequences and verification are not checked */
+    /* from a coordinator: control batches are allowed; sequences and verification are not
+     * checked */
     MQD_STAGE_COORDINATOR = 1,
     /* a marker of transactions v2 (KIP-890): its producer epoch must be above the known one, not
      * equal to it */

@@ -80,7 +80,8 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     partition->staged_end_offset = batch->base_offset;
     staged->undo.index = MQD_PRODUCER_NONE;
     staged->aborted.producer_id = -1;
-    /* A control batch that is not a marker concerns no producer; recovery skips it in the same way. */
+    /* A control batch that is not a marker concerns no producer; recovery skips it in the same
+     * way. */
     bool of_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || is_marker);
     if (of_producer && mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0) {
         partition->staged_end_offset = end;

@@ -54,7 +54,8 @@ struct mqd_staged {
     uint8_t header_bytes;   /* bytes of `header` that replace the first ones of `bytes`; 0 = patched in place */
     struct mqd_batch batch; /* as it will be in the log */
     struct mqd_producer_undo undo;
-    /* set for the abort marker of a transaction that has batches here; otherwise producer_id = -1 */
+    /* set for the abort marker of a transaction that has batches here; otherwise producer_id =
+     * -1 */
     struct mqd_aborted aborted;
 };
 

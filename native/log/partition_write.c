@@ -215,7 +215,8 @@ static ssize_t write_some(int fd, struct iovec *iov, int count, int64_t position
     return written;
 }
 
-/* 0, or -1 with errno after truncating the file; if the truncation fails, the partition is fenced. */
+/* 0, or -1 with errno after truncating the file; if the truncation fails, the partition is
+ * fenced. */
 static int write_all(struct mqd_partition *partition, struct iovec *iov, int count)
 {
     int64_t position = partition->active.size_bytes;

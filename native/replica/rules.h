@@ -65,7 +65,8 @@ struct mqd_replica_assignment {
     int32_t leader_epoch;
     int32_t partition_epoch; /* increases with every change of the partition */
     int32_t min_insync;      /* min.insync.replicas; values above the number of replicas mean all of them */
-    /* replica.lag.time.max.ms: a member that has not caught up for this long leaves the in-sync set */
+    /* replica.lag.time.max.ms: a member that has not caught up for this long leaves the in-sync
+     * set */
     int64_t lag_ms_max;
     int64_t lag_records_max; /* replica.lag.max.messages, or MQD_REPLICA_NO_RECORD_BOUND */
     uint8_t flush_on_ack;

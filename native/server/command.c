@@ -203,7 +203,8 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_partition_positions(owned->partition, &positions);
     int64_t offset =
         command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
-    /* the files are deleted now: readers also drop descriptors that they kept or opened meanwhile */
+    /* the files are deleted now: readers also drop descriptors that they kept or opened
+     * meanwhile */
     bool again = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);

@@ -530,8 +530,8 @@ static bool writes(const struct mqd_connection *c)
     return false;
 }
 
-/* True when both directions are closed and no bytes have moved for GONE_MS: the answers it waits for
- * may take minutes and could not be delivered. False while it may be read, because what it sent
+/* True when both directions are closed and no bytes have moved for GONE_MS: the answers it waits
+ * for may take minutes and could not be delivered. False while it may be read, because what it sent
  * with acks=0 counts. False with a Produce under way, which ends by its own time limit: closing now
  * would drop received requests that have not been handled yet. */
 static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)

@@ -225,7 +225,8 @@ void mqd_control_send_queued(struct mqd_reactor *r)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before the state: what is sent is meant for this generation, and its successor drops it */
+    /* read before the state: what is sent is meant for this generation, and its successor drops
+     * it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     struct mqd_node passed; /* without room: first in turn again, in their order */
     mqd_list_init(&passed);

@@ -58,7 +58,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_want(r, owned);
-        /* a flush covers a few files: continue until it has caught up; compaction waits for these */
+        /* a flush covers a few files: continue until it has caught up; compaction waits for
+         * these */
         if (mqd_partition_sealed_waiting(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_flushed(r, owned);
@@ -164,7 +165,8 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
     }
 }
 
-/* Once a second: also flushes what no acknowledgement waits for, so that dirty bytes stay bounded. */
+/* Once a second: also flushes what no acknowledgement waits for, so that dirty bytes stay
+ * bounded. */
 void mqd_flush_background(struct mqd_reactor *r)
 {
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};

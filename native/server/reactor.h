@@ -49,7 +49,8 @@
 #define MQD_EXTENT_BYTES 65536
 #define MQD_CONTROL_EXTENT_BYTES 1024
 #define MQD_CONTROL_REQUEST_COUNT_MAX 16384 /* below 65536: the index is 16 bits of a token */
-/* checks under way; beyond this limit, a Produce that needs one is refused with a retriable error */
+/* checks under way; beyond this limit, a Produce that needs one is refused with a retriable
+ * error */
 #define MQD_CHECK_COUNT_MAX 4096
 #define MQD_OUT_BYTES_MAX (1u << 20) /* a connection with more unsent reply bytes than this is not read */
 /* nor is one whose requests and completed replies held behind an earlier request take more than
@@ -68,7 +69,8 @@
 #define MQD_BACKGROUND_FLUSH_BYTES (8ll << 20)
 #define MQD_BACKGROUND_FLUSH_BYTES_OF_MANY (64ll << 20)
 #define MQD_BUSY_FEW 12
-/* with this much unflushed a partition counts as busy; an occasional record does not make it busy */
+/* with this much unflushed a partition counts as busy; an occasional record does not make it
+ * busy */
 #define MQD_BUSY_BYTES (1ll << 20)
 #define MQD_BACKGROUND_FLUSH_MS 5000
 #define MQD_LOOK_UP_BUCKET_COUNT 64

@@ -178,7 +178,8 @@ void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint
 {
     struct mqd_batch batch;
     uint8_t *bytes = r->options.arenas[r->options.self] + append->offset;
-    /* as where a batch is parked: the client's bytes there must not make the header look impossible */
+    /* as where a batch is parked: the client's bytes there must not make the header look
+     * impossible */
     memset(bytes, 0, 8);
     if (append->handed_on || slot >= MQD_PARTITION_SLOT_COUNT ||
         mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {

@@ -16,8 +16,7 @@ struct mqd_local;
 struct mqd_look_up;
 struct mqd_request;
 
-/* ---- appends: one batch on its way into a partition, for a request of ours or for a peer that
- * forwarded it ---- */
+/* ---- appends: one batch for one partition, for our own request or forwarded by a peer ---- */
 
 struct mqd_append {
     struct mqd_node node;        /* in the owner's `staged`, then `waiting`; at the sender in `forwarded_to` */
@@ -69,8 +68,7 @@ struct mqd_forward_entry {
 /* what an append pins: request->arena_offset, or its own bytes in the control arena */
 enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL };
 
-/* ---- checks: queries to the acceptor that must be answered before a batch may be written
- * (server/check/check.c) ---- */
+/* ---- checks: queries to the acceptor before a batch may be written (server/check/check.c) ---- */
 
 struct mqd_check {
     struct mqd_node node; /* in reactor->check_queue while not sent */

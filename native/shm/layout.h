@@ -131,7 +131,8 @@ struct mqd_partition_slot {
     uint8_t compacted;      /* written by the owner: every record needs a key (cleanup.policy) */
     uint8_t role;           /* written by the owner: enum mqd_slot_role */
     uint8_t latest_pending; /* owner writes: the latest offset may not be returned yet */
-    /* owner writes: this replica follows and is not in sync: readers fetch what it lacks elsewhere */
+    /* owner writes: this replica follows and is not in sync: readers fetch what it lacks
+     * elsewhere */
     uint8_t lagging;
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
     uint8_t flush_on_ack;  /* owner writes */

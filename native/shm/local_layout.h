@@ -142,7 +142,8 @@ struct mqd_local_segment {
     int32_t error;
     uint32_t slot;       /* of the partition in the control segment */
     int64_t base_offset; /* of the segment: its name */
-    /* of the next segment; INT64_MAX = this is the active one, or more of it will become readable */
+    /* of the next segment; INT64_MAX = this is the active one, or more of it will become
+     * readable */
     int64_t next_base_offset;
     /* of the slot; positions in this file stay valid as long as it is open, even when it is
      * unlinked */

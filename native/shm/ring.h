@@ -1,7 +1,9 @@
 /* Single producer, single consumer ring of 64-byte descriptors in shared memory.
  *
- *     0  uint64  head   reader writes (release): descriptors before it may be overwritten; writer reads (acquire)
- *    64  uint64  tail   writer writes (release): descriptors before it are complete;       reader reads (acquire)
+ *     0  uint64  head: descriptors before it may be overwritten; the reader stores it (release),
+ *                  the writer loads it (acquire)
+ *    64  uint64  tail: descriptors before it are complete; the writer stores it (release), the
+ *                  reader loads it (acquire)
  *   128  struct mqd_descriptor [capacity]
  *
  * head and tail only increase; the slot of counter c is c & (capacity - 1).

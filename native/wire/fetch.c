@@ -15,8 +15,8 @@
  *   flexible from v12. A response has tags only to name other leaders or a diverging epoch.
  *
  *   W1  as in wire/produce.c: a body that mqd_fetch_parse accepted is well-formed to its last byte,
- *       and the fields after the topics (replica_id and replica_epoch from v15, rack_id) are already
- *       known.
+ *       and the fields after the topics (replica_id and replica_epoch from v15, rack_id) are
+ *       already known.
  */
 #include "wire/buffer.h"
 #include "wire/cursor.h"

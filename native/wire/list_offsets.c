@@ -4,8 +4,8 @@
  *              current_leader_epoch v4+ | timestamp ] ] | timeout_ms v10+
  *   response   throttle_ms v2+ | topics[ name | partitions[ index | error | timestamp | offset |
  *              leader_epoch v4+ ] ]
- *   flexible from v6. Negative timestamps in requests are special: -1 latest, -2 earliest, -3 maximal
- *   timestamp, -4.. tiered storage.
+ *   flexible from v6. Negative timestamps in requests are special: -1 latest, -2 earliest, -3
+ *   maximal timestamp, -4.. tiered storage.
  *
  *   W1  as in wire/produce.c: a body that _parse accepted is well-formed to its last byte, and
  *       timeout_ms is known.

@@ -288,7 +288,8 @@ static int names_take(struct names *names, const char *name)
     return 0;
 }
 
-/* Lists the directory, segments sorted; -1 with errno. The caller frees out->segments in any case. */
+/* Lists the directory, segments sorted; -1 with errno. The caller frees out->segments in any
+ * case. */
 static int read_names(const char *path, struct names *out)
 {
     DIR *directory = opendir(path);

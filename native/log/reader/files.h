@@ -97,7 +97,8 @@ int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t off
  * mqd_reader_list. */
 int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number,
                         struct mqd_segment_ref **out);
-/* The fd of the segment's .index, opened now if needed; -1 if it has none. Never closes `segment`. */
+/* The fd of the segment's .index, opened now if needed; -1 if it has none. Never closes
+ * `segment`. */
 int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment);
 /* Size of a sealed segment, read from its inode the first time; -1 with the message set. */
 int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number);

@@ -103,12 +103,14 @@ struct replay {
     int64_t aborted_from;   /* entries of markers below this are in the files */
     int64_t settle_below;   /* transactions that ended below this no longer matter */
     int64_t now_ms;
-    /* of the current segment: entries in its file; entries of the markers at or after aborted_from */
+    /* of the current segment: entries in its file; entries of the markers at or after
+     * aborted_from */
     struct mqd_aborted_list known, made;
     bool lost; /* a marker below producers_from has no entry */
     bool changed;
     bool rebuilding; /* only the .txnindex files that fail verification are rebuilt */
-    /* entries of markers at or after it need no verification: they are rebuilt from the log anyway */
+    /* entries of markers at or after it need no verification: they are rebuilt from the log
+     * anyway */
     int64_t aborted_limit;
 };
 

@@ -16,7 +16,8 @@ struct recovery {
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* of a truncation; INT64_MAX = none */
-    /* the truncation of a log that was open: data below is known to be correct and is not checked */
+    /* the truncation of a log that was open: data below is known to be correct and is not
+     * checked */
     bool cutting;
     bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
     bool was_cut;   /* truncated on purpose, perhaps after the recovery point was saved: the log may end below it */

@@ -241,7 +241,8 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
 {
     struct mqd_request *request = append->request;
     if (append->handed_on)
-        /* with its guard it takes the same path again: first to the owner of the retired partition */
+        /* with its guard it takes the same path again: first to the owner of the retired
+         * partition */
         mqd_redirect_take_back(append);
     if (append->guard || !append->ordered || !request->connection) {
         append->message =

@@ -65,7 +65,8 @@ static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, co
     return mqd_list_offsets_end(&walk) == 0;
 }
 
-/* 0, or why this replica may not return its latest offset: it does not lead, or not yet (KIP-207). */
+/* 0, or why this replica may not return its latest offset: it does not lead, or not yet
+ * (KIP-207). */
 static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partition_slot *slot, int16_t version)
 {
     if (r->lease_lost)

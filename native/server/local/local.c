@@ -1,4 +1,5 @@
-/* The life of an attachment: its memory, its descriptors, its connection. See server/local/local.h. */
+/* The life of an attachment: its memory, its descriptors, its connection. See
+ * server/local/local.h. */
 #include "server/local/local.h"
 
 #include <errno.h>

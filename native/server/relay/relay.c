@@ -105,7 +105,8 @@ static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
     mqd_connection_resume(r, c);
 }
 
-/* All of it was given to the socket: the entry holds no bytes and no longer blocks its connection. */
+/* All of it was given to the socket: the entry holds no bytes and no longer blocks its
+ * connection. */
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
 {
     struct mqd_relay *relay = entry->relay;

@@ -6,7 +6,8 @@
  * client id, transactional id, acks, time-out and bytes, and so its producer id, epoch and
  * sequence. The answer completes the append.
  *
- *   connection  wanted -> MQD_EVENT_RELAY_WANTED -> mqd_reactor_relay_put | mqd_reactor_relay_refuse
+ *   connection  wanted -> MQD_EVENT_RELAY_WANTED -> mqd_reactor_relay_put or
+ *               mqd_reactor_relay_refuse
  *   append      copied after the unsent bytes -> one send a turn -> answers, in order ->
  *               mqd_append_done
  *
@@ -89,7 +90,8 @@ struct mqd_relay_answer {
     int32_t record_errors[MQD_RECORD_ERROR_COUNT_MAX];
     struct mqd_text record_message, message; /* -1 = none */
 };
-/* Parses a Produce response for one partition, without its length word. -1 and mqd_error_message. */
+/* Parses a Produce response for one partition, without its length word. -1 and
+ * mqd_error_message. */
 int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_answer *out);
 
 #endif
