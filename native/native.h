@@ -534,7 +534,7 @@ struct mqd_scan_result {
 int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc,
                      struct mqd_scan_result *out);
 
-/* ---- files that Python keeps next to the log (checkpoints, metadata log), by the file layer ---- */
+/* ---- files that Python keeps next to the log (checkpoints, metadata log) ---- */
 
 /* Temporary file, write, fsync, rename, fsync of the directory: afterwards `path` has either all of
  * the new bytes or its previous content. */

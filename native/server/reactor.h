@@ -49,18 +49,15 @@
 #define MQD_EXTENT_BYTES 65536
 #define MQD_CONTROL_EXTENT_BYTES 1024
 #define MQD_CONTROL_REQUEST_COUNT_MAX 16384 /* below 65536: the index is 16 bits of a token */
-/* checks under way; beyond this limit, a Produce that needs one is refused with a retriable
- * error */
+/* with this many checks running, a Produce that needs one gets a retriable error */
 #define MQD_CHECK_COUNT_MAX 4096
 #define MQD_OUT_BYTES_MAX (1u << 20) /* a connection with more unsent reply bytes than this is not read */
-/* nor is one whose requests and completed replies held behind an earlier request take more than
- * this */
+/* nor is one whose requests and completed but waiting replies take more than this */
 #define MQD_HELD_BYTES_MAX (1u << 20)
 #define MQD_READS_PER_TURN 64 /* fairness: at most this many reads per turn; the rest stays ready */
 #define MQD_COMMAND_COUNT_MAX 4096
 #define MQD_EVENT_COUNT_MAX (3 * MQD_COMMAND_COUNT_MAX)
-/* with more dirty partitions than this on one file system: one syncfs instead of many fdatasync
- * calls */
+/* with more dirty partitions on one file system: one syncfs instead of many fdatasync calls */
 #define MQD_SYNCFS_PARTITION_COUNT 24
 /* Writing back each page costs CPU that the reactor needs too: a flush of 64 MiB delayed
  * acknowledgements by 20 ms. When more than FEW partitions of a directory are busy, their small
@@ -69,8 +66,7 @@
 #define MQD_BACKGROUND_FLUSH_BYTES (8ll << 20)
 #define MQD_BACKGROUND_FLUSH_BYTES_OF_MANY (64ll << 20)
 #define MQD_BUSY_FEW 12
-/* with this much unflushed a partition counts as busy; an occasional record does not make it
- * busy */
+/* a partition with this much unflushed is busy; an occasional record does not make it so */
 #define MQD_BUSY_BYTES (1ll << 20)
 #define MQD_BACKGROUND_FLUSH_MS 5000
 #define MQD_LOOK_UP_BUCKET_COUNT 64
@@ -139,21 +135,17 @@ struct mqd_reactor {
     int64_t window_offset; /* receive window: one extent; -1 = arena full */
     uint32_t window_used;
     int64_t relieved_ms; /* when stalled connections last got relief */
-    /* the first connection stalled for a run of extents, or NULL; no other connection may take a
-     * run before it */
+    /* first connection stalled for a run of extents, or NULL; it must get one before others */
     struct mqd_connection *run_first;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
-    /* received since the last write; above a limit staged batches are written at once, while they
-     * are still in L2 */
-    uint32_t turn_bytes;
+    uint32_t turn_bytes; /* received since the last write; above a limit batches are written at once (L2 cache) */
 
     struct mqd_topics topics;
     struct mqd_log_directory log_dirs[MQD_LOG_DIR_COUNT_MAX];
     struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT];
     struct mqd_node waiting[MQD_PARTITION_SLOT_COUNT]; /* fetch entries by slot */
-    /* index of the log directory that holds it, + 1; 0 = not known */
-    uint8_t path_known[MQD_PARTITION_SLOT_COUNT];
+    uint8_t path_known[MQD_PARTITION_SLOT_COUNT];      /* index of its log directory + 1; 0 = not known */
     uint32_t owned_count;
 
     struct mqd_connection **connections; /* by index */
@@ -165,8 +157,7 @@ struct mqd_reactor {
     struct mqd_node ready, stalled, to_send, to_answer;
 
     struct mqd_local *locals[MQD_LOCAL_COUNT_MAX]; /* attachments, in no order */
-    /* local_count_max and local_bytes_max are written by the main thread */
-    uint32_t local_count, local_count_max;
+    uint32_t local_count, local_count_max;         /* *_max: written by the main thread */
     uint64_t local_bytes, local_bytes_max;
     struct mqd_local_memory *local_memories; /* those not released yet, in no order */
     uint32_t local_memory_count, local_memory_capacity;
@@ -258,9 +249,7 @@ struct mqd_reactor {
     char start_message[256];
     int backend;
     bool started;
-    /* connections are accepted from the acceptor; false also while some remain in the channel
-     * because the kernel had no memory for them */
-    bool serving;
+    bool serving; /* takes connections; false also while the kernel has no memory for some that wait */
     _Atomic bool stop;
     bool stopped;
 };
@@ -394,8 +383,7 @@ void mqd_connections_sweep(struct mqd_reactor *r); /* closes idle connections */
 /* called at the beginning of a turn, while the window is empty */
 void mqd_connections_resume_stalled(struct mqd_reactor *r);
 
-/* server/large.c. Whether a frame's bytes are in the memory of large requests rather than in the
- * receive arena. */
+/* server/large.c. A frame's bytes are in the memory of large requests, not the receive arena. */
 bool mqd_frame_is_large(const struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_release(struct mqd_reactor *r, uint64_t offset);
