@@ -1,9 +1,9 @@
-"""`python -m mqd.controller`: the controller of this host: member of the metadata quorum, and this
-host as a broker. The data directory comes from MQD_DATA_DIR.
+"""`python -m mqd.controller`: the controller of this host. It is a member of the metadata quorum
+and represents this host as a broker. The data directory comes from MQD_DATA_DIR.
 
 Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 2 when it
-refuses to start (corrupt metadata, a directory of another broker), 1 when a flush failed or for a
-fault of its own; then supervisord starts it again.
+refuses to start (corrupt metadata, a directory of another broker), 1 when a flush failed or after a
+bug of its own; supervisord then restarts it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ log = logging.get("controller")
 
 
 class Refused(RuntimeError):
-    """The controller cannot start here; the message names the way out."""
+    """The controller cannot start here; the message names the remedy."""
 
 
 def _known_cluster_id(places: paths.Layout) -> str:
@@ -66,7 +66,7 @@ def _known_cluster_id(places: paths.Layout) -> str:
 
 
 def _enter_cluster_id(places: paths.Layout, cluster_id: str) -> None:
-    """From here on this data directory is that cluster's."""
+    """From here on this data directory belongs to that cluster."""
     properties = directories.read_properties(places.meta_properties)
     properties["cluster.id"] = cluster_id
     native.file_replace(
@@ -75,8 +75,8 @@ def _enter_cluster_id(places: paths.Layout, cluster_id: str) -> None:
 
 
 async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> None:
-    """With empty metadata every partition would be nobody's; whoever has records must not lose
-    their names silently.
+    """With empty metadata no partition would have an owner. A host that holds records must not lose
+    their metadata silently.
     """
     answers = await directories.in_time([partial(directories.holds_partitions, path) for path in log_dirs])
     silent = [path for path, answer in zip(log_dirs, answers) if not answer.done()]
@@ -94,7 +94,7 @@ async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> No
 
 
 def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -> Membership | Alone:
-    """Raises ConfigError: the cluster's key cannot be read."""
+    """Raises ConfigError if the cluster key cannot be read."""
     if not client.cluster_sockets:
         return Alone()
     from mqd.controller.membership import Membership
@@ -103,7 +103,7 @@ def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -
 
 
 class Process:
-    """One life of the controller: what is known before, what is built, how it ends."""
+    """One life of the controller: start-up, components, and end."""
 
     def __init__(self, client: KeeperClient, places: paths.Layout) -> None:
         self.client, self.places = client, places
@@ -114,10 +114,10 @@ class Process:
         self.store = QuorumStore(places.metadata_dir, self.key)
         self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.told = False  # that all processes end
+        self.told = False  # whether all processes were told to end
         self.left_epoch = -1
         self._session_lock = threading.Lock()
-        self._doubted_epoch = -1  # under the lock
+        self._doubted_epoch = -1  # protected by the lock
         self.leaving: asyncio.Task[None] | None = None
         self.shell: Shell | None = None
         self.server: Server | None = None
@@ -138,8 +138,8 @@ class Process:
         self.client.watch(loop, on_death, self.on_shutdown, self.end, lambda reason: self.leave())
 
     def leave(self) -> None:
-        """What this host leads goes to others while its processes serve on; then they are told to
-        end.
+        """Moves what this host leads to other hosts while its processes continue to serve; then
+        they are told to end.
         """
 
         async def work() -> None:
@@ -156,8 +156,9 @@ class Process:
     # -- the cluster -------------------------------------------------------------------------------
 
     async def settle_cluster(self, stored: Stored, state: MetadataState) -> tuple[str, Stored, tuple[int, ...]]:
-        """(cluster id, what the quorum begins with, node ids that may know its leader): at once
-        where there is a log; else found alone, or ask the seeds until that is clear.
+        """Returns (cluster id, initial state of the quorum, node ids that may know its leader):
+        immediately if there is a log; otherwise found a cluster alone, or ask the seeds until the
+        case is clear.
         """
         known = _known_cluster_id(self.places)
         if stored.snapshot is not None:
@@ -185,8 +186,8 @@ class Process:
         return decision.cluster_id, stored, self.membership.members()
 
     def _found(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
-        """The id first: with it and without a log this host asks again, and never founds another
-        cluster.
+        """Stores the id first: with an id and without a log this host asks again, and never founds
+        another cluster.
         """
         _enter_cluster_id(self.places, cluster_id)
         if len(voters) > 1:
@@ -201,7 +202,8 @@ class Process:
 
     async def settle_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
-        # else another host had this number: its replicas are placed anew when this one registers
+        # otherwise another host had this node id: its replicas are placed again when this one
+        # registers
         own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
         known = broker.directories if broker is not None and own else {}
         used = (
@@ -222,9 +224,7 @@ class Process:
         return settled
 
     async def devices(self) -> list[int]:
-        """Of log.dirs; when one does not answer they are other ones than before, as far as anybody
-        knows.
-        """
+        """The devices of log.dirs. If one does not respond, they count as different from before."""
         (devices,) = await directories.in_time([partial(session.devices, self.log_dirs)])
         return devices.result() if devices.done() else [-1]
 
@@ -257,10 +257,11 @@ class Process:
         return self.places.metadata_dir / "session"
 
     def remember(self, broker_epoch: int, clean: bool) -> None:
-        # may hang with one of them: then nothing is written, and nobody waits for the lock
+        # May hang on one of the directories: then nothing is written, and no other code waits for
+        # the lock.
         devices = session.devices(self.log_dirs)
         with self._session_lock:
-            # a session once doubted stays so: this may have hung since before
+            # a doubted session stays doubted, because this may have hung since before
             boot = session.boot_id() if broker_epoch > self._doubted_epoch else ""
             session.write(
                 self.session_path,
@@ -268,8 +269,8 @@ class Process:
             )
 
     def doubt(self, broker_epoch: int) -> None:
-        """After a failed flush the page cache lies: that the machine is still the same proves
-        nothing then.
+        """After a failed flush the page cache is unreliable: an unchanged boot id then proves
+        nothing.
         """
         with self._session_lock:
             self._doubted_epoch = max(self._doubted_epoch, broker_epoch)
@@ -312,7 +313,7 @@ class Process:
         settled, devices = await self._or_end(
             asyncio.gather(self.settle_directories(cluster_id, state), self.devices())
         )
-        state = shell.core.committed  # it may have grown meanwhile
+        state = shell.core.committed  # it may have grown in the meantime
         index_of = {
             directory.directory_id: index
             for index, directory in enumerate(settled)
@@ -352,7 +353,7 @@ class Process:
         )
 
     async def _or_end(self, work):
-        """Its result; or Ended, when this process is to end before."""
+        """The result of the work; raises Ended if this process must end first."""
         task = asyncio.ensure_future(work)
         await asyncio.wait({task, self.ended}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -398,8 +399,8 @@ class Process:
         return 0
 
     async def _remember_clean(self, shell: Shell) -> None:
-        """When the workers have ended and have left their markers: nothing was lost with this
-        session. Directories that do not answer are not waited for.
+        """Called when the workers have ended and left their markers: this session lost nothing.
+        Does not wait for directories that do not respond.
         """
         control, loop = self.client.control, asyncio.get_running_loop()
         epoch = self.left_epoch if self.left_epoch >= 0 else shell.broker_epoch
@@ -424,7 +425,7 @@ class Process:
             await self._answers({",".join(self.log_dirs): lambda: self.remember(epoch, True)})
 
     async def _answers(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """Of each log directory (or several) that has one in time."""
+        """The answers of the log directories (or groups of them) that respond in time."""
         asked = {path: in_thread(question) for path, question in questions.items()}
         if asked:
             await asyncio.wait(asked.values(), timeout=directories.ANSWER_S)
@@ -439,8 +440,8 @@ class Process:
         return {path: answer.result() for path, answer in asked.items() if answer.done()}
 
     def _written_places(self, shell: Shell) -> set[tuple[str, int]]:
-        """(log directory, worker) of every partition that lies here: each leaves a marker there
-        when it ends well.
+        """(log directory, worker) of every partition on this host: each leaves a marker there after
+        a clean end.
         """
         count = self.client.welcome.worker_count
         paths_by_id = {directory.directory_id: directory.path for directory in shell.directories}
@@ -458,7 +459,7 @@ def _all_marked(path: Path, workers: list[int]) -> bool:
 
 
 class Ended(Exception):
-    """This process was told to end before it served anybody."""
+    """This process was told to end before it served any request."""
 
 
 async def run(client: KeeperClient, places: paths.Layout) -> int:

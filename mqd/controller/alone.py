@@ -1,5 +1,5 @@
-"""A host that listens for no others: what mqd/controller/membership.py is elsewhere, without any of
-it (and without importing it: a start should not pay for what it does not use).
+"""The counterpart of mqd/controller/membership.py for a host that does not listen for others. It
+does not import that module, so that a start does not pay for unused code.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Who the entries of log.dirs are. Each directory carries its identity in meta.properties (Kafka's
-file), so that a partition finds its directory again when log.dirs is reordered or a disk is mounted
-elsewhere, and an empty mount point is not taken for the disk that should be there.
+"""Identity of the entries of log.dirs. Each directory carries its identity in meta.properties
+(Kafka's file). A partition thus finds its directory again when log.dirs is reordered or a disk is
+mounted elsewhere, and an empty mount point is not taken for the missing disk.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from mqd.cluster.metadata.rules.placement import Directory
 T = TypeVar("T")
 
 META_PROPERTIES = "meta.properties"
-ANSWER_S = 5.0  # a file system that has said nothing for so long hangs
+ANSWER_S = 5.0  # a file system without a response for this long hangs
 log = logging.get("controller.directories")
 
 
 class DirectoryRefused(RuntimeError):
-    """A log directory belongs to another broker or cluster; the message names the way out."""
+    """A log directory belongs to another broker or cluster; the message names the remedy."""
 
 
 def read_properties(path: Path) -> dict[str, str]:
@@ -43,11 +43,11 @@ def settle(
     used: set[str],
     new_id: Callable[[], str],
 ) -> list[Directory]:
-    """One Directory for each path, in order. `known`: directory id -> path where it was last seen;
-    `used`: ids that hold partitions.
+    """One Directory for each path, in order. `known`: directory id -> last known path; `used`: ids
+    that hold partitions.
 
-    A directory that cannot be read, or that is empty where one with partitions was, is not usable:
-    its partitions are offline, everything else goes on. Raises DirectoryRefused.
+    An unreadable directory, or an empty one in place of one with partitions, is unusable: its
+    partitions are offline, everything else continues. Raises DirectoryRefused.
     """
     return _no_twins([_settle_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
 
@@ -60,8 +60,8 @@ async def settle_in_time(
     used: set[str],
     new_id: Callable[[], str],
 ) -> list[Directory]:
-    """As settle(), in threads; one whose file system does not answer within ANSWER_S is not usable,
-    and what lies there is offline, until the next start.
+    """Like settle(), in threads. A directory whose file system does not respond within ANSWER_S is
+    unusable, and its partitions are offline until the next start.
     """
     places = list(paths)
     answers = await in_time([partial(_settle_one, path, cluster_id, node_id, known, used, new_id) for path in places])
@@ -71,8 +71,8 @@ async def settle_in_time(
 
 
 async def in_time(questions: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
-    """What was asked of file systems, each in a thread of its own: those that hang are not done
-    after `limit_s` (None: ANSWER_S).
+    """Queries of file systems, each in a thread of its own; hanging ones are not done after
+    `limit_s` (None: ANSWER_S).
     """
     answers = [in_thread(question) for question in questions]
     if answers:
@@ -136,13 +136,13 @@ def _settle_one(
         raise DirectoryRefused(
             f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs"
         )
-    # written by hand, as the message above says: its replicas are empty now
+    # written by hand, as the message above advises: its replicas are empty now
     anew = directory_id in used and "cluster.id" not in properties and not _holds_partitions(path)
     return measure(Directory(directory_id, path, 0, True, fresh=anew))
 
 
 def _holds_partitions(path: str) -> bool:
-    """Is there any TOPIC-PARTITION folder?"""
+    """Does it contain any TOPIC-PARTITION folder?"""
     with os.scandir(path) as entries:
         return any(entry.name.rpartition("-")[2].isdigit() and entry.is_dir() for entry in entries)
 
@@ -169,7 +169,7 @@ def _claim(path: str, properties_path: Path, directory_id: str, cluster_id: str,
 
 
 def measure(directory: Directory) -> Directory:
-    """With the free space of now; not usable while its file system is read-only or does not answer."""
+    """With the current free space; unusable while its file system is read-only or does not respond."""
     if not directory.directory_id:
         return directory
     try:
@@ -181,11 +181,11 @@ def measure(directory: Directory) -> Directory:
 
 
 class Measures:
-    """What the file systems of the entries of log.dirs say, again and again. Each is asked in a
-    thread of its own, one question at a time: whoever waits here waits ANSWER_S at most, a disk
-    that hangs takes no second thread, and keeps no process from its end. `entries`: as they were
-    settled at the start, for what could not be used then has no place in the image of this host
-    until a restart, whatever its file system says. Concurrency: the event loop's thread.
+    """Periodic measurements of the file systems of log.dirs. Each is queried in a thread of its
+    own, one query at a time: a caller waits ANSWER_S at most, and a hanging disk occupies only one
+    thread and does not keep the process from ending. `entries`: as settled at the start; a
+    directory that was unusable then has no place in this host's image until a restart, whatever its
+    file system reports. Concurrency: the event loop's thread.
     """
 
     def __init__(self, entries: Iterable[Directory]) -> None:
@@ -194,7 +194,7 @@ class Measures:
         self._silent: set[int] = set()
 
     async def take(self) -> list[Directory]:
-        """The entries as they are now; one whose file system does not answer is not usable."""
+        """The entries in their current state; one whose file system does not respond is unusable."""
         for index, entry in enumerate(self._entries):
             if entry.usable and index not in self._asked:
                 self._asked[index] = in_thread(lambda entry=entry: measure(entry))
@@ -224,8 +224,8 @@ class Measures:
 
 
 def holds_partitions(path: str) -> bool:
-    """Is there any partition in this directory? For the one moment when the metadata log is empty
-    and should perhaps not be.
+    """Is there any partition in this directory? Used when the metadata log is empty but perhaps
+    should not be.
     """
     try:
         return any(entry.is_dir() and (Path(entry.path) / "partition.metadata").exists() for entry in os.scandir(path))

@@ -1,12 +1,13 @@
-"""Carries out what the quorum asks of the disk: one thread, one thing after another, in the order
-in which it was asked; what waits behind a flush is flushed together.
+"""Carries out the quorum's disk effects: one thread, one effect after another, in order; effects
+that wait behind a flush are flushed together.
 
 Invariants
-    D1  DiskDone(n) is said only when everything up to n is durable; DiskRefused(n) when n and what
-        is queued behind it left nothing behind
-    D2  a flush that fails, or whatever leaves the files in doubt, ends the process (`on_failure`)
-    D3  snapshots of own state and reads of them wait their turn in the same queue, so a file is
-        never replaced under a reader
+    D1  DiskDone(n) is sent only when everything up to n is durable; DiskRefused(n) when n and the
+        effects queued behind it have left nothing behind
+    D2  a failed flush, or any other error that leaves the files in doubt, ends the process
+        (`on_failure`)
+    D3  snapshots of the own state and reads of them use the same queue, so a file is never replaced
+        under a reader
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from mqd.cluster.raft import events
 from mqd.cluster.raft.messages import Batch, SnapshotMeta
 from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 
-APPEND_BYTES_MAX = 8 << 20  # of one write
+APPEND_BYTES_MAX = 8 << 20  # per write
 
 log = logging.get("controller.disk")
 
 
 class StoreSnapshot(msgspec.Struct, frozen=True):
     meta: SnapshotMeta
-    state: MetadataState  # nobody else has it
+    state: MetadataState  # not shared
 
 
 Work = (
@@ -44,7 +45,7 @@ Work = (
 
 class Disk:
     """`on_event(DiskDone | DiskRefused | SnapshotStored | SnapshotRead)` is called in the loop's
-    thread; `committed()`: what is known to be committed.
+    thread. `committed()`: the offset known to be committed.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class Disk:
                 await self._next(self._queue.popleft())
         except FlushFailed as error:
             self._fail(f"a flush of the metadata log failed, so what is on disk is unknown: {error}")
-        # our own fault: the story, then the end; supervisord starts a successor over what is on
-        # disk
+        # A bug of ours: log the traceback, then end; supervisord starts a successor over the data
+        # on disk.
         except Exception as error:
             log.exception("the controller failed")
             self._fail(f"{type(error).__name__}: {error}")
@@ -127,7 +128,7 @@ class Disk:
             self._refused(work, error)
 
     def _gather(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
-        """With it what waits directly behind it: one write, one flush."""
+        """Adds the appends queued directly behind it: one write, one flush."""
         sequence, batches = work.sequence, list(work.batches)
         size = sum(batch.size_bytes for batch in batches)
         while self._queue and isinstance(following := self._queue[0], events.AppendLog) and size < APPEND_BYTES_MAX:
@@ -157,7 +158,7 @@ class Disk:
             case events.ReadSnapshot():
                 log.warning("a snapshot of the metadata could not be read", reason=str(error))
             case _ if isinstance(error, ValueError) and not isinstance(work, events.InstallSnapshot):
-                raise error  # our own fault
+                raise error  # a bug of ours
             case _:
                 log.error("the metadata log cannot be written; what waits is refused", reason=str(error))
                 self._queue = deque(

@@ -1,5 +1,5 @@
-"""Asks the seeds until this host knows of which cluster it is
-(mqd/cluster/membership/formation.py), and answers others that ask.
+"""Asks the seeds until this host knows its cluster (mqd/cluster/membership/formation.py), and
+answers other hosts' questions.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ log = logging.get("controller.forming")
 
 
 class Forming:
-    """`await run()` gives the decision; `on_ask(connection, ask)` for questions that come over
-    connections.
+    """`await run()` returns the decision; `on_ask(connection, ask)` handles questions that arrive
+    over connections.
     """
 
     def __init__(
         self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`on_waiting`: for whom this host waits, when it takes longer than TELL_S and whenever
-        that changes; once, when it takes long, also what to look at.
+        """`on_waiting` receives the hosts that this one waits for, after TELL_S and whenever they
+        change; after a long wait, once, also the advice.
         """
         self.core = core
         self._on_waiting = on_waiting

@@ -6,17 +6,17 @@ a timer, and the file that counts this directory's lives.
     await gossip.start()                       joins by the seeds, in the background
     gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged,
                                                Forget, ProfileChanged
-    await gossip.serve(hello, reader, writer)  a connection whose handshake said "gossip" (Peers'
-                                               on_stream): until it ends
-    await gossip.stop()                        says goodbye first
+    await gossip.serve(hello, reader, writer)  a connection with the handshake purpose "gossip"
+                                               (Peers' on_stream), until it ends
+    await gossip.stop()                        announces the departure first
 
-`on_change` is told MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the
-core has done with the event. Everything it hears is a hint.
+`on_change` receives MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the
+core has handled the event. All of these are hints.
 
-A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"):
-4-byte length and a State or StreamPing from who connected, the same and a State or StreamAck back;
-then it ends. Bounds: STATE_BYTES_MAX a message, SERVED_COUNT_MAX served at once, exchange_ms_max
-each, RESOLVE_COUNT_MAX names being looked up.
+A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"): the
+initiator sends a 4-byte length and a State or StreamPing, and gets a length and a State or
+StreamAck; then it ends. Bounds: STATE_BYTES_MAX per message, SERVED_COUNT_MAX served concurrently,
+exchange_ms_max each, RESOLVE_COUNT_MAX concurrent name look-ups.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ from mqd.controller.peers import Peers
 RECEIVE_BUFFER_BYTES = 1 << 20
 SERVED_COUNT_MAX = 32
 RESOLVE_COUNT_MAX = 64
-RESOLVED_S = 60.0  # a name is looked up again after that
+RESOLVED_S = 60.0  # a name is looked up again after this time
 RESOLVED_COUNT_MAX = 8_192
 LEAVE_S_MAX = 3.0
 
@@ -74,8 +74,8 @@ log = logging.get("controller.gossip")
 
 
 def next_life(path: Path) -> int:
-    """One more than the file says, written there before it is used. A file that is missing or
-    damaged counts as 0: whoever remembers a later life says so when this host joins.
+    """One more than the number in the file, written there before it is used. A missing or damaged
+    file counts as 0: a host that remembers a later life reports it when this host joins.
     """
     try:
         life = int(path.read_text())
@@ -92,7 +92,7 @@ def keep_life(path: Path, life: int) -> None:
 
 
 def directory_bytes(directory_id: str) -> bytes:
-    """A directory id as gossip spells it: the 16 bytes whose base64url text it is."""
+    """A directory id in gossip's form: the 16 bytes encoded by its base64url text."""
     try:
         decoded = base64.urlsafe_b64decode(directory_id + "==")
     except ValueError:
@@ -117,21 +117,21 @@ def _write(writer: asyncio.StreamWriter, message: StreamMessage) -> None:
 
 
 def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple]]":
-    """As getaddrinfo() gives it, for datagrams; in a thread of its own, so that a name for which
-    the resolver does not answer keeps no other waiting. There is none: OSError; a name that cannot
-    be one: UnicodeError.
+    """The result of getaddrinfo() for datagrams. Runs in a thread of its own, so that a name that
+    the resolver does not answer delays no other. OSError: no such name; UnicodeError: not a valid
+    name.
     """
     try:
         return in_thread(lambda: socket.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM))
-    except RuntimeError as error:  # no more threads
+    except RuntimeError as error:  # no thread is available
         answer: asyncio.Future[list[tuple]] = asyncio.get_running_loop().create_future()
         answer.set_exception(OSError(str(error)))
         return answer
 
 
 class _Names:
-    """Host names to socket addresses, looked up outside the loop; a number is its own. What waits
-    for a name is one datagram of each: the newest. A name is looked up once at a time.
+    """Resolves host names to socket addresses outside the loop; numeric addresses need no
+    resolution. Each name keeps one waiting datagram, the newest, and has one look-up at a time.
     """
 
     def __init__(self, family: int, send: Callable[[bytes, tuple], None]) -> None:
@@ -189,12 +189,13 @@ class _Names:
 
 
 class Gossip(asyncio.DatagramProtocol):
-    """Owns the socket from start() on. Everything happens in the loop's thread."""
+    """Owns the socket from start() on. Everything runs in the loop's thread."""
 
     def __init__(self, core: GossipCore, datagrams: socket.socket, peers: Peers, life_path: Path) -> None:
         self.core = core
         self.on_change: Callable[[Change], None] = lambda change: None
-        self.on_other: Callable[[bytes], None] = lambda data: None  # datagrams that are not gossip's: anybody's bytes
+        # datagrams of other protocols; unauthenticated bytes
+        self.on_other: Callable[[bytes], None] = lambda data: None
         self._socket, self._peers, self._life_path = datagrams, peers, life_path
         self._transport: asyncio.DatagramTransport | None = None
         self._names = _Names(datagrams.family, self._send)
@@ -211,7 +212,7 @@ class Gossip(asyncio.DatagramProtocol):
         self.event(events.Started())
 
     async def stop(self) -> None:
-        """Says goodbye, waits until it was said, closes the socket."""
+        """Announces the departure, waits until it was sent, closes the socket."""
         if self._transport is None:
             return
         self.event(events.Leave())
@@ -223,7 +224,7 @@ class Gossip(asyncio.DatagramProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """The end without goodbye: others find out."""
+        """Ends without an announcement: other hosts detect it."""
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -292,7 +293,7 @@ class Gossip(asyncio.DatagramProtocol):
             self.on_other(data)
 
     def error_received(self, exc: Exception) -> None:
-        """An ICMP answer to something that was sent: the probe finds out by itself."""
+        """An ICMP error for a sent datagram: the probe detects the failure by itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._ended:
@@ -356,13 +357,15 @@ class Gossip(asyncio.DatagramProtocol):
             async with asyncio.timeout(self.core.settings.exchange_ms_max / 1000):
                 message = await _read(reader)
                 if isinstance(message, State):
-                    own = self.core.state(wants_answer=False)  # before theirs: who joins learns what was known of it
+                    # before the peer's state: a joining host learns what was known of it
+                    own = self.core.state(wants_answer=False)
                     self.event(events.StateReceived(message))
                     _write(writer, own)
                 elif isinstance(message, StreamPing) and self.core.is_me(message):
                     _write(writer, StreamAck(message.node_id, message.directory_id))
                 await writer.drain()
-                await reader.read(1)  # the other side ends it, so that nothing of the answer is lost by a reset
+                # the other side closes first, so that no part of the answer is lost by a reset
+                await reader.read(1)
         except (OSError, EOFError, Refused, TimeoutError) as error:
             log.debug("an exchange ended early", reason=str(error) or type(error).__name__)
         finally:
@@ -380,8 +383,9 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """Not started yet. `secret`: of the cluster, empty where no listener leaves the host;
-    `directory`: where this host's lives are counted (its metadata directory). Raises OSError.
+    """Not started yet. `secret`: the cluster key, empty if no listener is reachable from other
+    hosts. `directory`: holds the count of this host's lives (its metadata directory). Raises
+    OSError.
     """
     life_path = directory / "gossip-life"
     seal = Seal(derive_key(secret, "gossip"), cluster_id)

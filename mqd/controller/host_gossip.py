@@ -1,15 +1,15 @@
-"""Gossip of this host: what it tells of itself, and what becomes of the hints that it hears.
+"""This host's gossip: the information that it sends, and the use of the hints that it receives.
 
-    told      profile (racks, capacity), load, the active controller as the quorum knows it; seeds:
+    sent      profile (racks, capacity), load, the active controller as the quorum knows it; seeds:
               cluster.seeds and every broker that is registered
-    hints     addresses of hosts (where connections are tried), who may know the quorum's leader
-              (asked when this host knows none), who is suspected (log, `views()`)
+    hints     addresses of hosts (where connections are tried), hosts that may know the quorum's
+              leader (asked when this host knows none), suspects (log, `views()`)
 
-Beside it, on the same socket, the notices of keepers (mqd/cluster/membership/death_notice.py): a
-proof, not a hint.
+The same socket carries the notices of keepers (mqd/cluster/membership/death_notice.py), which are
+proofs, not hints.
 
-Nothing of gossip fences, elects or changes anything: a wrong hint costs one connection that fails,
-or one question in vain.
+Gossip never fences, elects or changes anything: a wrong hint costs one failed connection or one
+useless request.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 FEED_S = 0.25
 SEEDS_EVERY, LOAD_EVERY = 4, 20  # feeds
-SIZE_S = 1.0  # a start waits so long for a figure
-LOOK_UP_AGAIN_S = 10.0  # a name that was not found
-PEERS_MAX = 8  # hosts that are asked for the quorum's leader
+SIZE_S = 1.0  # how long a start waits for a measurement
+LOOK_UP_AGAIN_S = 10.0  # after a failed look-up
+PEERS_MAX = 8  # hosts asked for the quorum's leader
 
 log = logging.get("controller.gossip")
 
@@ -55,7 +55,7 @@ def _version() -> str:
 
 
 def _bytes(log_dirs: Iterable[str], which: int) -> int:
-    """0: size, 1: used; of every file system once."""
+    """0: size, 1: used; counts every file system once."""
     found = {}
     for path in log_dirs:
         try:
@@ -66,7 +66,7 @@ def _bytes(log_dirs: Iterable[str], which: int) -> int:
 
 
 async def disk_bytes(config: Mapping[str, str]) -> int:
-    """Of the file systems of log.dirs; 0: one of them does not answer."""
+    """Size of the file systems of log.dirs; 0: one of them does not respond."""
     (answer,) = await directories.in_time([partial(_bytes, _log_dirs(config), 0)], SIZE_S)
     return answer.result() if answer.done() else 0
 
@@ -76,14 +76,14 @@ def _log_dirs(config: Mapping[str, str]) -> list[str]:
 
 
 class _Numbers(NamedTuple):
-    """Socket addresses of a host and port."""
+    """The socket addresses of a host and port."""
 
     found: tuple[tuple[str, int], ...]
-    until_s: float  # of the loop's clock: looked up again then
+    until_s: float  # by the loop's clock: looked up again after that
 
 
 class HostGossip:
-    """Between start() and stop(). Raises OSError from start(): the count of lives cannot be
+    """Active between start() and stop(). start() raises OSError if the count of lives cannot be
     written.
     """
 
@@ -113,9 +113,10 @@ class HostGossip:
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._secret = cluster_config.load_key(config)
         self._places: tuple[tuple[str, int], ...] = ()  # of the other voters
-        self._numbers: dict[tuple[str, int], _Numbers] = {}  # of each that was looked up
+        self._numbers: dict[tuple[str, int], _Numbers] = {}  # of each one looked up
         self._looking: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
-        self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}  # (node, all of it) -> the last that was logged
+        # (node, whole host) -> the last notice that was logged
+        self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}
         self._proofs = death_proofs.DeathProofs(key.node_id)
         self._last_words: death_notice.Notice | None = None
         self._orders: death_notice.Orders | None = None
@@ -155,7 +156,7 @@ class HostGossip:
     def views(self) -> list[MemberView]:
         return self.gossip.core.views()
 
-    # -- told --------------------------------------------------------------------------------------
+    # -- sent information -------------------------------------------------------------------------
 
     async def _feed(self) -> None:
         count = 0
@@ -167,7 +168,7 @@ class HostGossip:
                     self._tell_seeds()
                 if count % LOAD_EVERY == 0:
                     self._tell_load()
-            except Exception:  # hints: the controller goes on without them
+            except Exception:  # only hints: the controller continues without them
                 log.exception("gossip was not fed")
             count += 1
             await asyncio.sleep(FEED_S)
@@ -207,8 +208,8 @@ class HostGossip:
         )
 
     def _used(self) -> int:
-        """As of the last time; the loop, on which the controller's leases hang, waits for no file
-        system.
+        """The last measurement: the loop, on which the controller's leases depend, must not wait
+        for a file system.
         """
         if self._asked is None or self._asked.done():
             if self._asked is not None:
@@ -220,7 +221,7 @@ class HostGossip:
         return _bytes(self._log_dirs, which)
 
     def _cpu_permille(self) -> int:
-        """Of the whole machine, 1000 per core, since the last time; from /proc/stat (user, nice,
+        """Of the whole machine, 1000 per core, since the last call; from /proc/stat (user, nice,
         system, irq, softirq).
         """
         try:
@@ -239,8 +240,8 @@ class HostGossip:
     # -- proof of death ----------------------------------------------------------------------------
 
     def _leave_orders(self) -> None:
-        """Whom the keeper is to tell when this process ends without a word. Addresses that are
-        names are looked up beside it, when others come; those that are not known yet are not told.
+        """Tells the keeper whom to notify if this process ends unexpectedly. Host names are
+        resolved in the background, whenever the hosts change; unresolved ones are not notified.
         """
         places = death_proofs.told(self._shell.quorum.core, self._shell.core.committed)
         if places != self._places:
@@ -297,11 +298,11 @@ class HostGossip:
         try:
             self._write_orders()
         except OSError as error:
-            # it is tried again; without them a session has to end
+            # retried; without orders a session has to expire
             log.warning("the keeper was left no orders", error=error.strerror)
 
     def _on_leader_changed(self) -> None:
-        """At once: in the moments after an election the wrong last words would be left."""
+        """Immediately: just after an election the stored orders would be wrong."""
         self._try_orders()
         if self._shell.core.active:
             for proof in self._proofs.on_active():

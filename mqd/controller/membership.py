@@ -1,5 +1,5 @@
-"""This host among others: who it is, whom it lets in, how it comes into a cluster, where its
-messages go. On a host that listens for no others there is nobody, and all of this is idle.
+"""This host in its cluster: its identity, the hosts that it admits, how it joins a cluster, where
+its messages go. On a host that does not listen for others there are no peers, and this is idle.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.get("controller.membership")
 
 class Membership:
     def __init__(self, config: Mapping[str, str], client: KeeperClient, key: ReplicaKey) -> None:
-        """Raises ConfigError: the cluster's key cannot be read."""
+        """Raises ConfigError if the cluster key cannot be read."""
         self.seeds = cluster_config.seeds(config)
-        self.address = client.welcome.controller_listener or ("", 0)  # as other hosts are told
+        self.address = client.welcome.controller_listener or ("", 0)  # as announced to other hosts
         self._key = key
         self._waiting = client.waiting
         self._cluster_id = ""
@@ -77,10 +77,10 @@ class Membership:
         if self._peers is not None:
             await self._peers.listen(self._sockets[0])
 
-    # -- coming into a cluster ---------------------------------------------------------------------
+    # -- joining a cluster ------------------------------------------------------------------------
 
     async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
-        """Until the seeds have made clear what to do. Only with seeds."""
+        """Waits until the seeds' answers allow a decision. Only with seeds."""
         assert self._peers is not None
         self._forming = Forming(FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._waiting)
         decision = await self._forming.run()
@@ -89,21 +89,21 @@ class Membership:
         return decision
 
     def members(self) -> tuple[int, ...]:
-        """Node ids of whom this host has heard while it asked."""
+        """Node ids of the hosts that answered while it asked."""
         assert self._forming is not None and self._forming.core.decided is not None
         heard = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decided.voters)}
         return tuple(sorted(heard - {self._key.node_id}))
 
     def joined(self, cluster_id: str, shell: Shell) -> None:
-        """From here on messages are taken; connections on which this host said that it is of no
-        cluster are made anew.
+        """From here on messages are accepted. Connections on which this host stated that it belongs
+        to no cluster are reopened.
         """
         self._cluster_id, self._shell = cluster_id, shell
         if self._peers is not None:
             self._peers.drop(lambda identity: False)
 
     async def start_gossip(self, directory: Path, run_dir: Path, incarnation: int) -> None:
-        """After joined(). `directory`: where this host's lives are counted; `incarnation`: of the
+        """After joined(). `directory`: holds the count of this host's lives. `incarnation`: of the
         keeper. Raises OSError.
         """
         if self._peers is None:
@@ -180,12 +180,12 @@ class Membership:
         return own
 
     def _anothers(self, theirs: Identity) -> str:
-        """Why a host with this identity is not listened to: its node id is that of another host,
-        which is in service. What is said to a node id goes over one connection, so the one in
-        service would hear nothing any more of what is said to it, and lose its lease to the
-        newcomer. While this host knows no leader, or has applied nothing of the present one's
-        epoch, it cannot tell which of the two the cluster means (its metadata may be from before
-        the one was replaced by the other), and listens to both. "" = it is listened to.
+        """The reason to ignore a host with this identity: its node id belongs to another host that
+        is in service. Messages to a node id go over one connection, so the host in service would no
+        longer receive its messages, and would lose its lease to the newcomer. While this host knows
+        no leader, or has applied nothing of the present leader's epoch, it cannot tell which of the
+        two hosts the cluster means (its metadata may be older than the replacement of one by the
+        other), and accepts both. "" = accepted.
         """
         if self._shell is None:
             return ""
@@ -203,7 +203,7 @@ class Membership:
         )
 
     def _is_voters(self, identity: Identity) -> bool:
-        """Is this the very host that this one's log has as a voter?"""
+        """Is this the very host that is a voter in this host's log?"""
         return self._shell is not None and any(
             voter.node_id == identity.node_id and directory_text(voter.key.directory_id) == identity.directory_id
             for voter in self._shell.quorum.core.voters
@@ -211,13 +211,14 @@ class Membership:
 
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
         if self._anothers(connection.identity):
-            connection.writer.transport.abort()  # let in before that was known; when it comes again it is told
+            # admitted before that was known; it gets the reason when it reconnects
+            connection.writer.transport.abort()
         elif isinstance(message, FormationAsk):
             self._on_ask(connection, message)
         elif self._shell is not None and self._cluster_id and connection.identity.cluster_id == self._cluster_id:
             self._shell.on_peer(connection.identity.node_id, message)
-        # else a stranger, or one that did not know yet that it is of this cluster: it says it again
-        # over a new connection
+        # Otherwise a stranger, or a host that did not know yet that it belongs to this cluster: it
+        # states its new identity over a new connection.
 
     def _on_ask(self, connection: Connection, ask: FormationAsk) -> None:
         if self._shell is None:

@@ -1,4 +1,4 @@
-"""The broker's properties as the cores of the cluster take them."""
+"""Converts the broker's properties to options of the cluster's cores."""
 
 from collections.abc import Mapping
 

@@ -1,13 +1,13 @@
-"""Connections between the controllers of hosts: who connects, who is let in, who is reached how;
-messages out and in.
+"""Connections between the controllers of hosts: connecting, admission, addresses; messages out and
+in.
 
-Best effort: a message goes out over a connection that lives, else it waits (a few, for a short
-time) for the one that is being made, else it is dropped; the cores say everything again that
-matters. In order while a connection lasts. Either side's connection serves both directions; a host
-sends over one of them until that ends.
+Best effort: a message is sent over a live connection. Otherwise it waits (a few messages, for a
+short time) for the connection that is being opened, or is dropped; the cores repeat everything that
+matters. Messages are in order within a connection. Either side's connection serves both directions;
+a host sends over one of them until that ends.
 
-Every connection begins with the handshake (mqd/cluster/membership/handshake.py): what comes after
-it comes from the node that proved itself, and nothing before it reaches anybody.
+Every connection begins with the handshake (mqd/cluster/membership/handshake.py): everything after
+it comes from the authenticated node, and nothing before it is passed on.
 
 Bounds
     CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  under way at a time; more are closed at once
@@ -35,18 +35,18 @@ CONNECTIONS_PER_NODE_MAX = 4
 HANDSHAKES_MAX = 64
 SEND_BYTES_MAX = 64 << 20
 PENDING_MAX = 64
-# no longer than a new connection takes: after a cut, the retransmissions of an old one wait longer
-# and longer
+# No longer than a new connection takes: after an outage the retransmissions of an old one are
+# delayed more and more.
 LOST_MS_MAX = 3_000
 CONNECT_SECONDS_MAX = 2.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
-REFUSED_S = 2.0  # a peer that refused is not asked again before
+REFUSED_S = 2.0  # a peer that refused is not contacted again before this
 
 log = logging.get("controller.peers")
 
 
 def reason_of(error: BaseException) -> str:
-    """In words: "Connection refused", not what asyncio makes of it."""
+    """In words: "Connection refused", not asyncio's version of it."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and error.errno:
@@ -57,7 +57,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def set_options(connection: socket.socket) -> None:
-    """Small messages at once; the dead are noticed."""
+    """Sends small messages immediately; detects dead peers."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
@@ -76,7 +76,7 @@ async def _shake(
 
 
 class Connection:
-    """One that has shaken hands. `identity`: the peer's."""
+    """A connection after the handshake. `identity`: the peer's."""
 
     def __init__(self, identity: Identity, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.identity = identity
@@ -94,34 +94,34 @@ class Connection:
             self.writer.transport.abort()
 
     async def receive(self) -> msgspec.Struct | None:
-        """The next message; None: one that this version does not know. Raises PeerProtocolError,
-        OSError, EOFError.
+        """The next message; None: unknown to this version. Raises PeerProtocolError, OSError,
+        EOFError.
         """
         size = peer_messages.body_bytes(await self.reader.readexactly(peer_messages.LENGTH_BYTES))
         return peer_messages.decode(await self.reader.readexactly(size))
 
 
 class _Node:
-    """What is known of one other host."""
+    """The state of one other host."""
 
     def __init__(self) -> None:
-        self.addresses: list[tuple[str, int]] = []  # the newest first
-        self.connections: list[Connection] = []  # the oldest first
+        self.addresses: list[tuple[str, int]] = []  # newest first
+        self.connections: list[Connection] = []  # oldest first
         self.current: Connection | None = None
         self.pending: deque[bytes] = deque(maxlen=PENDING_MAX)
         self.connecting: asyncio.Task[None] | None = None
         self.next_try = 0.0  # time.monotonic()
         self.failure_count = 0
-        self.said = ""  # the last failure that was logged
+        self.said = ""  # the last logged failure
 
 
 class Peers:
-    """`identity()`: this host as it is now; `decide(hello)`: whom to let in, as whom this host
-    answers; `on_message(connection, message)`: in the loop's thread, in order of arrival.
-    `on_stream(hello, reader, writer)`: connections for another purpose ("gossip"); awaited, then
-    closed. `is_strange(identity)`: of a peer that this host has reached, says why it is not the one
-    that it claims to be; "" = it is. `is_voters(identity)`: a newcomer of the same node id does not
-    displace it.
+    """`identity()`: this host's current identity. `decide(hello)`: admits a host and returns the
+    identity to answer with, or refuses. `on_message(connection, message)`: in the loop's thread, in
+    order of arrival. `on_stream(hello, reader, writer)`: connections for another purpose
+    ("gossip"); awaited, then closed. `is_strange(identity)`: for a peer that this host has
+    connected to, the reason that it is not the host it claims to be; "" = it is.
+    `is_voters(identity)`: a newcomer with the same node id does not displace this host.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class Peers:
         self._random = random.Random(os.urandom(8))
         self._ended = False
 
-    # -- who is where ------------------------------------------------------------------------------
+    # -- addresses --------------------------------------------------------------------------------
 
     def know(self, node_id: int, host: str, port: int) -> None:
-        """An address of a node; the newest that was told is tried first, two older ones after it."""
+        """Adds an address of a node. The newest is tried first, then up to two older ones."""
         if not host or not port or node_id == self._identity().node_id:
             return
         node = self._nodes.setdefault(node_id, _Node())
@@ -161,7 +161,7 @@ class Peers:
             node.next_try = 0.0
 
     def connected(self) -> list[int]:
-        """Node ids with a connection that lives."""
+        """Node ids with a live connection."""
         return sorted(
             node_id for node_id, node in self._nodes.items() if node.current is not None and node.current.lives
         )
@@ -169,7 +169,7 @@ class Peers:
     # -- sending -----------------------------------------------------------------------------------
 
     def send(self, node_id: int, message: msgspec.Struct) -> None:
-        """Best effort, never waits. A message that is too long is the sender's fault: raises
+        """Best effort, never waits. An overlong message is the sender's bug: raises
         PeerProtocolError.
         """
         node = self._nodes.get(node_id)
@@ -235,7 +235,7 @@ class Peers:
             )
 
     async def open(self, host: str, port: int, purpose: str) -> Connection:
-        """A connection that has shaken hands. Raises HandshakeFailed, OSError, EOFError,
+        """A connection after the handshake. Raises HandshakeFailed, OSError, EOFError,
         TimeoutError.
         """
         with looked_up(host):
@@ -333,14 +333,14 @@ class Peers:
     # -- the end -----------------------------------------------------------------------------------
 
     def drop(self, wanted: Callable[[Identity], bool]) -> None:
-        """Ends connections whose peer is not wanted (any more)."""
+        """Ends connections to peers that are not wanted (any more)."""
         for node in self._nodes.values():
             for connection in list(node.connections):
                 if not wanted(connection.identity):
                     connection.writer.transport.abort()
 
     async def flush(self, seconds: float = 1.0) -> None:
-        """What was sent has left this process, or `seconds` are over."""
+        """Waits until all sent data has left this process, or `seconds` are over."""
         living = [node.current for node in self._nodes.values() if node.current is not None and node.current.lives]
         for connection in living:
             connection.writer.transport.set_write_buffer_limits(0)

@@ -1,8 +1,8 @@
-"""The quorum core at work: its disk, its timer, its messages; what it commits goes into the
-metadata core, what that proposes comes back.
+"""Runs the quorum core: its disk, its timer, its messages. Passes committed records to the metadata
+core, and that core's proposals back.
 
-Everything happens in the loop's thread; an effect is carried out as soon as the core has returned
-it, in the order given (raft/events.py says what that rests on).
+Everything runs in the loop's thread. An effect is carried out as soon as the core has returned it,
+in the given order (raft/events.py explains what depends on that).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.get("controller.quorum")
 
 
 class Quorum:
-    """`on_metadata(event)`: into the metadata core. `on_leader()`: leader, epoch, voters or
+    """`on_metadata(event)`: passes it to the metadata core. `on_leader()`: leader, epoch, voters or
     activity have changed. `send(node_id, message)`: best effort.
     """
 
@@ -51,7 +51,7 @@ class Quorum:
         self._timer_ns = NO_DEADLINE
         self._lease_ms = 0
         self._snapshot_wanted_at = 0.0
-        self._ended: dict[object, Callable[[int, str], None]] = {}  # voter changes under way
+        self._ended: dict[object, Callable[[int, str], None]] = {}  # voter changes in progress
         self._change_count = 0
         self._stopped = False
 
@@ -61,7 +61,7 @@ class Quorum:
         try:
             for effect in self.core.handle(event, clock.boottime_ns()):
                 _EFFECTS[type(effect)](self, effect)
-        except Exception as error:  # our own fault, or a contradiction that nothing here can mend
+        except Exception as error:  # a bug of ours, or a contradiction that cannot be repaired here
             log.exception("the controller failed")
             self._stopped = True
             self._fail(f"{type(error).__name__}: {error}")
@@ -70,7 +70,7 @@ class Quorum:
         self._schedule()
 
     def _schedule(self) -> None:
-        """A timer that fires too early does no harm: it is set again."""
+        """A timer that fires too early is harmless: it is set again."""
         deadline = self.core.next_deadline_ns
         if deadline >= self._timer_ns:
             return
@@ -85,8 +85,8 @@ class Quorum:
         self._timer, self._timer_ns = None, NO_DEADLINE
         if clock.boottime_ns() >= self.core.next_deadline_ns:
             self.handle(events.Tick())
-        # else nobody meets the deadline any more: it would be due at once, again and again, until
-        # the process has ended
+        # Otherwise a passed deadline would be due immediately again and again until the process has
+        # ended.
         if not self._stopped:
             self._schedule()
 
@@ -99,7 +99,7 @@ class Quorum:
             self._lease_ms = until_ms
             self._on_metadata(metadata_core.LeaseChanged(until_ms))
 
-    # -- what the metadata core wants --------------------------------------------------------------
+    # -- requests of the metadata core ------------------------------------------------------------
 
     def propose(self, action: metadata_core.Persist) -> None:
         self.handle(
@@ -186,7 +186,7 @@ class Quorum:
             self.disk.submit(StoreSnapshot(self.core.snapshot_meta(state.version), state.copy()))
 
     def maybe_snapshot_again(self) -> None:
-        """One that could not be written (no space) is tried again."""
+        """Retries a snapshot that could not be written (no space)."""
         due = (
             self.core.log.size_bytes >= self.core.settings.log_bytes_max
             and self.core.log.end_offset > self.core.log.start_offset

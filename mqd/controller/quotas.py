@@ -1,8 +1,8 @@
-"""Quotas out of the metadata into the control segment, where workers and acceptor find them
+"""Writes the metadata's quotas to the control segment, where workers and the acceptor read them
 (native/shm/quota.h).
 
-A client id's own quota counts before the default of all client ids, each key by itself (KIP-13,
-KIP-257).
+A client id's own quota takes precedence over the default of all client ids, separately for each key
+(KIP-13, KIP-257).
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ _INTERVAL_MAX = 2**64 - 1
 
 
 def burst_ns(config: Mapping[str, str]) -> int:
-    """How far ahead a client may spend: Kafka measures over so many windows before it finds a rate
-    too high.
+    """How far ahead a client may spend: Kafka measures over this many windows before it considers a
+    rate too high.
     """
     return (
         (int(broker_value(config, "quota.window.num")) - 1)
@@ -30,7 +30,7 @@ def burst_ns(config: Mapping[str, str]) -> int:
 
 
 def interval(key: str, value: float | None) -> int:
-    """Nanoseconds for one byte, or for one nanosecond of work, times 2^32; 0 = no limit."""
+    """Nanoseconds per byte, or per nanosecond of work, times 2^32; 0 = no limit."""
     if value is None:
         return 0
     per_unit = 100 / value if key == REQUEST else SECOND_NS / value

@@ -1,8 +1,8 @@
-"""The controller's socket: subscribers connect, are told everything in order, and answer. Framing:
+"""The controller's socket: subscribers connect, receive everything in order, and answer. Framing:
 4-byte big-endian length, then msgpack.
 
 Bounds: a message from a subscriber has at most REQUEST_BYTES_MAX bytes; a subscriber that leaves
-SEND_BYTES_MAX unread is disconnected (it connects again and gets the image); SUBSCRIBER_COUNT_MAX
+SEND_BYTES_MAX unread is disconnected (it reconnects and gets the image); SUBSCRIBER_COUNT_MAX
 connections.
 """
 
@@ -26,7 +26,7 @@ _decoder = msgspec.msgpack.Decoder(ToController)
 
 
 class NoMessage(Exception):
-    """What a subscriber sent is none. A fault of ours in handling one is not this."""
+    """A subscriber sent an invalid message. Does not cover a bug of ours in handling a valid one."""
 
 
 def _decode(data: bytes) -> ToController:
@@ -37,7 +37,7 @@ def _decode(data: bytes) -> ToController:
 
 
 class Connection:
-    """One subscriber; the cores know it by its number."""
+    """One subscriber, identified by its number in the cores."""
 
     def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
         self.number = number
@@ -91,7 +91,7 @@ class Server:
         self._path.unlink(missing_ok=True)
 
     def send(self, number: object, message: FromController) -> None:
-        """To a connection that may have ended meanwhile."""
+        """The connection may have ended in the meantime."""
         connection = self._connections.get(number)  # type: ignore[arg-type]
         if connection is not None:
             connection.send(message)
@@ -133,7 +133,7 @@ class Server:
                 connection.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
             try:
                 self._on_message(connection, message)
-            except Exception:  # our own fault, whatever its type
+            except Exception:  # a bug of ours, whatever its type
                 log.exception(
                     "a subscriber's message cannot be handled; disconnected",
                     subscriber=connection.name,

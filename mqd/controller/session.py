@@ -1,10 +1,10 @@
-"""What this host remembers of its last session as a broker, so that the next one can say whether
-its replicas may have forgotten something (R9 of the cluster's rules).
+"""The record of this host's last session as a broker, by which the next session decides whether its
+replicas may have lost something (R9 of the cluster's rules).
 
-DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session ended cleanly when it
-was said so at its end; or when the machine has not been restarted since and the log directories are
-on the same devices: whatever a process had written is then in the page cache, or on the disk, also
-after kill -9 (a replica's position is told only after write()).
+DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session ended cleanly if it
+recorded that at its end; or if the machine has not been restarted since and the log directories are
+on the same devices: all writes of its processes are then in the page cache or on disk, even after
+kill -9 (a replica's position is reported only after write()).
 """
 
 import os
@@ -25,7 +25,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def boot_id() -> str:
-    """ "" where the system does not tell: then only a clean end counts."""
+    """ "" if the system does not provide it: then only a clean end counts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -43,7 +43,7 @@ def devices(log_dirs: Iterable[str]) -> list[int]:
 
 
 def clean_epoch(path: Path, directory_id: str, boot: str, places: list[int]) -> int:
-    """The broker epoch of the last session if it ended cleanly, else -1."""
+    """The broker epoch of the last session if it ended cleanly, otherwise -1."""
     try:
         last = msgspec.json.decode(path.read_bytes(), type=Session)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

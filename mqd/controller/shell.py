@@ -1,10 +1,10 @@
-"""What carries out the decisions of this host's cores: the quorum, the metadata, the host, the host
-as a broker; and what joins them to the processes of this host and to other hosts.
+"""Carries out the decisions of this host's cores (quorum, metadata, host, broker), and connects
+them to this host's processes and to other hosts.
 
-One loop, one order: an event goes into a core, its actions are carried out at once, and what one
-core says to another is an event there. What this host says to itself as to a peer (its broker core
-to its metadata core, while it is the active controller) comes in the loop's next turn, as it would
-from outside. Only the disk is elsewhere (disk.py).
+One loop, one order: an event goes into a core, its actions are carried out immediately, and a
+message from one core to another is an event there. Messages of this host to itself as a peer (from
+its broker core to its metadata core, while it is the active controller) arrive in the loop's next
+turn, like those from outside. Only the disk has its own thread (disk.py).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from mqd.controller.server import Connection, Server
 
 TICK_S = 1.0
 CLUSTER_TICK_S = 0.25
-QUICK_TICK_S = 0.02  # while this host is not in service: somebody waits
+QUICK_TICK_S = 0.02  # while this host is not in service, because clients wait
 MEASURE_S = 10.0
 TRANSFER_MS_MAX = 1_000
 WORKERS_BACK_MS_MAX = 10_000
@@ -49,9 +49,9 @@ _OF_QUORUM = (messages.AddVoter, messages.RemoveVoter, messages.DescribeQuorum)
 
 
 class Shell:
-    """`control`: native.Control. First start_quorum(), then wait_metadata(), then start(), then
-    subscribers may come. `failed` is set with the reason when the process must end, `in_service`
-    when this host is unfenced and its workers know, `ended` when it may end after a controlled
+    """`control`: native.Control. Call start_quorum(), then wait_metadata(), then start(); then
+    subscribers may connect. `failed` is set with the reason when the process must end, `in_service`
+    when this host is unfenced and its workers know it, `ended` when it may end after a controlled
     shutdown.
     """
 
@@ -72,10 +72,11 @@ class Shell:
         self.core = metadata
         self.node_id = metadata.node_id
         self.server: Server | None = None
-        # off the loop; once for each registration
+        # Called off the loop, once for each registration.
         self.on_registered: Callable[[int], None] = lambda broker_epoch: None
-        self.on_leader_changed: Callable[[], None] = lambda: None  # of the quorum, or this host has become active
-        # off the loop; a partition is not served: its disk may have dropped what was written to it
+        # the quorum's leader changed, or this host has become active
+        self.on_leader_changed: Callable[[], None] = lambda: None
+        # Called off the loop. A partition is not served: its disk may have lost writes.
         self.on_doubt: Callable[[int], None] = lambda broker_epoch: None
         self.failed: asyncio.Future[str] = loop.create_future()
         self.in_service: asyncio.Future[None] = loop.create_future()
@@ -97,8 +98,9 @@ class Shell:
         self._quota_burst_ns = quota_burst_ns
         self._cluster_id = ""
         self._started = self._leaving = False
-        self._dead_since_ms = -1  # no worker lives, and the others were told
-        self.present: asyncio.Future[None] = loop.create_future()  # this host's processes may be told of the metadata
+        self._dead_since_ms = -1  # no worker is alive, and the other hosts were informed
+        # done when the metadata may be sent to this host's processes
+        self.present: asyncio.Future[None] = loop.create_future()
         self._broker_said: broker_core.SetBroker | None = None
         self._voters = voters.VoterChanges(self)
 
@@ -112,10 +114,11 @@ class Shell:
             self.quorum.handle(events.PeersKnown(peers))
 
     async def wait_metadata(self, version: int, logged: int = 0) -> None:
-        """Until what is committed is known up to `version` and `logged`, and, on a host that is
-        alone, it decides; or the process must end. `logged`: as far as this host's log went when a
-        predecessor had ended: it had told single workers what it knew to be committed, and that was
-        in its log. What the quorum's leader cuts off there was not committed.
+        """Waits until the committed state has reached `version` and `logged` and, on a host alone,
+        until it decides; or until the process must end. `logged`: the end of this host's log when
+        its predecessor had ended. The predecessor had sent its committed state to single workers,
+        and that state was in its log. Records that the quorum's leader truncates there were not
+        committed.
         """
         waiting_since, said = clock.monotonic_ms(), 0
         while not self.failed.done():
@@ -137,8 +140,8 @@ class Shell:
                 )
             if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= need)):
                 return
-            # three cores and a disk have to come together; it is a matter of milliseconds, or of
-            # other hosts
+            # three cores and a disk must get in step; this takes milliseconds, or depends on other
+            # hosts
             await asyncio.sleep(0.002)
 
     def start(
@@ -149,8 +152,8 @@ class Shell:
         registration: peer.RegisterBroker,
         process: int,
     ) -> None:
-        """When `present` is done the server may accept subscribers; until then tick() has to run.
-        `process`: a number that no earlier controller process of this host had.
+        """When `present` is done the server may accept subscribers; until then tick() has to be
+        called. `process`: a number that no earlier controller process of this host had.
         """
         self.host, self.broker, self.directories = host, broker, log_dirs
         self._measures = directories.Measures(log_dirs)
@@ -162,19 +165,19 @@ class Shell:
         self._learn_addresses()
         epoch = self._control.broker_epoch if self._control.broker_incarnation == registration.incarnation else -1
         if epoch < 0:
-            self._control.set_broker(0, 0, 0)  # a new segment has no lease that ends
+            self._control.set_broker(0, 0, 0)  # a new segment must not show a lease
         lease_ns = self._control.lease_deadline_ns
         lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
-        # nothing more may ever be committed
+        # there may never be another commit
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
         self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
         self._leader_changed()
         self._maybe_present()
 
     def _maybe_present(self) -> None:
-        """This host's processes are told of metadata that know this life of the host, and of
-        nothing older: by older ones a worker would serve what it led in its last life (R10), and
-        set files aside whose topic it does not find there.
+        """This host's processes receive only metadata that include this life of the host. From
+        older metadata a worker would serve partitions that it led in its last life (R10), and set
+        aside files whose topic is missing there.
         """
         own = self.core.committed.brokers.get(self.node_id)
         if (
@@ -189,12 +192,12 @@ class Shell:
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
-        """Before anybody is told: whoever hears that a quota was set is held to it."""
+        """Before the quota is announced: a client that knows of it is held to it."""
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_burst_ns)
 
     async def leave(self) -> int:
-        """What this host leads goes to others, and the quorum too; until then it serves on (R15).
-        Its broker epoch, -1 when it has none.
+        """Moves this host's leaderships, and that of the quorum, to other hosts; until then it
+        continues to serve (R15). Returns its broker epoch, -1 if it has none.
         """
         if not self._started or (self.quorum.core.is_alone and len(self.core.committed.brokers) <= 1):
             return self.broker_epoch
@@ -217,9 +220,9 @@ class Shell:
             self.failed.set_result(reason)
 
     async def tick(self) -> None:
-        """The broker core before the metadata core: a process that was paused renews its own
-        session before it looks for sessions that are over. No tick waits for a disk: this host's
-        lease and everybody's sessions hang on it.
+        """The broker core runs before the metadata core: a process that was paused renews its own
+        session before it looks for expired ones. No tick waits for a disk, because this host's
+        lease and all brokers' sessions depend on it.
         """
         loop = asyncio.get_running_loop()
         measured_at, measuring = loop.time(), None
@@ -227,13 +230,13 @@ class Shell:
             while True:
                 await asyncio.sleep(self._pause_s())
                 self.on_broker(broker_core.Tick())
-                await asyncio.sleep(0)  # what it says to itself
+                await asyncio.sleep(0)  # delivers messages to itself
                 self.metadata(metadata_core.Tick())
                 self.on_host(host_core.Tick())
                 self._voters.tick()
                 self._maybe_back()
                 if measuring is not None and measuring.done():
-                    measuring.result()  # what fails there ends the process, too
+                    measuring.result()  # a failure there also ends the process
                     measuring = None
                 if measuring is None and loop.time() - measured_at >= MEASURE_S:
                     measured_at = loop.time()
@@ -243,8 +246,8 @@ class Shell:
                 measuring.cancel()
 
     def _pause_s(self) -> float:
-        """Until the next tick; one comes when a session ends, not up to a tick later: somebody's
-        writes wait for it.
+        """Time until the next tick. A tick is due exactly when a session ends, not up to a tick
+        later, because clients' writes wait for it.
         """
         if self._leaving or not self._in_service():
             return QUICK_TICK_S
@@ -326,8 +329,8 @@ class Shell:
         return [self._control.endpoint_state(index) for index in range(self._control.worker_count)]
 
     def _maybe_dead(self) -> None:
-        """No worker lives: nobody here leads anything, and the keeper has proven it. The others
-        need not wait for this host's session to end, nor for its workers to come back.
+        """No worker is alive: no process here leads anything, as the keeper has proven. The other
+        hosts need not wait for this host's session to end, nor for its workers to return.
         """
         if (
             self._dead_since_ms >= 0
@@ -342,7 +345,7 @@ class Shell:
             self.on_broker(broker_core.HostDied())
 
     def _maybe_back(self) -> None:
-        """All of them serve again; or some, and the others have had their time."""
+        """All of them serve again; or some do, and the others' time is up."""
         if self._dead_since_ms < 0:
             return
         running = [state == native.ProcessState.RUNNING for state in self._worker_states()]
@@ -357,7 +360,7 @@ class Shell:
     # -- other hosts -------------------------------------------------------------------------------
 
     def on_peer(self, node_id: int, message: msgspec.Struct) -> None:
-        """From a host that proved its node id, or from this one."""
+        """From a host that proved its node id, or from this host."""
         kind = type(message)
         if kind in _FROM_ACTIVE and not self._started:
             return
@@ -403,7 +406,7 @@ class Shell:
             self._know(broker.node_id, broker.controller_host, broker.controller_port)
 
     def _leader_changed(self) -> None:
-        """Also when the voters are others, or this host has become active."""
+        """Also called when the voters change, or this host has become active."""
         core, leader = self.quorum.core, self._leader()
         if leader == self.node_id and not self.core.tail.cluster_id:
             self.metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
@@ -414,7 +417,7 @@ class Shell:
         self.on_leader_changed()
 
     def _leader(self) -> int:
-        """The active controller; -1 = not known, or not yet able to answer."""
+        """The active controller; -1 = not known, or not able to answer yet."""
         leader = self.quorum.core.leader
         return leader if leader != self.node_id or self.core.active else -1
 
@@ -469,7 +472,9 @@ class Shell:
 
     def on_host(self, event: host_core.Event) -> None:
         if not self.present.done():
-            return  # it hears all of it when it starts: also of a worker that died meanwhile, by its slots
+            # it receives everything when it starts, including a worker's death in the meantime
+            # (from the slots)
+            return
         for action in self.host.handle(event, clock.monotonic_ms()):
             match action:
                 case host_core.AssignSlot():
@@ -495,8 +500,8 @@ class Shell:
                         self._doubt()
 
     def _doubt(self) -> None:
-        """At once, in a thread of its own: until it is remembered, a kill makes a session look
-        sound whose disk has dropped what was written to it.
+        """Immediately, in a thread of its own: until this is recorded, a kill would make a session
+        look sound although its disk has lost writes.
         """
         epoch = self.broker_epoch
         in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)
@@ -554,12 +559,12 @@ class Shell:
         ):
             log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
         if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
-            # it asks the log directories, of which one may hang: nobody waits for it at the end
+            # it queries the log directories, one of which may hang: not awaited at the end
             in_thread(lambda: self.on_registered(action.broker_epoch))
         self._maybe_in_service()
 
     def _maybe_in_service(self) -> None:
-        """When the workers know that this host is unfenced, they lead what it leads."""
+        """Once the workers know that this host is unfenced, they serve its leaderships."""
         if self.in_service.done() or not self._in_service():
             return
         registered = self.core.committed.brokers.get(self.node_id)
@@ -572,7 +577,7 @@ class Shell:
 
 
 def new_topic_id() -> bytes:
-    """A random UUID; its text form (base64url) does not begin with a dash, which command lines
+    """A random UUID whose text form (base64url) does not begin with a dash, which command lines
     would take for an option.
     """
     while (topic_id := uuid.uuid4().bytes)[0] >> 2 == 62:

@@ -1,5 +1,5 @@
-"""The control segment's partition slots, as the host core knows them: what a predecessor left
-there, and what the core says of them (invariants H1 to H8 of mqd/cluster/host/core.py).
+"""The control segment's partition slots for the host core: reads those that a predecessor left, and
+writes the core's assignments (invariants H1 to H8 of mqd/cluster/host/core.py).
 """
 
 from mqd import native
@@ -9,7 +9,7 @@ from mqd.cluster.metadata.state import MetadataState
 
 
 def seen(control: native.Control, state: MetadataState) -> Started:
-    """What a controller that starts finds. `state`: the committed metadata."""
+    """The state that a starting controller finds. `state`: the committed metadata."""
     found, torn = [], []
     alive = {
         index: control.endpoint_generation(index)
@@ -36,12 +36,12 @@ def seen(control: native.Control, state: MetadataState) -> Started:
 
 
 def assign(control: native.Control, action: AssignSlot) -> None:
-    """What has no owner is OFFLINE, and stays so until its new owner has opened it: a flush may
-    have failed there, and the owner goes by that.
+    """A partition without an owner is OFFLINE, and stays so until its new owner has opened it: a
+    flush may have failed there, and the owner relies on this flag.
     """
     before = _view(control, action.slot)
     if action.moved and before is not None and _is_stale(control, before):
-        return  # the witness
+        return  # the evidence of a death
     offline = action.owner == OWNER_NONE or (
         before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE
     )
@@ -52,7 +52,7 @@ def assign(control: native.Control, action: AssignSlot) -> None:
 
 
 def _view(control: native.Control, slot: int) -> native.SlotView | None:
-    """None: it is torn, its identity was being written when a predecessor died."""
+    """None: it is torn, because a predecessor died while writing its identity."""
     try:
         return control.slot_view(slot)
     except native.NativeError:

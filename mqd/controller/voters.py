@@ -1,4 +1,4 @@
-"""Who votes: what an operator asks of the quorum, and what follows by itself
+"""The quorum's voters: changes that an operator requests, and automatic ones
 (mqd/cluster/raft/promotion.py). On the active controller; one change at a time.
 """
 
@@ -30,7 +30,7 @@ class VoterChanges:
         self._busy = False
         self._next_try = 0.0
 
-    # -- asked for ---------------------------------------------------------------------------------
+    # -- requested --------------------------------------------------------------------------------
 
     def request(self, request: messages.Request, answer: Callable[[messages.Answer], None]) -> None:
         change = request.change
@@ -75,7 +75,7 @@ class VoterChanges:
         return known if known is not None else ReplicaKey(change.node_id, change.directory_id)
 
     def image(self) -> messages.QuorumImage:
-        """Ages become times of the wall clock, which clients can read."""
+        """Ages are converted to wall-clock times, which clients can interpret."""
         now_ms = clock.now_ms()
         core = self._shell.quorum.core
         view = core.describe(clock.boottime_ns())
@@ -102,7 +102,7 @@ class VoterChanges:
             core.settings.promise_ns // 1_000_000,
         )
 
-    # -- by itself ---------------------------------------------------------------------------------
+    # -- automatic --------------------------------------------------------------------------------
 
     def tick(self) -> None:
         shell = self._shell

@@ -1,4 +1,4 @@
-"""`python -m mqd.keeper`: everything it is told is in the environment (see mqd.keeper.settings).
+"""`python -m mqd.keeper`: configured by the environment (see mqd.keeper.settings).
 
 Exit status: 0 after a clean shutdown, 2 when the broker cannot start here (the reason is the last
 line of its log), 1 for everything else.
@@ -14,8 +14,8 @@ from mqd.keeper import settings as keeper_settings
 
 
 def _supervisor_pid() -> int:
-    """supervisord's pid if it is the parent (it says so to its children), MQD_RUN_SUPERVISOR_PID in
-    tests, else 0: nobody's child to watch.
+    """supervisord's pid if it is the parent (it tells its children so), MQD_RUN_SUPERVISOR_PID in
+    tests, otherwise 0: no parent to watch.
     """
     told = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
     if told.isdigit():
@@ -24,8 +24,8 @@ def _supervisor_pid() -> int:
 
 
 def _ask_to_be_spared() -> None:
-    """The kernel's choice when memory runs out should fall on somebody who can be restarted. Needs
-    a privilege; without it nothing changes.
+    """When memory runs out, the kernel should kill a process that can be restarted, not the keeper.
+    Needs a privilege; without it this has no effect.
     """
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -35,7 +35,9 @@ def _ask_to_be_spared() -> None:
 
 
 def _keep_directories_private(settings: keeper_settings.Settings) -> None:
-    """A directory from before, or made by hand, may be open to others; what is in it is not."""
+    """A directory from an earlier version, or made by hand, may be open to others; its contents
+    must not be.
+    """
     from mqd.keeper.sockets import passable_to
 
     log = logging.get("keeper")

@@ -1,4 +1,4 @@
-"""What the keeper knows of the broker's processes, and what it shows of them: to tools that ask,
+"""The keeper's knowledge of the broker's processes, and its presentation: to tools that query it,
 and in run/broker.json.
 """
 
@@ -21,7 +21,7 @@ log = logging.get("keeper")
 
 
 class Process(msgspec.Struct):
-    """One role and index of the broker, through all its lives."""
+    """One role and index of the broker, across all its lives."""
 
     name: str
     role: str
@@ -29,13 +29,13 @@ class Process(msgspec.Struct):
     endpoint: int
     state: str = "starting"  # starting | running | dead
     pid: int = 0
-    pidfd: int = -1  # -1 = nobody lives here
+    pidfd: int = -1  # -1 = no live process
     connection: socket.socket | None = None
     detail: str = ""
     started_ms: int = 0
-    restart_count: int = -1  # the first start is none
+    restart_count: int = -1  # the first start is not a restart
     generation: int = 0
-    notices: deque[Any] = msgspec.field(default_factory=deque)  # that the socket did not take yet
+    notices: deque[Any] = msgspec.field(default_factory=deque)  # not yet accepted by the socket
     deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
 
 
@@ -55,10 +55,10 @@ class BrokerState:
             Process("mqd-controller", "controller", 0, count + 1),
         ]
         self._by_role = {(process.role, process.index): process for process in self.processes}
-        self._waiting = ""  # for what, while it is not ready
-        self._ending: str | None = None  # why
+        self._waiting = ""  # what the broker waits for while it is not ready
+        self._ending: str | None = None  # reason of the shutdown
 
-    # -- what tools see ----------------------------------------------------------------------------
+    # -- presentation -----------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
         return self._ending is None and all(process.state == "running" for process in self.processes)
@@ -71,7 +71,7 @@ class BrokerState:
             )
         others = sorted(self.processes, key=lambda process: (process.role, process.index))
         return own + [
-            # the number of a process that has ended may be another one's by now
+            # another process may have the pid of an ended one by now
             ProcessStatus(
                 one.name,
                 one.role,
@@ -110,8 +110,8 @@ class BrokerState:
         return int(value) if name == "metrics_port" and value.isdigit() else 0
 
     def _publish(self) -> None:
-        """run/broker.json, for people and tools that do not speak to the keeper; never read by the
-        broker itself.
+        """Writes run/broker.json, for people and tools that do not query the keeper; the broker
+        itself never reads it.
         """
         path = self.settings.places.broker_json
         host, port = self.resources.addresses[0]

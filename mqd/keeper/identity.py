@@ -1,8 +1,9 @@
-"""Whose data directory this is, and how often a keeper has lived in it.
+"""The identity of a data directory, and the number of keeper starts in it.
 
-meta.properties is Kafka's file of that name: cluster.id, node.id, directory.id, version. Made at
-the first start; afterwards it is the truth and a configuration that says otherwise is refused:
-records of one broker served under another's number would be mixed up by every client.
+meta.properties is Kafka's file of that name: cluster.id, node.id, directory.id, version. It is
+created at the first start. Afterwards it is authoritative, and a configuration that contradicts it
+is refused: if one broker's records were served under another's number, every client would confuse
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _VERSION = "1"
 
 
 class IdentityError(RuntimeError):
-    """The data directory belongs to another broker, or cannot be understood."""
+    """The data directory belongs to another broker, or cannot be interpreted."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -33,7 +34,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def _random_id() -> str:
-    """22 characters, as Kafka's ids: a random UUID in base64url. Never one that starts with a dash,
+    """22 characters, like Kafka's ids: a random UUID in base64url. It never starts with a dash,
     which command lines would take for an option.
     """
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
@@ -50,7 +51,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def load_identity(places: Layout) -> Identity | None:
-    """None when nobody has lived here yet. Raises IdentityError."""
+    """None if no keeper has run here yet. Raises IdentityError."""
     path = places.meta_properties
     try:
         found = read_properties(path)
@@ -68,7 +69,7 @@ def load_identity(places: Layout) -> Identity | None:
         found.get("cluster.id", ""),
         found.get("directory.id", ""),
     )
-    # cluster.id may be empty: a host that is to form or join a cluster, and has not yet
+    # cluster.id may be empty: the host has not formed or joined its cluster yet
     if not node_id.isdigit() or "cluster.id" not in found or not directory_id:
         raise IdentityError(
             f"{path} is incomplete (it needs cluster.id, node.id, directory.id): restore it, or choose another"
@@ -87,9 +88,9 @@ def check_node_id(identity: Identity, places: Layout, node_id: int) -> None:
 
 
 def settle(places: Layout, node_id: int, cluster_id: str | None = None) -> Identity:
-    """The directory's identity; made and on disk afterwards when it had none. `cluster_id` of a new
-    one: None = a new cluster's, "" = not known yet (the controller enters it). Raises
-    IdentityError, native.NativeError.
+    """The directory's identity; if it has none, a new one is created and on disk afterwards.
+    `cluster_id` of a new one: None = of a new cluster, "" = not known yet (the controller enters
+    it). Raises IdentityError, native.NativeError.
     """
     identity = load_identity(places)
     if identity is None:
@@ -107,10 +108,9 @@ def enter(places: Layout, identity: Identity) -> None:
 
 def next_generation(places: Layout) -> int:
     """A number larger than every earlier one of this directory: the clock's milliseconds, or one
-    more than the last where the clock went back.
+    more than the last number if the clock went back.
 
-    On a full disk the clock alone has to do: a broker must be able to start there to delete
-    something.
+    On a full disk only the clock is used: a broker must be able to start there to delete something.
     """
     try:
         text = places.generation.read_text().strip()
@@ -127,8 +127,8 @@ def next_generation(places: Layout) -> int:
 
 
 def boot_id() -> bytes:
-    """16 bytes that change with every boot of the machine: what was known before a reboot about the
-    page cache no longer holds.
+    """16 bytes that change with every boot of the machine: earlier knowledge about the page cache
+    is void after a reboot.
     """
     try:
         return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes

@@ -1,16 +1,16 @@
-"""The keeper at work: it knows who lives, proves who has died, and tells the others. It does
-nothing else, so that it does not die itself.
+"""The keeper's loop: it tracks live processes, proves deaths, and notifies the other processes. It
+does nothing else, to minimize its own risk of dying.
 
 1. A process is identified by the kernel (SO_PEERCRED) and watched through a pidfd taken from its
    own connection: a recycled pid is never mistaken for it.
-2. DEAD is stored, and every other process told, only after the pidfd said that the process has
-   ended. A closed connection alone proves nothing: its process is given LOST_GRACE_S to end and is
-   then killed, so that what it held cannot still be in use when its successor gets it.
+2. DEAD is stored, and every other process notified, only after the pidfd has shown that the process
+   has ended. A closed connection alone proves nothing: its process gets LOST_GRACE_S to end and is
+   then killed, so that its resources cannot still be in use when its successor gets them.
 3. A process gets the same descriptors as its predecessor of that role and index.
-4. Nobody can hold the keeper up: it never blocks on a peer. A process that does not read
-   NOTICE_COUNT_MAX notices is killed; tools are at most TOOL_COUNT_MAX at a time.
-5. It answers no client. When all that act as the broker have ended and the other hosts were told
-   (proof.py), it turns new connections away until an acceptor is back.
+4. The keeper never blocks on a peer. A process that leaves NOTICE_COUNT_MAX notices unread is
+   killed; at most TOOL_COUNT_MAX tools are connected at a time.
+5. It serves no client. When all processes that act as the broker have ended and the other hosts
+   were notified (proof.py), it rejects new connections until an acceptor is back.
 
 One thread, one epoll. Time comes from the monotonic clock; there is no periodic work.
 """
@@ -58,15 +58,15 @@ from mqd.shm.keeper_messages import (
 
 LOST_GRACE_S = 1.0
 SHUTDOWN_GRACE_S = 25.0
-LEAVE_S = 10.0  # with the grace less than supervisord waits for the keeper
+LEAVE_S = 10.0  # together with the grace period less than supervisord's wait for the keeper
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
-REFUSED_COUNT_MAX = 64  # in a turn
-REST_S = 0.1  # when accept() fails and would again
-NO_LINGER = struct.pack("ii", 1, 0)  # the end is a reset
+REFUSED_COUNT_MAX = 64  # per turn
+REST_S = 0.1  # pause when accept() fails and would fail again
+NO_LINGER = struct.pack("ii", 1, 0)  # closes with a reset
 HELLO_BYTES_MAX = 4096
-# A process that keeps dying is let in later and later, so that a crash loop does not eat the host:
-# from the third death within WINDOW_S on.
+# A process that keeps dying is admitted with growing delays, from the third death within the window
+# on, so that a crash loop does not overload the host.
 DEATH_WINDOW_S = 10.0
 HOLD_BACK_S_MAX = 5.0
 
@@ -78,15 +78,17 @@ class Keeper(BrokerState):
     def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int):
         super().__init__(settings, resources, supervisor_pid)
         self._selector = selectors.DefaultSelector()
-        self._tools: dict[socket.socket, None] = {}  # connected, not (yet) a process; oldest first
+        # connections that are not (yet) a process; oldest first
+        self._tools: dict[socket.socket, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
-        self._leaving = ""  # why; before it ends
+        self._leaving = ""  # reason of the leave phase before the shutdown
         self._done = False
         self._proven = self._turning_away = False
         self._prove: Callable[..., bool] | None = None
         if resources.cluster is not None:
-            from mqd.keeper import proof  # now: when it is needed there is no time; and a host alone has no use for it
+            # imported now: there is no time when it is needed, and a host alone does not use it
+            from mqd.keeper import proof
 
             self._prove = proof.prove
         self.exit_status = 0
@@ -94,7 +96,7 @@ class Keeper(BrokerState):
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Until everybody has gone. Returns the exit status."""
+        """Runs until all processes have ended. Returns the exit status."""
         self._watch(self.resources.keeper_socket, self._on_connect)
         self._watch_signals()
         self._watch_supervisor()
@@ -108,7 +110,7 @@ class Keeper(BrokerState):
         return self.exit_status
 
     def _deliver(self, key: selectors.SelectorKey, mask: int) -> None:
-        """Unless an earlier event of this turn closed or replaced what this one is about."""
+        """Delivers the event unless an earlier one of this turn closed or replaced its object."""
         if self._selector.get_map().get(key.fd) is key:
             key.data(mask)
 
@@ -303,7 +305,7 @@ class Keeper(BrokerState):
         if hello.abi_hash != native.abi_hash():
             return "it was built from other sources than the keeper; restart the whole broker: mqd down, mqd up"
         if process.pidfd >= 0 and _has_ended(process.pidfd):
-            self._on_death(process)  # its proof has arrived, only later in the same turn
+            self._on_death(process)  # its proof has arrived, but comes later in the same turn
         if process.pidfd >= 0:
             return f"another {process.name} lives as pid {process.pid}"
         return None
@@ -315,7 +317,7 @@ class Keeper(BrokerState):
 
     def _on_held_back(self, connection: socket.socket, hello: Hello, process: Process) -> None:
         if connection not in self._tools:
-            return  # it has gone meanwhile
+            return  # it has disconnected in the meantime
         refusal = self._refusal(connection, hello, process)
         if refusal is not None:
             self._answer(connection, Refused(refusal))
@@ -327,7 +329,7 @@ class Keeper(BrokerState):
         try:
             pidfd = peer_pidfd(connection)
         except OSError:
-            self._drop_tool(connection)  # it has died since it called
+            self._drop_tool(connection)  # it has died since it connected
             return
         process.pid, process.pidfd, process.connection = hello.pid, pidfd, connection
         process.state, process.detail, process.started_ms = "starting", "", now_ms()
@@ -401,7 +403,7 @@ class Keeper(BrokerState):
             self._on_death(process)
 
     def _on_death(self, process: Process) -> None:
-        """The proof has come: publish, tell, wake; all of it before anything else."""
+        """The death is proven: publish it, notify, wake; all of that before anything else."""
         control = self.resources.control
         death = Death(process.role, process.index, process.endpoint, process.generation, process.pid)
         control.set_endpoint_state(process.endpoint, ProcessState.DEAD, process.pid)
@@ -418,7 +420,7 @@ class Keeper(BrokerState):
             try:
                 os.eventfd_write(eventfd, 1)
             except BlockingIOError:
-                pass  # it is readable already
+                pass  # it is already readable
         if self._leaving and process.role == "controller":
             self.shut_down(self._leaving)
         if self._ending is None:
@@ -428,8 +430,8 @@ class Keeper(BrokerState):
         self._maybe_end()
 
     def _maybe_prove_death(self, ended: Process) -> None:
-        """A host among others whose controller has ended, and perhaps all workers: nobody else can
-        tell.
+        """On a host among others whose controller has ended, and perhaps all workers: no other
+        process can report it.
         """
         if self._prove is None or self.resources.cluster is None or self._leaving:
             return
@@ -448,8 +450,8 @@ class Keeper(BrokerState):
             self._turn_away(True)
 
     def _turn_away(self, away: bool, anew: bool = False) -> None:
-        """What this host led is led elsewhere: a client whose connection is taken by the kernel and
-        answered by nobody would wait here, and one that is refused asks another host. Until an
+        """Other hosts lead what this host led. A client whose connection the kernel accepts but no
+        process answers would wait here, while a refused one asks another host. Lasts until an
         acceptor is back.
         """
         if away == self._turning_away and not anew:
@@ -500,7 +502,7 @@ class Keeper(BrokerState):
                 self._listen_to(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 return
             except OSError:
-                return  # it is ending; its pidfd will say so
+                return  # it is ending; its pidfd will show it
             process.notices.popleft()
         self._listen_to(process, selectors.EVENT_READ)
 
@@ -520,8 +522,8 @@ class Keeper(BrokerState):
     # -- the end -----------------------------------------------------------------------------------
 
     def shut_down(self, reason: str) -> None:
-        """A host among others first gives away what it leads: its controller sees to that, for
-        LEAVE_S at most, or until it is told to stop once more.
+        """A host among others first hands over its leaderships: its controller does that, within
+        LEAVE_S, or until a second request to stop.
         """
         controller = self._by_role[("controller", 0)]
         if self._ending is not None:
@@ -535,7 +537,7 @@ class Keeper(BrokerState):
             return
         self._ending = reason
         log.info("shutting down", reason=reason)
-        self._publish()  # before anybody ends because of it
+        self._publish()  # before any process ends because of it
         self._broadcast(Shutdown(reason))
         self._after(SHUTDOWN_GRACE_S, self._end_by_force)
         self._maybe_end()

@@ -1,6 +1,6 @@
-"""Tells the voters on other hosts that processes of this one have ended
-(mqd/cluster/membership/death_notice.py): its controller, or all that act as a broker. Only the
-keeper can know, and it alone is left.
+"""Notifies the voters on other hosts that processes of this host have ended
+(mqd/cluster/membership/death_notice.py): its controller, or all processes that act as a broker.
+Only the keeper knows it, and only the keeper is left.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ def prove(
     after: After,
     all_ended: bool = True,
 ) -> bool:
-    """At once, and repeated a few times; False when there is nobody to tell, or nothing. Never
-    raises, never blocks: it is the keeper's own loop. `all_ended`: controller and workers; else the
-    controller alone, which concerns others only when it led the metadata quorum.
+    """Sends immediately, and repeats it a few times. False if there is no recipient or nothing to
+    report. Never raises, never blocks, because it runs in the keeper's own loop. `all_ended`:
+    controller and workers; otherwise the controller only, which concerns other hosts only if it led
+    the metadata quorum.
     """
     orders = death_notice.read_orders(run_dir, control.generation)
     if orders is None or (orders.broker_epoch != control.broker_epoch if all_ended else not orders.led):
         return False
     if all_ended:
-        # first: whoever comes back does not act on what was granted before
+        # first: a process that comes back must not act on an earlier grant
         control.set_broker(orders.broker_epoch, control.broker_incarnation, 0)
     try:
         secret = cluster_config.load_key(config)
@@ -69,7 +70,7 @@ def _repeat(data: bytes, orders: Orders, datagrams: socket.socket, after: After)
             try:
                 datagrams.sendto(data, socket.MSG_DONTWAIT, (host, port))
             except OSError:
-                pass  # no way there at the moment
+                pass  # no route at the moment
 
     for wait_ms in death_notice.REPEATS_MS:
         if wait_ms:

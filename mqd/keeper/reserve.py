@@ -1,6 +1,6 @@
-"""A file that is given up when a broker starts, so that one can start on a disk without a free
-byte: its own small files and the first lines of its logs have room then. Taken back when it serves
-and when it has ended, as much of it as fits. (The metadata log has a reserve of its own:
+"""A ballast file that is deleted when a broker starts, so that it can start on a disk without free
+space: its own small files and the first log lines then have room. It is recreated, as far as it
+fits, when the broker serves and after it has ended. (The metadata log has a reserve of its own:
 mqd/cluster/raft/store.py.)
 """
 
@@ -21,7 +21,7 @@ def give_up(places: Layout) -> None:
 
 
 def take_back(places: Layout) -> None:
-    """Without it the broker goes on; so it raises nothing."""
+    """The broker works without it, so this raises nothing."""
     size = RESERVE_BYTES
     with contextlib.suppress(OSError):
         fd = os.open(places.reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,8 @@
-"""Everything the keeper makes once and gives to others: locks, sockets, eventfds, shared memory.
+"""The resources that the keeper creates once and passes to other processes: locks, sockets,
+eventfds, shared memory.
 
-Made in an order in which nothing of a living broker can be harmed: first the locks, then the
-sockets, then the leftovers of the dead are removed, then the memory is made.
+They are created in an order that cannot harm a live broker: first the locks, then the sockets; then
+the remains of dead brokers are removed, and then the memory is created.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class Resources(msgspec.Struct):
     identity: identity.Identity
     lock_fds: list[int]
     listeners: list[socket.socket]
-    addresses: list[tuple[str, int]]  # what the listeners are bound to
-    cluster: sockets.ClusterSockets | None  # None: this host listens for no others
+    addresses: list[tuple[str, int]]  # bound addresses of the listeners
+    cluster: sockets.ClusterSockets | None  # None: this host does not listen for others
     keeper_socket: socket.socket
     local_listener: socket.socket | None  # None: no local clients (local.attachments.max=0)
-    rendezvous: list[rendezvous.Published]  # links by which they find it
+    rendezvous: list[rendezvous.Published]  # links by which local clients find it
     eventfds: list[int]
     handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
     control: native.Control
-    control_lock: int  # tells other brokers that this one lives
+    control_lock: int  # shows other brokers that this one is alive
     control_name: str
     arena_bytes: list[int]  # by endpoint
     segment_fds: list[int]  # in the order of Welcome.segment_count
@@ -52,7 +53,7 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 def make(settings: Settings) -> Resources:
     """Raises locks.DirectoryInUse, OSError, sockets.ListenError, identity.IdentityError,
-    segments.SegmentError: each says what to do.
+    segments.SegmentError; each message names the remedy.
     """
     places, worker_count = settings.places, settings.worker_count
     lock_fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
@@ -95,8 +96,9 @@ def make(settings: Settings) -> Resources:
 def _make_segments(
     base: str, settings: Settings, generation: int, arenas: dict[str, tuple[int, int]]
 ) -> tuple[native.Control, int, list[int]]:
-    """All of them: the control segment, the descriptor of its flock, and those that other processes
-    get. `arenas`: name -> bytes reserved, and in all. Raises SegmentError; none is left then.
+    """Creates all segments. Returns the control segment, the descriptor of its flock, and the
+    descriptors for other processes. `arenas`: name -> (reserved bytes, total bytes). On
+    SegmentError none is left.
     """
     segments.clean(base)
     try:
@@ -122,7 +124,7 @@ def _make_segments(
 def _listen_local(
     settings: Settings, addresses: list[tuple[str, int]]
 ) -> tuple[socket.socket | None, list[rendezvous.Published]]:
-    """The client socket, and where it was made known."""
+    """The client socket, and the places where it was announced."""
     path = settings.places.client_socket
     if int(settings.config.get("local.attachments.max", "1024")) == 0:
         path.unlink(missing_ok=True)
@@ -140,7 +142,9 @@ def _listen_local(
 
 
 def remove(settings: Settings, resources: Resources) -> None:
-    """At the end: names go, the locks last. Mappings of processes that are still ending stay valid."""
+    """At the end: removes the names first, the locks last. Mappings of processes that are still
+    ending stay valid.
+    """
     for listener in resources.listeners:
         listener.close()
     if resources.cluster is not None:
@@ -156,7 +160,7 @@ def remove(settings: Settings, resources: Resources) -> None:
         from mqd.shm import credits  # not needed before the end
 
         credits.remove(resources.control_name)
-    except Exception as error:  # the next start copes with what is left; the locks must be given up in any case
+    except Exception as error:  # the next start handles the remains; the locks must be released in any case
         log.warning("the semaphores of max.connections could not be removed", error=str(error))
     for fd in resources.lock_fds:
         os.close(fd)

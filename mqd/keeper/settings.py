@@ -1,11 +1,11 @@
-"""What a keeper is told: by `mqd up` (one file, everything in it resolved) or, under a supervisord
-of the user's own, by the environment.
+"""The keeper's settings: from `mqd up` (one file with everything resolved) or, under the user's own
+supervisord, from the environment.
 
-    MQD_DATA_DIR       where everything is
+    MQD_DATA_DIR       the data directory
     MQD_CONFIG         a properties file (optional)
     MQD_WORKERS        how many workers supervisord starts (it must be told the same number)
-    MQD_RUN_RESOLVED   what `mqd up` made of file, environment and command line; the others do not
-                       count then
+    MQD_RUN_RESOLVED   the result of `mqd up` from file, environment and command line; the others
+                       are then ignored
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import msgspec
 
 from mqd.base.paths import Layout, default_data_dir, layout
 
-# Variables of our prefix that are not properties: read by supervisord.conf, by the file layer and
-# by the processes themselves.
+# Variables with our prefix that are not properties: used by supervisord.conf, the file layer and
+# the processes themselves.
 _NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
-CONTROL_ARENA_BYTES = 8 << 20  # acceptor and controller: responses and control records, not record traffic
-_CLIENTS_OWN = "MQD_SOCKET"  # of clients on this host (mqd/shm/rendezvous.py)
+# acceptor and controller: for responses and control records, not record traffic
+CONTROL_ARENA_BYTES = 8 << 20
+_CLIENTS_OWN = "MQD_SOCKET"  # for clients on this host (mqd/shm/rendezvous.py)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -33,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that begin like properties and are none."""
+    """The environment without variables that look like properties but are not."""
     return {
         name: value
         for name, value in environment.items()
@@ -42,7 +43,7 @@ def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def resolve(config: dict[str, str], places: Layout, worker_count: int | None = None) -> Settings:
-    """Fills in what depends on the host and the data directory. Raises ConfigError."""
+    """Fills in values that depend on the host and the data directory. Raises ConfigError."""
     from mqd.base.config import broker_value
     from mqd.base.property_values import ConfigError
 
@@ -67,8 +68,8 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
 
 
 def _default_worker_count(config: dict[str, str], places: Layout) -> int:
-    """One for each usable CPU, as far as their shared memory fits; at least one, and then the keeper
-    says what is missing.
+    """One for each usable CPU, as far as their shared memory fits. At least one, even if the memory
+    is too small; the keeper then reports what is missing.
     """
     from mqd import native
     from mqd.base.config import broker_value, usable_cpu_count
@@ -94,8 +95,8 @@ def save(settings: Settings) -> None:
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Raises ConfigError, or OSError and msgspec.DecodeError when the resolved file is missing or
-    broken.
+    """Raises ConfigError; OSError or msgspec.DecodeError if the resolved file is missing or
+    damaged.
     """
     data_dir = environment.get("MQD_DATA_DIR")
     places = layout(data_dir or default_data_dir())

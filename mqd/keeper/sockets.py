@@ -1,5 +1,5 @@
-"""The sockets that outlive every other process of the broker: where clients connect, where the
-processes call, how connections are handed over.
+"""The sockets that outlive every other process of the broker: client listeners, the keeper's
+socket, and the hand-off sockets.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from mqd.base.cluster_config import Place
 
 BACKLOG = 4096  # the kernel lowers it to net.core.somaxconn
-# nobody there any more
+# the connection is gone
 _PASSING = frozenset(
     (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
 )
 
 
 def stays(error: OSError) -> bool:
-    """Has accept() failed without taking anything (no descriptors, no memory, a security module)?
-    Then the socket stays readable, and it would fail again at once.
+    """Has accept() failed without consuming a connection (no descriptors, no memory, a security
+    module)? Then the socket stays readable, and accept() would fail again immediately.
     """
     return error.errno not in _PASSING
 
 
 class ListenError(OSError):
-    """The broker cannot listen where it was told to; the message names the address, the cause and
-    the way out.
+    """The broker cannot listen at a configured address; the message names the address, the cause
+    and the remedy.
     """
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
-    if not host:  # every address: one socket for both families where the host has IPv6
+    if not host:  # every address: one socket for both families if the host has IPv6
         families = [(socket.AF_INET6, ("::", port))] if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6") else []
         return [*families, (socket.AF_INET, ("0.0.0.0", port))]
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -75,17 +75,17 @@ def listen(host: str, port: int, way_out: str = "choose another with --port") ->
 
 
 def _do_not_pace(listener: socket.socket) -> None:
-    """BBR, where it is the host's default, paces: a timer for every 64 KiB, which doubles the CPU
-    of a fetch over loopback and helps nobody there. Connections inherit the listener's algorithm;
-    one that began with BBR is paced for ever, whatever it is told later (sk_pacing_status), so it
-    is set here and not after accept.
+    """BBR, if it is the host's default, paces: a timer for every 64 KiB, which doubles the CPU cost
+    of a fetch over loopback without any benefit. Connections inherit the listener's algorithm; one
+    that began with BBR is paced forever, whatever is set later (sk_pacing_status), so it is set
+    here and not after accept.
     """
     for algorithm in (b"cubic", b"reno"):
         try:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
             return
         except OSError:
-            continue  # not in this kernel, or not allowed
+            continue  # not in this kernel, or not permitted
 
 
 def _explain(where: str, port: int, error: OSError, way_out: str) -> str:
@@ -103,7 +103,9 @@ def _explain(where: str, port: int, error: OSError, way_out: str) -> str:
 
 
 def port_holder(port: int, proc: str = "/proc") -> str | None:
-    """ "java (pid 4711)": who listens on a TCP port, as far as this user may see; None = not found."""
+    """ "java (pid 4711)": the process that listens on a TCP port, as far as this user may see it;
+    None = not found.
+    """
     inodes = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -147,10 +149,10 @@ def listen_all(config: Mapping[str, str]) -> list[socket.socket]:
 
 
 class ClusterSockets(NamedTuple):
-    """Where other hosts reach this one, and what they are told."""
+    """The sockets on which other hosts reach this one, and the announced addresses."""
 
     controller: socket.socket
-    gossip: socket.socket  # UDP, at the controller's address
+    gossip: socket.socket  # UDP, on the controller's address
     inter_broker: socket.socket
     controller_told: tuple[str, int]
     inter_broker_told: tuple[str, int]
@@ -165,7 +167,7 @@ def _told(place: Place, listener: socket.socket) -> tuple[str, int]:
 
 
 def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
-    """None on a host that listens for no others. Raises ListenError, ConfigError."""
+    """None on a host that does not listen for others. Raises ListenError, ConfigError."""
     from mqd.base.cluster_config import cluster_listeners
 
     places = cluster_listeners(config)
@@ -206,7 +208,7 @@ def _bind_udp(listener: socket.socket) -> socket.socket:
 
 
 def listen_keeper(path: Path) -> socket.socket:
-    """The processes' and tools' way to the keeper. Only for whoever holds the data directory's
+    """The keeper's socket for processes and tools. Only for the holder of the data directory's
     lock: an old socket file is removed.
     """
     path.unlink(missing_ok=True)
@@ -218,17 +220,17 @@ def listen_keeper(path: Path) -> socket.socket:
 
 
 def passable_to(permissions: int) -> int:
-    """Which of group and others may pass through the directories above a socket of these
-    permissions: bits of 0o011.
+    """The permission bits of 0o011 (group, others) needed on the directories above a socket with
+    these permissions.
     """
     return (0o010 if permissions & 0o060 else 0) | (0o001 if permissions & 0o006 else 0)
 
 
 def listen_local(path: Path, permissions: int) -> socket.socket:
-    """Where clients of this host ask for shared memory (mqd/acceptor/local/clients.py). Only for
-    whoever holds the data directory's lock. Where others than this user may connect, they may pass
-    through the directory too: it shows them nothing, and every other socket in it is this user's
-    alone.
+    """The socket on which local clients request shared memory (mqd/acceptor/local/clients.py). Only
+    for the holder of the data directory's lock. If other users may connect, they may also traverse
+    the directory: they cannot list it, and every other socket in it is accessible to this user
+    only.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -240,7 +242,7 @@ def listen_local(path: Path, permissions: int) -> socket.socket:
 
 
 def handoff_pair() -> tuple[socket.socket, socket.socket]:
-    """(acceptor's end, worker's end). The keeper keeps both, so what is under way survives a
+    """(acceptor's end, worker's end). The keeper keeps both, so connections in transit survive a
     restart of either side.
     """
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)

@@ -1,17 +1,16 @@
-"""supervisord for `mqd up`: in this process, in the foreground, over the shipped supervisord.conf.
+"""supervisord for `mqd up`: in this process, in the foreground, with the shipped supervisord.conf.
 
-What it adds to supervisord, which stays in charge of starting, restarting, stopping and logging:
+Additions to supervisord, which remains responsible for starting, restarting, stopping and logging:
 
-1. It reacts at once. supervisord looks at signals and ended children once a second; here a signal
-   wakes its poll, and after anything has happened it looks again soon, a few times.
-2. The broker ends when the keeper does; `failure` then says why, unless the keeper was told to
-   stop.
-3. It says when the broker serves, and gives up on a process that keeps failing before that.
-4. A full disk costs lines of logs, and nothing else: supervisord would tell of a line that could
-   not be written on its standard error, and where that fails too, close the pipe of the process
-   whose line it was.
-5. A process that somebody ended (SIGTERM, status 0) while the broker goes on is started again: that
-   is how one restarts the acceptor.
+1. It reacts immediately. supervisord checks signals and ended children once a second; here a signal
+   wakes its poll, and after any event it polls quickly a few times.
+2. The broker ends when the keeper does; `failure` then holds the reason, unless the keeper was told
+   to stop.
+3. It reports when the broker serves, and gives up on a process that keeps failing before that.
+4. A full disk costs log lines, and nothing else: supervisord would report a failed write on its
+   standard error and, if that fails too, close the pipe of the process whose line it was.
+5. A process that ends by SIGTERM (status 0) while the broker continues is started again: this is
+   the way to restart the acceptor.
 
 Single-threaded on purpose: supervisord forks, and a fork beside other threads may inherit their
 locks.
@@ -40,7 +39,8 @@ KEEPER = "mqd-keeper"
 START_FAILURE_COUNT_MAX = 5
 _SOON_S = 0.005
 _STARTING_S = 0.01
-_HURRY_COUNT = 4  # turns from an ended child to its successor: read its end, reap, see its state, start
+# turns from an ended child to its successor: read its output, reap, see its state, start
+_HURRY_COUNT = 4
 
 
 _roll_over = loggers.RotatingFileHandler.doRollover
@@ -49,22 +49,22 @@ _roll_over = loggers.RotatingFileHandler.doRollover
 def _roll_over_or_go_on(handler: Any) -> None:
     try:
         _roll_over(handler)
-    # no space for another file; or none when it was tried before, and the stream is closed
+    # no space for another file; or there was none earlier, and the stream is closed
     except (OSError, ValueError):
         with contextlib.suppress(OSError):
             handler.stream = open(handler.baseFilename, "ab")
 
 
 def survive_full_disks() -> None:
-    """4. of the module's head, for this process. What was not written stays in the stream's buffer,
-    as far as that goes, and comes when there is space.
+    """Point 4 of the module docstring, for this process. Unwritten data stays in the stream's
+    buffer, as far as that holds, and is written when there is space.
     """
     loggers.Handler.handleError = lambda handler: None
     loggers.RotatingFileHandler.doRollover = _roll_over_or_go_on
 
 
 class ReadyBroker(msgspec.Struct):
-    """run/broker.json, as far as it matters here."""
+    """The relevant part of run/broker.json."""
 
     host: str
     port: int
@@ -72,7 +72,7 @@ class ReadyBroker(msgspec.Struct):
     ready: bool
     ending: str | None
     processes: list[dict[str, Any]]
-    waiting: str = ""  # for what, while it is not ready
+    waiting: str = ""  # what the broker waits for while it is not ready
 
     @property
     def keeper_pid(self) -> int:
@@ -80,8 +80,8 @@ class ReadyBroker(msgspec.Struct):
 
 
 class _Waker:
-    """Makes a signal readable. Speaks as much of supervisord's dispatcher interface as its loop
-    asks for.
+    """Makes a signal readable. Implements the part of supervisord's dispatcher interface that its
+    loop uses.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Waker:
 
 
 class _PromptPoller:
-    """supervisord's poller, with a say in how long to wait."""
+    """supervisord's poller with an adjustable timeout."""
 
     def __init__(self, poller: Any, timeout_s: Callable[[float], float], on_events: Callable[[], None]):
         self._poller = poller
@@ -131,8 +131,8 @@ class _PromptPoller:
 
 
 class BrokerSupervisor(Supervisor):
-    """`on_ready` is called once, when every process is up. After main(): `failure` is None, or why
-    the broker ended by itself; `interrupted`: Ctrl-C came before it was ready.
+    """`on_ready` is called once, when every process is up. After main(): `failure` is None, or the
+    reason that the broker ended by itself; `interrupted`: Ctrl-C came before it was ready.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class BrokerSupervisor(Supervisor):
         self._on_ready, self._on_waiting = on_ready, on_waiting
         self._waiting = ""
         self._is_ready = False
-        self._hurry = 1  # the first children should not wait for the first time-out
+        self._hurry = 1  # the first children should not wait for the first timeout
         self._failures: dict[str, int] = {}
-        # what is older is another life's
+        # older data belongs to another life
         self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}
         options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._make_haste)
         receive = options.signal_receiver.receive
@@ -168,7 +168,7 @@ class BrokerSupervisor(Supervisor):
         waker = _Waker()
         self.options.get_socket_map()[waker.fd] = waker
         receive = self.options.signal_receiver.receive
-        # supervisord would start everything anew when its terminal goes away
+        # supervisord would restart everything when its terminal closes
         signal.signal(
             signal.SIGHUP,
             signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame),
@@ -191,7 +191,7 @@ class BrokerSupervisor(Supervisor):
         return timeout if self._is_ready and not self.stopping else _STARTING_S
 
     def _about(self) -> ReadyBroker | None:
-        """What our keeper says of itself; None while (or when) there is none."""
+        """The status of our keeper; None while there is none."""
         try:
             about = msgspec.json.decode(self._places.broker_json.read_bytes(), type=ReadyBroker)
         except (OSError, msgspec.DecodeError):
@@ -212,15 +212,15 @@ class BrokerSupervisor(Supervisor):
         group = self.process_groups.get(name)
         return group.processes.get(name) if group is not None else None
 
-    # -- ends --------------------------------------------------------------------------------------
+    # -- ended processes --------------------------------------------------------------------------
 
     def _on_exit(self, event: Any) -> None:
         self._make_haste()
         process = event.process
         name = process.config.name
         if name == KEEPER:
-            # also while the broker is being stopped: the others tell supervisord to end, at times
-            # before it has seen the keeper's death itself
+            # Also while the broker is being stopped: the other processes may tell supervisord to
+            # end before it has seen the keeper's death itself.
             if process.exitstatus != 0 and self.failure is None and not self._stopped_before_it_began(event):
                 words = self._last_words(name) if process.exitstatus > 0 else ""
                 self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
@@ -232,7 +232,8 @@ class BrokerSupervisor(Supervisor):
         if about is not None and about.ending is not None:
             process.exitstatus = 0  # the keeper would only refuse its successor
         elif event.expected and about is not None:
-            process.exitstatus = -1  # no status of a process: one that supervisord restarts after
+            # not a real exit status: supervisord restarts the process after it
+            process.exitstatus = -1
         elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1
             if self._failures[name] >= START_FAILURE_COUNT_MAX:
@@ -241,8 +242,8 @@ class BrokerSupervisor(Supervisor):
                 self._end()
 
     def _stopped_before_it_began(self, event: Any) -> bool:
-        """The keeper, by our SIGTERM, when it had no handler for that yet: nothing had been told,
-        and no other process can have ended us because of its death.
+        """The keeper was ended by our SIGTERM before it had a handler for that: no process had been
+        informed, and none can have ended us because of its death.
         """
         return (
             isinstance(event, events.ProcessStateStoppedEvent)
@@ -261,12 +262,12 @@ class BrokerSupervisor(Supervisor):
 
 
 def _how(status: int | None) -> str:
-    """supervisord gives -1 for a signal."""
+    """supervisord reports -1 for a signal."""
     return "killed by a signal" if status is None or status < 0 else f"exit status {status}"
 
 
 def _error_of(line: str) -> str | None:
-    """What an error line of ours says, in either form; None when it is no error line."""
+    """The text of one of our error lines, in either format; None for other lines."""
     if " ERROR " in line:
         return line.partition(" ERROR ")[2].strip().partition(" ")[2]
     if line.startswith("{"):
@@ -279,13 +280,13 @@ def _error_of(line: str) -> str | None:
 
 
 def last_words(log_path: Path, from_position: int, size_bytes: int = 4096) -> str:
-    """The last error in a log after `from_position`, else its last line (the end of a traceback);
-    "" = it said nothing.
+    """The last error in a log after `from_position`, otherwise its last line (the end of a
+    traceback); "" = empty.
     """
     try:
         with log_path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            start = from_position if from_position <= end else 0  # rotated meanwhile
+            start = from_position if from_position <= end else 0  # rotated in the meantime
             file.seek(max(start, end - size_bytes))
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     except OSError:
@@ -299,9 +300,9 @@ def run(
     on_ready: Callable[[ReadyBroker], None],
     on_waiting: Callable[[str], None] = lambda text: None,
 ) -> str | None:
-    """Runs the broker until it has ended; the environment must hold what the configuration refers
-    to. Returns None, or why it ended by itself. Raises KeyboardInterrupt, when all has ended, if
-    Ctrl-C came before it was ready.
+    """Runs the broker until it has ended; the environment must hold the variables that the
+    configuration refers to. Returns None, or the reason that it ended by itself. Raises
+    KeyboardInterrupt, after everything has ended, if Ctrl-C came before it was ready.
     """
     options = ServerOptions()
     options.realize(["-c", str(configuration)], doc="mqd")
