@@ -310,8 +310,8 @@ struct mqd_check_refusal {
 struct mqd_descriptor {
     uint16_t kind;
     uint16_t flags;
-    /* PRODUCE, PRODUCED, HW_CHANGED, CHECK: partition slot. REQUEST: client's ipv4/ipv6 hash is not
-     * here, see `a` */
+    /* PRODUCE, PRODUCED, HW_CHANGED, CHECK: partition slot. REQUEST: the connection's local port, or
+     * a local client's pid */
     uint32_t slot;
     uint64_t token;      /* chosen by the sender to identify the operation; returned in answers */
     uint64_t offset;     /* payload: byte offset in the lender's arena */
@@ -328,7 +328,7 @@ struct mqd_descriptor {
      * (for logs) */
     int64_t b;
     /* PRODUCED: log_start_offset. REQUEST: local IPv4 address, the peer's in the high half (network
-     * order, 0 = not IPv4) */
+     * order, 0 = not IPv4); for a local client its uid in the high half */
     int64_t c;
     uint64_t generation; /* sender's endpoint generation */
 };

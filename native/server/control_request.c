@@ -156,8 +156,8 @@ void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
         request->connection->control_count--;
 }
 
-/* The last quarter of the table is for connections that have nothing in it: a client that takes all
- * it can gets less, the others are served. */
+/* The last quarter of the table is for connections without an entry: a client that takes all it
+ * can is limited, and the others are served. */
 bool mqd_control_pressed(const struct mqd_reactor *r)
 {
     return r->control_used >= MQD_CONTROL_REQUEST_COUNT_MAX - MQD_CONTROL_REQUEST_COUNT_MAX / 4;
@@ -228,7 +228,7 @@ void mqd_control_send_queued(struct mqd_reactor *r)
     /* read before the state: what is sent is meant for this generation, and its successor drops
      * it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
-    struct mqd_node passed; /* without room: first in turn again, in their order */
+    struct mqd_node passed; /* found no room: first in turn next time, in the same order */
     mqd_list_init(&passed);
     struct mqd_node *node;
     bool takes = true;
