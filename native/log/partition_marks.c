@@ -25,7 +25,7 @@ static void thin(struct mqd_marks *marks)
     marks->count = kept;
 }
 
-/* Makes room for one more. False: no memory, and the ring is released. */
+/* Makes room for one more. False: no memory for the first ring. */
 static bool grow(struct mqd_partition *partition)
 {
     struct mqd_marks *old = partition->marks;

@@ -161,7 +161,7 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
                        const struct mqd_batch *batch)
 {
     if (r->log_dirs[owned->log_dir].failed)
-        return false;                           /* staged here like any other marker */
+        return false;                           /* as for any other partition of a failed directory */
     if (append->control & MQD_STAGE_REDIRECTED) /* D3 */
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
                       "the partition that takes the records is being retired itself");

@@ -25,8 +25,8 @@ static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
     mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* A leader that does not know yet that it leads is asked again soon, then after longer and longer
- * pauses, because its acknowledgements wait for its followers. */
+/* A leader that does not know yet that it leads is fetched from again soon, because its
+ * acknowledgements wait for its followers; the pauses increase. */
 static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
 {
     int64_t ms = (int64_t)NOT_YET_MS << followed->refusals;
