@@ -1,6 +1,4 @@
-"""The clocks, each by what it is good for. Cores never read them: their shells do, and pass the
-time in.
-"""
+"""The clocks and their purposes. Cores never read them: their shells do, and pass the time in."""
 
 import time
 
@@ -11,10 +9,12 @@ def now_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    """For time-outs and intervals within one process. Stands still while the machine sleeps."""
+    """For timeouts and intervals within one process. Stops while the machine is suspended."""
     return time.monotonic_ns() // 1_000_000
 
 
 def boottime_ns() -> int:
-    """For leases: goes on while the machine sleeps, and is the same for all processes of the host."""
+    """For leases: continues while the machine is suspended, and is the same for all processes of
+    the host.
+    """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

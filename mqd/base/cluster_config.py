@@ -1,7 +1,7 @@
-"""Where a host listens for other hosts, whom it asks for a cluster, and the secret that they share.
+"""The host's listeners for other hosts, the seeds of its cluster, and the cluster key.
 
-A host on its own listens for no other host: that begins with cluster.seeds, or with
-controller.listener or inter.broker.listener themselves.
+A host alone does not listen for others. It does so once cluster.seeds, controller.listener or
+inter.broker.listener is set.
 """
 
 import os
@@ -15,16 +15,16 @@ from mqd.base.property_values import ConfigError
 
 KEY_BYTES_MIN = 16
 KEY_FILE_BYTES_MAX = 4096
-INTER_BROKER_PORT_STEP, CONTROLLER_PORT_STEP = 1, 2  # from the clients' port on
-# no secret: keeps strangers' bytes out, not an attacker
+INTER_BROKER_PORT_STEP, CONTROLLER_PORT_STEP = 1, 2  # relative to the clients' port
+# not a secret: it rejects stray connections, not attackers
 LOOPBACK_KEY = b"mqd hosts of one machine, without a cluster key"
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class Place(NamedTuple):
-    """One listener between hosts. `host`, `port`: what it is bound to (port 0: a free one);
-    `told_host`, `told_port`: what other hosts are told (0: as bound).
+    """A listener for other hosts. `host`, `port`: bound address (port 0: a free one). `told_host`,
+    `told_port`: announced to other hosts (0: as bound).
     """
 
     host: str
@@ -51,7 +51,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
-    """In the form in which two hosts' lists are compared, sorted. Raises ConfigError."""
+    """In the normal form in which two hosts' lists are compared, sorted. Raises ConfigError."""
     found = set()
     for text in config.get("cluster.seeds", "").split(","):
         if not text.strip():
@@ -67,7 +67,7 @@ def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def listens(config: Mapping[str, str]) -> bool:
-    """Is this host one that others may reach?"""
+    """Can other hosts reach this one?"""
     return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
 
 
@@ -106,7 +106,7 @@ def _place(
 
 
 def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
-    """None: this host listens for no others. Raises ConfigError."""
+    """None: this host does not listen for others. Raises ConfigError."""
     if not listens(config):
         return None
     clients = parse_listeners(config)[0]
@@ -121,7 +121,7 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
 
 
 def check(config: Mapping[str, str]) -> None:
-    """What must fit together. Raises ConfigError."""
+    """Checks between properties. Raises ConfigError."""
     seeds(config)
     places = cluster_listeners(config)
     for name, place in zip(("controller.listener", "inter.broker.listener"), places or (), strict=False):
@@ -144,8 +144,8 @@ def check(config: Mapping[str, str]) -> None:
 
 
 def load_key(config: Mapping[str, str]) -> bytes:
-    """The cluster's secret; LOOPBACK_KEY when none is configured. Raises ConfigError: unreadable,
-    too short, or open to others on this machine.
+    """The cluster key; LOOPBACK_KEY if none is configured. Raises ConfigError: unreadable, too
+    short, or readable by other users of this machine.
     """
     name = config.get("cluster.key.file")
     if not name:

@@ -1,5 +1,5 @@
-"""The garbage collector, kept away from work that makes hundreds of thousands of objects that stay:
-it would look at all of them again and again, and find nothing.
+"""Pauses the garbage collector during work that creates hundreds of thousands of long-lived
+objects: it would scan all of them repeatedly, and find nothing.
 """
 
 import gc

@@ -1,10 +1,10 @@
-"""Configuration: where values come from, what they may be, which one counts.
+"""Configuration: the sources of values, their validation, and their precedence.
 
-A broker's value comes from, first wins: the command line, the environment (MQD_LOG_RETENTION_MS),
-the file (server.properties), the default. A topic's value comes from, first wins: the topic, the
+A broker's value comes from the first of: the command line, the environment (MQD_LOG_RETENTION_MS),
+the file (server.properties), the default. A topic's value comes from the first of: the topic, the
 broker (static, or set at run time), the default. All values stay text, as on the wire; parse_value
-gives them a type (property_values.py). An unknown name or a value that is not allowed is always an error: a misspelt
-retention deletes data.
+gives them a type (property_values.py). An unknown name or an invalid value is always an error: a
+misspelt retention would delete data.
 
 mqd/base/config_page.py prints docs/configuration.md.
 """
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "MQD_"
-# Variables of that prefix that are not properties: the command line's, and those of tests and
+# Variables with our prefix that are not properties: those of the command line, of tests and of
 # measurements.
 ENVIRONMENT_RESERVED = frozenset(
     {"MQD_BOOTSTRAP", "MQD_CONFIG", "MQD_DATA_DIR", "MQD_DEBUG", "MQD_PYTHON", "MQD_WORKERS"}
@@ -69,7 +69,7 @@ class Listener(msgspec.Struct, frozen=True):
 
 
 def property_of(table: Mapping[str, Property], name: str) -> Property:
-    """The row of a name. Raises ConfigError with the closest known name."""
+    """The property with this name. Raises ConfigError with the closest known name."""
     if name in table:
         return table[name]
     for prefix, why in REFUSED.items():
@@ -89,7 +89,7 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
 
 
 def broker_value(config: Mapping[str, str], name: str) -> Value | None:
-    """The typed value of a broker's property; its default when `config` has none; None when that is
+    """The typed value of a broker's property; the default if `config` has none; None if that is
     "not set".
     """
     text = config.get(name, BROKER[name].default)
@@ -97,7 +97,7 @@ def broker_value(config: Mapping[str, str], name: str) -> Value | None:
 
 
 def topic_value(effective: Mapping[str, str], name: str) -> Value:
-    """The typed value out of what topic_effective returned."""
+    """The typed value from the result of topic_effective."""
     return parse_value(TOPIC[name], effective[name])
 
 
@@ -123,7 +123,8 @@ def parse_properties(text: str) -> dict[str, tuple[str, int]]:
         index += 1
         if not line or line[0] in "#!":
             continue
-        while (len(line) - len(line.rstrip("\\"))) % 2:  # an odd number of backslashes at the end: the line goes on
+        # an odd number of trailing backslashes continues the line
+        while (len(line) - len(line.rstrip("\\"))) % 2:
             line = line[:-1] + (lines[index].lstrip() if index < len(lines) else "")
             index += 1
         match = re.match(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
@@ -157,10 +158,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
 
 
 def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
-    """A broker's whole configuration: every property that has a value, in canonical text, checked
-    also against each other.
+    """A broker's complete configuration: every property with a value, in canonical text, including
+    the checks between properties.
 
-    `environment` is usually os.environ, `overrides` what the command line said. Absent from the
+    `environment` is usually os.environ, `overrides` come from the command line. Absent from the
     result: properties without value and default (log.dirs, advertised.listeners,
     log.retention.ms...). Raises ConfigError, which says where the value was set.
     """
@@ -185,8 +186,8 @@ def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Ma
 
 
 def without_effect(config: Mapping[str, str]) -> list[str]:
-    """Names that were set to something else than the default and change nothing: for the log, so
-    that nobody relies on them.
+    """Properties set to a non-default value that have no effect: they are logged, so that no
+    operator relies on them.
     """
     return sorted(
         name
@@ -213,8 +214,8 @@ _GROUP_BOUNDS = {
 
 
 def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
-    # accepted and not kept it would be the worst of lies: acks=all from fewer replicas than were
-    # asked for
+    # accepting the property without honouring it would be dangerous: acks=all from fewer replicas
+    # than requested
     wanted = int(config["min.insync.replicas"])
     _require(
         wanted != 0,
@@ -231,7 +232,7 @@ def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
 
 
 def _check_flushed(config: Mapping[str, str], on_ack: str, messages: str, interval: str) -> None:
-    # records are not counted: without flush.on.ack the property would promise what is not kept
+    # records are not counted: without flush.on.ack the property would promise more than is done
     _require(
         config[on_ack] == "true" or config[messages] == str(LONG_MAX),
         f"{messages}={config[messages]} cannot be together with {on_ack}=false: records are not counted; set"
@@ -320,8 +321,8 @@ def _of_clients(config: Mapping[str, str], name: str) -> list[Listener]:
 
 
 def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
-    """Where to listen. Raises ConfigError: malformed, twice the same name or address, not
-    PLAINTEXT, or open to other hosts without leave.
+    """The listeners. Raises ConfigError: malformed, a duplicate name or address, not PLAINTEXT, or
+    open to other hosts without permission.
     """
     protocols = {}
     for pair in config.get("listener.security.protocol.map", "").split(","):
@@ -362,8 +363,8 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
 
 
 def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
-    """Listener name -> what clients are told; a name that is missing: the address that the client
-    used.
+    """Listener name -> address announced to clients; for a missing name, the address that the
+    client used.
     """
     found: dict[str, Listener] = {}
     for listener in _of_clients(config, "advertised.listeners"):
@@ -395,8 +396,8 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def usable_cpu_count(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs that this process may use: affinity, and the cgroup's quota rounded up (cgroup v2
-    cpu.max; v1 cpu.cfs_quota_us). At least 1, at most 64.
+    """Number of CPUs that this process may use: affinity, and the cgroup's quota rounded up (cgroup
+    v2 cpu.max; v1 cpu.cfs_quota_us). At least 1, at most 64.
     """
     count = len(os.sched_getaffinity(0))
 
@@ -412,20 +413,20 @@ def usable_cpu_count(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(count, 64))
 
 
-# -- what counts -----------------------------------------------------------------------------------
+# -- effective values ------------------------------------------------------------------------------
 
 
 def broker_effective(static: Mapping[str, str], dynamic: Mapping[str, str]) -> dict[str, str]:
-    """What was loaded at start, overlaid with what was set at run time."""
+    """The configuration loaded at start, overlaid with run-time settings."""
     return {**static, **dynamic}
 
 
 def validate_broker_dynamic(
     config: Mapping[str, str | None], static: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Checks properties that are to be set on a running broker; returns them in canonical text
-    (None: dropped, the static value counts again). Given `static`, also checks that they fit
-    together with it. Raises ConfigError.
+    """Validates properties to be set on a running broker; returns them in canonical text (None:
+    removed, the static value applies again). With `static`, also checks that they are consistent
+    with it. Raises ConfigError.
     """
     canonical: dict[str, str] = {}
     for name, text in config.items():
@@ -444,8 +445,8 @@ def validate_broker_dynamic(
 
 
 _Scale = tuple[tuple[str, int], ...]
-# Topic's property -> the broker's properties that may supply it, first set wins, each with the
-# factor to milliseconds (negative values mean "never").
+# Topic's property -> the broker's properties that may supply it, the first one set wins, each with
+# the factor to milliseconds (negative values mean "never").
 _FALLBACKS: dict[str, _Scale] = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
     "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", 3_600_000)),
@@ -465,15 +466,15 @@ def _of_broker(broker: Mapping[str, str], prop: Property) -> str:
 
 
 def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict[str, str]:
-    """Every property of a topic with the value that counts. `broker` is broker_effective's (or
-    load_broker's), `topic` only what was set on it.
+    """Every property of a topic with its effective value. `broker` is the result of
+    broker_effective (or load_broker), `topic` the topic's own settings.
     """
     return {name: topic[name] if name in topic else _of_broker(broker, prop) for name, prop in TOPIC.items()}
 
 
 def arena_bytes(config: Mapping[str, str]) -> tuple[int, int]:
-    """Shared memory of one worker for what it receives: how much of it is reserved, and how long it
-    is with the memory of large requests, which is taken when it is needed.
+    """Shared memory of one worker for received data: (the reserved part, the total including the
+    memory for large requests, which is allocated on demand).
     """
     reserved = int(config["receive.arena.bytes"])
     large = int(config["large.request.memory.bytes"]) + _LENGTH_WORD_BYTES
@@ -483,10 +484,10 @@ def arena_bytes(config: Mapping[str, str]) -> tuple[int, int]:
 def validate_topic(
     config: Mapping[str, str | None], clustered: bool = False, request_bytes_max: int = INT_MAX
 ) -> dict[str, str]:
-    """Checks what is to be set on a topic; returns it in canonical text (None: dropped, the
-    broker's value counts). `clustered`: this host can have more than one replica of a partition
-    made. `request_bytes_max`: this host's socket.request.max.bytes. Raises ConfigError
-    (INVALID_CONFIG, 40).
+    """Validates settings of a topic; returns them in canonical text (None: removed, the broker's
+    value applies). `clustered`: this host can create partitions with more than one replica.
+    `request_bytes_max`: this host's socket.request.max.bytes. Raises ConfigError (INVALID_CONFIG,
+    40).
     """
     canonical: dict[str, str] = {}
     for name, text in config.items():
@@ -523,13 +524,13 @@ def validate_topic(
 
 
 def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict[str, str]:
-    """Every property of a consumer group with the value that counts."""
+    """Every property of a consumer group with its effective value."""
     return {name: group.get(name, _of_broker(broker, prop)) for name, prop in GROUP.items()}
 
 
 def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) -> dict[str, str]:
-    """Checks what is to be set on a consumer group against what the broker allows; returns it in
-    canonical text. Raises ConfigError.
+    """Validates settings of a consumer group against the broker's limits; returns them in canonical
+    text. Raises ConfigError.
     """
     canonical = {
         name: canonical_text(property_of(GROUP, name), text) for name, text in config.items() if text is not None

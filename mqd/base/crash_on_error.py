@@ -1,5 +1,6 @@
-"""What a process takes its messages by: if it fails once, what came with the message is lost, and
-nobody may wake the process again. So the process ends, and its successor begins anew.
+"""For the callbacks by which a process receives messages. If one fails, its message is lost, and
+possibly no other event wakes the process again. So the process ends, and its successor starts
+afresh.
 """
 
 import functools
@@ -13,7 +14,7 @@ P = ParamSpec("P")
 
 
 def vital(work: Callable[P, None]) -> Callable[P, None]:
-    """A callback of the event loop that ends the process (status 1) instead of raising."""
+    """Wraps a callback of the event loop: instead of raising, it ends the process (status 1)."""
 
     @functools.wraps(work)
     def guarded(*arguments: P.args, **named: P.kwargs) -> None:

@@ -1,4 +1,4 @@
-"""Names of hosts on their way to the resolver."""
+"""Host names passed to the resolver."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def looked_up(host: str) -> Iterator[None]:
-    """Around what looks a name up: one that cannot even be asked for, with an empty or a too long
-    label, is an OSError like one that is not found. Raises OSError.
+    """Wraps a name look-up: a malformed name, with an empty or too long label, raises OSError like
+    an unknown one.
     """
     try:
         yield

@@ -1,11 +1,11 @@
 """Names of Kafka's broker properties that have no row of their own in mqd.base.properties.
 
 Every name that Apache Kafka 4.2 knows is a row there, is accepted here without effect, or is
-refused here (tests/compat/test_kafka_names.py compares with Kafka's own jars). Refused is what
-would weaken security, durability or retention if it were ignored.
+refused here (tests/compat/test_kafka_names.py compares with Kafka's own jars). Properties that
+would weaken security, durability or retention if they were ignored are refused.
 """
 
-# why it has no effect -> the names
+# the reason for having no effect -> the names
 WITHOUT_EFFECT: dict[str, str] = {
     "Every mqd node is broker and controller.": "process.roles",
     "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter).": (
@@ -115,7 +115,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
 }
 
-# Other spellings that Kafka accepts too.
+# Alternative spellings that Kafka also accepts.
 ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 
 _AUTHENTICATION = "authentication is not available yet"
@@ -124,7 +124,7 @@ _TIERED = "tiered storage is not available"
 _BY_ADDRESS = "limits by address are not available; see max.connections"
 _POLICY = "what it forbids would be allowed: the broker loads no Java classes"
 
-# Prefix of the name -> what to say. Ignored, these would promise what is not kept.
+# Prefix of the name -> error text. Ignoring these would break a promise.
 REFUSED: dict[str, str] = {
     "ssl.": "TLS is not available yet",
     "sasl.": _AUTHENTICATION,
@@ -149,7 +149,7 @@ REFUSED: dict[str, str] = {
     "max.connection.creation.rate": "limits by rate are not available; see max.connections",
 }
 
-# A refused property with this value asks for nothing: what Kafka does when it is not set.
+# A refused property with this value is harmless: it is what Kafka does by default.
 ASKS_FOR_NOTHING = {
     "authorizer.class.name": "",
     "config.providers": "",

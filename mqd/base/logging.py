@@ -1,18 +1,17 @@
-"""Log lines with fields: for people or as JSON lines, rate-limited, their level changeable while
-the process runs.
+"""Structured log lines: human-readable or JSON, rate-limited, with a level that can be changed at
+run time.
 
     log = mqd.base.logging.get("acceptor")
     log.warning("request refused", connection=17, client="billing", reason="too large")
 
-1. The message is a constant, its variable parts are fields: that is what lines are counted by. Of
-   one message at most BURST lines are written at once and RATE_PER_S a second after that; the next
-   line that is written says how many were left out (`suppressed`).
-2. Fields may hold what a peer sent: control characters are escaped, so that nobody can forge a
-   line.
-3. The level is one word that `follow` reads, in a broker the control segment's; it is looked at on
-   every call (some hundred nanoseconds), so a change counts at once and costs no message.
+1. The message is a constant and its variable parts are fields; lines are counted by message. At
+   most BURST lines of one message are written in a burst, and RATE_PER_S per second after that; the
+   next written line gives the number of suppressed ones (`suppressed`).
+2. Fields may hold data from a peer: control characters are escaped, so that it cannot forge a line.
+3. The level is one word that `follow` reads, in a broker the control segment's; it is read on every
+   call (some hundred nanoseconds), so a change takes effect immediately without a message.
 
-Safe from several threads, as the standard library's logging below it. Imports nothing of mqd.
+Thread-safe, like the standard library's logging below it. Imports nothing of mqd.
 """
 
 import json
@@ -29,27 +28,28 @@ LEVEL_OF_SYSLOG = {number: name for name, number in SYSLOG_OF_LEVEL.items()}
 
 BURST = 20
 RATE_PER_S = 2.0
-TEMPLATE_COUNT_MAX = 512  # templates that are counted; more: the longest unused is forgotten
+# maximum number of counted templates; beyond it the least recently used is dropped
+TEMPLATE_COUNT_MAX = 512
 
 
 def level_name(syslog: int) -> str:
-    """The nearest of our four names: 0-3 error, 4 warning, 5-6 info, 7 debug."""
+    """The nearest of our four levels: 0-3 error, 4 warning, 5-6 info, 7 debug."""
     return LEVEL_OF_SYSLOG[3 if syslog <= 3 else 4 if syslog == 4 else 6 if syslog <= 6 else 7]
 
 
 class RateLimit:
-    """Token buckets by message. `admit` gives how many lines were suppressed since the last one (0
-    or more), or -1: suppress this one.
+    """Token buckets by message. `admit` returns the number of lines suppressed since the last one
+    (0 or more), or -1: suppress this one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, burst: int = BURST, rate_per_s: float = RATE_PER_S):
         self._clock, self._burst, self._rate = clock, float(burst), rate_per_s
-        self._buckets: dict[Any, list[float]] = {}  # key -> [tokens, when, suppressed]
+        self._buckets: dict[Any, list[float]] = {}  # key -> [tokens, time, suppressed]
 
     def admit(self, key: Any) -> int:
         now = self._clock()
         bucket = self._buckets.pop(key, None) or [self._burst, now, 0]
-        self._buckets[key] = bucket  # last used last
+        self._buckets[key] = bucket  # moved to the end: the order is by last use
         if len(self._buckets) > TEMPLATE_COUNT_MAX:
             del self._buckets[next(iter(self._buckets))]
         bucket[0] = min(self._burst, bucket[0] + (now - bucket[1]) * self._rate)
@@ -76,11 +76,12 @@ def _adopt(word: int) -> None:
     _state.level_word = word
     level = LEVELS[level_name(word)]
     _root.setLevel(level)
-    logging.getLogger().setLevel(max(level, logging.INFO))  # other people's libraries: their debug lines are not ours
+    # third-party libraries: their debug lines are not needed
+    logging.getLogger().setLevel(max(level, logging.INFO))
 
 
 class Logger:
-    """`bind` gives a logger that adds its fields to every line."""
+    """`bind` returns a logger that adds its fields to every line."""
 
     __slots__ = ("_fields", "_logger")
 
@@ -121,11 +122,11 @@ class Logger:
         self.log(logging.ERROR, message, fields)
 
     def exception(self, message: str, /, **fields: Any) -> None:
-        """An error with the traceback of the exception that is being handled."""
+        """An error with the traceback of the current exception."""
         self.log(logging.ERROR, message, fields, exc_info=sys.exc_info())
 
     def syslog(self, level: int, message: str, /, **fields: Any) -> None:
-        """A line whose level is a syslog number: what the native reactor reports."""
+        """A line with a syslog level, from the native reactor."""
         self.log(LEVELS[level_name(level)], message, fields)
 
 
@@ -159,8 +160,8 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; fields beside time, level, process, pid, logger and message (a field
-    of such a name gets a trailing underscore).
+    """One JSON object per line: time, level, process, pid, logger, message and the fields (a field
+    with one of these names gets a trailing underscore).
     """
 
     def __init__(self, process: str):
@@ -185,13 +186,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def get(name: str, **fields: Any) -> Logger:
-    """A logger below "mqd"; `fields` are on each of its lines."""
+    """A logger below "mqd"; `fields` are added to each of its lines."""
     return Logger(logging.getLogger(f"mqd.{name}"), fields)
 
 
 def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, stream: Any = None) -> Logger:
-    """Once per process, first thing; again when the configuration is known. Lines go to stderr,
-    which supervisord writes to logs/.
+    """Call once per process, first of all, and again when the configuration is known. Lines go to
+    stderr, which supervisord writes to logs/.
     """
     config = config or {}
     process = f"{role}-{index}" if role == "worker" else role
@@ -205,7 +206,9 @@ def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, st
 
 
 def follow(source: Callable[[], int] | None) -> None:
-    """From now on the level is what `source` returns (a syslog number). None: it stays what it is."""
+    """From now on the level is the result of `source` (a syslog number). None: the level stays as
+    it is.
+    """
     _state.level_source = source
     if source is not None:
         _adopt(source())

@@ -1,20 +1,19 @@
-"""Where a broker keeps what: one data directory, and beside it one directory for sockets.
+"""The directory layout of a broker: one data directory, and one directory for sockets.
 
     DATA_DIR/
-      .lock              flock of whoever runs here; its text is the holder's pid (for messages only)
-      meta.properties    cluster.id, node.id, directory.id: who this directory belongs to
-      reserve            given up at start, for disks without a free byte: mqd/keeper/reserve.py
-      generation         how often a keeper has started here
-      logs/              what the processes have to say (logs/mqd-worker-0.log,
-                         logs/supervisord.log)
+      .lock              flock of the running broker; its text is the holder's pid (for messages
+                         only)
+      meta.properties    cluster.id, node.id, directory.id: the identity of this directory
+      reserve            deleted at start, for disks without free space: mqd/keeper/reserve.py
+      generation         generation of the last keeper start
+      logs/              the processes' logs (logs/mqd-worker-0.log, logs/supervisord.log)
       metadata/          the controller's metadata log
       log/               the records, unless log.dirs names other directories
-      run/               sockets and what tools read: keeper.sock, controller.sock, client.sock
+      run/               sockets and files for tools: keeper.sock, controller.sock, client.sock
                          (local clients), broker.json, damage.W.json
 
-A Unix socket's name is at most 107 bytes. Where DATA_DIR/run would be too long, run is a directory
-of this user in /tmp whose name depends on DATA_DIR alone, so that every process and tool finds it
-without being told.
+A Unix socket's name is at most 107 bytes. If DATA_DIR/run would be too long, run is a directory of
+this user in /tmp whose name depends only on DATA_DIR, so that every process and tool can derive it.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ class Layout(NamedTuple):
     run_dir: Path
     logs_dir: Path
     metadata_dir: Path
-    log_dir: Path  # the only one of log.dirs, unless told otherwise
+    log_dir: Path  # the only entry of log.dirs by default
     lock: Path
     meta_properties: Path
     generation: Path
@@ -40,15 +39,15 @@ class Layout(NamedTuple):
     keeper_socket: Path
     controller_socket: Path
     broker_json: Path
-    resolved_config: Path  # what `mqd up` made of file, environment and command line
+    resolved_config: Path  # the result of `mqd up` from file, environment and command line
     supervisor_lock: Path
     supervisor_pid: Path
     client_socket: Path  # local clients: shared memory instead of TCP
 
 
 def default_data_dir() -> Path:
-    """$MQD_DATA_DIR, else $XDG_DATA_HOME/mqd, else ~/.local/share/mqd: the same from every working
-    directory, so `mqd down` finds what `mqd up` started.
+    """$MQD_DATA_DIR, else $XDG_DATA_HOME/mqd, else ~/.local/share/mqd. It is the same in every
+    working directory, so `mqd down` finds the broker that `mqd up` started.
     """
     told = os.environ.get("MQD_DATA_DIR")
     if told:
@@ -58,7 +57,7 @@ def default_data_dir() -> Path:
 
 
 def run_dir(data_dir: str | os.PathLike[str]) -> Path:
-    """Where the sockets of this data directory are. Creates nothing."""
+    """The directory of this data directory's sockets. Creates nothing."""
     absolute = os.path.realpath(data_dir)
     beside = os.path.join(absolute, "run")
     if len(os.fsencode(os.path.join(beside, LONGEST_SOCKET_NAME))) <= SOCKET_PATH_BYTES_MAX:
@@ -91,15 +90,15 @@ def layout(data_dir: str | os.PathLike[str]) -> Layout:
 
 
 def keep_private() -> None:
-    """For the start of every process of a broker: what it makes is for its own user alone. Records,
-    metadata and keys are in these files.
+    """Called at the start of every process of a broker: its files are accessible to its own user
+    only. They hold records, metadata and keys.
     """
     os.umask(0o077)
 
 
 def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
-    """Takes a directory of this user from everyone else, but for `passable` (of 0o011: may pass
-    through, sees nothing). True: it was open. Raises OSError.
+    """Removes other users' access to a directory of this user, except `passable` (of 0o011: may
+    traverse, cannot list). True: access was removed. Raises OSError.
     """
     about = os.stat(directory)
     mode = 0o700 | passable
@@ -110,7 +109,7 @@ def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
 
 
 def create(places: Layout) -> None:
-    """Makes the directories. Raises OSError; PermissionError when the run directory in /tmp belongs
+    """Creates the directories. Raises OSError; PermissionError if the run directory in /tmp belongs
     to another user.
     """
     keep_private()

@@ -1,10 +1,9 @@
-"""The tables of everything that can be configured: one row per property, for brokers and for
-topics.
+"""The tables of all configuration properties: one row per property, for brokers and for topics.
 
-Kafka's names and defaults verbatim wherever Kafka has the property (Apache Kafka documentation,
-sections 3.1 and 3.2); mqd's own carry "(mqd)" in their text. The rows are data: parsing, merging
-and cross-checks are in mqd.base.config, the page docs/configuration.md is generated from here. It
-is one long table in one file.
+Kafka's names and defaults are used verbatim wherever Kafka has the property (Apache Kafka
+documentation, sections 3.1 and 3.2); mqd's own carry "(mqd)" in their text. The rows are data:
+parsing, merging and cross-checks are in mqd.base.config, the page docs/configuration.md is
+generated from here. It is one long table in one file.
 """
 
 import msgspec
@@ -16,8 +15,8 @@ LONG_MAX = 2**63 - 1
 
 
 class Property(msgspec.Struct, frozen=True):
-    """`default` is text, as in a file; None means: not set (the text says what happens then).
-    Bounds are inclusive.
+    """`default` is text, as in a file; None means: not set (`doc` says what happens then). Bounds
+    are inclusive.
     """
 
     name: str
@@ -27,12 +26,14 @@ class Property(msgspec.Struct, frozen=True):
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] = ()  # of an enum; of each member of a list
-    pattern: str = ""  # of each member of a list, a regular expression; `doc` says what it means
-    refused: dict[str, str] = {}  # values that Kafka knows and mqd does not (yet): value -> why
+    pattern: str = ""  # regular expression for each member of a list; `doc` explains it
+    # values that Kafka supports and mqd does not (yet): value -> reason
+    refused: dict[str, str] = {}
     dynamic: bool = False  # may be changed while the broker runs (IncrementalAlterConfigs)
-    broker_name: str | None = None  # of a topic's property: the broker's property that supplies the default
+    # for a topic's property: the broker's property that supplies the default
+    broker_name: str | None = None
     sensitive: bool = False  # never shown
-    ignored: bool = False  # accepted so that existing files work; has no effect
+    ignored: bool = False  # accepted for compatibility with existing files; has no effect
 
 
 _NO_RECOMPRESSION = "the broker does not recompress; set compression.type on the producer and leave producer here"

@@ -1,4 +1,4 @@
-"""One property's value: what is allowed, text to value and back."""
+"""A single property's value: validation, and conversion from and to text."""
 
 import re
 
@@ -8,8 +8,8 @@ Value = int | float | bool | str | list[str]
 
 
 class ConfigError(ValueError):
-    """A name is unknown or a value is not allowed. The message names the property, the value, what
-    is allowed and, if known, where it was set.
+    """A name is unknown or a value is not allowed. The message gives the property, the value, the
+    allowed values and, if known, where it was set.
     """
 
     def __init__(self, message: str, name: str = "", value: str | None = None):
@@ -19,7 +19,7 @@ class ConfigError(ValueError):
 
 
 def allowed_text(prop: Property) -> str:
-    """What a value may be, for messages and the manual: "a whole number, at least 1"."""
+    """The allowed values, for messages and the manual: "a whole number, at least 1"."""
     if prop.choices:
         return ("any of " if prop.kind == "list" else "one of ") + ", ".join(prop.choices)
     noun = {
@@ -47,7 +47,8 @@ def _not_allowed(prop: Property, text: str | None, why: str = "") -> ConfigError
 
 def _parse_number(prop: Property, text: str) -> int | float:
     try:
-        # int() and float() accept "1_000", "inf" and digits of other scripts; a file should not
+        # int() and float() accept "1_000", "inf" and digits of other scripts; a file must not
+        # contain these
         if not re.fullmatch(
             r"[+-]?[0-9]+" if prop.kind != "double" else r"[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?", text
         ):
@@ -64,7 +65,7 @@ def _parse_number(prop: Property, text: str) -> int | float:
 
 
 def parse_value(prop: Property, text: str) -> Value:
-    """The typed value of `text`. Raises ConfigError. Surrounding blanks do not count."""
+    """The typed value of `text`. Raises ConfigError. Surrounding blanks are ignored."""
     text = text.strip()
     if prop.kind in ("int", "long", "double"):
         return _parse_number(prop, text)

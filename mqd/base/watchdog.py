@@ -1,13 +1,12 @@
-"""A process whose event loop hangs ends itself, what each thread was doing in its log: supervisord
-starts its successor in a second, and nobody has to come and look.
+"""Ends a process whose event loop hangs, after logging the stack of each thread: supervisord starts
+its successor within a second, without an operator.
 
     watchdog.start(asyncio.get_running_loop(), "acceptor")
 
-A thread gives the loop something small to do every TICK_S. Ticks are counted, not seconds: those of
-a process that was stopped (SIGSTOP, a paused virtual machine) did not come either, so it goes on
-where it was. What hangs with the interpreter's lock held is not found. A log line that nobody takes
-is no reason to end: supervisord, which takes them, would start nobody then, and a worker's reactor
-serves on.
+A thread gives the loop a small task every TICK_S. Ticks are counted, not seconds: a process that
+was stopped (SIGSTOP, a paused virtual machine) got no ticks either, so it continues where it was. A
+hang with the GIL held is not detected. A blocked log line is no reason to end: supervisord, which
+reads the lines, would not start a successor then, and a worker's reactor continues to serve.
 """
 
 import asyncio
@@ -21,12 +20,13 @@ import time
 from mqd.base import logging
 
 TICK_S = 10.0
-TICK_COUNT = 6  # without an answer: it hangs. A loop that only has much to do is seconds late at most
-LAST_WORDS_S = 5.0  # who takes them may hang, too
+# unanswered ticks that mean a hang. A loop that is merely busy is seconds late at most
+TICK_COUNT = 6
+LAST_WORDS_S = 5.0  # the reader of the log may hang, too
 
 
 def start(loop: asyncio.AbstractEventLoop, role: str, tick_s: float = TICK_S, tick_count: int = TICK_COUNT) -> None:
-    """Until the loop is closed. Called in the loop's thread."""
+    """Runs until the loop is closed. Called in the loop's thread."""
     threading.Thread(
         target=_watch, args=(loop, threading.get_ident(), role, tick_s, tick_count), name="watchdog", daemon=True
     ).start()

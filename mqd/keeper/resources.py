@@ -160,7 +160,7 @@ def remove(settings: Settings, resources: Resources) -> None:
         from mqd.shm import credits  # not needed before the end
 
         credits.remove(resources.control_name)
-    except Exception as error:  # the next start handles the remains; the locks must be released in any case
+    except Exception as error:  # the locks must be released in any case
         log.warning("the semaphores of max.connections could not be removed", error=str(error))
     for fd in resources.lock_fds:
         os.close(fd)

@@ -1,5 +1,5 @@
-"""How a process of the broker becomes part of it: it calls the keeper, gets its descriptors and
-maps the shared memory.
+"""Attaches a process to its broker: connects to the keeper, receives its descriptors and maps the
+shared memory.
 
     client = KeeperClient.connect(run_dir, "worker", 0)     # waits for the keeper, at most 10 s
     ... set up, recover ...
@@ -7,12 +7,12 @@ maps the shared memory.
     client.watch(loop, on_death=..., on_shutdown=..., on_parent_death=...)
 
 1. The process never serves without the keeper and supervisord: their ends are watched through the
-   socket and through pidfds, never by pid or time-out.
-2. Everything mapped here stays mapped until the process ends: the native side keeps bare pointers
+   socket and through pidfds, never by pid or timeout.
+2. Everything mapped here stays mapped until the process ends: the native side keeps raw pointers
    into it.
-3. The own arena is mapped writable, every other one read-only.
+3. The process's own arena is mapped writable, every other one read-only.
 
-One thread. The socket is blocking until `ready`, then only read when it is readable.
+One thread. The socket is blocking until `ready`, then read only when it is readable.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 
 
 class KeeperError(RuntimeError):
-    """The keeper cannot be reached, refused, or has ended. The message says why and what to do."""
+    """The keeper cannot be reached, has refused, or has ended. The message names the cause and the
+    remedy.
+    """
 
 
 class KeeperDenied(KeeperError):
-    """This user may not reach the keeper, so it is not known whether there is one."""
+    """This user may not access the keeper, so it is unknown whether there is one."""
 
 
 def send_message(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:
-    """One packet, with descriptors if any. Raises OSError."""
+    """Sends one packet, with descriptors if any. Raises OSError."""
     control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
     connection.sendmsg([_encode(message)], control, socket.MSG_NOSIGNAL)
 
@@ -62,8 +64,8 @@ def send_message(connection: socket.socket, message: Any, fds: list[int] | None 
 def receive_packet(
     connection: socket.socket, flags: int = 0, size_bytes_max: int = MESSAGE_BYTES_MAX
 ) -> tuple[bytes, list[int]]:
-    """(bytes, descriptors); b"" is the peer's end. Raises OSError; EMSGSIZE when the packet did not
-    fit (its descriptors are closed).
+    """(bytes, descriptors); b"" means that the peer closed. Raises OSError; EMSGSIZE if the packet
+    did not fit (its descriptors are closed).
     """
     data, ancillary, told, _ = connection.recvmsg(
         size_bytes_max, socket.CMSG_SPACE(DESCRIPTOR_COUNT_MAX * 4), flags | socket.MSG_CMSG_CLOEXEC
@@ -81,13 +83,13 @@ def receive_packet(
 
 
 def peer_pid(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process that connected or listened, from the kernel."""
+    """(pid, uid) of the process that connected or listened, according to the kernel."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 def peer_pidfd(connection: socket.socket) -> int:
-    """A pidfd of the socket's peer. Raises OSError when it has ended."""
+    """A pidfd of the socket's peer. Raises OSError if it has ended."""
     try:
         return connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError as error:
@@ -97,7 +99,7 @@ def peer_pidfd(connection: socket.socket) -> int:
 
 
 def _owner(path: Path) -> str:
-    """Of the deepest directory above `path` that may be looked at."""
+    """The owner of the deepest accessible directory above `path`."""
     for place in path.parents:
         try:
             return f"its user (uid {os.stat(place).st_uid})"
@@ -176,15 +178,15 @@ class KeeperClient:
     def connect(
         cls, run_dir: str | os.PathLike[str], role: str, index: int = 0, timeout_s: float = CONNECT_TIMEOUT_S
     ) -> KeeperClient:
-        """Says Hello and attaches. Raises KeeperError, native.NativeError (another build) or
+        """Sends Hello and attaches. Raises KeeperError, native.NativeError (another build) or
         segments.SegmentError.
         """
         deadline = time.monotonic() + timeout_s
         connection = connect_keeper(Path(run_dir) / "keeper.sock", timeout_s)
         try:
             send_message(connection, Hello(role, index, os.getpid(), native.abi_hash()))
-            # The keeper may hold back the answer for some seconds when this process has died often;
-            # its own end closes the socket.
+            # The keeper may delay the answer for some seconds if this process has died often; the
+            # keeper's end closes the socket.
             connection.settimeout(max(1.0, deadline - time.monotonic()) + 10.0)
             packet, fds = receive_packet(connection)
             connection.settimeout(None)
@@ -230,7 +232,7 @@ class KeeperClient:
 
     @property
     def endpoint(self) -> native.Endpoint:
-        """Opened when first used: a worker's reactor opens its own and must be the only one."""
+        """Opened on first use: a worker's reactor opens its own and must be the only one."""
         if self._endpoint is None:
             self._endpoint = native.Endpoint(
                 self.control, self.links, self.endpoint_index, self.endpoint_count, self.eventfds
@@ -256,7 +258,7 @@ class KeeperClient:
     # -- after attaching ---------------------------------------------------------------------------
 
     def ready(self, detail: str = "") -> None:
-        """From now on the broker counts on this process. The acceptor's detail:
+        """From now on the broker relies on this process. The acceptor's detail:
         "metrics_port=12345". Raises KeeperError.
         """
         try:
@@ -265,14 +267,14 @@ class KeeperClient:
             raise KeeperError("the keeper ended") from error
 
     def waiting(self, text: str) -> None:
-        """For what this process waits before it is ready."""
+        """Reports what this process waits for before it is ready."""
         try:
             send_message(self._connection, Waiting(text[:1000]))
         except OSError:
             pass
 
     def left(self) -> None:
-        """The controller's answer to Leave. A keeper that has ended needs none."""
+        """The controller's answer to Leave. Not needed if the keeper has ended."""
         try:
             send_message(self._connection, Left())
         except OSError:
@@ -287,7 +289,7 @@ class KeeperClient:
         return [fd for fd, _ in self._parent_fds]
 
     def parent_death(self) -> str | None:
-        """Why this process should end, if its parents have; never blocks."""
+        """The reason that this process should end if its parents have; never blocks."""
         poll = select.poll()
         for fd, _ in self._parent_fds:
             poll.register(fd, select.POLLIN)
@@ -295,7 +297,9 @@ class KeeperClient:
         return next((reason for fd, reason in self._parent_fds if fd in ended), None)
 
     def receive(self) -> list[Death | Leave | Shutdown]:
-        """Notices that have arrived; never blocks. Raises KeeperError at the keeper's end."""
+        """Returns the notices that have arrived; never blocks. Raises KeeperError when the keeper
+        has ended.
+        """
         notices: list[Death | Leave | Shutdown] = []
         while True:
             try:
@@ -308,7 +312,7 @@ class KeeperClient:
                 os.close(fd)
             if not packet:
                 if notices:
-                    return notices  # the end is seen again next time
+                    return notices  # the end is reported again next time
                 raise KeeperError("the keeper ended")
             message = _decode(packet)
             if isinstance(message, Death | Leave | Shutdown):
@@ -322,8 +326,8 @@ class KeeperClient:
         on_parent_death: Callable[[str], None],
         on_leave: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Calls back from an asyncio loop. `on_parent_death` comes at most once, and never after
-        `on_shutdown`: both mean: end, exit status 0.
+        """Calls back from an asyncio loop. `on_parent_death` is called at most once, and never
+        after `on_shutdown`; both mean: end with exit status 0.
         """
         ending = False
 
@@ -362,8 +366,8 @@ class KeeperClient:
             loop.add_reader(fd, parent_died, reason)
 
     def _end_supervisor(self) -> None:
-        """The keeper is not restarted, so without it the whole broker ends: also where `mqd up` is
-        not there to see to it. By pidfd: it is supervisord or nobody.
+        """The keeper is not restarted, so without it the whole broker ends, even if no `mqd up` is
+        there to stop it. By pidfd, so that no other process can be hit.
         """
         for fd, _ in self._parent_fds[1:]:
             try:

@@ -1,26 +1,26 @@
-"""Credits: the broker's max.connections, and the memory of its local clients, each a SysV semaphore
-from which each worker leases blocks, with SEM_UNDO.
+"""Credits: budgets for the broker's max.connections and for the memory of its local clients. Each
+is a SysV semaphore from which the workers lease blocks with SEM_UNDO.
 
-What a worker holds when it dies, however it dies, the kernel gives back; nobody keeps books, so
-none can be wrong.
+When a worker dies, however it dies, the kernel returns its blocks. There is no bookkeeping that
+could be wrong.
 
 K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds
     max.connections.
-K2  it is made anew for each life of the keeper (`generation`), under a lock file, by the first
-    worker that attaches: a second semaphore remembers the generation. A keeper starts only when
-    every worker of the life before is gone, so nobody holds credits of the old one.
-K3  a worker may hold connections up to `granted`; it leases ahead, since connections come faster
-    than it looks, and gives back what it does not use when the budget runs out, so that no worker
-    starves beside an idle one.
+K2  the first worker that attaches recreates it for each life of the keeper (`generation`), under a
+    lock file; a second semaphore holds the generation. A keeper starts only when every worker of
+    the previous life is gone, so no process holds credits of the old one.
+K3  a worker may hold connections up to `granted`; it leases ahead, because connections arrive
+    faster than it checks, and returns unused blocks when the budget runs out, so that no worker
+    starves next to an idle one.
 
-Said of connections; of memory (local.memory.max.bytes) it is the same, in MiB.
+These rules are stated for connections; they apply to memory (local.memory.max.bytes) in MiB.
 
 K4  when the semaphores are removed under a running broker (systemd's RemoveIPC=, ipcrm), the first
-    worker that notices makes them again, and each takes from the new one what it holds.
+    worker that notices recreates them, and each worker takes its held blocks from the new one.
 
-Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: four small
-ones per data directory remain after a kill -9 of everything, and the next start uses them again;
-the keeper removes them at its clean end (`remove`).
+Keys are derived from the broker's shared-memory name. SysV identifiers outlive processes: after a
+kill -9 of everything four small ones per data directory remain, and the next start reuses them; the
+keeper removes them at its clean end (`remove`).
 """
 
 import fcntl
@@ -38,11 +38,11 @@ _MODE = 0o600
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """How max.connections is cut into blocks. Small budgets have small blocks, so that every worker
-    gets some.
+    """The division of max.connections into blocks. Small budgets have small blocks, so that every
+    worker gets some.
     """
 
-    block: int  # connections of one block
+    block: int  # connections per block
     block_count: int
 
     @classmethod
@@ -52,13 +52,13 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def connection_count(self) -> int:
-        """All of it."""
+        """The whole budget."""
         return self.block * self.block_count
 
     def wanted(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
-        """Blocks that a worker with so many connections should hold: most of its fair share, for
-        connections come faster than anybody looks; beyond it, what it uses and some headroom. When
-        the budget is exhausted: what it uses and one block.
+        """Number of blocks that a worker with this many connections should hold: most of its fair
+        share, because connections arrive faster than any check; beyond it, the used ones and some
+        headroom. If the budget is exhausted: the used ones and one block.
         """
         used = -(-connection_count // self.block)
         if exhausted:
@@ -76,7 +76,7 @@ class Credits:
     """One worker's lease. Not thread-safe."""
 
     def __init__(self, open_semaphore: Callable[[bool], sysv_ipc.Semaphore], budget: Budget, worker_count: int):
-        """`open_semaphore(again)`: the credits of this life of the keeper, made if need be."""
+        """`open_semaphore(again)`: the credits of this life of the keeper, created if needed."""
         self._open = open_semaphore
         self._semaphore = open_semaphore(False)
         self.budget = budget
@@ -93,8 +93,8 @@ class Credits:
         worker_count: int,
         what: str = "max.connections",
     ) -> "Credits":
-        """`name`: the broker's control segment, or `local_memory` of it; `lock_path`: a file that
-        the workers of one broker share. Raises OSError with the way out.
+        """`name`: the broker's control segment, or `local_memory` of it. `lock_path`: a file that
+        the workers of one broker share. Raises OSError with the remedy.
         """
         budget = Budget.of(connection_count_max, worker_count)
 
@@ -114,7 +114,7 @@ class Credits:
 
     @property
     def granted(self) -> int:
-        """Connections that this worker may hold now."""
+        """Number of connections that this worker may hold now."""
         return self.held_blocks * self.budget.block
 
     @property
@@ -122,9 +122,9 @@ class Credits:
         return self._semaphore.value
 
     def adjust(self, connection_count: int) -> bool:
-        """Leases or gives back; True when `granted` changed. Never below what `connection_count`
-        uses, as long as it is held. When the semaphore is gone, it is made again (K4); until that
-        succeeds, what is held stays in force.
+        """Leases or returns blocks; True if `granted` changed. Never returns blocks that
+        `connection_count` needs. If the semaphore is gone it is recreated (K4); until that
+        succeeds, the held blocks stay valid.
         """
         before = self.held_blocks
         try:
@@ -143,7 +143,8 @@ class Credits:
         wanted = self.budget.wanted(connection_count, self._worker_count, exhausted=False)
         if self.held_blocks < wanted:
             self._acquire(wanted - self.held_blocks)
-        if self.held_blocks > wanted + wanted // 4:  # not back and forth with every connection
+        # hysteresis: do not adjust with every connection
+        if self.held_blocks > wanted + wanted // 4:
             self._release(self.held_blocks - wanted)
         if self.free_blocks == 0:
             self._release(
@@ -151,7 +152,7 @@ class Credits:
             )
 
     def _acquire(self, count: int) -> None:
-        """As many as there are."""
+        """Acquires as many as are available."""
         while count > 0:
             try:
                 self._semaphore.acquire(None, count)
@@ -167,7 +168,7 @@ class Credits:
             self.held_blocks -= count
 
     def close(self) -> None:
-        """Gives everything back; also when the semaphore is gone."""
+        """Returns everything, even if the semaphore is gone."""
         try:
             self._release(self.held_blocks)
         except sysv_ipc.ExistentialError:
@@ -175,7 +176,9 @@ class Credits:
 
 
 def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
-    """(semaphore, made now). Under the lock, so nobody sees it between its creation and its value."""
+    """(semaphore, created now). Called under the lock, so no process sees it between its creation
+    and its initialization.
+    """
     try:
         return sysv_ipc.Semaphore(key, sysv_ipc.IPC_CREX, _MODE, initial_value), True
     except sysv_ipc.ExistentialError:
@@ -183,29 +186,29 @@ def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
 
 
 def _current(name: str, generation: int, block_count: int, again: bool) -> sysv_ipc.Semaphore:
-    """The credits of this life of the keeper, made if need be (K2). `again`: this worker has had them
-    already, so another life's are not its to replace; raises ExistentialError for them.
+    """The credits of this life of the keeper, created if needed (K2). `again`: this worker had them
+    before, so it must not replace those of another life; raises ExistentialError for them.
     """
     mark = generation % _SEMAPHORE_MAX
-    remembered, _ = _open(_key(name, 1), _SEMAPHORE_MAX)  # no generation: one that was made and not yet set
+    remembered, _ = _open(_key(name, 1), _SEMAPHORE_MAX)  # no generation: created but not set yet
     if again and remembered.value not in (mark, _SEMAPHORE_MAX):
         raise sysv_ipc.ExistentialError(f"the semaphores belong to another life of the broker than {generation}")
     credits, made = _open(_key(name, 0), block_count)
     if remembered.value != mark and not made:
         credits.remove()
         credits, _ = _open(_key(name, 0), block_count)
-    remembered.value = mark  # last: a crash before leaves what the next worker makes anew
+    remembered.value = mark  # last: after a crash before this, the next worker recreates everything
     credits.undo, credits.block = True, False
     return credits
 
 
 def local_memory(name: str) -> str:
-    """What the credits of local clients' memory are called, beside the connections'."""
+    """The name for the credits of local clients' memory, which exist beside those for connections."""
     return f"{name}:local"
 
 
 def remove(name: str) -> None:
-    """At the clean end of a broker. Whoever still holds credits of it has nothing to give back any
+    """At the clean end of a broker. A process that still holds credits has nothing to return any
     more.
     """
     for which in (name, local_memory(name)):

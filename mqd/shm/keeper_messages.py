@@ -1,10 +1,10 @@
-"""What the keeper and the processes of one host say to each other, over `run/keeper.sock`
+"""The messages between the keeper and the processes of its host, over `run/keeper.sock`
 (SOCK_SEQPACKET, one msgpack message per packet).
 
-A process connects, says Hello, gets Welcome with its file descriptors (SCM_RIGHTS), later says
-Ready, and then only listens for Death and Shutdown. The socket stays open as long as the process
-lives; its end, with the pidfd, is the keeper's proof of death. Tools (`mqd status`) connect and ask
-StatusQuery.
+A process connects, sends Hello, receives Welcome with its file descriptors (SCM_RIGHTS), later
+sends Ready, and then only receives notices such as Death and Shutdown. The socket stays open as
+long as the process lives; its end, together with the pidfd, is the keeper's proof of death. Tools
+(`mqd status`) connect and send StatusQuery.
 """
 
 import msgspec
@@ -21,28 +21,29 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the
     hand-off socket; for the acceptor its end of the hand-off socket of every worker, then the
     listening sockets; for all but the acceptor and the controller the locked directory descriptors;
-    for the acceptor the client socket of local clients; last, on a host that listens for other
-    hosts: for the controller its TCP listener and its UDP socket, for the acceptor the inter-broker
+    for the acceptor the client socket of local clients; last, on a host that listens for others:
+    for the controller its TCP listener and its UDP socket, for the acceptor the inter-broker
     listener.
     """
 
     endpoint: int
     generation: int
     worker_count: int
-    control_name: str  # POSIX shared memory name: what the semaphores of this broker are named after
+    control_name: str  # POSIX shared memory name, from which this broker's semaphores are named
     arena_bytes: list[int]  # by endpoint
     keeper_pid: int
     supervisor_pid: int
-    listeners: list[tuple[str, int]]  # acceptor: what the listening sockets are bound to (host, port)
+    # acceptor: bound addresses (host, port) of the listening sockets
+    listeners: list[tuple[str, int]]
     eventfd_count: int
     handoff_count: int
     listener_count: int
     lock_count: int
-    segment_count: int  # control segment, the same for reading alone, links, arenas by endpoint
+    segment_count: int  # control segment, the same read-only, links, arenas by endpoint
     config: dict[str, str]  # the broker's properties, resolved and validated
     local_listener_count: int = 0
     cluster_socket_count: int = 0
-    # what other hosts are told; None: no other host reaches this one
+    # Address announced to other hosts; None: other hosts cannot reach this one.
     controller_listener: tuple[str, int] | None = None
     inter_broker_listener: tuple[str, int] | None = None
 
@@ -56,13 +57,15 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
-    """From a process that is not ready yet: for what it waits, for people who look."""
+    """From a process that is not ready yet: what it waits for, for human readers."""
 
     text: str
 
 
 class Death(msgspec.Struct, tag=True, frozen=True):
-    """Proof: the kernel said so. `generation` is the dead one's; its successor has another."""
+    """Proof of death, from the kernel. `generation` is the dead process's; its successor has
+    another.
+    """
 
     role: str
     index: int
@@ -76,15 +79,15 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """To the controller of a host among others, before Shutdown: give what this host leads to
-    others, then say Left. The other processes go on meanwhile.
+    """To the controller of a host among others, before Shutdown: move this host's leaderships to
+    others, then send Left. The other processes continue in the meantime.
     """
 
     reason: str
 
 
 class Left(msgspec.Struct, tag=True, frozen=True):
-    """From the controller: nothing depends on this host any more, as far as it could see to it."""
+    """From the controller: nothing depends on this host any more, as far as it could arrange that."""
 
 
 class StatusQuery(msgspec.Struct, tag=True, frozen=True):

@@ -1,9 +1,10 @@
 """One broker per directory: an flock on DIRECTORY/.lock, held by the keeper and by every worker.
 
-1. The lock belongs to the open file, which the workers get from the keeper: it is free only when
-   the last of them is gone, so a new broker never meets a worker of the old one still writing.
-2. The text of the file is the pid that took the lock: for messages, never for a decision. A process
-   that is dead holds nothing.
+1. The lock belongs to the open file description, which the workers get from the keeper. It is free
+   only when the last of them is gone, so a new broker never runs while a worker of the old one
+   still writes.
+2. The file holds the pid that took the lock: for messages, never for a decision. A dead process
+   holds no lock.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ LOOK_INTERVAL_S = 0.01
 
 
 class DirectoryInUse(OSError):
-    """Another broker holds the directory. `holder` is its pid if the lock file tells, else None."""
+    """Another broker holds the directory. `holder` is its pid if the lock file contains it,
+    otherwise None.
+    """
 
     holder: int | None = None
 
@@ -32,16 +35,17 @@ def _holder(fd: int) -> int | None:
 
 
 def lock_file(path: str | os.PathLike[str]) -> int | None:
-    """The locked descriptor of `path` (made if missing), or None when somebody else holds it.
-    Raises OSError when it cannot be opened.
+    """The locked descriptor of `path` (created if missing), or None if another process holds the
+    lock. Raises OSError if it cannot be opened.
 
-    Tools take the lock for an instant to see whether it is held (is_locked); a broker keeps it. So
-    this looks a few times before it gives up.
+    Tools take the lock briefly to see whether it is held (is_locked), while a broker keeps it. So
+    this tries a few times before it gives up.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_uid == os.getuid():
-            os.fchmod(fd, 0o600)  # one that others may open they may lock: the broker would not start
+            # if others could open it they could lock it, and the broker would not start
+            os.fchmod(fd, 0o600)
         for attempt in range(LOOK_COUNT):
             if attempt:
                 time.sleep(LOOK_INTERVAL_S)
@@ -62,7 +66,7 @@ def _write_holder(fd: int) -> None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except OSError as error:
-        # a full disk must not keep a broker from starting: it may be the one that makes room
+        # a full disk must not keep a broker from starting, because it may be needed to make room
         if error.errno != errno.ENOSPC:
             os.close(fd)
             raise
@@ -84,10 +88,10 @@ def _explain(error: OSError, directory: Path) -> OSError:
 
 
 def lock_directory(directory: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> int:
-    """Makes the directory if missing and locks it; returns the descriptor, which holds the lock
+    """Creates the directory if missing and locks it. Returns the descriptor, which holds the lock
     until its last copy is closed.
 
-    Raises DirectoryInUse, or OSError when the directory cannot be written; both say what to do.
+    Raises DirectoryInUse, or OSError if the directory cannot be written; both name the remedy.
     """
     place = Path(directory)
     try:
@@ -123,7 +127,7 @@ def _in_use(place: Path, data_dir: Path) -> DirectoryInUse:
 
 def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: str | os.PathLike[str]) -> list[int]:
     """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises
-    as lock_directory.
+    like lock_directory.
     """
     fds: list[int] = []
     seen: set[str] = set()
@@ -140,8 +144,8 @@ def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: st
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Does anybody hold this lock file now? Takes the lock for an instant. False when the file does
-    not exist.
+    """Does any process hold this lock file now? Takes the lock briefly. False if the file does not
+    exist.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

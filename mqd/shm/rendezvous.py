@@ -1,28 +1,29 @@
-"""How a client finds the client socket of a broker that it knows by `bootstrap.servers` alone.
+"""Lets a client find the client socket of a broker that it knows only by `bootstrap.servers`.
 
-The keeper publishes symbolic links to `run/client.sock`, named after what it listens on and where;
-a client on the same host looks for the one of its bootstrap server.
+The keeper publishes symbolic links to `run/client.sock`, named after its listening addresses; a
+client on the same host looks for the one of its bootstrap server.
 
     DIRECTORY/0.0.0.0@9092.net-f0000000-5bd2a1c0     listens on every IPv4 address
     DIRECTORY/127.0.0.1@9092.net-f0000000-5bd2a1c0   listens on this address
     DIRECTORY/.NAME.lock                             locked by the keeper that has made the link
 
-The end of a name is the network namespace: its number, and the start of the machine's boot id.
+The end of a name identifies the network namespace: its number, and the beginning of the machine's
+boot id.
 
 DIRECTORY is /run/mqd where the broker may write it, and $XDG_RUNTIME_DIR/mqd (without the variable
-/run/user/UID/mqd): the broker writes to those that it can, and to ~/.mqd when it can write to
-neither. A client takes the first that has its broker. $MQD_RUN_RENDEZVOUS names other ones
-(separated by colons), for both.
+/run/user/UID/mqd): the broker writes to each that is writable, and to ~/.mqd if neither is. A
+client uses the first that has its broker. $MQD_RUN_RENDEZVOUS replaces the list (separated by
+colons) for both.
 
-1. A directory is believed only when it is a real directory that root, this process's user or a user
-   chosen by root owns: its parent belongs to root, and no other user can write there.
-2. A link proves nothing: its broker may have been killed, and its path may lead elsewhere in another
-   container. The client says the name in its hello, and a broker that does not serve that name
-   refuses (mqd/acceptor/local/clients.py). One socket at a time listens on an address and port of a
-   network namespace, so a broker that serves the name is the one that TCP would reach.
-3. A link whose lock is held is never replaced or removed by another broker. The kernel lets go of
-   the lock when the keeper ends, however it ends. A broker removes at its end what it has published,
-   and at its start the links of brokers that were killed.
+1. A directory is trusted only if it is a real directory owned by root, by this process's user, or
+   by a user chosen by root: its parent belongs to root, and no other user can write there.
+2. A link proves nothing: its broker may have been killed, and its path may lead elsewhere in
+   another container. The client sends the name in its hello, and a broker that does not serve that
+   name refuses (mqd/acceptor/local/clients.py). One socket at a time listens on an address and port
+   of a network namespace, so a broker that serves the name is the one that TCP would reach.
+3. A link whose lock is held is never replaced or removed by another broker. The kernel releases the
+   lock when the keeper ends, however it ends. A broker removes its own links at its end, and the
+   links of killed brokers at its start.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ SOCKET_VARIABLE = "MQD_SOCKET"
 
 
 class Rendezvous(NamedTuple):
-    """What `find` found: `path` of the client socket, or None; `reason` in words, for a log line;
-    `server`, to be said in the hello: the name that the broker must serve ("" = any broker).
+    """The result of `find`: `path` of the client socket, or None; `reason` in words, for a log
+    line; `server`, to be sent in the hello: the name that the broker must serve ("" = any broker).
     """
 
     path: str | None
@@ -56,14 +57,14 @@ class Rendezvous(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A link that this broker has made, and the descriptor that holds its lock."""
+    """A link that this broker has created, and the descriptor that holds its lock."""
 
     link: Path
     lock_fd: int
 
 
 def directories() -> list[Path]:
-    """Where links are kept, in the order of looking; whether they exist or not."""
+    """The directories of links in search order, whether they exist or not."""
     told = os.environ.get(_DIRECTORIES_VARIABLE)
     if told:
         return [Path(text) for text in told.split(":") if text]
@@ -72,7 +73,7 @@ def directories() -> list[Path]:
 
 
 def _home() -> Path | None:
-    """The user database's, so that broker and client agree whatever $HOME is."""
+    """From the user database, so that broker and client agree whatever $HOME is."""
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
@@ -80,20 +81,25 @@ def _home() -> Path | None:
 
 
 def network_namespace() -> str:
-    """This process's network namespace, as the end of a name. Numbers of namespaces are unique while
-    they live; a directory may also be shared by machines. Raises OSError without /proc.
+    """This process's network namespace, in the form of a name's end. Namespace numbers are unique
+    only while the namespace exists, and several machines may share a directory. Raises OSError
+    without /proc.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return f"{os.stat('/proc/self/ns/net').st_ino:x}-{boot}"
 
 
 def server_name(host: str, port: int) -> str:
-    """Of one listening address, as bound, in this network namespace. Raises OSError without /proc."""
+    """The name of one bound listening address in this network namespace. Raises OSError without
+    /proc.
+    """
     return f"{_plain(host)}@{port}.net-{network_namespace()}"
 
 
 def served(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
-    """Names of all that a broker listens on; none without /proc, and then no client finds it."""
+    """The names of all addresses that a broker listens on. Empty without /proc; then no client
+    finds it.
+    """
     try:
         return frozenset(server_name(host, port) for host, port in addresses)
     except OSError:
@@ -101,14 +107,14 @@ def served(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
 
 
 def _plain(address: str) -> str:
-    """One spelling for each address; IPv4 in IPv6 is IPv4, and no address is every address."""
+    """One spelling for each address: IPv4 in IPv6 becomes IPv4, and no address means every address."""
     ip = ipaddress.ip_address(address.partition("%")[0] or "0.0.0.0")
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip)
 
 
 def _distrust(directory: Path) -> str | None:
-    """Why nothing there is believed; None = it is."""
+    """The reason that the directory is not trusted; None = it is."""
     try:
         about, parent = os.lstat(directory), os.stat(directory.parent)
     except OSError as error:
@@ -127,7 +133,9 @@ def _distrust(directory: Path) -> str | None:
 
 
 def _make(directory: Path, shared: bool) -> bool:
-    """True when links can be put there. A directory of ours that is not ours alone is not touched."""
+    """True if links can be created there. A directory of this user that others can write to is not
+    touched.
+    """
     try:
         directory.mkdir(mode=0o755 if shared else 0o700)
         if shared:
@@ -135,7 +143,7 @@ def _make(directory: Path, shared: bool) -> bool:
     except FileExistsError:
         pass
     except OSError:
-        return False  # no such parent, or not ours to write
+        return False  # no such parent, or not writable for us
     return _distrust(directory) is None and os.access(directory, os.W_OK | os.X_OK)
 
 
@@ -144,8 +152,8 @@ def _lock_path(link: Path) -> Path:
 
 
 def _take(link: Path) -> int | None:
-    """The lock of a name, held by the descriptor; None: another broker lives that holds it, or the
-    file is another user's.
+    """The descriptor that holds a name's lock. None: a live broker holds it, or the file is another
+    user's.
     """
     path = _lock_path(link)
     for _ in range(_TAKE_COUNT):
@@ -167,18 +175,19 @@ def _take(link: Path) -> int | None:
 
 
 def _remove(link: Path, lock_fd: int) -> None:
-    """A link whose lock is ours, and the lock."""
+    """Removes a link whose lock is ours, and the lock."""
     try:
         link.unlink(missing_ok=True)
         _lock_path(link).unlink(missing_ok=True)
     except OSError:
-        pass  # the directory is not to be written any more; the lock is free, so the next broker may
+        # the directory is not writable any more; the lock is free, so the next broker may remove it
+        pass
     finally:
         os.close(lock_fd)
 
 
 def _sweep(directory: Path) -> None:
-    """Links of the dead: whose lock is free."""
+    """Removes the links of dead brokers, whose locks are free."""
     try:
         names = os.listdir(directory)[:_SWEEP_COUNT_MAX]
     except OSError:
@@ -205,10 +214,9 @@ def _link(link: Path, socket_path: str) -> Published | None:
 def publish(
     addresses: Iterable[tuple[str, int]], socket_path: str | os.PathLike[str], places: Sequence[Path] | None = None
 ) -> list[Published]:
-    """Links for every listening address (host, port; as bound) in every directory that can be
-    written; in the user's home only when there is no other. The socket must be listening already.
-    Never raises for a directory that cannot be used: returns the links made, whose locks are held
-    until `withdraw`.
+    """Creates links for every bound listening address (host, port) in every writable directory; in
+    the user's home only if there is no other. The socket must be listening already. Never raises
+    for an unusable directory. Returns the created links, whose locks are held until `withdraw`.
     """
     made: list[Published] = []
     names, target = sorted(served(addresses)), os.path.abspath(socket_path)
@@ -230,8 +238,8 @@ def withdraw(published: Iterable[Published]) -> None:
 
 
 def _servers(bootstrap_servers: str) -> list[tuple[str, int]]:
-    """ "host:port,[::1]:port,host" as (host, port). What is not an address is left out: the TCP
-    client will say what is wrong with it.
+    """ "host:port,[::1]:port,host" as (host, port). Invalid addresses are left out: the TCP client
+    will report them.
     """
     found = []
     for text in bootstrap_servers.split(","):
@@ -280,7 +288,7 @@ def _is_socket(path: str | os.PathLike[str]) -> bool:
 
 
 def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None, list[str]]:
-    """(name, socket path, what was in the way)."""
+    """(name, socket path, obstacles)."""
     obstacles = []
     for directory in places:
         why = _distrust(directory)
@@ -300,8 +308,9 @@ def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None
 
 
 def _names(addresses: Iterable[str], port: int) -> list[str]:
-    """What a broker may have published that TCP would reach at one of these addresses. A listener on
-    :: takes IPv4 too (mqd/keeper/sockets.py). Raises OSError without /proc.
+    """Names that a broker may have published whose TCP listener accepts connections to one of these
+    addresses. A listener on :: accepts IPv4 too (mqd/keeper/sockets.py). Raises OSError without
+    /proc.
     """
     hosts: list[str] = []
     for address in addresses:
@@ -311,9 +320,10 @@ def _names(addresses: Iterable[str], port: int) -> list[str]:
 
 
 def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:
-    """The client socket of the broker at `bootstrap_servers` ("host:port,host:port"), when one of
-    them is this host's. `socket_path` (property mqd.socket.path) or $MQD_SOCKET says it without
-    looking, and without proof. Never raises, resolves names (may take as long as the resolver does).
+    """The client socket of the broker at `bootstrap_servers` ("host:port,host:port") if one of them
+    is on this host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly,
+    without verification. Never raises. Resolves names (which may take as long as the resolver
+    does).
     """
     told = socket_path or os.environ.get(SOCKET_VARIABLE)
     if told:

@@ -1,19 +1,21 @@
-"""Named shared memory: what the segments of a broker are called, how they are made, mapped and
-cleaned away.
+"""Named shared memory: the names of a broker's segments, and how they are created, mapped and
+removed.
 
-1. A segment is made by the keeper alone, and only while it holds the data directory's lock; so
-   whatever bears the directory's names then is a dead broker's and may be removed.
-2. Its memory is reserved when it is made. A store into shared memory that the system cannot supply
-   would kill the process with SIGBUS; a refused reservation is an error with a way out.
-3. The keeper holds an flock on its control segment as long as it lives. So the segments of a broker
-   that was killed and never started again can be told from those of a living one, whatever its
-   directory, and any later keeper of the same user sweeps them away: they are memory that nobody
-   uses. Whoever removes what bears a dead broker's names, its successor or a sweeping keeper, holds
-   the flock on the dead one's control segment meanwhile: hosts that lost power together start
-   together, and one would sweep what the other has just made anew.
-4. A name is for making and for cleaning away. Other processes get descriptors from the keeper, which
-   last when systemd (RemoveIPC=) or an operator empties /dev/shm under a running broker.
-5. Names follow from the data directory's device and inode: the same under every path to it,
+1. Only the keeper creates segments, and only while it holds the data directory's lock. Existing
+   segments with the directory's names therefore belong to a dead broker and may be removed.
+2. A segment's memory is reserved when it is created. A store to shared memory that the system
+   cannot supply would kill the process with SIGBUS; a refused reservation is an error that names
+   the remedy.
+3. The keeper holds an flock on its control segment as long as it lives. This distinguishes the
+   segments of a broker that was killed and never restarted from those of a live one, whatever its
+   directory, and any later keeper of the same user removes them. The process that removes a dead
+   broker's segments, its successor or a sweeping keeper, holds the flock on the dead one's control
+   segment meanwhile: when several brokers start at the same time, one could otherwise remove
+   segments that another has just created again.
+4. Names are used only for creation and removal. Other processes get descriptors from the keeper,
+   which stay valid when systemd (RemoveIPC=) or an operator empties /dev/shm under a running
+   broker.
+5. Names are derived from the data directory's device and inode: the same under every path to it,
    different for each directory.
 """
 
@@ -35,13 +37,13 @@ from mqd.native import ENDPOINT_COUNT_MAX
 
 MODE = 0o600
 SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
-HOLD_S = 1.0  # how long a sweep may have what it leaves alone; it has it for microseconds
-TAKE_OVER_S = 10.0  # how long somebody else's sweep may take; it takes milliseconds
-SWEEP_AGE_S = 10.0  # between a segment's creation and its keeper's lock lie microseconds
+HOLD_S = 1.0  # how long a sweep may hold segments that it leaves alone; it takes microseconds
+TAKE_OVER_S = 10.0  # how long another process's sweep may take; it takes milliseconds
+SWEEP_AGE_S = 10.0  # the time between a segment's creation and its keeper's lock is microseconds
 
 
 class SegmentError(OSError):
-    """Shared memory cannot be had; the message names the cause and the way out."""
+    """Shared memory is not available; the message names the cause and the remedy."""
 
 
 def prefix(data_dir: str | os.PathLike[str]) -> str:
@@ -63,8 +65,8 @@ def arena_name(base: str, endpoint: int) -> str:
 
 
 def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mmap.mmap:
-    """A new segment of zeroes, mapped writable. All of it is reserved, or so much of its beginning:
-    storing to the rest is SIGBUS where /dev/shm is full. Raises SegmentError.
+    """A new zeroed segment, mapped writable. `reserved_bytes` limits the reservation to its
+    beginning; a store to the rest is SIGBUS if /dev/shm is full. Raises SegmentError.
     """
     reserved_bytes = size_bytes if reserved_bytes is None else reserved_bytes
     try:
@@ -100,8 +102,8 @@ def _refused(what: str, name: str, error: Exception) -> SegmentError:
 
 
 def descriptor(name: str, writable: bool = True) -> int:
-    """A descriptor of an existing segment, to be given to other processes: it leads to the segment
-    also when the name is gone. Raises SegmentError.
+    """A descriptor of an existing segment, for other processes: it stays valid when the name is
+    gone. Raises SegmentError.
     """
     flags = os.O_RDWR if writable else os.O_RDONLY
     try:
@@ -113,8 +115,8 @@ def descriptor(name: str, writable: bool = True) -> int:
 
 
 def attach(fd: int, what: str, size_bytes: int, writable: bool = True) -> mmap.mmap:
-    """Maps a segment by the descriptor that the keeper gave, whole, and closes the descriptor.
-    `size_bytes`: what it must have at least. Raises SegmentError.
+    """Maps a whole segment by the keeper's descriptor, and closes the descriptor. `size_bytes`:
+    required minimum size. Raises SegmentError.
     """
     try:
         actual = os.fstat(fd).st_size
@@ -135,8 +137,8 @@ def attach(fd: int, what: str, size_bytes: int, writable: bool = True) -> mmap.m
 
 
 def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
-    """Shared memory that a start with this data directory may have: what is free, and what a dead
-    broker of it has left. None: unbounded, or not known.
+    """Shared memory available to a start with this data directory: the free memory, plus the
+    remains of a dead broker of this directory. None: unbounded, or unknown.
     """
     try:
         about = os.statvfs(SHM_DIRECTORY)
@@ -154,7 +156,7 @@ def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
 
 
 def unlink(name: str) -> bool:
-    """False when there is none. Mappings of it stay valid. Raises SegmentError."""
+    """False if there is none. Mappings of it stay valid. Raises SegmentError."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
@@ -165,8 +167,8 @@ def unlink(name: str) -> bool:
 
 
 def clean(base: str) -> list[str]:
-    """Removes every segment of a broker that may be left; returns their names. Only for whoever
-    holds the directory's lock. The control segment goes last: it is what `sweep` looks for.
+    """Removes every remaining segment of a broker; returns their names. Only for the holder of the
+    directory's lock. The control segment is removed last, because `sweep` looks for it.
     """
     names = [
         *(arena_name(base, endpoint) for endpoint in range(ENDPOINT_COUNT_MAX)),
@@ -178,7 +180,7 @@ def clean(base: str) -> list[str]:
 
 def hold(name: str) -> int:
     """The keeper's flock on its control segment; the descriptor must stay open as long as the
-    keeper lives. Who sweeps may have it for a moment, until it sees how young the segment is.
+    keeper lives. A sweeping process may hold it briefly, until it sees how young the segment is.
     Raises SegmentError.
     """
     try:
@@ -188,17 +190,17 @@ def hold(name: str) -> int:
 
 
 def _lock(path: str, wait_s: float) -> int:
-    """The flock of the segment that bears this name, when we have it; by a descriptor to be closed.
+    """The flock of the segment with this name, once acquired; the caller must close the descriptor.
     Raises OSError: there is none, or BlockingIOError.
     """
     deadline = time.monotonic() + wait_s
     while True:
-        # a pipe of somebody else would hold us up
+        # O_NONBLOCK: another user's pipe of that name would block us
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd  # and what bears the name stays this segment while we have it
+                return fd  # and the name stays bound to this segment while we hold it
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(fd)
@@ -212,8 +214,8 @@ def _lock(path: str, wait_s: float) -> int:
 
 @contextlib.contextmanager
 def taking_over(base: str) -> Iterator[None]:
-    """What a dead broker has left under these names is ours alone, to clean away and to make anew.
-    Only for whoever holds the directory's lock. Raises SegmentError.
+    """Ensures exclusive access to a dead broker's segments, to remove and recreate them. Only for
+    the holder of the directory's lock. Raises SegmentError.
     """
     try:
         fd = _lock(f"{SHM_DIRECTORY}{control_name(base)}", TAKE_OVER_S)
@@ -224,7 +226,7 @@ def taking_over(base: str) -> Iterator[None]:
             " has it been stopped? Let it go on, or end it",
         ) from None
     except OSError:
-        fd = -1  # nothing is left, or nothing that we may have: making it anew says so
+        fd = -1  # nothing is left, or nothing that we may access: the creation reports that
     try:
         yield
     finally:
@@ -250,11 +252,12 @@ def sweep(now: float | None = None) -> list[str]:
         if not re.fullmatch(r"mqd-[0-9a-f]{16}-control", entry):
             continue
         path = f"{SHM_DIRECTORY}/{entry}"
-        with contextlib.suppress(OSError):  # it lives, is somebody else's, or is gone by now
+        with contextlib.suppress(OSError):  # it is alive, another user's, or gone by now
             if _is_old(path, time.time() if now is None else now):
                 fd = _lock(path, 0)
                 try:
-                    if _is_old(path, time.time() if now is None else now):  # another one may have come in its place
+                    # another segment may have taken its name
+                    if _is_old(path, time.time() if now is None else now):
                         clean("/" + entry.removesuffix("-control"))
                         swept.append("/" + entry)
                 finally:

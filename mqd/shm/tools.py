@@ -1,4 +1,4 @@
-"""How a tool (`mqd status`, `mqd down`) finds a running broker and asks its keeper."""
+"""How a tool (`mqd status`, `mqd down`) finds a running broker and queries its keeper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 
 
 class KeeperTool:
-    """A connection to the keeper of a data directory. Raises KeeperError when there is none or it
+    """A connection to the keeper of a data directory. Raises KeeperError if there is none or it
     does not answer.
     """
 
@@ -59,13 +59,13 @@ class KeeperTool:
 
 
 def supervisor_of(status: Status) -> int:
-    """supervisord's pid, 0 when the keeper is nobody's child."""
+    """supervisord's pid, 0 if the keeper has no supervisor."""
     return next((process.pid for process in status.processes if process.role == "supervisord"), 0)
 
 
 def held_pid(lock: Path) -> int | None:
-    """The pid in a lock file that somebody holds now; None when nobody does, 0 when it does not
-    tell.
+    """The pid in a lock file that is held now; None if it is not held, 0 if the file contains no
+    pid.
     """
     if not locks.is_locked(lock):
         return None
@@ -77,8 +77,8 @@ def held_pid(lock: Path) -> int | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on just now; for tests and demos that start a broker on a port
-    of their own.
+    """A TCP port that is free at the moment; for tests and demos that start a broker on a port of
+    their own.
     """
     with socket.socket() as probe:
         probe.bind((host, 0))

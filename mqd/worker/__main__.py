@@ -42,7 +42,8 @@ def main() -> int:
         return 1
     logging.setup("worker", arguments.index, client.config)
     logging.follow(lambda: client.control.log_level)
-    from mqd.worker.worker import Worker  # after attaching: a keeper that refuses is told sooner
+    # imported after attaching: an error of the keeper is reported sooner
+    from mqd.worker.worker import Worker
 
     async def life() -> int:
         return await Worker(client, places.run_dir).run()
@@ -50,9 +51,10 @@ def main() -> int:
     try:
         return asyncio.run(life())
     except Exception as error:
-        # of the native side's errors mqd up shows the cause and the way out: they are a user's to mend
+        # mqd up shows the cause and remedy of the native side's errors, because the user can fix
+        # them
         log.exception(f"worker failed: {error}" if isinstance(error, NativeError) else "worker failed")
-        os._exit(1)  # the reactor's thread still runs in memory that an orderly end would unmap
+        os._exit(1)  # the reactor's thread still runs in memory that an orderly exit would unmap
 
 
 if __name__ == "__main__":
