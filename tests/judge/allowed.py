@@ -5,24 +5,22 @@ them (`python -m tests.judge.page`); one that the whole run never meets fails it
 from tests.judge.compare import Allowed
 
 HASHED = "Kafka answers in the order of its hash tables, or errors first; mqd in the request's, or by name"
-CRASHED = "Kafka fails by an exception of its own on such a request; mqd says what is wrong with it"
+CRASHED = "Kafka fails with an internal exception on such a request; mqd reports what is wrong with it"
 
 BESIDE_ERRORS = (
-    "beside an error such as OFFSET_OUT_OF_RANGE mqd tells the log's ends too; Kafka -1, and other empty lists"
+    "beside an error such as OFFSET_OUT_OF_RANGE mqd gives the log's ends too; Kafka -1, and other empty lists"
 )
-NO_PARTITIONS = "a topic that is named without partitions is repeated in the answer; Kafka leaves it out"
-AS_REPLICA = (
-    "a replica id is for hosts of the cluster, which prove what they are: a client that names one reads nothing"
-)
+NO_PARTITIONS = "a topic that is named without partitions is repeated in the response; Kafka omits it"
+AS_REPLICA = "replica ids are for hosts of the cluster, which authenticate: a client that names one reads nothing"
 
 ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
-ANY_NAME = "for its plugins' sake Kafka takes properties of brokers that it does not know; mqd refuses them by name"
-TWO_EPOCHS = "aborting a transaction under way moves the epoch on by two, so that a late EndTxn is told apart"
+ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; mqd refuses them by name"
+TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
 
 ALLOWED = (
     Allowed("*", "0+", "*.throttle_time_ms", "how long a client is throttled is measured, not agreed"),
-    Allowed("*", "0+", "*.error_message", "texts are our own; the code says what is wrong"),
+    Allowed("*", "0+", "*.error_message", "texts are mqd's own; the code says what is wrong"),
     Allowed("*", "0+", "*.error_code", CRASHED, kafka=-1),
     Allowed("Metadata", "0-13", "topics", HASHED, order=True),
     Allowed("Metadata", "0-13", "topics[].partitions", HASHED, order=True),
@@ -82,7 +80,7 @@ ALLOWED = (
         "AlterClientQuotas",
         "0-1",
         "entries[].error_code",
-        "without authentication and quotas by address there is nothing that they could hold for",
+        "without authentication and quotas by address there is nothing that they could apply to",
         kafka=0,
         mqd=42,
     ),
@@ -90,7 +88,7 @@ ALLOWED = (
         "ElectLeaders",
         "0-2",
         "replica_election_results[] only Kafka",
-        "asked for all partitions, Kafka names every topic, and under it only what was elected",
+        "when all partitions are requested, Kafka names every topic, and under it only the elected ones",
     ),
     Allowed("InitProducerId", "0-5", "producer_epoch", TWO_EPOCHS),
     Allowed("DescribeTransactions", "0", "transaction_states[].producer_epoch", TWO_EPOCHS),
@@ -102,7 +100,7 @@ ALLOWED = (
         "api_keys[] only Kafka",
         "share and streams groups, delegation tokens, SCRAM, telemetry and assigned directories are not there yet",
     ),
-    Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is our own"),
+    Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is mqd's own"),
     Allowed("ApiVersions", "3-4", "finalized_features_epoch", "the position in each one's metadata log"),
     Allowed("ApiVersions", "3-4", "finalized_features", HASHED, order=True),
     Allowed("ApiVersions", "3-4", "supported_features", HASHED, order=True),
@@ -110,7 +108,7 @@ ALLOWED = (
         "ApiVersions",
         "4",
         "supported_features[] only mqd",
-        "Kafka hides from clients what begins at 0 in version 3 only, and has no mqd.version",
+        "Kafka hides features that begin at 0 only in version 3, and has no mqd.version",
     ),
     Allowed(
         "ApiVersions",
@@ -122,7 +120,7 @@ ALLOWED = (
         "ConsumerGroupHeartbeat",
         "0-1",
         "heartbeat_interval_ms",
-        "group.consumer.heartbeat.interval.quick.ms: members of small groups hear of a rebalance sooner",
+        "group.consumer.heartbeat.interval.quick.ms: members of small groups learn of a rebalance sooner",
         kafka=5000,
         mqd=1000,
     ),

@@ -12,14 +12,15 @@ from tests.judge.stories import LEFT_OUT
 INTRODUCTION = """
 ## Differences from Apache Kafka 4.2
 
-Both get the same requests, and their answers are compared field by field (`python -m tests.judge`). What may differ is here, and nothing else; `*` is every API, or
+Both get the same requests, and their responses are compared field by field
+(`python -m tests.judge`). The differences below are allowed, and no others; `*` is every API, or
 the end of every path. "order" is the order of a list.
 
 """
 OPEN_INTRODUCTION = """
 ### Still to be judged
 
-These differ from Kafka and are neither mended nor justified yet.
+These differ from Kafka and are neither fixed nor justified yet.
 
 """
 LEFT_OUT_INTRODUCTION = """
