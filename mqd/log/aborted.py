@@ -1,5 +1,5 @@
-"""What the .txnindex files of a partition must hold, found out from its log: for `mqd log verify`.
-Format: native/log/txn_index.h.
+"""Computes the required contents of a partition's .txnindex files from its log: for `mqd log
+verify`. Format: native/log/txn_index.h.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from mqd.log.batches import HEADER_BYTES, BatchInfo
 from mqd.log.segments import segment_path
 
 _ENTRY = Struct(">hqqqq")
-_MARKER = Struct(">hh")  # version and type of the control record's key, behind its length and deltas
+_MARKER = Struct(">hh")  # version and type of the control record's key, after its length and deltas
 _ABORT = 0
 
 Aborted = tuple[int, int, int]  # producer id, first offset, offset of the abort marker
@@ -19,13 +19,14 @@ Aborted = tuple[int, int, int]  # producer id, first offset, offset of the abort
 
 class AbortedTransactions:
     """Takes the batches of all segments in order. Bound: one entry for each open transaction and
-    each aborted one of the segment under way.
+    for each aborted one of the current segment.
     """
 
     def __init__(self) -> None:
         self._begun: dict[int, int] = {}  # producer id -> first offset
-        self._wanted: list[Aborted] = []  # of this segment
-        self._markers: set[tuple[int, int]] = set()  # producer id, offset: every abort marker of this segment
+        self._wanted: list[Aborted] = []  # of the current segment
+        # producer id, offset: every abort marker of the current segment
+        self._markers: set[tuple[int, int]] = set()
 
     def take(self, batch: BatchInfo, data: bytes) -> None:
         if not batch.control:
@@ -40,8 +41,8 @@ class AbortedTransactions:
             self._wanted.append((batch.producer_id, first, batch.base_offset))
 
     def compare(self, directory: Path, base_offset: int, next_offset: int) -> list[str]:
-        """Problems of the segment that was taken last; the next one may follow. What lies at or
-        behind next_offset is being written.
+        """Problems of the last segment; the next one may follow. Entries at or beyond next_offset
+        are still being written.
         """
         wanted, markers = self._wanted, self._markers
         self._wanted, self._markers = [], set()
@@ -68,8 +69,8 @@ class AbortedTransactions:
 
 
 def _marker_type(data: bytes) -> int:
-    """Of a control batch, whose single record has attributes, two deltas and a key of 4 bytes; -1:
-    it is none.
+    """For a control batch, whose single record has attributes, two deltas and a key of 4 bytes; -1:
+    invalid.
     """
     at = HEADER_BYTES
     for skipped in ("length", "attributes", "timestamp delta", "offset delta", "key length"):

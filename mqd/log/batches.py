@@ -1,8 +1,8 @@
-"""Record batches as they lie in a segment file, read back: the headers (their format:
-mqd/protocol/records.py). What is inside: records.py.
+"""Reads the record batches of a segment file: the headers (format: mqd/protocol/records.py). For
+the records inside see records.py.
 
-A batch was checked when it was appended, but a file may be damaged since, and a reader may look
-while its owner writes: nothing here is believed unchecked.
+A batch was checked when it was appended, but the file may have been damaged since, and a reader may
+run while its owner writes: everything is checked again here.
 """
 
 import os
@@ -27,11 +27,11 @@ _READ_BYTES = 256 << 10
 
 
 class CorruptBatch(ValueError):
-    """Stored bytes are not a record batch, or its records are not what the header says."""
+    """Stored bytes are not a record batch, or its records contradict the header."""
 
 
 class BatchInfo(msgspec.Struct, frozen=True, gc=False):
-    """A header, and where it lies. Timestamps in ms; offsets inclusive where they say last."""
+    """A header and its position. Timestamps in ms; offsets named `last` are inclusive."""
 
     position: int
     size_bytes: int
@@ -74,7 +74,7 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
-    """`data[at:]` holds at least HEADER_BYTES; `position` is where that lies in the file. Raises
+    """`data[at:]` must hold at least HEADER_BYTES; `position` is its position in the file. Raises
     CorruptBatch.
     """
     (
@@ -117,7 +117,7 @@ def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
 
 def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
     """Headers from a batch boundary on. Ends at `end_position`, at the end of the file, or at a
-    batch that the file does not hold whole; raises CorruptBatch at bytes that are no header. Reads
+    batch that the file does not hold completely; raises CorruptBatch for an invalid header. Reads
     ahead in blocks, skips the bodies of large batches.
     """
     block, start = b"", position
@@ -134,8 +134,8 @@ def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
 
 
 def first_timestamp_ms(path: Path) -> int:
-    """Of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty or unreadable. Raises
-    OSError, but for a segment that is gone.
+    """The first timestamp of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty or
+    unreadable. Raises OSError, except for a segment that is gone.
     """
     try:
         with open(path, "rb") as file:
@@ -146,7 +146,7 @@ def first_timestamp_ms(path: Path) -> int:
 
 
 def read_batch(fd: int, batch: BatchInfo) -> bytes:
-    """All bytes of a batch. Raises CorruptBatch when the file ends before."""
+    """All bytes of a batch. Raises CorruptBatch if the file ends earlier."""
     data = os.pread(fd, batch.size_bytes, batch.position)
     if len(data) != batch.size_bytes:
         raise CorruptBatch(f"the file ends inside the batch at position {batch.position}")

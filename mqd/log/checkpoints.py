@@ -1,5 +1,5 @@
-"""What one worker writes down about its partitions, beside them in each log directory, and what may
-be believed of it after a start.
+"""The checkpoint files of a worker, next to its partitions in each log directory, and the rules for
+trusting them after a start.
 
 Files, W = worker index:
 
@@ -8,30 +8,30 @@ Files, W = worker index:
     log-start-offset-checkpoint.W        records below the offset were deleted: never serve them
                                          again
     replication-offset-checkpoint.W      records below the offset are committed: of partitions with
-                                         several replicas. Only what the own file says is believed,
-                                         and a missing entry is 0: a leader finds out again as soon
-                                         as its followers fetch
-    clean-shutdown.W                     generation of the broker's life that ended well; written
-                                         last, removed before anything else is
+                                         several replicas. Only the worker's own file is trusted,
+                                         and a missing entry is 0: a leader learns the value again
+                                         as soon as its followers fetch
+    clean-shutdown.W                     generation of the broker's life that ended cleanly; written
+                                         last, removed before any other change
 
 The first two have Kafka's text format (version line, count line, then `topic partition offset`),
 version 1 with a fourth column: the topic id. Files of several workers, of an earlier worker count
-or of a deleted topic of the same name may tell different things of one partition; the id tells
-incarnations apart, and of what remains the careful value counts:
+or of a deleted topic of the same name may contradict each other about one partition. The id
+distinguishes incarnations, and of the remaining values the safe one counts:
 
 C1  recovery point: the lowest of all files. Too low costs a scan; too high would trust bytes that a
     power cut took.
 C2  log start: the highest of all files. It only ever moves up, and a deleted record must not come
     back.
-C3  clean: this worker's own marker was there, its own file names the partition, and no other file
+C3  clean: this worker's own marker existed, its own file names the partition, and no other file
     does (another's may have been written since).
-C4  a file keeps what it said of partitions that went to another worker until every worker has
-    written its own (`settle`).
+C4  a file keeps its entries for partitions that moved to another worker until every worker has
+    written its own file (`settle`).
 C5  an offset is written only after the flush that makes it true (the caller passes durable offsets,
     never log ends).
 
-One writer per file, so no lock. Formatting and merging are pure; reading is plain; writing goes
-through Files.
+One writer per file, so there is no lock. Formatting and merging are pure; reading uses plain files;
+writing goes through Files.
 """
 
 import re
@@ -51,14 +51,14 @@ _NO_ID = "-"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file does not hold what its format promises."""
+    """A checkpoint file violates its format."""
 
 
 class Entry(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     offset: int
-    topic_id: bytes | None  # None: written by something that knew no ids (Kafka)
+    topic_id: bytes | None  # None: the writer knew no ids (Kafka)
 
 
 Key = tuple[str, int]
@@ -100,23 +100,24 @@ def _parse_entry(row: str, version: int, where: str) -> Entry:
     return entry
 
 
-# -- what was found at start -----------------------------------------------------------------------
+# -- contents found at start
+# -------------------------------------------------------------------------
 
 
 class Found(msgspec.Struct):
-    """Everything the checkpoint files of one log directory said before this worker changed any."""
+    """The contents of the checkpoint files of one log directory before this worker changed any."""
 
     recovery_points: dict[str, list[Entry]] = {}  # by file suffix ("" = Kafka's own file)
     log_starts: dict[str, list[Entry]] = {}
-    clean: bool = False  # the own marker was there
-    problems: list[str] = []  # files that could not be read; their entries are missing, which costs a scan
+    clean: bool = False  # the worker's own marker existed
+    problems: list[str] = []  # files that could not be read; their missing entries cost a scan
 
     def index(self, worker: int) -> "Trust":
         return Trust(self, worker)
 
 
 class Trust:
-    """Answers for one partition at a time what may be believed (C1, C2, C3)."""
+    """Determines the trusted values of single partitions (C1, C2, C3)."""
 
     def __init__(self, found: Found, worker: int):
         self._clean = found.clean
@@ -125,7 +126,7 @@ class Trust:
         self._starts = _by_key(found.log_starts)
 
     def recovery_point(self, topic: str, partition: int, topic_id: bytes) -> int:
-        """Everything below is on disk; -1 = nothing is known."""
+        """Everything below is on disk; -1 = unknown."""
         offsets = [offset for _, offset in _of(self._recovery, topic, partition, topic_id)]
         return min(offsets) if offsets else -1
 
@@ -147,7 +148,7 @@ def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry
 def _of(
     table: dict[Key, list[tuple[str, Entry]]], topic: str, partition: int, topic_id: bytes
 ) -> list[tuple[str, int]]:
-    """(file suffix, offset) of this incarnation; entries without an id count only when none has
+    """(file suffix, offset) of this incarnation. Entries without an id count only if no entry has
     one.
     """
     rows = table.get((topic, partition), [])
@@ -178,9 +179,9 @@ def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Ent
 
 
 def open_directory(directory: Path, worker: int, worker_count: int, files: Files) -> Found:
-    """Reads what is there, then removes the own clean-shutdown marker and those of workers that no
-    longer exist, durably: from here on a crash is a crash. Nothing else may be written in the
-    directory before. Raises OSError.
+    """Reads the files, then durably removes the worker's own clean-shutdown marker and those of
+    workers that no longer exist: from here on a crash counts as a crash. Nothing else may be
+    written in the directory before. Raises OSError.
     """
     found = Found()
     found.clean = _marker(directory, worker).exists()
@@ -195,16 +196,14 @@ def open_directory(directory: Path, worker: int, worker_count: int, files: Files
         try:
             files.unlink(path)
         except FileNotFoundError:
-            pass  # another worker was faster
+            pass  # another worker has removed it
     if gone:
         files.sync_directory(directory)
     return found
 
 
 def read_high_watermarks(directory: Path, worker: int) -> dict[tuple[str, int, bytes], int]:
-    """(topic, partition, topic id) -> offset; empty when there is no file, or none that can be
-    read.
-    """
+    """(topic, partition, topic id) -> offset; empty if there is no readable file."""
     path = directory / f"{HIGH_WATERMARK}.{worker}"
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
@@ -222,13 +221,14 @@ def _marker(directory: Path, worker: int) -> Path:
 
 
 def write_clean_shutdown(directory: Path, worker: int, generation: int, files: Files) -> None:
-    """The last thing that is written in a log directory, after every partition was flushed and
-    closed and the checkpoints are in place.
+    """The last write to a log directory, after every partition was flushed and closed and the
+    checkpoints are in place.
     """
     files.replace(_marker(directory, worker), f"version: 0\ngeneration: {generation}\n".encode())
 
 
-# -- what this worker writes -----------------------------------------------------------------------
+# -- writing
+# -----------------------------------------------------------------------------------------
 
 
 class CheckpointWriter:
@@ -246,24 +246,24 @@ class CheckpointWriter:
         self._written: dict[str, bytes] = {}
 
     def settle(self, still_wanted: Iterable[Key] = ()) -> None:
-        """Every worker has written its own files: what was carried along (C4) is theirs now, but
-        for `still_wanted`, own partitions that are not open.
+        """Every worker has written its own files: carried entries (C4) are now in theirs, except
+        `still_wanted`, own partitions that are not open.
         """
         wanted = set(still_wanted)
         for stem, entries in self._carried.items():
             self._carried[stem] = [entry for entry in entries if (entry.topic, entry.partition) in wanted]
 
     def write(self, recovery_points: Iterable[Entry], log_starts: Iterable[Entry]) -> bool:
-        """Replaces what changed; False when nothing did. Log starts first: a recovery point must
-        never stand beside an older start. Raises OSError, after which the old files are in force
-        and the next call tries again.
+        """Writes changed files; False if nothing changed. Log starts first: a recovery point must
+        never be combined with an older start. Raises OSError; the old files then remain and the
+        next call tries again.
         """
         changed = self._write(LOG_START, [entry for entry in log_starts if entry.offset > 0])
         return self._write(RECOVERY_POINT, list(recovery_points)) or changed
 
     def write_high_watermarks(self, entries: Iterable[Entry]) -> bool:
-        """Replaces what changed; False when nothing did, or there never was a partition with
-        several replicas. Raises OSError.
+        """Writes the file if it changed; False if it did not, or if there has never been a
+        partition with several replicas. Raises OSError.
         """
         entries = list(entries)
         if not entries and HIGH_WATERMARK not in self._written:
@@ -282,8 +282,8 @@ class CheckpointWriter:
 
 
 def remove_orphans(directory: Path, worker_count: int, files: Files) -> list[Path]:
-    """Removes the checkpoints of workers that no longer exist and Kafka's own; only after settling.
-    One worker does it for all.
+    """Removes Kafka's own checkpoints and those of workers that no longer exist; only after
+    settling. One worker does it for all.
     """
     removed = []
     for stem in (RECOVERY_POINT, LOG_START, HIGH_WATERMARK):

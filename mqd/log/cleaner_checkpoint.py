@@ -1,13 +1,13 @@
-"""Up to which offset each compacted partition is clean: beside the partitions, in each log
+"""The offset up to which each compacted partition is clean, next to the partitions in each log
 directory.
 
     cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, as the
                                      others (checkpoints.py)
 
-Unlike those, the highest of all files counts: what has been clean once stays clean, whoever wrote
-it down. Losing a file costs a compaction, no data: so what cannot be read is nothing. Entries of
-partitions that went to another worker are carried along; a file is never larger than the partitions
-that this host has had.
+Unlike for those, the highest value of all files counts: once clean, always clean, whichever worker
+recorded it. Losing a file costs a compaction but no data, so unreadable contents are ignored.
+Entries of partitions that moved to another worker are carried along; a file never has more entries
+than this host has had partitions.
 
 One writer per file. Blocking.
 """
@@ -34,7 +34,7 @@ class CleanerCheckpoint:
         self.problems: list[str] = []
 
     def load(self) -> None:
-        """Raises OSError when the directory cannot be listed."""
+        """Raises OSError if the directory cannot be listed."""
         for path in sorted(self._directory.iterdir()):
             if _NAME.fullmatch(path.name):
                 try:
@@ -56,8 +56,8 @@ class CleanerCheckpoint:
     def put(
         self, topic: str, partition: int, topic_id: bytes, offset: int, wanted: Iterable[Name] | None = None
     ) -> None:
-        """Written durably. `wanted`: the partitions that still exist; others are forgotten. Raises
-        OSError.
+        """Writes durably. `wanted`: the partitions that still exist; entries of others are dropped.
+        Raises OSError.
         """
         self._offsets[topic, partition, topic_id] = offset
         if wanted is not None:

@@ -1,5 +1,5 @@
-"""Which partition is compacted when, and what of it: pure functions over a listing. How it is done:
-native/log/compaction/compact.h; who does it: mqd/worker/compaction.py.
+"""Decides which partition is compacted when, and which part of it: pure functions over a listing.
+The work is implemented in native/log/compaction/compact.h and driven by mqd/worker/compaction.py.
 
     log start          first dirty offset              what may be compacted ends
         | clean segments       | dirty segments                | younger ones, not yet stable ones, the active one
@@ -7,13 +7,13 @@ native/log/compaction/compact.h; who does it: mqd/worker/compaction.py.
 
 L1  only whole segments that lie below the last stable offset, the high watermark's segment and the
     flushed end are compacted; never the active one.
-L2  a segment with a record younger than min.compaction.lag.ms, and all behind it, waits.
-L3  everything from the log start on is written anew, the dirty part tells what is outdated: so what
-    was clean stays clean.
+L2  a segment with a record younger than min.compaction.lag.ms waits, and so do all later ones.
+L3  everything from the log start on is rewritten, and the dirty part determines the outdated
+    records: the clean part therefore stays clean.
 L4  the first dirty offset only ever rises, and only after all groups are in place.
 
-Rules are Kafka's (LogCleanerManager): the dirtiest log first, where the dirty bytes are more than
-min.cleanable.dirty.ratio of what would be read; at once where a record has waited longer than
+Rules are Kafka's (LogCleanerManager): the dirtiest log first, if the dirty bytes exceed
+min.cleanable.dirty.ratio of the bytes to read; immediately if a record has waited longer than
 max.compaction.lag.ms.
 """
 
@@ -23,7 +23,7 @@ import msgspec
 
 from mqd.log.segments import Segment
 
-INDEX_BYTES_MAX = 10 << 20  # native/log/index.h: a larger one is not read to its end
+INDEX_BYTES_MAX = 10 << 20  # native/log/index.h: a larger one is not read completely
 OFFSET_SPAN_MAX = (1 << 31) - 1  # relative offsets are int32
 
 
@@ -38,10 +38,10 @@ class CompactionPolicy(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A segment, and what only compaction asks of it."""
+    """A segment with the additional data that compaction needs."""
 
     segment: Segment
-    first_timestamp_ms: int = -1  # of its first batch; -1 = none, or not asked
+    first_timestamp_ms: int = -1  # of its first batch; -1 = none, or not requested
     index_bytes: int = 0
 
     @property
@@ -50,7 +50,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """What the partition's owner has published."""
+    """The log ends that the partition's owner has published."""
 
     log_start_offset: int
     last_stable_offset: int
@@ -60,7 +60,9 @@ class Ends(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`bases`: those to clean from the log's first on, then all up to the high watermark's."""
+    """`bases`: the segments to clean, from the log's first one, followed by all others up to the
+    high watermark's.
+    """
 
     bases: tuple[int, ...]
     clean_count: int
@@ -79,8 +81,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def first_dirty(checkpoint: int | None, log_start_base: int, active_base: int) -> int:
-    """Where the dirty part begins. A checkpoint beyond the sealed segments is of a log that was cut
-    since: nothing is known to be clean.
+    """Start of the dirty part. A checkpoint beyond the sealed segments belongs to a log that was
+    truncated since: nothing is known to be clean.
     """
     if checkpoint is None or checkpoint < log_start_base or checkpoint > active_base:
         return log_start_base
@@ -105,8 +107,8 @@ def _stable_count(stored: Sequence[Stored], ends: Ends) -> int:
 def plan(
     stored: Sequence[Stored], ends: Ends, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
 ) -> Plan | None:
-    """`stored` ascending, the active segment last; those wholly below the log start are left out.
-    None: there is nothing dirty that may be compacted.
+    """`stored` ascending, active segment last, without those wholly below the log start. None: no
+    dirty segment may be compacted.
     """
     start = max((number for number, one in enumerate(stored) if one.base_offset <= ends.log_start_offset), default=0)
     stored = stored[start:]
@@ -136,8 +138,8 @@ def plan(
 
 
 def groups(stored: Sequence[Stored], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
-    """Neighbouring segments that may become one: (first number, count). `end_offset`: the base of
-    the segment behind the last.
+    """Adjacent segments that may be merged: (first number, count). `end_offset`: base of the
+    segment after the last one.
     """
     found: list[tuple[int, int]] = []
     first = size = index = 0

@@ -1,10 +1,10 @@
-"""What a worker's cleaner has done, as a file of the run directory: the worker writes it whole, the
+"""A report on a worker's cleaner, as a file in the run directory: the worker writes it whole, the
 acceptor reads it at each scrape.
 
     run/compaction.W.json      one Report; W is the worker
 
-It is a notice, not a record: neither flushed nor written through the file layer, and replaced by a
-rename, so that no reader meets half of it.
+It is informational: neither flushed nor written through the file layer. It is replaced by a rename,
+so that no reader sees a partial file.
 """
 
 import os
@@ -18,14 +18,14 @@ class Cleaned(msgspec.Struct):
 
     topic: str
     partition: int
-    dirty_ratio: float = 0.0  # when it was last looked at
+    dirty_ratio: float = 0.0  # at the last check
     runs: int = 0
     finished_ms: int = 0  # since 1970; 0 = never
-    uncleanable: str = ""  # why it is left as it is
+    uncleanable: str = ""  # the reason that it is not compacted
 
 
 class Report(msgspec.Struct):
-    """Sums of this life of the worker."""
+    """Totals of this life of the worker."""
 
     runs: int = 0
     failures: int = 0
@@ -50,7 +50,7 @@ def write(run_dir: Path, worker: int, report: Report) -> None:
 
 
 def read(run_dir: Path, worker: int) -> Report:
-    """Empty when there is no such file, or none that can be understood (another version's)."""
+    """Empty if there is no such file, or an unreadable one (of another version)."""
     try:
         return msgspec.json.decode(_path(run_dir, worker).read_bytes(), type=Report)
     except (OSError, msgspec.MsgspecError):

@@ -1,11 +1,11 @@
-"""What a worker's scrubber has found in stored segments, as a file of the run directory: the worker
-writes it whole, the acceptor reads it at each scrape.
+"""The damage that a worker's scrubber has found in stored segments, as a file in the run directory:
+the worker writes it whole, the acceptor reads it at each scrape.
 
     run/damage.W.json      a JSON array of Damage; W is the worker
 
-It is a notice, not a record: losing it costs no data, for whatever is damaged is found again. So it
-is neither flushed nor written through the file layer; it is replaced by a rename, so that no reader
-meets half of it.
+It is informational: losing it costs nothing, because the damage will be found again. So it is
+neither flushed nor written through the file layer. It is replaced by a rename, so that no reader
+sees a partial file.
 """
 
 import os
@@ -15,7 +15,7 @@ import msgspec
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """One damaged segment: where its first bad batch begins, and why it is bad."""
+    """One damaged segment: the position of its first bad batch, and the reason."""
 
     topic: str
     topic_id: bytes
@@ -23,7 +23,7 @@ class Damage(msgspec.Struct, frozen=True):
     segment: int  # base offset
     position: int
     reason: str
-    next_sound_offset: int  # reading can go on there
+    next_sound_offset: int  # reading can continue there
     found_ms: int  # since 1970
 
 
@@ -40,7 +40,7 @@ def write(run_dir: Path, worker: int, found: list[Damage]) -> None:
 
 
 def read(run_dir: Path, worker: int) -> list[Damage]:
-    """Empty when there is no such file, or none that can be understood (another version's)."""
+    """Empty if there is no such file, or an unreadable one (of another version)."""
     try:
         return msgspec.json.decode(_path(run_dir, worker).read_bytes(), type=list[Damage])
     except (OSError, msgspec.MsgspecError):

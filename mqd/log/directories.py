@@ -1,18 +1,18 @@
-"""Partition directories: their names, whose they are, and how one leaves.
+"""Partition directories: their names, their identity, and their deletion.
 
 A partition lives in LOG_DIR/TOPIC-PARTITION. `partition.metadata` in it holds the topic id (Kafka's
-format, KIP-516), so that a directory that a topic of the same name left behind is never served.
+format, KIP-516), so that a directory left by an earlier topic of the same name is never served.
 
-D1  a directory is served only when its partition.metadata names the topic id of the image, or when
-    it holds no record and no metadata (a crash between the two steps of its creation).
-D2  anything else under that name is moved aside to TOPIC-PARTITION.UUID-stray: never served, never
-    deleted by itself.
-D4  what a checkpoint knows to have had records never begins again at offset 0, for its offsets
-    would be given twice: without its partition.metadata it is not served, nor is the only replica
-    without its directory. One of several replicas begins with nothing, and is marked as shortened
-    by the caller.
-D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and a
-    crash leaves something that the next start recognises.
+D1  a directory is served only if its partition.metadata names the topic id of the image, or if it
+    holds no record and no metadata (a crash between the two steps of its creation).
+D2  any other directory of that name is moved aside to TOPIC-PARTITION.UUID-stray: never served,
+    never deleted automatically.
+D4  a partition with records according to a checkpoint never restarts at offset 0, because its
+    offsets would be assigned twice: it is not served without its partition.metadata, nor, as the
+    only replica, without its directory. One of several replicas starts empty, and the caller marks
+    it as shortened.
+D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and the
+    next start recognizes the remains after a crash.
 
 Names are Kafka's. Called off the reactor and off the event loop.
 """
@@ -32,7 +32,7 @@ _DELETED = re.compile(r".*-([0-9]+)\.[0-9a-f]{32}-delete")
 
 
 class TopicIdMismatch(ValueError):
-    """partition.metadata cannot be read or names another topic."""
+    """partition.metadata is unreadable or names another topic."""
 
 
 def partition_path(log_dir: Path, topic: str, partition: int) -> Path:
@@ -40,8 +40,8 @@ def partition_path(log_dir: Path, topic: str, partition: int) -> Path:
 
 
 def aside_name(topic: str, partition: int, suffix: str) -> str:
-    """TOPIC-PARTITION.UUID-SUFFIX; a long topic name is shortened, for a file name has at most 255
-    bytes.
+    """TOPIC-PARTITION.UUID-SUFFIX; a long topic name is shortened, because a file name has at most
+    255 bytes.
     """
     tail = f"-{partition}.{uuid.uuid4().hex}-{suffix}"
     return topic[: _NAME_BYTES_MAX - len(tail)] + tail
@@ -81,13 +81,13 @@ def prepare(
     known_end: int = 0,
     has_others: bool = False,
 ) -> tuple[Path, Path | None]:
-    """Makes sure that the partition's directory exists and is this topic's. Returns (its path, what
-    was moved aside or None). Raises OSError.
+    """Ensures that the partition's directory exists and belongs to this topic. Returns (its path,
+    the path of a directory moved aside or None). Raises OSError.
 
-    known_end: up to this offset a checkpoint of this very partition knows of records; has_others:
-    so may other replicas (D4).
+    known_end: a checkpoint of this very partition knows of records up to this offset. has_others:
+    other replicas may know of records too (D4).
 
-    A new directory is durable only after sync_directory(log_dir): the caller does that once for
+    A new directory is durable only after sync_directory(log_dir), which the caller calls once for
     many.
     """
     path = partition_path(log_dir, topic, partition)
@@ -156,7 +156,7 @@ def set_aside_for_deletion(log_dir: Path, topic: str, partition: int, files: Fil
 
 
 def leftovers(log_dir: Path) -> list[Path]:
-    """Directories that an earlier life had set aside for deletion."""
+    """Directories that an earlier life set aside for deletion."""
     return sorted(
         path for path in log_dir.iterdir() if _DELETED.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )
@@ -170,14 +170,15 @@ def aside_index(path: Path) -> int:
 
 
 def delete_tree(path: Path, files: Files) -> Iterator[Path]:
-    """Deletes a directory set aside, file by file, yielding each file it is about to unlink (so
-    that the caller can pace or stop). Raises OSError.
+    """Deletes a set-aside directory file by file, yielding each file before it is unlinked (so that
+    the caller can pace or stop). Raises OSError.
     """
     try:
         entries = sorted(path.iterdir())
     except FileNotFoundError:
-        return  # each worker that starts clears up, also beside the one that set it aside
-    entries.sort(key=lambda entry: entry.name == METADATA)  # last: it tells whose this was
+        # each worker that starts cleans up, even concurrently with the one that set it aside
+        return
+    entries.sort(key=lambda entry: entry.name == METADATA)  # last: it identifies the partition
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
             yield from delete_tree(entry, files)

@@ -1,6 +1,6 @@
-"""Looking at and checking stored segments, for `mqd log dump` and `mqd log verify`. Reads only;
-safe beside a running broker (what is written meanwhile may look cut off at the very end of an
-active segment, which is reported as `incomplete`, not as damage).
+"""Inspects and verifies stored segments, for `mqd log dump` and `mqd log verify`. Read-only, and
+safe next to a running broker: concurrent writes may look cut off at the very end of an active
+segment, which is reported as `incomplete`, not as damage.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from mqd.log.records import Record, record_times, records
 
 _CRC_START = 21  # the checksum covers everything from the attributes on
 _MAGIC, _MAGIC_POSITION = b"\x02", 16
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 
 class SegmentReport(msgspec.Struct):
@@ -30,11 +30,13 @@ class SegmentReport(msgspec.Struct):
     first_offset: int  # -1: no batch
     next_offset: int  # after the last valid batch; base_offset if none
     max_timestamp_ms: int
-    problem: str | None = None  # why the byte at valid_bytes is not valid; None: sound to its end
-    problem_offset: int = -1  # base offset of the batch concerned, -1 = not readable
-    incomplete: bool = False  # the problem is a last batch that is cut off, as a crash or a running writer leaves it
-    index_problems: list[str] = []  # indexes can be rebuilt: no data is lost
-    aborted_problems: list[str] = []  # of its .txnindex; only where a whole partition is looked at
+    # the reason that the byte at valid_bytes is invalid; None: sound to the end
+    problem: str | None = None
+    problem_offset: int = -1  # base offset of the bad batch, -1 = not readable
+    # the problem is a truncated last batch, as left by a crash or a running writer
+    incomplete: bool = False
+    index_problems: list[str] = []  # indexes can be rebuilt, so no data is lost
+    aborted_problems: list[str] = []  # of its .txnindex; only when a whole partition is verified
 
 
 class DirectoryReport(msgspec.Struct):
@@ -51,7 +53,7 @@ class DirectoryReport(msgspec.Struct):
     @property
     def damaged(self) -> bool:
         """Stored records are unreadable (an incomplete last batch of the last segment is not
-        damage), or consumers of committed records cannot be told which were aborted.
+        damage), or the aborted transactions cannot be reported to consumers of committed records.
         """
         return any(
             s.aborted_problems or (s.problem is not None and not (s.incomplete and s is self.segments[-1]))
@@ -66,8 +68,8 @@ def _base_offset_of(path: Path) -> int:
 
 
 def dump_segment(path: str | os.PathLike[str], check_crc: bool = True) -> Iterator[BatchInfo]:
-    """Every batch of a segment file in order; `crc_valid` tells of its checksum. Raises OSError;
-    CorruptBatch at bytes that are no batch.
+    """Every batch of a segment file in order, with its `crc_valid`. Raises OSError; CorruptBatch
+    for an invalid batch.
     """
     with open(path, "rb") as file:
         for batch in walk(file.fileno(), 0, os.fstat(file.fileno()).st_size):
@@ -79,7 +81,7 @@ def dump_segment(path: str | os.PathLike[str], check_crc: bool = True) -> Iterat
 
 
 def dump_records(path: str | os.PathLike[str], batch: BatchInfo) -> list[Record]:
-    """The records of a batch that dump_segment gave. Raises OSError, CorruptBatch."""
+    """The records of a batch from dump_segment. Raises OSError, CorruptBatch."""
     with open(path, "rb") as file:
         return list(records(batch, read_batch(file.fileno(), batch)))
 
@@ -98,8 +100,8 @@ def verify_segment(
     total: int = 0,
     aborted: AbortedTransactions | None = None,
 ) -> SegmentReport:
-    """Checks every header and checksum, that offsets rise, and the indexes beside it; `deep` also
-    opens (decompresses) every record. Raises OSError.
+    """Verifies every header and checksum, that offsets rise, and the segment's indexes; `deep` also
+    decodes (decompresses) every record. Raises OSError.
     """
     path = Path(path)
     base = _base_offset_of(path)
@@ -154,7 +156,7 @@ def _verify_batch(path: Path, batch: BatchInfo, report: SegmentReport, deep: boo
 
 
 def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
-    """The walk ended before the file did: a batch that is cut off, or nothing but zeroes."""
+    """The walk ended before the file did: at a truncated batch, or at zeroes."""
     left = size - report.valid_bytes
     with open(path, "rb") as file:
         data = os.pread(file.fileno(), HEADER_BYTES, report.valid_bytes)
@@ -166,7 +168,8 @@ def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
         except CorruptBatch as error:
             report.problem, report.incomplete = str(error), False
     if report.incomplete and (behind := _whole_batch_behind(path, size, report)) is not None:
-        report.incomplete = False  # nothing follows what a crash or a writer leaves unfinished
+        # a crash or a running writer leaves nothing after an unfinished batch
+        report.incomplete = False
         report.problem = (
             f"the batch at position {report.valid_bytes} has a wrong length: at position {behind.position} begins a"
             f" whole one, offset {behind.base_offset}"
@@ -174,7 +177,7 @@ def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
 
 
 def _whole_batch_behind(path: Path, size: int, report: SegmentReport) -> BatchInfo | None:
-    """The first batch with a right checksum in what seems to be the rest of one that is cut off."""
+    """The first batch with a valid checksum in what seems to be the rest of a truncated one."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
         at = report.valid_bytes
         while (found := data.find(_MAGIC, at + 1 + _MAGIC_POSITION)) >= 0:
@@ -223,7 +226,7 @@ def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, in
 def verify_directory(
     path: str | os.PathLike[str], progress: Progress | None = None, deep: bool = False
 ) -> DirectoryReport:
-    """Verifies every segment of a partition's directory, and that the segments follow each other.
+    """Verifies every segment of a partition's directory, and that the segments are contiguous.
     Raises OSError.
     """
     directory = Path(path)

@@ -1,9 +1,9 @@
-"""How the Python side changes files in a log directory: only through here, and from here only
+"""All changes of files in a log directory by Python code go through this module, and from here
 through the native file layer.
 
-The native layer can record, refuse and forget every change (tests/crash); a change made past it
+The native layer can record, refuse and drop every change (tests/crash); a change that bypassed it
 would be invisible to those tests. Code takes a `Files` as an argument, so that policy can be tested
-without the extension and a test can watch the order of changes. Reading needs no layer.
+without the extension and a test can observe the order of changes. Reading needs no layer.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 class Files(Protocol):
     def replace(self, path: Path, data: bytes) -> None:
-        """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it
-        held before. Raises OSError.
+        """Afterwards, even after a power cut, `path` holds all of `data` or, on an error, its
+        previous contents. Raises OSError.
         """
 
     def unlink(self, path: Path) -> None: ...
@@ -28,12 +28,12 @@ class Files(Protocol):
 
 
 class NativeFiles:
-    """The one that runs. Every call releases the GIL; may be used by several threads. Raises
-    OSError of the fitting kind (FileNotFoundError...).
+    """The production implementation. Every call releases the GIL; thread-safe. Raises the matching
+    subclass of OSError (FileNotFoundError...).
     """
 
     def __init__(self) -> None:
-        from mqd import native  # the extension is wanted only where files are really changed
+        from mqd import native  # the extension is loaded only where files are really changed
 
         self._native = native
 

@@ -3,10 +3,10 @@
     .index      relative offset int32 (first of a batch), position int32
     .timeindex  largest timestamp so far int64, relative offset int32 (last of the batch that brought it)
 
-Hints: sparse, written after what they point to, rebuilt by recovery, perhaps with half an entry at
-their end while their owner writes. What is read here is cut to the prefix that makes sense (offsets
-and keys rise); the log itself is asked where the hint does not suffice. numpy is imported by the
-functions that need it: a broker that starts has no use for it yet.
+Indexes are hints: sparse, written after the data that they point to, rebuilt by recovery, and
+perhaps with half an entry at the end while their owner writes. Entries are cut to the valid prefix
+(offsets and keys rise); where the hint is insufficient the log itself is read. numpy is imported by
+the functions that need it, because a starting broker does not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def _read_index(path: Path, fields: list[tuple[str, str]]) -> numpy.ndarray:
 
 
 def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
-    """The entries up to the first that does not rise (zeroes of a preallocated end, torn writes)."""
+    """The entries before the first one that does not rise (zeroes of a preallocated end, torn
+    writes).
+    """
     import numpy
 
     if not len(entries):
@@ -50,7 +52,7 @@ def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
 
 
 def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """Fields TIME_INDEX, the sound prefix; offsets relative to base_offset. A first entry of zeroes
+    """Fields TIME_INDEX, the valid prefix; offsets relative to base_offset. A first entry of zeroes
     counts as none.
     """
     entries = _sound_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
@@ -58,5 +60,5 @@ def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
 
 
 def read_offset_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """Fields OFFSET_INDEX, the sound prefix."""
+    """Fields OFFSET_INDEX, the valid prefix."""
     return _sound_prefix(_read_index(segment_path(directory, base_offset, ".index"), OFFSET_INDEX), "position")

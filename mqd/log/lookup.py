@@ -1,13 +1,13 @@
-"""Questions about a partition's past, answered from its files by any process: an offset by time,
-the newest timestamp, the end of a leader epoch.
+"""Look-ups in a partition's files, usable by any process: an offset by time, the newest timestamp,
+the end of a leader epoch.
 
-The reader is not the owner: it opens the files read-only, never looks at or beyond the high
-watermark it was given (below it bytes never change), and meets files that vanish (retention) by
-looking again. Indexes are only hints (see segments.py). Blocking; call it off an event loop.
-Corrupt bytes below the high watermark raise CorruptBatch naming the segment.
+The reader is not the owner: it opens the files read-only, never reads at or beyond the given high
+watermark (below it bytes never change), and lists the files again if some vanish (retention).
+Indexes are only hints (see indexes.py). Blocking; call it off an event loop. Corrupt bytes below
+the high watermark raise CorruptBatch naming the segment.
 
-Semantics are Kafka's: ListOffsets by time gives the earliest offset whose record's timestamp is at
-least the wanted one; KIP-734 for the newest timestamp; OffsetForLeaderEpoch as in
+Semantics are Kafka's: ListOffsets by time gives the earliest offset of a record with at least the
+wanted timestamp; KIP-734 for the newest timestamp; OffsetForLeaderEpoch as in
 LeaderEpochFileCache.endOffsetFor.
 """
 
@@ -47,7 +47,7 @@ def offset_for_timestamp(
     directory: str | os.PathLike[str], timestamp_ms: int, log_start_offset: int, high_watermark: int
 ) -> OffsetAndTimestamp:
     """The earliest record at or after `timestamp_ms` in [log_start_offset, high_watermark), with
-    its own timestamp; UNKNOWN when there is none.
+    its own timestamp; UNKNOWN if there is none.
 
     Raises OSError, CorruptBatch.
     """
@@ -55,8 +55,8 @@ def offset_for_timestamp(
 
 
 def max_timestamp(directory: str | os.PathLike[str], log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
-    """The first record with the newest timestamp in [log_start_offset, high_watermark); UNKNOWN
-    when there is no record. Raises OSError, CorruptBatch.
+    """The first record with the newest timestamp in [log_start_offset, high_watermark); UNKNOWN if
+    there is no record. Raises OSError, CorruptBatch.
     """
     return _retry(_max_timestamp, Path(directory), log_start_offset, high_watermark)
 
@@ -72,7 +72,7 @@ def _retry(question, directory: Path, *arguments: int) -> OffsetAndTimestamp:
 
 
 def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[int]:
-    """Base offsets of the segments that hold any of [log_start_offset, high_watermark)."""
+    """Base offsets of the segments that overlap [log_start_offset, high_watermark)."""
     bases = segments.base_offsets(directory)
     following = [*bases[1:], _EVERYTHING]
     return [
@@ -81,8 +81,8 @@ def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[
 
 
 def _newest_of_sealed(directory: Path, base: int) -> int:
-    """Upper hint of a sealed segment's timestamps: its last time index entry; -1 = there is none,
-    look inside.
+    """Upper bound of a sealed segment's timestamps, as a hint: its last time index entry; -1 =
+    there is none, the log must be read.
     """
     entries = indexes.read_time_index(directory, base)
     return int(entries["timestamp"][-1]) if len(entries) else -1
@@ -105,7 +105,7 @@ def _offset_for_timestamp(
 def _search_segment(
     directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int
 ) -> OffsetAndTimestamp | None:
-    """Everything up to an index entry with an older timestamp is older: the walk starts there."""
+    """All records up to an index entry with an older timestamp are older: the walk starts there."""
     entries = indexes.read_time_index(directory, base)
     older = int(entries["timestamp"].searchsorted(timestamp_ms, side="left"))
     from_offset = max(base + int(entries["offset"][older - 1]) if older else base, log_start_offset)
@@ -133,8 +133,8 @@ def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) 
 def _newest_in_segment(
     directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp
 ) -> OffsetAndTimestamp:
-    """The walk may skip to the first entry with the segment's newest indexed timestamp: what lies
-    before is no newer.
+    """The walk may skip to the first entry with the segment's newest indexed timestamp: earlier
+    records are not newer.
     """
     entries = indexes.read_time_index(directory, base)
     from_offset = max(base, log_start_offset)
@@ -146,7 +146,7 @@ def _newest_in_segment(
         candidate: BatchInfo | None = None
         for batch in reader.batches(from_offset, high_watermark):
             if batch.base_offset < log_start_offset or batch.next_offset > high_watermark:
-                # its newest record may be one that does not count
+                # its newest record may lie outside the range
                 best = reader.newest_record(batch, log_start_offset, high_watermark, best)
             elif batch.max_timestamp_ms > max(best.timestamp_ms, candidate.max_timestamp_ms if candidate else -1):
                 candidate = batch
@@ -180,8 +180,8 @@ class _Reader:
         return int(entries["position"][found - 1]) if found else 0
 
     def _still_there(self) -> None:
-        """Compaction replaces the log, then the index: what was found beside another log is not
-        this one's.
+        """Compaction replaces the log, then the index: an index of another log file does not apply
+        to this one.
         """
         try:
             if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
@@ -190,7 +190,7 @@ class _Reader:
             raise _Vanished from error
 
     def batches(self, from_offset: int, high_watermark: int) -> Iterator[BatchInfo]:
-        """From the batch that holds `from_offset` (or one before it) to the high watermark."""
+        """From the batch that contains `from_offset` (or an earlier one) to the high watermark."""
         position = self._position(from_offset)
         try:
             for batch in walk(self._fd, position, os.fstat(self._fd).st_size):
@@ -199,7 +199,7 @@ class _Reader:
                 if batch.last_offset >= from_offset:
                     yield batch
                 if batch.next_offset >= high_watermark:
-                    return  # what comes next may be half written
+                    return  # the next batch may be half written
         except CorruptBatch as error:
             raise CorruptBatch(f"{self._path}: {error}") from error
 
@@ -222,8 +222,8 @@ class _Reader:
 
 
 def read_leader_epochs(directory: str | os.PathLike[str]) -> list[tuple[int, int]]:
-    """(leader epoch, its first offset), ascending, out of leader-epoch-checkpoint (Kafka's text
-    format); [] when there is none. Raises OSError, ValueError.
+    """(leader epoch, its first offset), ascending, from leader-epoch-checkpoint (Kafka's text
+    format); [] if there is none. Raises OSError, ValueError.
     """
     path = Path(directory) / EPOCH_CHECKPOINT
     try:
@@ -242,8 +242,8 @@ def read_leader_epochs(directory: str | os.PathLike[str]) -> list[tuple[int, int
 
 
 def epoch_end_offset(epochs: list[tuple[int, int]], leader_epoch: int, log_end_offset: int) -> EpochEnd:
-    """The largest epoch not above `leader_epoch` and the offset where it ended. UNKNOWN_EPOCH: the
-    log knows nothing of it (also epochs yet to come).
+    """The largest epoch not above `leader_epoch` and its end offset. UNKNOWN_EPOCH: the log does
+    not know it (including future epochs).
     """
     if leader_epoch < 0 or not epochs or leader_epoch > epochs[-1][0]:
         return UNKNOWN_EPOCH
@@ -257,8 +257,8 @@ def epoch_end_offset(epochs: list[tuple[int, int]], leader_epoch: int, log_end_o
 def leader_epoch_end_offset(
     directory: str | os.PathLike[str], leader_epoch: int, log_end_offset: int, current_leader_epoch: int = -1
 ) -> EpochEnd:
-    """As epoch_end_offset, from the partition's files. `current_leader_epoch`: an epoch in force
-    that has no record yet, and so no entry.
+    """Like epoch_end_offset, from the partition's files. `current_leader_epoch`: a current epoch
+    that has no record, and thus no entry, yet.
     """
     epochs = read_leader_epochs(directory)
     if current_leader_epoch >= 0 and (not epochs or epochs[-1][0] < current_leader_epoch):

@@ -1,22 +1,22 @@
-"""Copies of partitions on their way to another log directory (KIP-113): their names, what says that
-one counts, and how one is brought up to its source.
+"""Copies of partitions that move to another log directory (KIP-113): their names, their validity,
+and how a copy catches up with its source.
 
-    TARGET/TOPIC-PARTITION.UUID-future    being copied; nobody serves it; whatever dies, it is
-                                          deleted
-    TARGET/TOPIC-PARTITION                whole and flushed, the source closed; holds MARKER until
-                                          the source is gone
+    TARGET/TOPIC-PARTITION.UUID-future    being copied; never served; deleted after any crash
+    TARGET/TOPIC-PARTITION                complete and flushed, the source closed; holds MARKER
+                                          until the source is deleted
 
-V1  which of two directories counts is said by the metadata alone. While it names the source, a
-    directory with MARKER elsewhere is a copy that never counted: deleted. When it names the
-    directory with MARKER, what lies elsewhere under that name is the old copy: deleted. A directory
-    that no move has to do with is never deleted.
+V1  the metadata alone decides which of two directories is valid. While it names the source, a
+    directory with MARKER elsewhere is a copy that was never valid: deleted. When it names the
+    directory with MARKER, another directory of that name is the old copy: deleted. A directory not
+    involved in a move is never deleted.
 V2  a copy gets its final name, and so its MARKER, only when all of its files are as long as the
     source's and flushed.
-V3  MARKER tells the log start: the checkpoint that knew it lies in the source's log directory. It
-    goes only when the target's checkpoint knows.
+V3  MARKER holds the log start, because the checkpoint with it is in the source's log directory.
+    MARKER is removed only when the target's checkpoint has it.
 
-Bytes below a published position never change, so a log that is being written is copied up to there,
-again and again; what was replaced or rewritten since (another inode, size or time) is copied anew.
+Bytes below a published position never change, so a log that is being written is repeatedly copied
+up to there. Files that were replaced or rewritten since (another inode, size or time) are copied
+again.
 Blocking; called off the event loop, from one thread at a time.
 """
 
@@ -47,7 +47,7 @@ def future_name(topic: str, partition: int) -> str:
 
 
 def futures(log_dir: Path) -> Iterator[tuple[Path, int]]:
-    """Copies under way (or left by a crash), with their partition index."""
+    """Copies in progress (or left by a crash), with their partition index."""
     with os.scandir(log_dir) as entries:
         for entry in entries:
             match = _FUTURE.fullmatch(entry.name)
@@ -73,7 +73,7 @@ def is_marked(path: Path) -> bool:
 
 
 def marked_log_start(path: Path) -> int:
-    """V3. 0: nothing is known."""
+    """V3. 0: unknown."""
     try:
         match = _LOG_START.search((path / MARKER).read_bytes())
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def marked_log_start(path: Path) -> int:
 
 
 class Copy:
-    """One partition's files from `source` to a new directory under `log_dir`."""
+    """The copy of one partition's files from `source` to a new directory under `log_dir`."""
 
     def __init__(self, source: Path, log_dir: Path, topic: str, partition: int, topic_id: bytes, files: Files) -> None:
         self.source = source
@@ -91,9 +91,10 @@ class Copy:
         self._final = directories.partition_path(log_dir, topic, partition)
         self._topic, self._partition, self._topic_id = topic, partition, topic_id
         self._files = files
-        self._seen: dict[str, Print] = {}  # of closed files of the source, when they were copied
-        self._held: dict[str, int] = {}  # descriptors of logs that were copied while they were written to
-        self._copied: dict[str, int] = {}  # bytes of each
+        # closed files of the source, at the time of their copying
+        self._seen: dict[str, Print] = {}
+        self._held: dict[str, int] = {}  # descriptors of logs copied while they were being written
+        self._copied: dict[str, int] = {}  # bytes copied of each
         self.copied_bytes = 0
 
     def begin(self) -> None:
@@ -102,7 +103,7 @@ class Copy:
         self._files.sync_directory(self._log_dir)
 
     def advance(self, active_segment: int, active_position: int) -> Iterator[int]:
-        """While the source is written to: the files of closed segments, and the active log up to
+        """While the source is being written: copies the closed segments, and the active log up to
         its published position. Yields the bytes of each step.
         """
         active_log = f"{active_segment:020d}.log"
@@ -120,14 +121,14 @@ class Copy:
                         yield step
                         step = 0
             except FileNotFoundError:
-                pass  # retention took it; finish() sees what is there
+                pass  # deleted by retention; finish() uses the remaining files
             if step and (number % FILES_OF_A_STEP == 0 or number == len(names)):
                 yield step
                 step = 0
 
     def missing_bytes(self, active_segment: int, active_position: int) -> int:
-        """What advance() would copy; a closed file that is another one since (compaction) counts
-        whole.
+        """Bytes that advance() would copy; a closed file that has been replaced since (by
+        compaction) counts completely.
         """
         missing, active_log = 0, f"{active_segment:020d}.log"
         for name in os.listdir(self.source):
@@ -143,8 +144,8 @@ class Copy:
         return missing
 
     def finish(self, log_start_offset: int) -> Path:
-        """The source is closed, nothing writes there any more: brings over what is missing or
-        changed, drops what is gone, flushes, gives the copy its name (V2).
+        """The source is closed and no longer written: copies missing and changed files, removes
+        deleted ones, flushes, and gives the copy its final name (V2).
         """
         names = {entry.name for entry in os.scandir(self.source) if entry.is_file(follow_symlinks=False)} - _NOT_COPIED
         for name in sorted(names):
@@ -155,7 +156,7 @@ class Copy:
                 self._files.unlink(Path(entry.path))
         self._files.replace(self.path / MARKER, f"from {self.source}\nlog_start_offset {log_start_offset}\n".encode())
         self._files.sync_directory(self.path)
-        if self._final.exists():  # nobody's: the metadata names the source
+        if self._final.exists():  # invalid: the metadata names the source
             self._files.rename(
                 self._final, self._log_dir / directories.aside_name(self._topic, self._partition, "stray")
             )
@@ -166,7 +167,7 @@ class Copy:
         return self._final
 
     def _bring(self, name: str, limit: int | None) -> Iterator[int]:
-        """Bytes of one file that the copy lacks, up to `limit` of a log that is being written
+        """Copies the missing bytes of one file, up to `limit` for a log that is being written
         (None: a closed file, all of it).
         """
         with open(self.source / name, "rb") as source:
@@ -190,18 +191,18 @@ class Copy:
                     self._copied[name] = done
                     self.copied_bytes += step
                     yield step
-                os.fdatasync(target.fileno())  # at once: the pause must not wait for what was copied before it
+                # immediately: the pause must not wait for earlier data
+                os.fdatasync(target.fileno())
             self._copied[name] = done
             if limit is None:
                 self._let_go(name)
-                # what changes in place once more may keep its size, and its time when the clock is
-                # coarse
+                # a file changed in place may keep its size, and its time if the clock is coarse
                 if name.endswith(".log") or now[2] + SETTLED_NS < began_ns:
                     self._seen[name] = now
 
     def _reusable(self, name: str, now: Print, limit: int | None) -> int:
-        """How many bytes of the copy are the source's still. While a log is written to, its file is
-        held open, so that no other can have its inode.
+        """How many bytes of the copy still equal the source's. While a log is being written its
+        file is held open, so that no other file can get its inode.
         """
         done = self._copied.get(name, 0)
         if name in self._held:

@@ -1,10 +1,10 @@
-"""The records inside a stored batch: decompressed and walked.
+"""Decompresses a stored batch and iterates over its records.
 
     record: length varint, attributes int8, timestamp_delta varlong, offset_delta varint, key,
     value, headers (a zig-zag varint length before each; -1 = null)
 
-The broker passes records through unopened, so these bytes are what a network peer chose: every
-length is checked against what is there, and decompression stops at DECOMPRESSED_BYTES_MAX.
+The broker passes records through undecoded, so a network peer chose these bytes: every length is
+checked against the available bytes, and decompression stops at DECOMPRESSED_BYTES_MAX.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def decompress(compression: int, data: bytes) -> bytes:
-    """Raises CorruptBatch: unknown codec, damaged, or more than DECOMPRESSED_BYTES_MAX would come
-    out.
+    """Raises CorruptBatch: unknown codec, damaged data, or more than DECOMPRESSED_BYTES_MAX of
+    output.
     """
     if compression == 0:
         return data
@@ -43,7 +43,7 @@ def decompress(compression: int, data: bytes) -> bytes:
         raise CorruptBatch(f"compression type {compression} is unknown")
     capacity = min(max(1 << 16, 8 * len(data)), DECOMPRESSED_BYTES_MAX)
     while True:
-        # into a buffer of known size: nothing else bounds what a small hostile input unfolds to
+        # a buffer of known size is the only bound on the output of a small hostile input
         out = bytearray(capacity)
         try:
             return bytes(memoryview(out)[: codecs[compression].decompress_into(data, out)])
@@ -85,7 +85,7 @@ def _raw_snappy(block: bytes, room: int) -> bytes:
 
 
 class _Cursor:
-    """Reads on, never past the end."""
+    """Reads forward, never past the end."""
 
     __slots__ = ("at", "data", "end")
 
@@ -128,7 +128,7 @@ def _payload(batch: BatchInfo, data: bytes) -> bytes:
 
 
 def _next(cursor: _Cursor, batch: BatchInfo) -> tuple[int, int, int]:
-    """Start of a record: (its end, timestamp, offset); the cursor stands before the key."""
+    """Reads the start of a record: (its end, timestamp, offset); leaves the cursor before the key."""
     size = cursor.varint()
     end = cursor.at + size
     if size < 1 or end > cursor.end:
@@ -141,7 +141,7 @@ def _next(cursor: _Cursor, batch: BatchInfo) -> tuple[int, int, int]:
 
 
 def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
-    """(offset, timestamp in ms) of each record; `data` are all bytes of the batch. Raises
+    """(offset, timestamp in ms) of each record; `data`: all bytes of the batch. Raises
     CorruptBatch.
     """
     cursor = _Cursor(_payload(batch, data))
@@ -154,7 +154,7 @@ def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def records(batch: BatchInfo, data: bytes) -> Iterator[Record]:
-    """Each record whole. Raises CorruptBatch."""
+    """Each complete record. Raises CorruptBatch."""
     cursor = _Cursor(_payload(batch, data))
     for _ in range(batch.record_count):
         end, timestamp, offset = _next(cursor, batch)

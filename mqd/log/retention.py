@@ -1,17 +1,17 @@
-"""Which segments may go, and why: pure functions over a listing.
+"""Decides which segments may be deleted, and why: pure functions over a listing.
 
-All of them answer with a new log start offset (the caller moves the start first, then unlinks what
-lies below), never with files.
+All of them return a new log start offset (the caller moves the start first, then unlinks the files
+below), never files.
 
-R1  the active segment (the last of the listing) never goes; where its age says it should, `roll`
-    asks for a new one, and the next look finds it sealed.
-R2  only segments that lie wholly below the high watermark go, and only from the oldest on without a
-    gap.
-R3  a topic without the policy `delete` loses nothing by age, size or free space (what lies below
-    the log start goes all the same).
+R1  the active segment (the last of the listing) is never deleted; if it is too old, `roll` requests
+    a new one, and the next check finds the old one sealed.
+R2  only segments wholly below the high watermark are deleted, and only contiguously from the oldest
+    on.
+R3  a topic without the policy `delete` loses nothing by age, size or free space (segments below the
+    log start are still deleted).
 
 Rules by age and size are Kafka's: by age while now - newest timestamp > retention.ms; by size while
-what remains is at least retention.bytes.
+the rest is at least retention.bytes.
 """
 
 from collections.abc import Hashable, Sequence
@@ -24,7 +24,8 @@ from mqd.log.segments import Segment
 class RetentionPolicy(msgspec.Struct, frozen=True):
     retention_ms: int  # < 0 = never
     retention_bytes: int  # < 0 = no limit
-    segment_ms: int  # an active segment with an older first record is rolled; includes the jitter
+    # an active segment with a first record older than this is rolled; includes the jitter
+    segment_ms: int
     delete: bool = True  # cleanup.policy has `delete`
 
 
@@ -35,7 +36,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def _removable(segments: Sequence[Segment], high_watermark: int) -> int:
-    """How many of the oldest segments R1 and R2 would let go."""
+    """How many of the oldest segments R1 and R2 allow to delete."""
     count = 0
     for following in segments[1:]:
         if following.base_offset > high_watermark:
@@ -107,8 +108,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 def free_space(candidates: Sequence[Candidate], bytes_wanted: int) -> dict[Hashable, int]:
     """New log start offsets (key -> offset) that free at least `bytes_wanted`, taking the oldest
-    sealed segments of all partitions first; fewer when there is no more to take. Empty when nothing
-    is wanted.
+    sealed segments of all partitions first; fewer bytes if there are no more segments. Empty if
+    nothing is wanted.
     """
     removable = [
         (segment.age_timestamp_ms, index, position, segment.size_bytes)
@@ -125,7 +126,8 @@ def free_space(candidates: Sequence[Candidate], bytes_wanted: int) -> dict[Hasha
         if freed >= bytes_wanted:
             break
         candidate = candidates[index]
-        # timestamps of producers may fall from one segment to the next: the ones before go too (R2)
+        # producers' timestamps may fall from one segment to the next: earlier segments are included
+        # (R2)
         while next_position[index] <= position:
             freed += candidate.segments[next_position[index]].size_bytes
             next_position[index] += 1

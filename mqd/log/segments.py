@@ -1,9 +1,8 @@
-"""The segment files of one partition as a directory listing shows them, and the newest timestamp of
-each.
+"""The segment files of one partition from a directory listing, with the newest timestamp of each.
 
-A segment is BASEOFFSET.log (20 digits) with BASEOFFSET.index and BASEOFFSET.timeindex beside it
-(see indexes.py). Used by workers all the time, so without numpy: of an index only the last entry is
-looked at.
+A segment is BASEOFFSET.log (20 digits) with BASEOFFSET.index and BASEOFFSET.timeindex (see
+indexes.py). Workers use this constantly, so it avoids numpy and reads only the last entry of an
+index.
 """
 
 import os
@@ -29,8 +28,8 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def age_timestamp_ms(self) -> int:
-        """What retention by time goes by: the newest record, else the file's modification (Kafka's
-        LogSegment.largestTimestamp).
+        """The timestamp for retention by time: the newest record, otherwise the file's modification
+        time (Kafka's LogSegment.largestTimestamp).
         """
         return self.max_timestamp_ms if self.max_timestamp_ms >= 0 else self.mtime_ms
 
@@ -50,8 +49,8 @@ ScanMaxTimestamp = Callable[[Path, int, int], tuple[int, int]]
 
 
 def _last_indexed_timestamp(path: Path) -> int:
-    """Of a sealed segment's time index, whose last entry is the newest; -1 = ask the log. Raises
-    OSError other than ENOENT.
+    """From a sealed segment's time index, whose last entry is the newest; -1 = the log must be
+    read. Raises OSError other than ENOENT.
     """
     try:
         with open(path, "rb") as file:
@@ -67,7 +66,7 @@ def _last_indexed_timestamp(path: Path) -> int:
 
 
 class _Known:
-    """Of one directory."""
+    """The cached values of one directory."""
 
     def __init__(self) -> None:
         self.sealed: dict[int, int] = {}  # base offset -> newest timestamp
@@ -75,11 +74,11 @@ class _Known:
 
 
 class TimestampCache:
-    """Newest timestamp per segment, remembered: sealed segments never change, of the active one
-    only what was appended since is read again.
+    """Cache of the newest timestamp per segment: sealed segments never change, and of the active
+    one only appended data is read again.
 
-    A directory is looked at by one thread at a time; any other may `forget` it meanwhile, and what
-    the first one finds after that is not kept. Bound: one small entry per segment file of the owned
+    Only one thread at a time uses a directory. Any other may `forget` it concurrently; results of
+    the first thread after that are not kept. Bound: one small entry per segment file of the owned
     partitions; `forget` drops them.
     """
 
@@ -114,11 +113,11 @@ class TimestampCache:
         return newest
 
     def forget(self, directory: Path) -> None:
-        """Drops what is known of a directory's segments. In any thread."""
+        """Drops the cached values of a directory's segments. From any thread."""
         self._known.pop(directory, None)
 
     def forget_below(self, directory: Path, base_offset: int) -> None:
-        """Only of those with a base offset below. In the thread that looks at the directory."""
+        """Drops only those with a base offset below. From the thread that uses the directory."""
         known = self._of(directory).sealed
         for base in [base for base in known if base < base_offset]:
             del known[base]
@@ -126,12 +125,12 @@ class TimestampCache:
 
 def list_segments(directory: Path, active_base_offset: int, cache: TimestampCache) -> list[Segment]:
     """All segments up to the active one, ascending; the active one is last. Raises OSError; a file
-    that vanishes meanwhile is left out.
+    that vanishes in the meantime is left out.
     """
     found = []
     for base_offset in base_offsets(directory):
         if base_offset > active_base_offset:
-            break  # being rolled to just now
+            break  # being rolled to at this moment
         try:
             stat = os.stat(segment_path(directory, base_offset))
             newest = (cache.active if base_offset == active_base_offset else cache.sealed)(directory, base_offset)
@@ -142,9 +141,9 @@ def list_segments(directory: Path, active_base_offset: int, cache: TimestampCach
 
 
 def files_below(directory: Path, offset: int) -> list[Path]:
-    """Files of whole segments below `offset`: every file named by a base offset lower than it,
-    ascending, the log of a segment last (what is left after a crash in the middle is then still
-    seen as a segment).
+    """Files of whole segments below `offset`: every file named by a lower base offset, ascending,
+    with the log of a segment last (so that after a crash in the middle the rest is still recognized
+    as a segment).
     """
     found = []
     with os.scandir(directory) as entries:

@@ -1,9 +1,9 @@
-"""When a log directory counts as full: a reserve with hysteresis, sans I/O.
+"""Decides when a log directory counts as full: a reserve with hysteresis, sans I/O.
 
-Below the reserve Produce is refused, so that fetching, deleting and checkpoints still find room; it
-is accepted again only when clearly more is free, for otherwise every freed block would open the
-door for one batch. A write that met ENOSPC closes the door at once, whatever statvfs says (quotas,
-reserved blocks), for a hold time that doubles up to a minute while such writes keep failing.
+Below the reserve Produce is refused, so that fetching, deleting and checkpoints still have room. It
+is accepted again only when clearly more is free; otherwise every freed block would admit one batch.
+A write that got ENOSPC closes the directory immediately, whatever statvfs reports (quotas, reserved
+blocks), for a hold time that doubles up to a minute while such writes keep failing.
 """
 
 HOLD_MS_MIN = 1_000
@@ -11,7 +11,7 @@ HOLD_MS_MAX = 60_000
 
 
 class SpaceGuard:
-    """One log directory. `full` is what counts now."""
+    """The guard of one log directory. `full` is the current state."""
 
     def __init__(self, reserve_bytes: int):
         self.reserve_bytes = reserve_bytes
@@ -22,13 +22,13 @@ class SpaceGuard:
 
     @property
     def resume_bytes(self) -> int:
-        """So much must be free before Produce is accepted again: a quarter more than the reserve,
-        and at least 1 MiB more.
+        """The free space required before Produce is accepted again: a quarter more than the
+        reserve, and at least 1 MiB more.
         """
         return self.reserve_bytes + max(self.reserve_bytes // 4, 1 << 20)
 
     def on_free_bytes(self, free_bytes: int, now_ms: int) -> bool:
-        """A new measurement; True when `full` changed."""
+        """A new measurement; True if `full` changed."""
         if not self.full:
             if free_bytes >= self.reserve_bytes:
                 if self._open_since_ms is not None and now_ms - self._open_since_ms > HOLD_MS_MAX:
@@ -43,7 +43,7 @@ class SpaceGuard:
         return True
 
     def on_write_refused(self, now_ms: int) -> bool:
-        """A write met ENOSPC or EDQUOT; True when `full` changed."""
+        """A write got ENOSPC or EDQUOT; True if `full` changed."""
         changed = not self.full
         if changed:
             self._hold_until_ms = now_ms + self._hold_ms
