@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mqd.base import logging
 
-PENDING_FORGET_S = 0.05  # by then a live worker has counted what it was handed
+PENDING_FORGET_S = 0.05  # by then a live worker has counted the connections handed to it
 # the worker's socket is full or being replaced; another worker may have room
 _NO_ROOM = (errno.ENOBUFS, errno.ETOOMANYREFS, errno.EPIPE, errno.ECONNREFUSED)
 

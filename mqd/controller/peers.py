@@ -10,7 +10,7 @@ Every connection begins with the handshake (mqd/cluster/membership/handshake.py)
 it comes from the authenticated node, and nothing before it is passed on.
 
 Bounds
-    CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  under way at a time; more are closed at once
+    CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  in progress; further ones are closed immediately
     SEND_BYTES_MAX            unread by a peer: its connection is closed   PENDING_MAX     messages that wait for a connection; the oldest is dropped
     a peer that does not acknowledge bytes for LOST_MS_MAX is disconnected by the kernel
     (TCP_USER_TIMEOUT)

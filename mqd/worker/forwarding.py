@@ -3,7 +3,7 @@ reactor requests one, authenticated, and passed to it; refused when the host can
 
     MQD_EVENT_RELAY_WANTED -> dial -> mqd_reactor_relay_put -> ... -> MQD_EVENT_RELAY_ENDED: the
     reactor requests one again when there is something to send
-                                   -> mqd_reactor_relay_refuse: for the length of the back-off batches are refused at once; their clients try again, by then perhaps at another leader
+                                   -> mqd_reactor_relay_refuse: during the back-off batches are refused immediately; their clients retry, perhaps with another leader by then
 
 The traffic on them, and the handling of their end, is native (native/server/relay/relay.h). No
 connection is opened without data to send.

@@ -3,12 +3,12 @@ position of damage. A damaged segment is still served, because the rest of it is
 consumers verify checksums themselves.
 
 When a segment is due
-    found when its partition was opened     by chance within FIRST_PASS_MS, so that a start does not read the whole disk at once. By chance and not by name:
-                                            where brokers restart often, each life begins with other segments
-    sealed since                            by chance within SEALED_MS
+    found when its partition was opened     at a random time within FIRST_PASS_MS, so that a start does not read the whole disk at once. Random, not by name:
+                                            if the broker restarts often, each life begins with other segments
+    sealed since                            at a random time within SEALED_MS
     verified                                log.scrub.interval.ms later
-    damaged                                 a day later at most, and so is the line in the log
-    damaged when an earlier life looked     at once
+    damaged                                 at most a day later, and it is then logged again
+    found damaged by an earlier life        immediately
 None of these waits is longer than log.scrub.interval.ms. The longest overdue segment comes first;
 if there is more log than log.scrub.bytes.per.second can read in an interval, everything is read in
 turn, only less often. The due times are kept only in memory, one number for each segment.

@@ -4,14 +4,14 @@ the seeds, and decides by their answers. Sans-I/O.
 A host that belongs to a cluster never asks. An empty one asks every seed (including itself: that is
 how it learns whether it is a seed) until one of these cases applies:
 
-    no seeds                                                    found alone, at once
-    a seed is of a cluster                                      join that cluster: as a voter when it was founded with this host, else as an observer
+    no seeds                                                    found a cluster alone, immediately
+    a seed belongs to a cluster                                 join that cluster: as a voter if it was founded with this host, else as an observer
     every seed answers, is empty, names the same seeds, and
-    has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id follows from who they are
-    otherwise                                                   wait, and say for whom; after
-                                                                ADVISE_MS without an answer of a
-                                                                seed once also what that may come
-                                                                from
+    has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id is derived from their identities
+    otherwise                                                   wait, and report the missing seeds;
+                                                                once, after ADVISE_MS without an
+                                                                answer of a seed, also the possible
+                                                                causes
 
 A host that is not a seed never founds a cluster.
 
@@ -20,7 +20,7 @@ Invariants
         a voter of any cluster
     F2  a host founds only when the newest answer of each seed, in answer to a question of this
         process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
-        different sets can therefore never both have a majority: a host that said "I see S" had not
+        different sets can therefore never both have a majority: a host that stated "I see S" had not
         founded then, sees only later sets, and never goes back
     F3  all founders of one set come to the same cluster id and the same voters, whichever asks
         first

@@ -5,8 +5,8 @@ Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.007
 follow memberlist, tuned to detect a failure within seconds.
 
     gossip.py         the order of things: datagrams, timers, states, joining, leaving        gossip_events.py     events, effects, settings
-    gossip_membership.py   who is in which state, and who may say so                               gossip_messages.py   the wire
-    gossip_probing.py      who is asked whether it is there                                        gossip_parts.py      windows, suspicion, queues
+    gossip_membership.py   members' states and their precedence                                    gossip_messages.py   the wire
+    gossip_probing.py      probes of members                                                       gossip_parts.py      windows, suspicion, queues
 
 Invariants (asserted by check() and the simulator, in addition to those of the parts)
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes

@@ -5,8 +5,8 @@ and TCP is tried. If no host reaches it, it becomes a suspect.
       Ping -> Ack                                          well
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
       Ack from any of them                                 well
-      Nack: the helper is well and heard nothing either    counts against the target, not against this host
-      end of the interval                                  suspected, and told so itself
+      Nack: the helper is well and got no answer either    counts against the target, not against this host
+      end of the interval                                  suspected, and informed of it
 
 Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for others. Excess
 probes are skipped: other hosts probe too.

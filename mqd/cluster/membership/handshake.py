@@ -5,10 +5,10 @@ Every connection between hosts begins with it, on the controller's listener and 
 listener:
 
     initiator                                             responder
-    "MQDP", hello (nonce, who I am, what I want)    ->
+    "MQDP", hello (nonce, identity, purpose)         ->
                                                     <-    challenge (nonce)
     proof  HMAC(key, "initiator", hello, nonce)     ->
-                                                    <-    answer (who I am, or why not) with HMAC(key, "responder", hello, nonce, answer)
+                                                    <-    answer (identity, or refusal) with HMAC(key, "responder", hello, nonce, answer)
 
 Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwards the connection
 belongs to the protocol that `purpose` names; the initiator speaks first.

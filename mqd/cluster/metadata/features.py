@@ -16,12 +16,11 @@ Hosts of two versions of mqd coexist during a rolling upgrade. These rules make 
         connects and when it registers, and refuses to start on such metadata
     V4  the level of mqd.version never falls: records that it allows may be in the log
     V5  where the log says nothing, `unset` applies, the same in every version of mqd from the one
-        that brought the feature on: a new version changes nothing before somebody says so
+        that brought the feature on: a new version changes nothing until an operator raises the level
 
-A message between hosts that an older version does not know is passed over by it, and so is a field
-(mqd.cluster.membership.peer_messages); in the metadata log an unknown field is passed over, an
-unknown record stops the host: both are kept from happening by V2, so whatever gives a record or a
-field a meaning that older hosts would miss gets the next level here, and its place in
+A host ignores unknown messages and fields from other hosts (mqd.cluster.membership.peer_messages).
+In the metadata log it ignores unknown fields, but an unknown record stops it. V2 prevents both: a
+record or field with a meaning that older hosts would miss gets the next level here, and an entry in
 RECORD_LEVELS.
 """
 

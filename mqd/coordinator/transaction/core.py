@@ -3,7 +3,7 @@ the transaction ends. Pure; time and producer ids are passed in.
 
     (none) ── InitProducerId ──> Empty ── first partition ──> Ongoing ── EndTxn ──> PrepareCommit ──
     markers written ──> CompleteCommit ─┐
-                                   ^                            ^  └── EndTxn, time-out, fencing ──> PrepareAbort ──> CompleteAbort ────┤
+                                   ^                            ^  └── EndTxn, timeout, fencing  ──> PrepareAbort ──> CompleteAbort ────┤
                                    └── InitProducerId ──────────┼────────────────────────────────────────────────────────────────────────┤
                                                                 └── first partition ─────────────────────────────────────────────────────┘
     Empty, CompleteCommit and CompleteAbort expire (tombstone): (none) again, Kafka's Dead.

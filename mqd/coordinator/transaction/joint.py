@@ -7,7 +7,7 @@ new one for every start.
 
     (none) ── Enlist ──> Ongoing ── EndJoint(commit, winners) ──> PrepareCommit ── markers written
     ──> CompleteCommit ──┐
-                          ^   ^ └── EndJoint(abort), time-out, another run, administrator ──> PrepareAbort ──> CompleteAbort
+                          ^   ^ └── EndJoint(abort), timeout, another run, administrator ──> PrepareAbort ──> CompleteAbort
                           │   └── Enlist: one more child                                                                │
                           └────────────────────────────── Enlist of the next batch ─────────────────────────────────────┘
     (none) ── EndJoint(abort) ──> CompleteAbort: the end of the run is recorded even if none of its

@@ -356,7 +356,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone."
         )
-    # whoever asks looked for open transactions on partitions that are gone, of others than these
+    # the requester checked for open transactions on other removed partitions than these
     if topic.first_leader_epoch not in (0, change.first_leader_epoch):
         text = (
             f"Partitions of {change.name} are gone of which the broker that was asked had not heard yet, so it did not"
