@@ -4,7 +4,9 @@ over __transaction_state.
 A request goes to the shard of its name's partition: request() -> Shard.handle -> actions -> one
 unit of writes at a time -> replies. See shard.py.
 
-    absent --(served)--> loading --(loaded, everything below the high watermark)--> active --(write failed, epoch or owner changed)--> absent
+    absent   the partition is served here -> loading
+    loading  loaded, and everything is below the high watermark -> active
+    active   a write failed, or epoch or owner changed -> absent
 
 Invariants
     R1  a shard is active for one leader epoch and one generation of its owner; when either changes

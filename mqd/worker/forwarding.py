@@ -1,9 +1,11 @@
 """Connections that forward the batches of local clients to leaders on other hosts: opened when the
 reactor requests one, authenticated, and passed to it; refused when the host cannot be reached.
 
-    MQD_EVENT_RELAY_WANTED -> dial -> mqd_reactor_relay_put -> ... -> MQD_EVENT_RELAY_ENDED: the
-    reactor requests one again when there is something to send
-                                   -> mqd_reactor_relay_refuse: during the back-off batches are refused immediately; their clients retry, perhaps with another leader by then
+    MQD_EVENT_RELAY_WANTED -> dial, then
+        mqd_reactor_relay_put      the reactor has the connection until MQD_EVENT_RELAY_ENDED; it
+                                   requests one again when there is something to send
+        mqd_reactor_relay_refuse   during the back-off batches are refused immediately; their
+                                   clients retry, perhaps with another leader by then
 
 The traffic on them, and the handling of their end, is native (native/server/relay/relay.h). No
 connection is opened without data to send.

@@ -1,10 +1,9 @@
 """Moves of this worker's partitions between the log directories of its host (AlterReplicaLogDirs,
 KIP-113).
 
-    begin -> copying (served as before; closed segments first, then new writes, until little is
-    left)
-          -> switching (closed; the rest is copied and flushed; the controller is informed) -> the
-          metadata names the new directory -> opened there -> the old copy is deleted
+    copying    served as before; copies closed segments first, then new writes, until little is left
+    switching  closed; the rest is copied and flushed; the controller is informed
+    end        the metadata names the new directory: opened there, then the old copy is deleted
 
 Y1  from the moment when the controller may have been informed until the metadata shows the result,
     the partition is served from neither directory, because it is undecided which one counts.

@@ -2,9 +2,9 @@
 wanted ones, opens and authenticates them, passes them to the reactor, and reopens them when they
 end.
 
-    catalog's assignments -> wanted_links(), spare_links() -> one task for each link: connect ->
-    handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
-                                                                      ^---------------- back-off <- MQD_EVENT_FETCHER_ENDED, or another address or life of the leader
+    catalog's assignments -> wanted_links(), spare_links() -> one task for each link:
+        connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches
+        MQD_EVENT_FETCHER_ENDED, or another address or life of the leader -> back-off -> connect
 
 A link is a worker of a leader's host in one lane. In-sync replicas, replicas that catch up, and
 throttled ones use different connections, so that no lane delays an earlier one. Links to other

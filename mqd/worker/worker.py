@@ -1,10 +1,12 @@
 """A worker process: the native reactor on its own thread, and this event loop, which starts it,
 feeds it and cleans up after it.
 
-    attach to the keeper -> log directories (checkpoints read, marker gone) -> reactor started ->
-    controller's image applied -> Ready -> changes, upkeep -> SIGTERM, Shutdown, or the end of
-    keeper or supervisord -> partitions closed, checkpoints, marker -> exit status 0 -> a fault of
-    its own -> exit status 1, and supervisord starts it again
+    start  attach to the keeper -> log directories (checkpoints read, marker removed) -> reactor
+           started -> controller's image applied -> Ready
+    run    changes, upkeep
+    end    SIGTERM, Shutdown, or the end of keeper or supervisord -> partitions closed,
+           checkpoints, marker -> exit status 0
+           a bug of its own -> exit status 1, and supervisord restarts it
 
 Concurrency: one event loop; messages of the controller are applied one after the other under
 `_applying`, which the clean stop takes last, so a stop never meets a half-applied change.

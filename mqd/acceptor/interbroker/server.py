@@ -1,9 +1,11 @@
 """The inter-broker listener: connections of other hosts' workers go to the worker that they name;
 those of other hosts' acceptors are served here.
 
-    accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven -> hello.worker >=
-    0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
-                                                                         hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (local/relay.py)
+    accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven, then
+        hello.worker >= 0    handed to that worker, with the peer's node id (flag 2 of the hand-off
+                             packet)
+        hello.worker == -1   Kafka frames, only of the APIs in SERVED, and Envelopes of clients'
+                             requests (local/relay.py)
 
 Markers of a host are accepted only from its newest connection that has sent any: an older one was
 abandoned, or its acceptor has died. It is closed before the newer one's markers are served, and

@@ -1,9 +1,9 @@
 """Clients on this host: accepted on the client socket, identified, and handed to the worker that
 serves the fewest of them.
 
-    connect -> hello (struct mqd_local_hello) -> refused here: struct mqd_local_welcome with the
-    reason, and the end
-                                              -> handed over: the worker makes the memory and welcomes
+    connect -> hello (struct mqd_local_hello), then
+        refused here    struct mqd_local_welcome with the reason, and the connection is closed
+        handed over     the worker creates the memory and sends the welcome
 
 The checks here need no worker: the layout's version and hash, and that this broker listens at the
 address where the client would connect by TCP (mqd/shm/rendezvous.py). The client's identity comes

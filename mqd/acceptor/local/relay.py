@@ -2,11 +2,11 @@
 ListOffsets of partitions that the other host leads. A client attached by shared memory knows only
 this broker, so this broker sends the request on its behalf.
 
-    entry host     answer(): the coordinator of the group or transactional id is elsewhere ->
-                   Envelope (KIP-590): the request's frame and the client's identity -> that host's
-                   acceptor
+    entry host     answer(): the coordinator of the group or transactional id is on another host, so
+                   an Envelope (KIP-590) with the request's frame and the client's identity goes to
+                   that host's acceptor
     other host     serve(): the request is answered as if its client had connected here; requests
-                   reserved for hosts are refused -> Envelope's answer: the response's frame
+                   reserved for hosts are refused. The Envelope's answer holds the response's frame
 
 Invariants
     E1  a client gains no rights by the detour: a request in an Envelope has a client's rights,

@@ -1,8 +1,8 @@
 """The controller's decisions: requests in; records, publications and replies out. Sans-I/O: no
 clock, socket, disk or randomness of its own.
 
-A change takes the path   ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) ->
-                Reply.
+The path of a change: ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) ->
+Reply.
 
 `tail` is the metadata including everything handed to Persist. Changes are judged against it, so two
 requests for one name cannot both succeed. `committed` is what the log certainly holds; only that is

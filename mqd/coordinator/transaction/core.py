@@ -1,11 +1,13 @@
 """The core of one transactional id: its valid producer, the partitions of its transaction, and how
 the transaction ends. Pure; time and producer ids are passed in.
 
-    (none) ── InitProducerId ──> Empty ── first partition ──> Ongoing ── EndTxn ──> PrepareCommit ──
-    markers written ──> CompleteCommit ─┐
-                                   ^                            ^  └── EndTxn, timeout, fencing  ──> PrepareAbort ──> CompleteAbort ────┤
-                                   └── InitProducerId ──────────┼────────────────────────────────────────────────────────────────────────┤
-                                                                └── first partition ─────────────────────────────────────────────────────┘
+    (none)                         InitProducerId -> Empty
+    Empty                          first partition -> Ongoing
+    Ongoing                        EndTxn -> PrepareCommit or PrepareAbort; timeout, fencing ->
+                                   PrepareAbort
+    PrepareCommit                  markers written -> CompleteCommit
+    PrepareAbort                   markers written -> CompleteAbort
+    CompleteCommit, CompleteAbort  InitProducerId -> Empty; first partition -> Ongoing
     Empty, CompleteCommit and CompleteAbort expire (tombstone): (none) again, Kafka's Dead.
 
 The Prepare record is the decision: once it is in the log the markers follow, whichever processes

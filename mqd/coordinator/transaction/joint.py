@@ -5,13 +5,14 @@ This is for engines that write a batch with many tasks, repeat tasks and batches
 end which attempts count (Spark). A batch has a number. The driver that executes it has a run id, a
 new one for every start.
 
-    (none) ── Enlist ──> Ongoing ── EndJoint(commit, winners) ──> PrepareCommit ── markers written
-    ──> CompleteCommit ──┐
-                          ^   ^ └── EndJoint(abort), timeout, another run, administrator ──> PrepareAbort ──> CompleteAbort
-                          │   └── Enlist: one more child                                                                │
-                          └────────────────────────────── Enlist of the next batch ─────────────────────────────────────┘
-    (none) ── EndJoint(abort) ──> CompleteAbort: the end of the run is recorded even if none of its
-    tasks has enlisted
+    (none)                         Enlist -> Ongoing; EndJoint(abort) -> CompleteAbort: the end of
+                                   the run is recorded even if none of its tasks has enlisted
+    Ongoing                        Enlist -> Ongoing, with one more child; EndJoint(commit, winners)
+                                   -> PrepareCommit; EndJoint(abort), timeout, another run, an
+                                   administrator -> PrepareAbort
+    PrepareCommit                  markers written -> CompleteCommit
+    PrepareAbort                   markers written -> CompleteAbort
+    CompleteCommit, CompleteAbort  Enlist of the next batch -> Ongoing
 
 Every task attempt enlists a child: a producer id and epoch for this transaction only. Children
 write like transactional producers of this transactional id (KIP-890: the first batch to a partition

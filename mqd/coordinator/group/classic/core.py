@@ -1,10 +1,12 @@
 """A consumer group of the classic protocol: JoinGroup 0-9, SyncGroup 0-5, Heartbeat 0-4, LeaveGroup
 0-5. Sans-I/O.
 
-    Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance
-    ──leader's SyncGroup──▶ Stable
-      ▲                     │          ▲                                          │                                      │
-      └──no member left─────┘          └──a member joins, leaves, dies, never syncs, or the leader joins again───────────┘
+    Empty                        first join -> PreparingRebalance
+    PreparingRebalance           all joined, or time is up -> CompletingRebalance; no member left ->
+                                 Empty
+    CompletingRebalance          the leader's SyncGroup -> Stable
+    CompletingRebalance, Stable  a member joins, leaves, dies, never syncs, or the leader joins
+                                 again -> PreparingRebalance
 
 The end of a join phase creates a new generation: the members that joined, one of them the leader,
 and one protocol that all of them support. The leader's SyncGroup brings the assignment. It is

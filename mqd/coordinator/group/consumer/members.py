@@ -1,8 +1,9 @@
 """A member of a KIP-848 group, the partitions it holds, and their reconciliation with its target.
 
-    STABLE ──target takes something away──▶ REVOKING ──the member reports the release──▶ STABLE or
-    WAITING, at the target's epoch
-       └───some of its new partitions still have an owner──▶ WAITING ──they are released──▶ STABLE
+    STABLE    the target takes something away -> REVOKING; some of its new partitions still have an
+              owner -> WAITING
+    REVOKING  the member reports the release -> STABLE or WAITING, at the target's epoch
+    WAITING   the partitions are released -> STABLE
 
 Kafka's names in records: STABLE 0, UNREVOKED_PARTITIONS 1 (here REVOKING), UNRELEASED_PARTITIONS 2
 (here WAITING).
