@@ -20,7 +20,7 @@ OVERRIDES_MAX = 10_000  # groups with their own configuration whose settings are
 
 
 class BrokerCluster:
-    """Concurrency: the event loop's thread."""
+    """Concurrency: the event loop's thread only."""
 
     def __init__(self, broker: Broker, count_members: Callable[[], int]) -> None:
         self.matcher = RegexMatcher()

@@ -114,8 +114,8 @@ class Metadata:
                 self._unclean.append((old.name, new))
 
     def _note_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
-        """`topic`: its previous state. An epoch that this process was not told of may have been any
-        host's.
+        """`topic`: its previous state. An epoch that this process has not received may belong to
+        any host.
         """
         if not topic.internal:
             return

@@ -1,7 +1,7 @@
 """Decides which partition is compacted when, and which part of it: pure functions over a listing.
 The work is implemented in native/log/compaction/compact.h and driven by mqd/worker/compaction.py.
 
-    log start          first dirty offset              what may be compacted ends
+    log start          first dirty offset              end of the compactable part
         | clean segments       | dirty segments                | younger ones, not yet stable ones, the active one
         +----------------------+-------------------------------+---------------------------------------------
 

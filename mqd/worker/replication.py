@@ -4,7 +4,8 @@ end.
 
     catalog's assignments -> wanted_links(), spare_links() -> one task for each link:
         connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches
-        MQD_EVENT_FETCHER_ENDED, or another address or life of the leader -> back-off -> connect
+        MQD_EVENT_FETCHER_ENDED -> back-off -> connect
+        another address or life of the leader -> connect immediately
 
 A link is a worker of a leader's host in one lane. In-sync replicas, replicas that catch up, and
 throttled ones use different connections, so that no lane delays an earlier one. Links to other
@@ -137,7 +138,7 @@ class Replication:
         self._endings: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.replication")
 
-    # -- what is wanted ----------------------------------------------------------------------------
+    # -- wanted links ------------------------------------------------------------------------------
 
     def update(self, cluster: Cluster, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
         """Called after every change of metadata."""

@@ -203,7 +203,7 @@ class Scrubber:
                 self._log.exception("checking of stored segments failed; it is tried again")
                 await asyncio.sleep(RETRY_MS / 1000)
 
-    # -- what there is -----------------------------------------------------------------------------
+    # -- survey ------------------------------------------------------------------------------------
 
     def _open(self, key: Key) -> OpenPartition | None:
         opened = self._partitions.open.get(key)

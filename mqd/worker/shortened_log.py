@@ -12,7 +12,7 @@ until it has caught up:
     H3  a sole replica is never treated like this: no other replica has more.
     H4  an operator who has recovered the partition by an unclean election has decided, and may
         delete the file while the broker is down.
-Pure but for the file.
+Pure except for the file.
 """
 
 from pathlib import Path

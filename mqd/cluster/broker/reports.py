@@ -71,7 +71,7 @@ class Reports:
         self._shutdown_since_ms = -1
         self._dead = self._ended = False
         self._proposals: dict[tuple[bytes, int], Proposal] = {}
-        self._proposing = False  # one message is on its way
+        self._proposing = False  # a message is in flight
         self._changes: dict[int, Change] = {}
         self._change_number = 0
         self._lost: dict[tuple[bytes, int], int] = {}  # partition -> leader epoch that died with a worker

@@ -18,7 +18,7 @@ def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before:
     """The facts that hold about this host's controller process and its broker once they have ended,
     for Orders. None: no other host relies on them yet. `before`: the previous result.
 
-    While no leader is known the previous result stands: its statements stay true (N1), and say
+    While no leader is known the previous result remains: its statements stay true (N1), and say
     nothing about later events (N2).
     """
     broker = state.brokers.get(core.key.node_id)

@@ -58,7 +58,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     node_id: int
     directory_id: str  # of the metadata directory: a wiped host is a different one
-    cluster_id: str = ""  # "" = of no cluster yet
+    cluster_id: str = ""  # "" = not in a cluster yet
     generation: int = 0  # of the cluster: raised when a single host was forced to continue alone
     empty: bool = False  # its metadata log holds nothing and it has never voted
     feature_first: int = 0  # metadata levels that this host can read, inclusive

@@ -248,7 +248,7 @@ class QuorumCore(QuorumReplica):
         )
 
     def may_vote(self, now_ns: int) -> bool:
-        """Not while it leads, and not against its promise."""
+        """A leader does not vote, and no replica votes against its promise."""
         return self.leading is None and not self.promise.holds(now_ns)
 
     def _give_way(self, until_ns: int) -> None:

@@ -339,7 +339,7 @@ class JointTransaction(JointState):
     def _on_ordinary(
         self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]
     ) -> None:
-        """An ordinary producer with the id of a joint transaction."""
+        """A request of an ordinary producer that uses a joint transaction's id."""
         actions.append(Reply(event.request, Identity(INVALID_REQUEST)))
 
     def _on_abort_by_administrator(
