@@ -30,8 +30,7 @@ Invariants
 Bounds: REQUESTS_MAX requests wait in one coordinator; further ones are refused with
 COORDINATOR_NOT_AVAILABLE. MISSED_MAX posted events wait for one partition; the oldest are dropped.
 
-Concurrency: the event loop's thread only, except that a loading thread builds cores before they are
-shared.
+Concurrency: the event loop's thread; a loading thread builds cores before they are shared.
 """
 
 import asyncio
@@ -48,8 +47,7 @@ from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
-# Interval between checks of the partitions: while some are not active (first and later), and when
-# all are.
+# interval between checks of the partitions: while some are not active (first, later); when all are
 LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
