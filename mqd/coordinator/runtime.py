@@ -119,9 +119,7 @@ class Coordinator:
         return self._partitions.count()
 
     def partition_for(self, name: str) -> int:
-        """Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) while the internal topic does not
-        exist.
-        """
+        """Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) without an internal topic."""
         count = self._partitions.count()
         if not count:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -197,8 +195,7 @@ class Coordinator:
 
     def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
         """Another host leads the partition in this epoch, or may have led it up to this epoch. It
-        has handled the events that were posted there, and commits that it took may refer to things
-        created since.
+        has handled the posted events; its commits may refer to things created since.
         """
         if partition < len(self._places) and self._places[partition].epoch <= leader_epoch:
             self._places[partition].forget_missed()
@@ -206,9 +203,8 @@ class Coordinator:
     def _tell(
         self, place: Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()
     ) -> None:
-        """Delivers the event now, and again at the next load if that happens before its effects are
-        written. When a core fails on it the whole shard is discarded, and the other cores receive
-        the event again.
+        """Delivers the event now, and again at a load that comes before its effects are written. If
+        a core fails on it the shard is discarded, and the other cores get the event again.
         """
         shard, written = place.shard, 0
         if shard is not None:
@@ -339,9 +335,7 @@ class Coordinator:
             future.set_result(response)
 
     def _on_effect(self, leader_epoch: int, name: str, effect: Effect) -> None:
-        """Runs in a later turn of the event loop: the events that it posts must not reach a core in
-        the middle of its actions.
-        """
+        """Runs in a later turn of the loop: events that it posts must not reach a core at work."""
         if self._carry_out is None:
             raise TypeError(
                 f"a core of {self.topic} wants {type(effect).__name__} carried out, and nobody does that here"
@@ -352,9 +346,7 @@ class Coordinator:
     # -- writing and timers ------------------------------------------------------------------------
 
     def _wake(self, place: Place) -> None:
-        """Starts one write per turn of the event loop, so that requests of one turn are written
-        together.
-        """
+        """One write per turn of the event loop: requests of one turn are written together."""
         self._to_write[place] = None
         if self._turn is None and self._loop is not None:
             self._turn = self._loop.call_soon(self._on_turn)
