@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +26,8 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200, help="for each version of each API (default 200)")
     parser.add_argument("--case", type=int, help="only this one of them, with its requests printed")
     arguments = parser.parse_args()
+    # ended from outside, it still stops the brokers that it started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     table, began = Table(ALLOWED), time.monotonic()
     print(f"seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="judge-") as directory, both(Path(directory), table) as judge:

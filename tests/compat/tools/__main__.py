@@ -4,6 +4,7 @@ prints what differs without a reason. `--page` writes docs/kafka-tools.md instea
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import traceback
@@ -17,6 +18,8 @@ from tests.compat.tools.sides import started
 
 
 def main(words: list[str]) -> None:
+    # ended from outside, it still stops the brokers that it started
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if words == ["--page"]:
         PAGE.write_text(render())
         return
