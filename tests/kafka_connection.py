@@ -21,6 +21,7 @@ import struct
 from mqd.protocol import decode_response, encode_request, with_length
 from mqd.protocol.messages import message_class
 
+API_VERSIONS = 18
 FRAME_BYTES_MAX = 512 << 20
 
 
@@ -35,6 +36,11 @@ class Response:
     api_version: int
     body: object  # the response struct
     frame: bytes  # as received, without the length word
+
+
+def _defaults(api_key: int) -> object:
+    made = message_class(api_key, "Request")
+    return made(client_software_name="tests", client_software_version="1") if api_key == API_VERSIONS else made()
 
 
 class KafkaConnection:
@@ -65,12 +71,13 @@ class KafkaConnection:
     # -- requests ----------------------------------------------------------------------------------
 
     def send(self, api_key: int, version: int, request: object | None = None, *, expect_response: bool = True) -> int:
-        """Sends one request (None: all defaults); returns its correlation id.
+        """Sends one request (None: all defaults, and a client's name in ApiVersions, which is refused
+        without one); returns its correlation id.
         `expect_response=False` for Produce with acks=0.
         """
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1
-        body = message_class(api_key, "Request")() if request is None else request
+        body = _defaults(api_key) if request is None else request
         frame = encode_request(body, version, correlation_id, self.client_id)
         if expect_response:
             self._waiting.append((correlation_id, api_key, version))
