@@ -24,8 +24,9 @@ from tests.unit.client.client_consumer import (
     begins_anew,
     hears_that_it_is_gone,
     look_again,
+    make,  # noqa: F401 (a fixture of `world`)
     next_record,
-)  # noqa: F401 (fixtures)
+)
 
 
 def settled(world: ConsumerWorld) -> None:
