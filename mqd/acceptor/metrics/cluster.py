@@ -49,17 +49,17 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield GaugeMetricFamily(
         "mqd_cluster_partitions_without_leader",
-        "Partitions of the whole cluster that nobody leads",
+        "Partitions of the whole cluster without a leader",
         value=without_leader,
     )
     yield CounterMetricFamily(
         "mqd_unclean_leader_elections",
-        "Leaders chosen out of the in-sync set, of the whole cluster, that this acceptor was told of: records are lost",
+        "Leaders elected from outside the in-sync set in the whole cluster, as this acceptor saw them: records are lost",
         value=metadata.unclean_count,
     )
     yield GaugeMetricFamily(
         "mqd_partitions_under_replicated",
-        "Partitions led here of which a replica is not in sync",
+        "Partitions led here with a replica that is not in sync",
         value=under_replicated,
     )
     yield GaugeMetricFamily(
