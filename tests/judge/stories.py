@@ -36,8 +36,8 @@ TRANSACTIONS = frozenset({
 # What a case of them changes belongs to the whole broker, or cannot be undone.
 LEFT_OUT = {
     "UnregisterBroker": "it takes the only broker away",
-    "AddRaftVoter": "it changes the quorum, of which each broker is the only voter",
-    "RemoveRaftVoter": "it changes the quorum, of which each broker is the only voter",
+    "AddRaftVoter": "it changes the quorum, and each broker is its only voter here",
+    "RemoveRaftVoter": "it changes the quorum, and each broker is its only voter here",
     "UpdateFeatures": "a downgrade would change every later case",
     "AlterReplicaLogDirs": "the directories have other paths, and moves take their time",
     "WriteTxnMarkers": "what brokers send to each other; mqd takes aborts only (above)",
