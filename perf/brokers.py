@@ -34,7 +34,7 @@ class Measured:
         return self.broker.port
 
     def pids(self) -> list[int]:
-        return [process["pid"] for process in self.broker.status()["processes"]]
+        return [process["pid"] for process in self.broker.running()]
 
     def topic(self, name: str, partitions: int = 1, **config: object) -> str:
         """Makes the topic unless it is there. Config names with _ for the dots."""

@@ -101,11 +101,15 @@ class Broker:
         """
         return status.ask(self.data_dir)
 
+    def running(self) -> list[dict]:
+        """The status of each process that runs. One that died and is not started yet has no pid."""
+        return [process for process in self.status()["processes"] if process["pid"] is not None]
+
     def pids(self, role: str) -> list[int]:
-        return [process["pid"] for process in self.status()["processes"] if process["role"] == role]
+        return [process["pid"] for process in self.running() if process["role"] == role]
 
     def pid(self, name: str) -> int:
-        return next(process["pid"] for process in self.status()["processes"] if process["name"] == name)
+        return next(process["pid"] for process in self.running() if process["name"] == name)
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
         deadline = time.monotonic() + seconds

@@ -132,7 +132,7 @@ class ChaosHost(Broker):
     def processes(self) -> dict[str, int]:
         """Empty when the keeper does not answer."""
         with contextlib.suppress(Exception):
-            return {one["name"]: one["pid"] for one in self.status()["processes"]}
+            return {one["name"]: one["pid"] for one in self.status()["processes"] if one["pid"] is not None}
         return {}
 
     def all_pids(self) -> list[int]:

@@ -76,7 +76,7 @@ class Holdings:
     def of(cls, broker: Broker) -> Holdings:
         counts: collections.Counter[str] = collections.Counter()
         pss = 0
-        for process in broker.status()["processes"]:
+        for process in broker.running():
             pid, role = process["pid"], process["role"]
             for kind, count in descriptors(pid).items():
                 counts[f"{role} {kind}"] += count

@@ -70,7 +70,7 @@ def test_every_byte_of_a_long_stream(start_broker, tmp_path, stream_bytes):
             }
             for what in ("consume", "produce"):
                 clients[f"{what}-{partition}"] = start(what, tmp_path, settings)
-        brokers = {process["name"]: process["pid"] for process in broker.status()["processes"]}
+        brokers = {process["name"]: process["pid"] for process in broker.running()}
         while any(client.poll() is None for client in clients.values()):
             assert time.monotonic() < began + STREAM_SECONDS, (
                 f"not done within {STREAM_SECONDS:.0f} s\n{told(tmp_path)}\n{broker.logs()}"

@@ -72,8 +72,9 @@ def test_a_broker_that_restarts_gets_every_row_once(
     for step in range(12):
         send(found, producer, rows(step * 2000, 2000))
         if step in (2, 5, 8):
+            eventually(lambda: broker.pids(role), f"a {role} that runs")
             for pid in broker.pids(role):
-                with contextlib.suppress(ProcessLookupError):  # not started again yet
+                with contextlib.suppress(ProcessLookupError):  # it died a moment ago
                     os.kill(pid, signal.SIGKILL)
     producer.flush()
     assert producer.record_count == 24_000

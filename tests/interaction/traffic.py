@@ -255,12 +255,12 @@ class Watch:
         return int(sum(self.counters()[name].values()))
 
     def worker_pids(self) -> list[int]:
-        """In the order of the workers."""
+        """Of the workers that run, in their order."""
         with KeeperTool(self.broker.data_dir) as tool:
             return [
                 process.pid
                 for process in sorted(tool.status().processes, key=lambda process: process.name)
-                if process.role == "worker"
+                if process.role == "worker" and process.pid is not None
             ]
 
     def worker_rss_bytes(self) -> int:
