@@ -187,7 +187,7 @@ def test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers
         for producer in producers:
             for _ in range(3):
                 producer.produce(watch, deadline)
-        survivors = [pid for index, pid in enumerate(watch.worker_pids()) if index != victim]
+        survivors = [pid for pid in watch.worker_pids() if pid in pids]
         assert survivors == [pid for index, pid in enumerate(pids) if index != victim], "another worker fell with it"
     with watch.connection_to_each_worker() as connections:
         for producer in producers:
