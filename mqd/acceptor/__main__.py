@@ -29,7 +29,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics.page import Metrics
 from mqd.acceptor.transactions import coordinate
 from mqd.base import cluster_config, logging, paths, watchdog
-from mqd.base import config as configuration
+from mqd.base.listeners import parse_listeners
 from mqd.native import ProcessState
 from mqd.shm import rendezvous
 from mqd.shm.attach import KeeperClient, KeeperError
@@ -37,7 +37,7 @@ from mqd.shm.attach import KeeperClient, KeeperError
 
 def _listeners(client: KeeperClient) -> list[tuple[str, str, int]]:
     """(name, host, port) as bound, by listener id."""
-    names = [listener.name for listener in configuration.parse_listeners(client.config)]
+    names = [listener.name for listener in parse_listeners(client.config)]
     return [(name, host, port) for name, (host, port) in zip(names, client.welcome.listeners, strict=True)]
 
 

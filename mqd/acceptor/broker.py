@@ -12,6 +12,7 @@ from mqd.acceptor.disks import Disks
 from mqd.acceptor.flushes import Flushes
 from mqd.acceptor.metadata import Metadata
 from mqd.base import config as configuration
+from mqd.base import listeners as client_listeners
 from mqd.base import logging
 from mqd.base.blocking_pool import Questions
 from mqd.cluster.host import messages
@@ -123,7 +124,7 @@ class Broker:
         self.transactions: TransactionService | None = None  # set with them
         self.relaying: Relaying | None = None  # set where there may be other hosts
         self.listeners = listeners
-        self._advertised = configuration.advertised_listeners(config)
+        self._advertised = client_listeners.advertised_listeners(config)
         self.disks = Disks(self.log_dirs)
         self.directories = Questions()
         self.flushes = Flushes(table)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mqd.base.config import Listener, advertised_listeners, parse_listeners
+from mqd.base.listeners import Listener, advertised_listeners, parse_listeners
 from mqd.base.property_values import ConfigError
 
 KEY_BYTES_MIN = 16

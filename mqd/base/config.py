@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from mqd.base import cluster_config, listeners
 from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
 from mqd.base.properties import BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, Property
 from mqd.base.property_values import ConfigError, Value, canonical_text, parse_value
@@ -25,14 +26,11 @@ __all__ = [
     "BROKER",
     "GROUP",
     "TOPIC",
-    "Listener",
     "Property",
-    "advertised_listeners",
     "broker_effective",
     "broker_value",
     "load_broker",
     "parse_cpus",
-    "parse_listeners",
     "parse_properties",
     "property_of",
     "topic_effective",
@@ -53,13 +51,6 @@ ENVIRONMENT_RESERVED = frozenset(
 ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
 _ARENA_GRAIN_BYTES = 65536
 _LENGTH_WORD_BYTES = 4
-_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
-
-
-class Listener(msgspec.Struct, frozen=True):
-    name: str
-    host: str  # "" = every address
-    port: int  # 0 = a free one
 
 
 # -- one value -------------------------------------------------------------------------------------
@@ -72,6 +63,9 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
     """The property with this name. Raises ConfigError with the closest known name."""
     if name in table:
         return table[name]
+    override = listeners.override_of(name)
+    if table is BROKER and override is not None:
+        return _of_one_listener(*override)
     for prefix, why in REFUSED.items():
         if name.startswith(prefix):
             raise ConfigError(f"{name} cannot be set: {why}", name)
@@ -86,6 +80,17 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
     close = difflib.get_close_matches(name, table, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the known ones"
     raise ConfigError(f"{name} is not a known property; {hint}", name)
+
+
+def _of_one_listener(listener: str, key: str) -> Property:
+    try:
+        prop = property_of(BROKER, key)
+    except ConfigError as error:
+        raise ConfigError(f"listener.name.{listener.lower()}.{error}", key) from None
+    name = listeners.override_name(listener, key)
+    if not prop.per_listener:
+        raise ConfigError(f"{name} cannot be set: {key} is the same for all listeners", name)
+    return msgspec.structs.replace(prop, name=name)
 
 
 def broker_value(config: Mapping[str, str], name: str) -> Value | None:
@@ -291,92 +296,18 @@ def _check_broker(config: Mapping[str, str]) -> None:
         1,
         "members would be put out between two heartbeats",
     )
-    from mqd.base import cluster_config
-
     cluster_config.check(config)
     _check_replicas(config, cluster_config.listens(config))
     parse_cpus(config["worker.cpus"])
-    listeners = parse_listeners(config)
-    advertised = advertised_listeners(config)
-    for name in advertised:
+    found = listeners.parse_listeners(config)
+    listeners.check_overrides(config, found)
+    for name in listeners.advertised_listeners(config):
         _require(
-            name in {listener.name for listener in listeners},
+            name in {listener.name for listener in found},
             f"advertised.listeners names {name}, which listeners has not: {config['listeners']}",
             "advertised.listeners",
             config,
         )
-
-
-def _split_listener(name: str, text: str) -> Listener:
-    match = re.fullmatch(r"([A-Za-z0-9_.-]+)://(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})", text)
-    if match is None or int(match[4]) > 65535:
-        raise ConfigError(f"{name} has {text!r}, which is not NAME://HOST:PORT (IPv6: NAME://[::1]:PORT)", name, text)
-    return Listener(match[1].upper(), match[2] or match[3] or "", int(match[4]))
-
-
-def _of_clients(config: Mapping[str, str], name: str) -> list[Listener]:
-    controllers = {member.strip().upper() for member in config.get("controller.listener.names", "").split(",")}
-    found = [_split_listener(name, member.strip()) for member in config.get(name, "").split(",") if member.strip()]
-    return [listener for listener in found if listener.name not in controllers]
-
-
-def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
-    """The listeners. Raises ConfigError: malformed, a duplicate name or address, not PLAINTEXT, or
-    open to other hosts without permission.
-    """
-    protocols = {}
-    for pair in config.get("listener.security.protocol.map", "").split(","):
-        name, _, protocol = pair.strip().partition(":")
-        protocols[name.upper()] = protocol.upper()
-    insecure = config.get("listeners.insecure.allow") == "true"
-    listeners: list[Listener] = []
-    for listener in _of_clients(config, "listeners"):
-        where = f"listeners has {listener.name}://{listener.host}:{listener.port}"
-        protocol = protocols.get(listener.name, listener.name)
-        if protocol != "PLAINTEXT":
-            way_out = "TLS and authentication are not available yet; use PLAINTEXT"
-            if protocol not in ("SSL", "SASL_PLAINTEXT", "SASL_SSL"):
-                way_out = f"add {listener.name}:PLAINTEXT to listener.security.protocol.map"
-            raise ConfigError(
-                f"{where}, whose protocol {protocol} is not PLAINTEXT; {way_out}", "listeners", config["listeners"]
-            )
-        if not listener.host and not insecure:
-            listener = Listener(listener.name, "127.0.0.1", listener.port)
-        if not insecure and not _LOOPBACK.fullmatch(listener.host):
-            raise ConfigError(
-                f"{where}, which other hosts can reach without authentication; use 127.0.0.1, or say"
-                " listeners.insecure.allow=true",
-                "listeners",
-                config["listeners"],
-            )
-        for other in listeners:
-            if other.name == listener.name or (
-                listener.port and (other.host, other.port) == (listener.host, listener.port)
-            ):
-                raise ConfigError(f"{where} twice", "listeners", config["listeners"])
-        listeners.append(listener)
-    if not listeners:
-        raise ConfigError(
-            "listeners has none for clients, such as PLAINTEXT://127.0.0.1:9092", "listeners", config.get("listeners")
-        )
-    return listeners
-
-
-def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
-    """Listener name -> address announced to clients; for a missing name, the address that the
-    client used.
-    """
-    found: dict[str, Listener] = {}
-    for listener in _of_clients(config, "advertised.listeners"):
-        if listener.host in ("", "0.0.0.0", "::") or not listener.port:
-            raise ConfigError(
-                f"advertised.listeners has {listener.name}://{listener.host}:{listener.port}, to which no client can"
-                " connect; name a host and a port",
-                "advertised.listeners",
-                config["advertised.listeners"],
-            )
-        found[listener.name] = listener
-    return found
 
 
 def parse_cpus(text: str) -> list[int]:

@@ -139,7 +139,6 @@ REFUSED: dict[str, str] = {
     "alter.config.policy.class.name": _POLICY,
     "client.quota.callback.class": _POLICY + "; quotas are set by kafka-configs, or `mqd quota set`",
     "config.providers": "values are taken as they are written; write the value itself, or set it by the environment",
-    "listener.name.": "all listeners share their settings",
     "zookeeper.": "mqd has no ZooKeeper",
     "remote.": _TIERED,
     "local.retention.": _TIERED,

@@ -33,6 +33,7 @@ class Property(msgspec.Struct, frozen=True):
     # for a topic's property: the broker's property that supplies the default
     broker_name: str | None = None
     sensitive: bool = False  # never shown
+    per_listener: bool = False  # listener.name.NAME.PROPERTY overrides it for one listener
     ignored: bool = False  # accepted for compatibility with existing files; has no effect
 
 
@@ -62,7 +63,8 @@ def _listeners() -> list[Property]:
             "listener.security.protocol.map",
             "list",
             "PLAINTEXT:PLAINTEXT",
-            "Listener names and their security protocols, NAME:PROTOCOL. Only PLAINTEXT is available now.",
+            "Listener names and their security protocols, NAME:PROTOCOL: PLAINTEXT, SASL_PLAINTEXT. A listener whose"
+            " name is a protocol needs no entry.",
         ),
         Property(
             "controller.listener.names",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mqd import native
-from mqd.base import clock, logging, paths, watchdog
+from mqd.base import clock, listeners, logging, paths, watchdog
 from mqd.base import config as configuration
 from mqd.base.blocking_pool import in_thread
 from mqd.cluster.broker import messages as broker_messages
@@ -229,8 +229,8 @@ class Process:
         return devices.result() if devices.done() else [-1]
 
     def registration(self, settled: list, devices: list[int]) -> broker_messages.RegisterBroker:
-        listener = configuration.parse_listeners(self.config)[0]
-        told = configuration.advertised_listeners(self.config).get(listener.name, listener)
+        listener = listeners.parse_listeners(self.config)[0]
+        told = listeners.advertised_listeners(self.config).get(listener.name, listener)
         welcome = self.client.welcome
         inter_broker, controller = welcome.inter_broker_listener or ("", 0), self.membership.address
         directory_id = directory_text(self.key.directory_id)

@@ -135,7 +135,7 @@ def _link(path: str) -> str:
 
 def listen_all(config: Mapping[str, str]) -> list[socket.socket]:
     """One socket for each of `listeners`, in their order. Raises ListenError, ConfigError."""
-    from mqd.base.config import parse_listeners
+    from mqd.base.listeners import parse_listeners
 
     sockets: list[socket.socket] = []
     try:

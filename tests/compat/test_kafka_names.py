@@ -38,7 +38,6 @@ def test_brokers(kafka_tools: KafkaTools) -> None:
     assert unused == [
         "super.users",
         "allow.everyone.if.no.acl.found",
-        "listener.name.",
         "zookeeper.",
         "local.retention.",
         "errors.deadletterqueue.",

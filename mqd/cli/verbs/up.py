@@ -22,7 +22,7 @@ def _listeners_with_port(config: dict[str, str], port: int) -> str:
     """`listeners` with the first one's port replaced: what --port means when listeners are
     configured too.
     """
-    from mqd.base.config import parse_listeners
+    from mqd.base.listeners import parse_listeners
 
     first, *others = parse_listeners(config)
     parts = [(first.name, first.host, port), *((other.name, other.host, other.port) for other in others)]
@@ -31,7 +31,8 @@ def _listeners_with_port(config: dict[str, str], port: int) -> str:
 
 def _load(data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None) -> Settings:
     """Raises ConfigError. The file is read once: it may be a pipe."""
-    from mqd.base.config import load_broker, parse_listeners
+    from mqd.base.config import load_broker
+    from mqd.base.listeners import parse_listeners
     from mqd.keeper.settings import properties_environment, resolve
 
     config = load_broker(config_file, properties_environment(os.environ), overrides)

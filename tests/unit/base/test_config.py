@@ -6,6 +6,7 @@ import pytest
 
 from mqd.base import config as c
 from mqd.base import config_page, kafka_names
+from mqd.base import listeners as of_clients
 from mqd.base.config import BROKER, TOPIC
 from mqd.base.property_values import ConfigError, canonical_text, parse_value
 
@@ -112,8 +113,8 @@ def test_kafkas_stock_file_starts(tmp_path: Path):
         "log.retention.hours=168\nlog.segment.bytes=1073741824\nlog.retention.check.interval.ms=300000\n"
     )
     loaded = c.load_broker(file, {}, {})
-    assert c.parse_listeners(loaded) == [c.Listener("PLAINTEXT", "127.0.0.1", 9092)]
-    assert c.advertised_listeners(loaded) == {"PLAINTEXT": c.Listener("PLAINTEXT", "localhost", 9092)}
+    assert of_clients.parse_listeners(loaded) == [of_clients.Listener("PLAINTEXT", "127.0.0.1", 9092)]
+    assert of_clients.advertised_listeners(loaded) == {"PLAINTEXT": of_clients.Listener("PLAINTEXT", "localhost", 9092)}
     assert loaded["receive.arena.bytes"] == "16777216"
     assert (
         c.load_broker(None, {}, {"socket.request.max.bytes": "300000000"})["large.request.memory.bytes"] == "300000000"
@@ -131,9 +132,13 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
     ("name", "value", "why"),
     [
         ("sasl.enabled.mechanisms", "PLAIN", "authentication is not available yet"),
-        ("listener.name.external.ssl.keystore.location", "k.jks", "all listeners share their settings"),
+        ("listener.name.plaintext.log.retention.ms", "1000", "is the same for all listeners"),
+        (
+            "listener.name.external.ssl.keystore.location",
+            "k.jks",
+            "listener.name.external.ssl.keystore.location cannot be set: TLS is not available yet",
+        ),
         ("authorizer.class.name", "a.B", "authorization is not available yet"),
-        ("connections.max.reauth.ms", "3600000", "authentication is not available yet"),
         ("create.topic.policy.class.name", "a.B", "what it forbids would be allowed"),
         ("log.local.retention.ms", "1000", "tiered storage"),
         ("config.providers", "file", "values are taken as they are written"),
@@ -291,8 +296,8 @@ def test_sensitive_values_are_not_shown():
         ({"listeners": "PLAINTEXT://127.0.0.1.example.org:9092"}, "listeners.insecure.allow=true"),
         ({"listeners": "PLAINTEXT://127.0.0.1:99999"}, "not NAME://HOST:PORT"),
         ({"listeners": "127.0.0.1:9092"}, "not NAME://HOST:PORT"),
-        ({"listeners": "SSL://127.0.0.1:9092"}, "TLS and authentication are not available yet"),
-        ({"listeners": "INSIDE://127.0.0.1:9092"}, "add INSIDE:PLAINTEXT to listener.security.protocol.map"),
+        ({"listeners": "SSL://127.0.0.1:9092"}, "TLS is not available yet"),
+        ({"listeners": "INSIDE://127.0.0.1:9092"}, "add INSIDE:PROTOCOL to listener.security.protocol.map"),
         ({"listeners": "PLAINTEXT://127.0.0.1:9092,PLAINTEXT://127.0.0.1:9093"}, "twice"),
         (
             {
@@ -311,12 +316,12 @@ def test_contradictions(chosen, part):
 
 def test_listeners():
     def listeners(text: str, **more: str):
-        return c.parse_listeners(c.load_broker(None, {}, {"listeners": text, **more}))
+        return of_clients.parse_listeners(c.load_broker(None, {}, {"listeners": text, **more}))
 
-    assert listeners("PLAINTEXT://[::1]:9092") == [c.Listener("PLAINTEXT", "::1", 9092)]
-    assert listeners("PLAINTEXT://localhost:0") == [c.Listener("PLAINTEXT", "localhost", 0)]
+    assert listeners("PLAINTEXT://[::1]:9092") == [of_clients.Listener("PLAINTEXT", "::1", 9092)]
+    assert listeners("PLAINTEXT://localhost:0") == [of_clients.Listener("PLAINTEXT", "localhost", 0)]
     everywhere = {"listeners.insecure.allow": "true"}
-    assert listeners("PLAINTEXT://:9092", **everywhere) == [c.Listener("PLAINTEXT", "", 9092)]
+    assert listeners("PLAINTEXT://:9092", **everywhere) == [of_clients.Listener("PLAINTEXT", "", 9092)]
     two = {"listener.security.protocol.map": "IN:PLAINTEXT,OUT:PLAINTEXT", **everywhere}
     assert [item.port for item in listeners("IN://127.0.0.1:9092,OUT://0.0.0.0:9094", **two)] == [9092, 9094]
 
@@ -404,3 +409,15 @@ def test_what_has_no_effect_is_named():
         None, {}, {"replica.lag.time.max.ms": "30000", "controller.listener.names": "CONTROLLER"}
     )
     assert c.without_effect(with_effect) == [] and "| `replica.lag.time.max.ms` | `30000` |" in config_page.markdown()
+
+
+def test_a_setting_of_one_listener():
+    config = {"listener.name.inside.some.key": "2", "listener.name.other.some.key": "3", "some.key": "1"}
+    assert of_clients.of_listener(config, "INSIDE") == {"some.key": "2"}
+    assert of_clients.of_listener(config, "OUTSIDE") == {"some.key": "1"}
+    inside = [of_clients.Listener("INSIDE", "127.0.0.1", 9092)]
+    with pytest.raises(ConfigError, match="a listener OTHER, which listeners has not"):
+        of_clients.check_overrides({**config, "listeners": "INSIDE://127.0.0.1:9092"}, inside)
+    assert of_clients.override_of("listener.name.INSIDE.some.key") == ("INSIDE", "some.key")
+    assert of_clients.override_name("INSIDE", "some.key") == "listener.name.inside.some.key"
+    assert of_clients.override_of("listener.name.inside") is None

@@ -1,0 +1,165 @@
+"""Where clients connect: the listeners of a broker, their security protocols, and the settings that
+one listener has of its own (`listener.name.NAME.PROPERTY`).
+"""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from mqd.base.property_values import ConfigError
+
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+OVERRIDE_PREFIX = "listener.name."
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
+_LISTENER = re.compile(r"([A-Za-z0-9_.-]+)://(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})")
+# protocols that clients cannot use yet, and why
+_MISSING = {
+    "SSL": "TLS is not available yet",
+    "SASL_PLAINTEXT": "authentication is not available yet",
+    "SASL_SSL": "TLS and authentication are not available yet",
+}
+
+
+class Listener(msgspec.Struct, frozen=True):
+    name: str
+    host: str  # "" = every address
+    port: int  # 0 = a free one
+    protocol: str = "PLAINTEXT"  # of PROTOCOLS
+
+    @property
+    def has_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def has_sasl(self) -> bool:
+        return self.protocol.startswith("SASL_")
+
+
+def _split(name: str, text: str) -> Listener:
+    match = _LISTENER.fullmatch(text)
+    if match is None or int(match[4]) > 65535:
+        raise ConfigError(f"{name} has {text!r}, which is not NAME://HOST:PORT (IPv6: NAME://[::1]:PORT)", name, text)
+    return Listener(match[1].upper(), match[2] or match[3] or "", int(match[4]))
+
+
+def _of_clients(config: Mapping[str, str], name: str) -> list[Listener]:
+    controllers = {member.strip().upper() for member in config.get("controller.listener.names", "").split(",")}
+    found = [_split(name, member.strip()) for member in config.get(name, "").split(",") if member.strip()]
+    return [listener for listener in found if listener.name not in controllers]
+
+
+def _protocols(config: Mapping[str, str]) -> dict[str, str]:
+    """Listener name -> security protocol, for the names that need not be one themselves."""
+    protocols = {}
+    for pair in config.get("listener.security.protocol.map", "").split(","):
+        name, _, protocol = pair.strip().partition(":")
+        protocols[name.upper()] = protocol.upper()
+    return protocols
+
+
+def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
+    """The listeners for clients. Raises ConfigError: malformed, a duplicate name or address, a
+    protocol that there is not, or open to other hosts without permission.
+    """
+    protocols = _protocols(config)
+    listeners: list[Listener] = []
+    for listener in _of_clients(config, "listeners"):
+        listener = _checked(config, listener, protocols.get(listener.name, listener.name))
+        for other in listeners:
+            if other.name == listener.name or (
+                listener.port and (other.host, other.port) == (listener.host, listener.port)
+            ):
+                raise ConfigError(f"{_where(listener)} twice", "listeners", config["listeners"])
+        listeners.append(listener)
+    if not listeners:
+        raise ConfigError(
+            "listeners has none for clients, such as PLAINTEXT://127.0.0.1:9092", "listeners", config.get("listeners")
+        )
+    return listeners
+
+
+def _where(listener: Listener) -> str:
+    return f"listeners has {listener.name}://{listener.host}:{listener.port}"
+
+
+def _checked(config: Mapping[str, str], listener: Listener, protocol: str) -> Listener:
+    """The listener with its protocol, and the loopback address where it names no host and other
+    hosts may not reach it.
+    """
+    where = _where(listener)
+    if protocol not in PROTOCOLS:
+        raise ConfigError(
+            f"{where}, whose protocol {protocol} is none of {', '.join(PROTOCOLS)}; add {listener.name}:PROTOCOL to"
+            " listener.security.protocol.map",
+            "listeners",
+            config["listeners"],
+        )
+    listener = msgspec.structs.replace(listener, protocol=protocol)
+    if protocol in _MISSING:
+        raise ConfigError(
+            f"{where}, whose protocol {protocol} is not PLAINTEXT; {_MISSING[protocol]}",
+            "listeners",
+            config["listeners"],
+        )
+    if config.get("listeners.insecure.allow") == "true":
+        return listener
+    if not listener.host:
+        return msgspec.structs.replace(listener, host="127.0.0.1")
+    if not _LOOPBACK.fullmatch(listener.host):
+        lack = "where other hosts' passwords and records are not encrypted" if listener.has_sasl else ""
+        lack = lack or "which other hosts can reach without authentication"
+        raise ConfigError(
+            f"{where}, {lack}; use 127.0.0.1, or say listeners.insecure.allow=true", "listeners", config["listeners"]
+        )
+    return listener
+
+
+def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
+    """Listener name -> address announced to clients; for a missing name, the address that the
+    client used.
+    """
+    found: dict[str, Listener] = {}
+    for listener in _of_clients(config, "advertised.listeners"):
+        if listener.host in ("", "0.0.0.0", "::") or not listener.port:
+            raise ConfigError(
+                f"advertised.listeners has {listener.name}://{listener.host}:{listener.port}, to which no client can"
+                " connect; name a host and a port",
+                "advertised.listeners",
+                config["advertised.listeners"],
+            )
+        found[listener.name] = listener
+    return found
+
+
+# -- settings of one listener ----------------------------------------------------------------------
+
+
+def override_of(name: str) -> tuple[str, str] | None:
+    """("NAME", property) of `listener.name.name.property`, whose name part has no dot; None: it is
+    not such a name.
+    """
+    listener, _, key = name.removeprefix(OVERRIDE_PREFIX).partition(".")
+    return (listener.upper(), key) if name.startswith(OVERRIDE_PREFIX) and listener and key else None
+
+
+def override_name(listener: str, key: str) -> str:
+    return f"{OVERRIDE_PREFIX}{listener.lower()}.{key}"
+
+
+def of_listener(config: Mapping[str, str], name: str) -> dict[str, str]:
+    """The configuration as it holds for connections of this listener."""
+    prefix = override_name(name, "")
+    own = {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
+    return {**{key: value for key, value in config.items() if not key.startswith(OVERRIDE_PREFIX)}, **own}
+
+
+def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> None:
+    """Raises ConfigError: a setting of a listener that does not exist."""
+    names = {listener.name for listener in listeners}
+    for key in config:
+        found = override_of(key)
+        if found is not None and found[0] not in names:
+            raise ConfigError(
+                f"{key} is for a listener {found[0]}, which listeners has not: {config['listeners']}", key, config[key]
+            )
