@@ -71,32 +71,32 @@ TRAPS = {
     "arena": [
         "interaction/test_traps.py::test_the_arena_is_empty_after_traffic",
         "interaction/test_traps.py::test_a_killed_worker_gives_back_what_it_had_borrowed",
-        "interaction/test_hostile_clients.py::test_frames_that_trickle_do_not_take_the_arena",
-        "interaction/test_hostile_frames.py::test_connections_that_end_within_a_frame_leave_nothing",
+        "interaction/server/test_hostile_clients.py::test_frames_that_trickle_do_not_take_the_arena",
+        "interaction/server/test_hostile_frames.py::test_connections_that_end_within_a_frame_leave_nothing",
     ],
     "preallocation": ["interaction/test_traps.py::test_quiet_partitions_take_little_disk"],
     "a stalled disk": [
-        "interaction/test_limits.py::test_a_stalled_disk_leaves_the_other_alone",
+        "interaction/server/test_limits.py::test_a_stalled_disk_leaves_the_other_alone",
         "unit/worker/test_process.py::test_a_failed_flush_fences_its_directory_and_no_other",
     ],
     "acks=all waiting": [
-        "interaction/test_limits.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
-        "interaction/test_limits.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",
-        "interaction/test_limits.py::test_requests_that_wait_are_answered_when_their_topic_goes",
+        "interaction/server/test_limits.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
+        "interaction/server/test_limits.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",
+        "interaction/server/test_limits.py::test_requests_that_wait_are_answered_when_their_topic_goes",
     ],
     "waiters": [
         "interaction/test_traps.py::test_a_long_poll_wakes_through_any_worker",
         "interaction/test_traps.py::test_more_workers_than_the_bitmap_has_bits_are_refused",
     ],
     "producer ids and fetch sessions": [
-        "interaction/test_limits.py::test_producers_are_bounded_and_forgotten_in_the_end",
-        "interaction/test_limits.py::test_fetch_sessions_are_bounded",
-        "interaction/test_limits.py::test_partitions_that_do_not_exist_do_not_pile_up_in_a_session",
-        "interaction/test_limits.py::test_a_session_survives_its_topics_second_life",
+        "interaction/server/test_limits.py::test_producers_are_bounded_and_forgotten_in_the_end",
+        "interaction/server/test_limits.py::test_fetch_sessions_are_bounded",
+        "interaction/server/test_limits.py::test_partitions_that_do_not_exist_do_not_pile_up_in_a_session",
+        "interaction/server/test_limits.py::test_a_session_survives_its_topics_second_life",
     ],
     "between hosts": [
         "interaction/test_traps.py::test_nobody_is_a_follower_by_saying_so",
-        "interaction/test_hostile_frames.py::test_an_unknown_api_ends_the_connection",
+        "interaction/server/test_hostile_frames.py::test_an_unknown_api_ends_the_connection",
     ],
     "versions": [
         "interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_the_way_out",

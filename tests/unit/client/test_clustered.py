@@ -1,5 +1,5 @@
 """Which way a client goes: in a cluster as anywhere, for what other hosts lead is forwarded
-(tests/interaction/test_cluster_local.py).
+(tests/interaction/cluster/test_cluster_local.py).
 """
 
 import socket

@@ -313,7 +313,7 @@ def test_the_command_says_what_became_of_a_replay(
 
 
 def test_what_a_query_publishes_says_that_it_is_a_querys() -> None:
-    """`mqd group seek` goes by it: see tests/interaction/test_cli_group.py."""
+    """`mqd group seek` goes by it: see tests/interaction/cli/test_cli_group.py."""
     driver = Driver(source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", "groupId": "g"}, streaming=True))
     asked: list[Any] = []
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
+from tests.interaction.cluster.test_cluster_lost_host import QUICK
 from tests.interaction.cluster_clients import all_in_sync, create, partitions, produce, read, until
-from tests.interaction.test_cluster_lost_host import QUICK
 
 VALUES = [b"%04d" % number + b"v" * 900 for number in range(100)]
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.broker import BrokerFailed
 from tests.cluster import Cluster
+from tests.interaction.cluster.test_cluster_moves import Load
 from tests.interaction.cluster_clients import all_in_sync, create, read, run, until
-from tests.interaction.test_cluster_moves import Load
 
 OLDER = {"MQD_TEST_FEATURES": "mqd.version=0"}
 PARTITIONS = 3

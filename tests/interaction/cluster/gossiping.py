@@ -1,6 +1,6 @@
 """A process that gossips and does nothing else:
-`python -m tests.interaction.gossiping NODE PORT DIRECTORY SEEDS [KEY]`. One JSON line for each
-change; ends with SIGTERM (goodbye) or by a kill.
+`python -m tests.interaction.cluster.gossiping NODE PORT DIRECTORY SEEDS [KEY]`. One JSON line for
+each change; ends with SIGTERM (goodbye) or by a kill.
 """
 
 from __future__ import annotations

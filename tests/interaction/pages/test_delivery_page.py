@@ -19,7 +19,7 @@ from tests.broker import Broker
 from tests.interaction.traffic import batch, create_topic, eventually, produce
 from tests.interaction.transactional import RawProducer, connect, fetch_committed, read_committed, topic_of
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "delivery.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "delivery.md").read_text()
 EXAMPLES = {match[1]: match[2] for match in re.finditer(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL)}
 EVERY = {f"payment-{number}" for number in range(1000)}
 KILLED_AFTER = 150

@@ -12,7 +12,7 @@ from tests.broker import Broker
 from tests.judge import page
 from tests.kafka_connection import KafkaConnection
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 API_VERSIONS = 18
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from mqd.protocol import encode_request, with_length
 from mqd.protocol.messages import MetadataRequest
-from tests.interaction.test_hostile_frames import mutate, valid_frames
+from tests.interaction.server.test_hostile_frames import mutate, valid_frames
 from tests.interaction.traffic import (
     FETCH,
     FETCH_VERSION,

@@ -22,7 +22,7 @@ from mqd.base import paths
 from mqd.cluster.membership import death_notice
 from tests.cluster import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEY = "k" * 32
 
 
@@ -51,7 +51,7 @@ class Process:
         command = [
             sys.executable,
             "-m",
-            "tests.interaction.gossiping",
+            "tests.interaction.cluster.gossiping",
             str(node_id),
             str(port),
             str(directory),

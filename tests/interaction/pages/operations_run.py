@@ -2,9 +2,10 @@
 ```sh block, line by line, by bash; what is printed must hold what the page shows (the ```text block
 after it).
 
-    python -m tests.interaction.operations_run DIRECTORY     # in a network of its own: the pages'
-                                                             addresses and ports are free there;
-                                                             DIRECTORY is the home of whoever types
+    python -m tests.interaction.pages.operations_run DIRECTORY
+
+in a network of its own, where the pages' addresses and ports are free. DIRECTORY is the home of the
+user who types.
 
 A line that begins with `make cluster` or `mqd up` stays in the foreground of a terminal of its own:
 it is started, and waited for until it says that it is ready. Numbers, ids and spaces need not
@@ -28,7 +29,7 @@ from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 BOOTSTRAP = "127.0.0.1:9092,127.0.0.2:9092,127.0.0.3:9092,127.0.0.4:9092"
 TOPIC, PARTITIONS = "flights", 6
 READY = {"make cluster": "Ctrl-C stops all of them", "mqd up": "mqd ready on"}

@@ -17,7 +17,7 @@ import pytest
 from mqd.cli import main as main_module
 from tests.broker import Broker
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from mqd.native.client import Client
 from mqd.protocol.api import decode_response, encode_request
 from tests.broker import Broker
 from tests.crash.processes import kill_and_wait
-from tests.interaction.test_compaction import COMPACT, Writer, runs
+from tests.interaction.log.test_compaction import COMPACT, Writer, runs
 from tests.interaction.traffic import (
     batch,
     create_topic,

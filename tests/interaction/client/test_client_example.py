@@ -17,7 +17,7 @@ from mqd.native import client as native_client
 from tests.broker import Broker
 from tests.client_reading import read_all
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "native" / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "native" / "examples"
 PARTITIONS = 3
 
 

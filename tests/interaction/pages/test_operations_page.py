@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interaction.operations_run import PAGE, READY, Block, blocks, holds
+from tests.interaction.pages.operations_run import PAGE, READY, Block, blocks, holds
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = (
     "On one machine, to try it",
     "A fourth broker, under load",
@@ -53,7 +53,7 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path) -> None:
         tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp", ignore_cleanup_errors=True) as home,
     ):
         done = subprocess.run(
-            [*own_network(), sys.executable, "-m", "tests.interaction.operations_run", home],
+            [*own_network(), sys.executable, "-m", "tests.interaction.pages.operations_run", home],
             cwd=ROOT,
             env=environment,
             stdout=output,
