@@ -1,0 +1,151 @@
+"""SASL OAUTHBEARER (RFC 7628): a signed token (JWT) of an issuer that the operator trusts. PyJWT
+checks the signature; issuer, audience, expiry and user are required.
+"""
+
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from mqd.security.exchange import AuthenticationFailed
+
+# asymmetric ones alone: with HMAC a published key would be the secret
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+KEYS_BYTES_MAX = 1 << 20
+FETCH_S = 10.0
+UNKNOWN_KEY_PAUSE_S = 10.0  # tokens that name unknown keys make us read the issuer's at most this often
+_FIRST = re.compile(
+    rb"n,(?:a=(?P<acts_as>[^\x00,\x01]+))?,\x01auth=[Bb]earer +(?P<token>[A-Za-z0-9._~+/=-]+)\x01"
+    rb"(?:[A-Za-z]+=[^\x00\x01]*\x01)*\x01"
+)
+_REFUSED = json.dumps({"status": "invalid_token"}).encode()
+# runs what may take long elsewhere
+Elsewhere = Callable[[Callable[[], "Claims"]], Awaitable["Claims"]]
+
+
+class Options(msgspec.Struct, frozen=True):
+    url: str  # of the issuer's keys (JWKS): https: or file:
+    issuer: str
+    audiences: tuple[str, ...]
+    user_claim: str = "sub"
+    skew_s: int = 30
+    refresh_s: float = 3600.0
+
+
+class Claims(msgspec.Struct, frozen=True):
+    user: str
+    expires_ms: int  # wall clock
+
+
+def read_keys(url: str) -> dict[str, Any]:
+    """The issuer's key set. Raises OSError, ValueError."""
+    with urllib.request.urlopen(url, timeout=FETCH_S) as response:
+        content = response.read(KEYS_BYTES_MAX + 1)
+    if len(content) > KEYS_BYTES_MAX:
+        raise ValueError(f"{url} holds more than {KEYS_BYTES_MAX} bytes")
+    keys = json.loads(content)
+    if not isinstance(keys, dict) or not isinstance(keys.get("keys"), list):
+        raise ValueError(f"{url} holds no key set (JWKS)")
+    return keys
+
+
+class Issuer:
+    """Checks tokens of one issuer; keeps its keys. Any thread."""
+
+    def __init__(self, options: Options, read: Callable[[str], Mapping[str, Any]] = read_keys) -> None:
+        self.options = options
+        self._read = read
+        self._lock = threading.Lock()
+        self._keys: dict[str, Any] = {}  # key id -> key
+        self._read_s = -1e9  # time.monotonic() of the last attempt
+
+    def check(self, token: bytes) -> Claims:
+        """Raises AuthenticationFailed."""
+        import jwt
+
+        options = self.options
+        try:
+            header = jwt.get_unverified_header(token)
+            if header.get("alg") not in ALGORITHMS:
+                raise AuthenticationFailed(f"a token is signed by {str(header.get('alg'))[:40]!r}, which is not taken")
+            key = self._key(str(header.get("kid", "")))
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=[header["alg"]],
+                audience=list(options.audiences),
+                issuer=options.issuer,
+                leeway=options.skew_s,
+                options={"require": ["exp", "iss", "aud", options.user_claim]},
+            )
+        except (jwt.PyJWTError, TypeError, ValueError, OverflowError) as error:
+            raise AuthenticationFailed(f"a token is refused: {error}") from None
+        user = claims[options.user_claim]
+        if not isinstance(user, str) or not user:
+            raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user")
+        return Claims(user, int((claims["exp"] + options.skew_s) * 1000))
+
+    def _key(self, key_id: str) -> Any:
+        """The issuer's key of this id; without an id, its only one."""
+        with self._lock:
+            age_s = time.monotonic() - self._read_s
+            if age_s > self.options.refresh_s or (self._found(key_id) is None and age_s > UNKNOWN_KEY_PAUSE_S):
+                self._refresh()
+            key = self._found(key_id)
+        if key is None:
+            raise AuthenticationFailed(f"a token names key {key_id[:80]!r}, which {self.options.url} has not")
+        return key
+
+    def _found(self, key_id: str) -> Any:
+        if not key_id and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(key_id)
+
+    def _refresh(self) -> None:
+        import jwt
+
+        self._read_s = time.monotonic()
+        try:
+            found = jwt.PyJWKSet.from_dict(dict(self._read(self.options.url)))
+        except (OSError, ValueError, jwt.PyJWTError) as error:
+            if not self._keys:
+                raise AuthenticationFailed(
+                    f"the issuer's keys cannot be read from {self.options.url}: {error}"
+                ) from None
+            return  # the keys read before still hold
+        self._keys = {key.key_id or "": key for key in found.keys if key.public_key_use in (None, "sig")}
+
+
+class OauthExchange:
+    """A refused token gets the answer of RFC 7628; the client's reply to it, one byte, fails."""
+
+    def __init__(self, issuer: Issuer, elsewhere: Elsewhere) -> None:
+        self._issuer, self._elsewhere = issuer, elsewhere
+        self._failure: AuthenticationFailed | None = None
+        self.user = ""
+        self.expires_ms = 0
+        self.done = False
+
+    async def step(self, token: bytes) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        if self.done:
+            raise AuthenticationFailed("the exchange is over")
+        first = _FIRST.fullmatch(token)
+        if first is None:
+            raise AuthenticationFailed("the message is not of OAUTHBEARER")
+        try:
+            bearer = first["token"]
+            claims = await self._elsewhere(lambda: self._issuer.check(bearer))
+            if first["acts_as"] not in (None, claims.user.encode()):
+                raise AuthenticationFailed("a client cannot act as another user", user=claims.user)
+        except AuthenticationFailed as error:
+            self._failure = error
+            return _REFUSED
+        self.user, self.expires_ms, self.done = claims.user, claims.expires_ms, True
+        return b""

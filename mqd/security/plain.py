@@ -1,0 +1,47 @@
+"""SASL PLAIN (RFC 4616): the password itself, checked against the verifiers of SCRAM, so that a user
+has one password whatever its client speaks.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from mqd.security import scram
+from mqd.security.exchange import AuthenticationFailed
+from mqd.security.scram import Verifier
+
+TOKEN_BYTES_MAX = 4096
+# user -> mechanism and verifier; None: there is no such user
+Lookup = Callable[[str], tuple[str, Verifier] | None]
+# runs what takes milliseconds elsewhere; raises AuthenticationFailed when too much waits already
+Elsewhere = Callable[[Callable[[], bool]], Awaitable[bool]]
+
+
+class PlainExchange:
+    def __init__(self, lookup: Lookup, seed: bytes, elsewhere: Elsewhere) -> None:
+        self._lookup, self._seed, self._elsewhere = lookup, seed, elsewhere
+        self.user = ""
+        self.done = False
+
+    async def step(self, token: bytes) -> bytes:
+        if self.done:
+            raise AuthenticationFailed("the exchange is over")
+        acts_as, user, password = self._parts(token)
+        self.user = user
+        if acts_as not in ("", user):
+            raise AuthenticationFailed("a client cannot act as another user", user=user)
+        found = self._lookup(user)
+        # an unknown user costs as much time as a wrong password
+        mechanism, verifier = found or ("SCRAM-SHA-256", scram.decoy("SCRAM-SHA-256", self._seed, user))
+        fits = await self._elsewhere(lambda: scram.is_password(mechanism, verifier, password))
+        if not fits or found is None:
+            raise AuthenticationFailed("wrong user or password", user=user)
+        self.done = True
+        return b""
+
+    def _parts(self, token: bytes) -> tuple[str, str, bytes]:
+        parts = token.split(b"\0")
+        if len(parts) != 3 or not parts[1] or not parts[2] or len(token) > TOKEN_BYTES_MAX:
+            raise AuthenticationFailed("the token is not AUTHZID NUL USER NUL PASSWORD")
+        try:
+            return parts[0].decode(), parts[1].decode(), parts[2]
+        except UnicodeDecodeError:
+            raise AuthenticationFailed("a name is not UTF-8") from None

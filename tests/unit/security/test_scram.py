@@ -1,0 +1,168 @@
+"""SCRAM beside the vectors of RFC 7677, and what a client must not be able to do."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+
+import pytest
+
+from mqd.security import scram
+from mqd.security.exchange import AuthenticationFailed
+from mqd.security.scram import ScramExchange, Verifier
+
+SEED = b"seed"
+RFC_SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
+RFC_NONCE = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+
+
+def rfc_verifier() -> Verifier:
+    salted = scram.salted_password("SCRAM-SHA-256", b"pencil", RFC_SALT, 4096)
+    return scram.verifier_of("SCRAM-SHA-256", salted, RFC_SALT, 4096)
+
+
+def exchange(verifier: Verifier | None, mechanism: str = "SCRAM-SHA-256", **more) -> ScramExchange:
+    return ScramExchange(mechanism, lambda user, is_token: verifier, SEED, **more)
+
+
+def step(server: ScramExchange, text: str | bytes) -> str:
+    return asyncio.run(server.step(text.encode() if isinstance(text, str) else text)).decode()
+
+
+class Client:
+    """A client that computes its proof without the code under test."""
+
+    def __init__(self, user: str, password: str, mechanism: str = "SCRAM-SHA-256", header: str = "n,,") -> None:
+        self.hash = scram.MECHANISMS[mechanism]
+        self.password, self.header = password, header
+        self.bare = f"n={user},r=abc"
+
+    @property
+    def first(self) -> str:
+        return self.header + self.bare
+
+    def final(self, server_first: str, binding: str = "", nonce: str = "") -> str:
+        fields = dict(part.split("=", 1) for part in server_first.split(","))
+        salted = hashlib.pbkdf2_hmac(self.hash, self.password.encode(), base64.b64decode(fields["s"]), int(fields["i"]))
+        client_key = hmac.new(salted, b"Client Key", self.hash).digest()
+        without = f"c={binding or base64.b64encode(self.header.encode()).decode()},r={nonce or fields['r']}"
+        signed = f"{self.bare},{server_first},{without}".encode()
+        signature = hmac.new(hashlib.new(self.hash, client_key).digest(), signed, self.hash).digest()
+        self.server_signature = hmac.new(
+            hmac.new(salted, b"Server Key", self.hash).digest(), signed, self.hash
+        ).digest()
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        return f"{without},p={base64.b64encode(proof).decode()}"
+
+
+def test_the_exchange_of_rfc_7677():
+    server = exchange(rfc_verifier(), nonce=RFC_NONCE)
+    first = step(server, "n,,n=user,r=rOprNGfwEbeRWgbNEkqO")
+    assert first == f"r=rOprNGfwEbeRWgbNEkqO{RFC_NONCE},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+    assert not server.done
+    final = step(server, f"c=biws,r=rOprNGfwEbeRWgbNEkqO{RFC_NONCE},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
+    assert final == "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+    assert server.done and server.user == "user"
+
+
+@pytest.mark.parametrize("mechanism", scram.MECHANISMS)
+@pytest.mark.parametrize("header", ["n,,", "y,,", "n,a=alice,"])
+def test_a_right_password(mechanism, header):
+    client = Client("alice", "s3cret", mechanism, header)
+    server = exchange(scram.make_verifier(mechanism, "s3cret"), mechanism)
+    proof = step(server, client.final(step(server, client.first)))
+    assert server.done and proof == "v=" + base64.b64encode(client.server_signature).decode()
+
+
+def refused(server: ScramExchange, text: str | bytes, why: str) -> None:
+    with pytest.raises(AuthenticationFailed, match=why):
+        step(server, text)
+    assert not server.done
+
+
+def test_a_wrong_password_and_an_unknown_user_fail_alike():
+    known = exchange(scram.make_verifier("SCRAM-SHA-256", "right"))
+    unknown = exchange(None)
+    client = Client("alice", "wrong")
+    refused(known, client.final(step(known, client.first)), "wrong user or password")
+    answer = step(unknown, client.first)
+    refused(unknown, client.final(answer), "wrong user or password")
+    again = dict(part.split("=", 1) for part in step(exchange(None), client.first).split(","))
+    assert again["s"] == dict(part.split("=", 1) for part in answer.split(","))["s"], "an unknown user's salt is stable"
+    assert len(base64.b64decode(again["s"])) == scram.SALT_BYTES and again["i"] == str(scram.ITERATIONS_MIN)
+
+
+def test_the_names_of_users_are_unescaped():
+    asked = []
+    server = ScramExchange("SCRAM-SHA-256", lambda user, is_token: asked.append((user, is_token)), SEED)
+    step(server, "n,,n=a=2Cb=3Dc,r=abc,tokenauth=true")
+    assert asked == [("a,b=c", True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "n,,",
+        "n,,n=,r=a",
+        "n,,n=a,r=",
+        "n,,n=a",
+        "p=tls-unique,,n=a,r=b",
+        "n,,n=a=2Fb,r=c",
+        "n,,n=a\0,r=c",
+        "n,,r=c,n=a",
+        "n,,n=a,r=c d",
+        "n,,m=x,n=a,r=c",
+        b"\xff\xfe",
+        "n,,n=a,r=c,bad",
+    ],
+)
+def test_a_malformed_first_message(text):
+    refused(exchange(rfc_verifier()), text, "malformed|UTF-8")
+
+
+def test_a_client_cannot_act_as_another_user():
+    refused(exchange(rfc_verifier()), "n,a=admin,n=user,r=c", "another user")
+
+
+def test_a_final_message_of_another_exchange():
+    """CVE-2024-56128: the nonce must be the whole one of this exchange."""
+    verifier = scram.make_verifier("SCRAM-SHA-256", "s3cret")
+    client, recorded = Client("alice", "s3cret"), exchange(verifier)
+    final = client.final(step(recorded, client.first))
+    step(recorded, final)
+    replayed = exchange(verifier)
+    step(replayed, client.first)
+    refused(replayed, final, "another exchange")
+    for nonce in ("abc", "abcx"):
+        server = exchange(verifier)
+        refused(server, client.final(step(server, client.first), nonce=nonce), "another exchange")
+
+
+def test_a_final_message_with_another_binding():
+    server, client = exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret")), Client("alice", "s3cret")
+    refused(
+        server, client.final(step(server, client.first), binding=base64.b64encode(b"y,,").decode()), "channel binding"
+    )
+
+
+@pytest.mark.parametrize("proof", ["", "AAAA", "%%%%", "A" * 44, "AA=="])
+def test_a_proof_of_any_shape_is_refused(proof):
+    server = exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret"))
+    nonce = step(server, "n,,n=alice,r=abc").split(",")[0]
+    refused(server, f"c=biws,{nonce},p={proof}", "malformed|base64|wrong user")
+
+
+def test_an_exchange_that_is_over_takes_nothing():
+    client, server = Client("alice", "s3cret"), exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret"))
+    final = client.final(step(server, client.first))
+    step(server, final)
+    with pytest.raises(AuthenticationFailed, match="over"):
+        step(server, final)
+
+
+def test_a_proof_of_all_zeroes_for_an_unknown_user():
+    """Not even the decoy's own key would do."""
+    decoy = scram.decoy("SCRAM-SHA-256", SEED, "nobody")
+    assert not scram.is_password("SCRAM-SHA-256", decoy, b"")
+    assert scram.decoy("SCRAM-SHA-256", b"other seed", "nobody").salt != decoy.salt
