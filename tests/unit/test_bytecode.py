@@ -1,0 +1,33 @@
+"""Bytecode is kept between the processes that tests start, whatever Python was told about the tree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import keep_bytecode_apart
+
+
+@pytest.fixture
+def told_to_leave_none(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+
+
+def test_processes_that_a_test_starts_keep_their_bytecode():
+    said = subprocess.check_output([sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"], text=True)
+    assert said.strip() == "False" and not sys.dont_write_bytecode
+
+
+def test_bytecode_goes_elsewhere_and_not_into_the_tree(tmp_path, told_to_leave_none):
+    keep_bytecode_apart(tmp_path / "bytecode")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "module_of_a_broker.py").write_text("answer = 42\n")
+    subprocess.check_call([sys.executable, "-c", "import module_of_a_broker"], cwd=tree)
+    assert [path.name for path in tree.iterdir()] == ["module_of_a_broker.py"]
+    assert list((tmp_path / "bytecode").rglob("module_of_a_broker.*.pyc"))
