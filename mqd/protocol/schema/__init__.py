@@ -5,20 +5,12 @@ defaults. Compiled by mqd.protocol.codec.
 from mqd.protocol.schema import acls, admin, between, cluster, consumer_groups, groups, hot, topics, transactions
 from mqd.protocol.schema.language import Api
 
-_ALL = (
-    *acls.APIS,
-    *admin.APIS,
-    *hot.APIS,
-    *cluster.APIS,
-    *topics.APIS,
-    *groups.APIS,
-    *consumer_groups.APIS,
-    *transactions.APIS,
-    *between.APIS,
-)
+_FAMILIES = (acls, admin, hot, cluster, topics, groups, consumer_groups, transactions, between)
 
 # Every API written down, by key.
-APIS: dict[int, Api] = {api.key: api for api in sorted(_ALL, key=lambda api: api.key)}
+APIS: dict[int, Api] = dict(sorted((api.key, api) for family in _FAMILIES for api in family.APIS))
+# The module of this package that each is written in.
+FAMILIES: dict[int, str] = {api.key: family.__name__.rpartition(".")[2] for family in _FAMILIES for api in family.APIS}
 
 # Of groups and transactions: what is answered so far.
 _COORDINATED = {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69}

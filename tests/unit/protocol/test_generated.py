@@ -1,13 +1,16 @@
-"""The generated files are those that the table gives."""
+"""The generated files are those that the tables give."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
-from mqd.protocol import generate
+from mqd.protocol import generate, messages
 from mqd.protocol.errors import ERRORS, ErrorCode
+from mqd.protocol.schema import FAMILIES
 
 
 @pytest.mark.parametrize("name", sorted(generate.FILES))
@@ -31,3 +34,35 @@ def test_only_the_generated_header_numbers_kafkas_errors() -> None:
         and re.search(r"^\s*MQD_KAFKA_\w+ = -?\d", path.read_text(), re.M)
     ]
     assert others == []
+
+
+def test_a_type_checker_sees_each_family_and_no_other() -> None:
+    folder = generate.ROOT / "mqd/protocol/messages"
+    families = sorted(set(FAMILIES.values()))
+    source = (folder / "__init__.py").read_text()
+    assert re.findall(r"^    from mqd\.protocol\.messages\.(\w+) import \*$", source, re.M) == families
+    assert sorted(path.stem for path in folder.glob("*.py")) == ["__init__", *families]
+
+
+def test_every_class_is_that_of_its_message() -> None:
+    for name in messages.__all__:
+        cls = getattr(messages, name)
+        message, root = messages.owner_of(cls)
+        assert (message.name, root) == (name, message.root)
+        for struct in message.structs.values():
+            assert messages.owner_of(getattr(cls, struct.name)) == (message, struct)
+            assert getattr(cls, struct.name).__struct_fields__ == tuple(field.name for field in struct.fields)
+
+
+def test_a_class_of_anything_else_has_no_message() -> None:
+    with pytest.raises(KeyError):
+        messages.owner_of(type("MetadataRequest", (), {}))
+
+
+def test_only_the_families_that_are_asked_for_are_imported() -> None:
+    code = (
+        "import sys; from mqd.protocol.messages import MetadataRequest; "
+        "print(*(name for name in sys.modules if name.startswith('mqd.protocol.messages.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["mqd.protocol.messages.cluster"]

@@ -1,0 +1,79 @@
+"""The message classes: `from mqd.protocol.messages import MetadataRequest, MetadataResponse`.
+
+Each is a msgspec.Struct with the fields of every version; encoding leaves out what the version
+lacks, decoding gives such fields their default. Nested structs hang on their message:
+`MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(...)])`. All arguments are
+optional and positional arguments follow the order of the schema; write keywords.
+
+The modules beside this one are generated from mqd/protocol/schema, one for each of its modules, and
+imported when a class of theirs is first asked for: most processes need few of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mqd.protocol.schema import APIS, FAMILIES
+from mqd.protocol.schema.language import Message, Struct
+
+if TYPE_CHECKING:
+    from mqd.protocol.messages.acls import *
+    from mqd.protocol.messages.admin import *
+    from mqd.protocol.messages.between import *
+    from mqd.protocol.messages.cluster import *
+    from mqd.protocol.messages.consumer_groups import *
+    from mqd.protocol.messages.groups import *
+    from mqd.protocol.messages.hot import *
+    from mqd.protocol.messages.topics import *
+    from mqd.protocol.messages.transactions import *
+
+_KEYS = {api.name + kind: (api.key, kind) for api in APIS.values() for kind in ("Request", "Response")}
+_messages: dict[str, Message] = {}  # parsed when they are first encoded or decoded
+_owners: dict[type, tuple[Message, Struct]] = {}
+
+__all__ = sorted(_KEYS)  # noqa: PLE0605
+
+
+if not TYPE_CHECKING:  # a type checker has the names above and must refuse every other
+
+    def __getattr__(name: str) -> type[msgspec.Struct]:
+        if name not in _KEYS:
+            raise AttributeError(f"no Kafka message named {name!r} in mqd.protocol.schema")
+        return message_class(*_KEYS[name])
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_KEYS]
+
+
+def message_class(api_key: int, kind: str) -> type[msgspec.Struct]:
+    """The class of an API's "Request" or "Response". Raises KeyError for an unknown key."""
+    name = APIS[api_key].name + kind
+    return globals().get(name) or _load(name, FAMILIES[api_key])
+
+
+def _load(name: str, family: str) -> type[msgspec.Struct]:
+    found = globals()[name] = getattr(import_module(f"{__name__}.{family}"), name)
+    return found
+
+
+def owner_of(cls: type) -> tuple[Message, Struct]:
+    """The message a class belongs to and the struct it stands for. Raises KeyError when it is no
+    message class.
+    """
+    return _owners.get(cls) or _find_owner(cls)
+
+
+def _find_owner(cls: type) -> tuple[Message, Struct]:
+    name, _, nested = cls.__qualname__.partition(".")
+    if not cls.__module__.startswith(f"{__name__}."):
+        raise KeyError(cls)
+    if name not in _messages:
+        key, kind = _KEYS[name]
+        _messages[name] = APIS[key].message(kind)
+    message = _messages[name]
+    _owners[cls] = (message, message.structs[nested] if nested else message.root)
+    return _owners[cls]
