@@ -1,0 +1,130 @@
+"""Access control lists: one rule (AclBinding) and a filter over rules, with Kafka's numbers and
+Kafka's rules of matching (KIP-11, KIP-290).
+
+A rule allows or denies one operation to one principal from one host on the resources that its
+pattern names. Hosts are compared as addresses: an IPv6 address may be written in any of its forms.
+"""
+
+import ipaddress
+from enum import IntEnum
+from functools import lru_cache
+
+import msgspec
+
+
+class ResourceType(IntEnum):
+    UNKNOWN, ANY, TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID, DELEGATION_TOKEN, USER = range(8)
+
+
+class PatternType(IntEnum):
+    """`MATCH` and `ANY` are for filters only: the rules that apply to a name, and rules of any type."""
+
+    UNKNOWN, ANY, MATCH, LITERAL, PREFIXED = range(5)
+
+
+class Operation(IntEnum):
+    UNKNOWN, ANY, ALL, READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = range(9)
+    CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = range(9, 13)
+    CREATE_TOKENS, DESCRIBE_TOKENS, TWO_PHASE_COMMIT = range(13, 16)
+
+
+class Permission(IntEnum):
+    UNKNOWN, ANY, DENY, ALLOW = range(4)
+
+
+WILDCARD = "*"  # as a literal pattern's name: every resource of the type; as a host: every host
+EVERY_USER = "User:*"
+CLUSTER_NAME = "kafka-cluster"  # the only resource of type CLUSTER
+
+EVERY_OPERATION = sum(1 << operation for operation in Operation if operation >= Operation.READ)
+"""Mask with one bit for each operation; bit = Operation."""
+
+_DESCRIBING = 1 << Operation.DESCRIBE
+ALLOWS: dict[int, int] = {
+    Operation.ALL: EVERY_OPERATION,
+    **{operation: 1 << operation for operation in Operation if operation >= Operation.READ},
+    Operation.READ: 1 << Operation.READ | _DESCRIBING,
+    Operation.WRITE: 1 << Operation.WRITE | _DESCRIBING,
+    Operation.DELETE: 1 << Operation.DELETE | _DESCRIBING,
+    Operation.ALTER: 1 << Operation.ALTER | _DESCRIBING,
+    Operation.ALTER_CONFIGS: 1 << Operation.ALTER_CONFIGS | 1 << Operation.DESCRIBE_CONFIGS,
+}
+"""By the operation of an allowing rule: the operations that it allows."""
+
+
+# gc=False: there may be a hundred thousand, and they are never part of a cycle
+class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=True):
+    resource_type: int
+    pattern_type: int
+    name: str
+    principal: str
+    host: str
+    operation: int
+    permission: int
+
+    def __str__(self) -> str:
+        """As in logs and in `mqd acl explain`."""
+        pattern = "" if self.pattern_type == PatternType.LITERAL else "prefix "
+        return (
+            f"{name_of(Permission, self.permission)} {self.principal} {name_of(Operation, self.operation)} on"
+            f" {name_of(ResourceType, self.resource_type)} {pattern}{self.name} from {self.host}"
+        )
+
+    def covers(self, name: str) -> bool:
+        """Whether the pattern names this resource, of the same type."""
+        if self.pattern_type == PatternType.PREFIXED:
+            return name.startswith(self.name)
+        return self.name in (name, WILDCARD)
+
+
+class AclFilter(msgspec.Struct, frozen=True):
+    """None and ANY match everything."""
+
+    resource_type: int = ResourceType.ANY
+    pattern_type: int = PatternType.ANY
+    name: str | None = None
+    principal: str | None = None
+    host: str | None = None
+    operation: int = Operation.ANY
+    permission: int = Permission.ANY
+
+    def matches(self, binding: AclBinding) -> bool:
+        return (
+            self.resource_type in (ResourceType.ANY, binding.resource_type)
+            and self._matches_pattern(binding)
+            and self.principal in (None, binding.principal)
+            and self.host in (None, binding.host)
+            and self.operation in (Operation.ANY, binding.operation)
+            and self.permission in (Permission.ANY, binding.permission)
+        )
+
+    def _matches_pattern(self, binding: AclBinding) -> bool:
+        if self.pattern_type not in (PatternType.ANY, PatternType.MATCH, binding.pattern_type):
+            return False
+        if self.name is None:
+            return True
+        if self.pattern_type == PatternType.MATCH:
+            return binding.covers(self.name)
+        return self.name == binding.name
+
+
+def name_of(kind: type[IntEnum], value: int) -> str:
+    """Kafka's name of the value, also of one that this version does not know."""
+    try:
+        return kind(value).name
+    except ValueError:
+        return f"UNKNOWN({value})"
+
+
+@lru_cache(4096)
+def canonical_host(host: str) -> str:
+    """One spelling for each address; an IPv4 address in IPv6's form is the IPv4 address. Any other
+    text is returned as it is.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(address)

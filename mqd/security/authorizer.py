@@ -1,0 +1,198 @@
+"""Decides what a principal may do: Kafka's StandardAuthorizer, rule for rule.
+
+1. A super user may do everything.
+2. The rules that apply are those of the principal or of `User:*`, from its host or from `*`, whose
+   pattern names the resource: its literal name, a prefix of it, or the literal `*`.
+3. One of them denies the operation, or all operations: no.
+4. One of them allows the operation, or one that implies it (acl.ALLOWS), or all: yes.
+5. Otherwise no; but yes with allow.everyone.if.no.acl.found for a resource that no rule of any
+   principal names.
+
+For each principal and host the rules of one resource type are compiled into a RightsTable, which
+the reactor gets too (subject.py).
+
+Invariants
+    A1  a RightsTable is never older than the rules: every change drops all of them
+    A2  `generation` rises with every change of rules or settings
+Bounds: TABLES_MAX compiled tables; when reached, all are dropped. They are compiled when needed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mqd.security.acl import (
+    ALLOWS,
+    EVERY_USER,
+    WILDCARD,
+    AclBinding,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    canonical_host,
+)
+from mqd.security.rights_table import EVERYTHING, RightsTable, compiled
+
+TABLES_MAX = 4096
+# Not a name that a rule is expected to have: whether it is allowed says what holds for names without rules.
+_UNNAMED = "hardcode"
+
+
+class Verdict(NamedTuple):
+    """A decision with its reason, for people."""
+
+    allowed: bool
+    reason: str
+    binding: AclBinding | None = None
+
+
+class Authorizer:
+    """Rules by id, and the settings `super.users` and `allow.everyone.if.no.acl.found`."""
+
+    def __init__(self, super_users: Iterable[str] = (), allow_everyone: bool = False) -> None:
+        self.super_users = frozenset(super_users)
+        self.allow_everyone = allow_everyone
+        self.generation = 0
+        self.bindings: dict[bytes, AclBinding] = {}
+        self._by_principal: dict[str, dict[bytes, AclBinding]] = {}
+        # how many rules have this (resource type, pattern type, name)
+        self._patterns: Counter[tuple[int, int, str]] = Counter()
+        self._tables: dict[tuple[str, str, int], RightsTable] = {}
+
+    # -- rules -------------------------------------------------------------------------------------
+
+    def replace(self, bindings: Mapping[bytes, AclBinding]) -> None:
+        self.bindings.clear()
+        self._by_principal.clear()
+        self._patterns.clear()
+        self.change(bindings, ())
+
+    def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
+        """Removes rules, then adds some. An id that is not known is ignored; one that is known is
+        replaced.
+        """
+        for acl_id in [*removed, *put]:
+            old = self.bindings.pop(acl_id, None)
+            if old is not None:
+                self._uncount(acl_id, old)
+        for acl_id, binding in put.items():
+            self.bindings[acl_id] = binding
+            self._by_principal.setdefault(binding.principal, {})[acl_id] = binding
+            self._patterns[binding.resource_type, binding.pattern_type, binding.name] += 1
+        self._tables.clear()
+        self.generation += 1
+
+    def _uncount(self, acl_id: bytes, binding: AclBinding) -> None:
+        of_principal = self._by_principal[binding.principal]
+        del of_principal[acl_id]
+        if not of_principal:
+            del self._by_principal[binding.principal]
+        key = (binding.resource_type, binding.pattern_type, binding.name)
+        self._patterns[key] -= 1
+        if not self._patterns[key]:
+            del self._patterns[key]
+
+    def matching(self, acl_filter: AclFilter) -> dict[bytes, AclBinding]:
+        found = self.bindings
+        if acl_filter.principal is not None:
+            found = self._by_principal.get(acl_filter.principal, {})
+        return {acl_id: binding for acl_id, binding in found.items() if acl_filter.matches(binding)}
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def decide(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
+        return bool(self.table(principal, host, resource_type).mask(name) >> operation & 1)
+
+    def operations(self, principal: str, host: str, resource_type: int, name: str) -> int:
+        """The allowed operations, a bit each (KIP-430)."""
+        return self.table(principal, host, resource_type).mask(name)
+
+    def decide_any(self, principal: str, host: str, operation: int, resource_type: int) -> bool:
+        """Whether the operation is allowed on at least one resource of the type (KIP-679). As in
+        Kafka, no operation implies another one here.
+        """
+        if self.decide(principal, host, operation, resource_type, _UNNAMED):
+            return True
+        denied: dict[int, set[str]] = {PatternType.LITERAL: set(), PatternType.PREFIXED: set()}
+        allowed: list[AclBinding] = []
+        for binding in self._of_subject(principal, host, resource_type):
+            if binding.operation not in (operation, Operation.ALL):
+                continue
+            if binding.permission == Permission.ALLOW:
+                allowed.append(binding)
+            elif binding.pattern_type == PatternType.LITERAL and binding.name == WILDCARD:
+                return False
+            else:
+                denied[binding.pattern_type].add(binding.name)
+        return any(not _dominated(binding, denied) for binding in allowed)
+
+    def explain(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> Verdict:
+        """The same decision as decide(), with the rule that made it."""
+        if principal in self.super_users:
+            return Verdict(True, f"{principal} is a super user")
+        allowing: AclBinding | None = None
+        for binding in sorted(self._of_subject(principal, host, resource_type)):
+            if not binding.covers(name):
+                continue
+            if binding.permission == Permission.DENY and binding.operation in (operation, Operation.ALL):
+                return Verdict(False, "a rule denies it", binding)
+            if binding.permission == Permission.ALLOW and ALLOWS.get(binding.operation, 0) >> operation & 1:
+                allowing = allowing or binding
+        if allowing is not None:
+            return Verdict(True, "a rule allows it", allowing)
+        if self.allow_everyone and not self._is_named(resource_type, name):
+            return Verdict(True, "no rule names the resource, and allow.everyone.if.no.acl.found is true")
+        return Verdict(False, "no rule allows it")
+
+    def table(self, principal: str, host: str, resource_type: int) -> RightsTable:
+        if principal in self.super_users:
+            return EVERYTHING
+        key = (principal, host, resource_type)
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= TABLES_MAX:
+                self._tables.clear()
+            table = self._tables[key] = compiled(
+                self._of_subject(principal, host, resource_type), self._named(resource_type), self.allow_everyone
+            )
+        return table
+
+    # -- look-ups ----------------------------------------------------------------------------------
+
+    def _of_subject(self, principal: str, host: str, resource_type: int) -> list[AclBinding]:
+        """The rules for this principal and host on resources of the type."""
+        host = canonical_host(host)
+        return [
+            binding
+            for name in dict.fromkeys((principal, EVERY_USER))
+            for binding in self._by_principal.get(name, {}).values()
+            if binding.resource_type == resource_type
+            and (binding.host == WILDCARD or canonical_host(binding.host) == host)
+        ]
+
+    def _named(self, resource_type: int) -> list[tuple[int, str]]:
+        """(pattern type, name) of every rule of the type; needed only where their existence counts."""
+        if not self.allow_everyone:
+            return []
+        return [(pattern_type, name) for kind, pattern_type, name in self._patterns if kind == resource_type]
+
+    def _is_named(self, resource_type: int, name: str) -> bool:
+        patterns = self._patterns
+        return (
+            (resource_type, PatternType.LITERAL, name) in patterns
+            or (resource_type, PatternType.LITERAL, WILDCARD) in patterns
+            or any((resource_type, PatternType.PREFIXED, name[:end]) in patterns for end in range(1, len(name) + 1))
+        )
+
+
+def _dominated(binding: AclBinding, denied: Mapping[int, set[str]]) -> bool:
+    """Whether denials leave nothing of what an allowing rule names."""
+    name = binding.name
+    if binding.pattern_type == PatternType.LITERAL:
+        if name == WILDCARD:
+            return False
+        if name in denied[PatternType.LITERAL]:
+            return True
+    prefixes = denied[PatternType.PREFIXED]
+    return bool(prefixes) and any(name[:end] in prefixes for end in range(1, len(name) + 1))

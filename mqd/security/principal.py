@@ -1,0 +1,94 @@
+"""Principals: "User:alice", the text that names who a client is. And the rules that map another
+name to one: a certificate's subject (`ssl.principal.mapping.rules`, KIP-371) or the login name of a
+local process (`local.principal.mapping.rules`).
+
+Rules are separated by commas; the first one that matches decides:
+
+    RULE:pattern/replacement/   the whole name must match; $1 in the replacement is the first group
+    RULE:pattern/replacement/L  as above, then in lower case; U: in upper case
+    DEFAULT                     the name as it is
+"""
+
+import re
+from typing import NamedTuple
+
+USER = "User"
+ANONYMOUS = "User:ANONYMOUS"
+NAME_BYTES_MAX = 255
+
+
+def user(name: str) -> str:
+    """The principal of a user. Raises ValueError, with the reason."""
+    if not name:
+        raise ValueError("a user's name is empty")
+    if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+        raise ValueError(f"a user's name has at most {NAME_BYTES_MAX} bytes")
+    if not name.isprintable():
+        raise ValueError("a user's name has an unprintable character")
+    return f"{USER}:{name}"
+
+
+def parsed(text: str) -> tuple[str, str]:
+    """(type, name) of "User:alice". Raises ValueError."""
+    kind, colon, name = text.partition(":")
+    if not colon or not kind or not name:
+        raise ValueError(f"expected a principal of the form type:name, such as User:alice, not {text!r}")
+    return kind, name
+
+
+def super_users(text: str) -> frozenset[str]:
+    """The principals in the value of `super.users`, separated by semicolons. Raises ValueError."""
+    found = frozenset(filter(None, (part.strip() for part in text.split(";"))))
+    for one in found:
+        parsed(one)
+    return found
+
+
+class MappingRule(NamedTuple):
+    pattern: re.Pattern[str] | None  # None: DEFAULT
+    replacement: str
+    change_case: str  # "", "L", "U"
+
+    def apply(self, name: str) -> str | None:
+        """None: the rule does not match."""
+        if self.pattern is None:
+            return name
+        match = self.pattern.fullmatch(name)
+        if match is None:
+            return None
+        mapped = _GROUP.sub(lambda group: match[int(group[1])] or "", self.replacement)
+        return {"L": mapped.lower, "U": mapped.upper}.get(self.change_case, mapped.__str__)()
+
+
+_GROUP = re.compile(r"\$(\d)")
+# As in Kafka: a slash in a pattern or replacement is written \/.
+_RULE = re.compile(r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?))\s*(?:,|$)")
+
+
+def mapping_rules(text: str) -> tuple[MappingRule, ...]:
+    """Raises ValueError, with the rule that is wrong. No rules: the name as it is."""
+    rules: list[MappingRule] = []
+    position = 0
+    while position < len(text):
+        found = _RULE.match(text, position)
+        if found is None or found.end() == position:
+            raise ValueError(f"expected RULE:pattern/replacement/[LU] or DEFAULT, not {text[position:]!r}")
+        position = found.end()
+        rules.append(MappingRule(None, "", "") if found[1] else _rule(found[2], found[3], found[4]))
+    return tuple(rules) or (MappingRule(None, "", ""),)
+
+
+def _rule(pattern: str, replacement: str, change_case: str) -> MappingRule:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    for group in _GROUP.findall(replacement):
+        if int(group) > compiled.groups:
+            raise ValueError(f"${group} in {replacement!r}: {pattern!r} has {compiled.groups} groups")
+    return MappingRule(compiled, replacement.replace("\\/", "/"), change_case)
+
+
+def mapped(rules: tuple[MappingRule, ...], name: str) -> str | None:
+    """The name after the first rule that matches; None: none does."""
+    return next((result for rule in rules if (result := rule.apply(name)) is not None), None)
