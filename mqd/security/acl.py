@@ -63,7 +63,7 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=T
     permission: int
 
     def __str__(self) -> str:
-        """As in logs and in `mqd acl explain`."""
+        """For people, as in logs."""
         pattern = "" if self.pattern_type == PatternType.LITERAL else "prefix "
         return (
             f"{name_of(Permission, self.permission)} {self.principal} {name_of(Operation, self.operation)} on"

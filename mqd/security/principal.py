@@ -19,8 +19,8 @@ NAME_BYTES_MAX = 255
 
 def user(name: str) -> str:
     """The principal of a user. Raises ValueError, with the reason."""
-    if not name:
-        raise ValueError("a user's name is empty")
+    if name in ("", "*"):
+        raise ValueError(f"a user's name must not be {name!r}")
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
         raise ValueError(f"a user's name has at most {NAME_BYTES_MAX} bytes")
     if not name.isprintable():
