@@ -164,7 +164,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         log.error("acceptor ends", reason=f"the controller's messages cannot be taken: {error!r}")
         return 1
     log.info("acceptor ended", reason=ended.result())
-    return 0
+    return client.exit_status
 
 
 def main() -> int:

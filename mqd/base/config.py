@@ -29,6 +29,7 @@ __all__ = [
     "Property",
     "broker_effective",
     "broker_value",
+    "from_environment",
     "load_broker",
     "parse_cpus",
     "parse_properties",
@@ -146,7 +147,8 @@ def _from_file(file: Path) -> dict[str, tuple[str, str]]:
     return {name: (value, f"{file} line {number}") for name, (value, number) in parse_properties(text).items()}
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Property -> (value, where it was set)."""
     found = {}
     for variable, value in environment.items():
         if (
@@ -173,7 +175,7 @@ def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Ma
     config = {name: prop.default for name, prop in BROKER.items() if prop.default is not None}
     chosen: dict[str, str] = {}
     command_line = {name: (value, "command line") for name, value in overrides.items()}
-    for source in (_from_file(file) if file else {}, _from_environment(environment), command_line):
+    for source in (_from_file(file) if file else {}, from_environment(environment), command_line):
         for name, (text, origin) in source.items():
             if ASKS_FOR_NOTHING.get(name) == text.strip():
                 continue

@@ -42,6 +42,7 @@ class Layout(NamedTuple):
     resolved_config: Path  # the result of `mqd up` from file, environment and command line
     supervisor_lock: Path
     supervisor_pid: Path
+    supervisor_socket: Path  # for supervisorctl
     client_socket: Path  # local clients: shared memory instead of TCP
 
 
@@ -85,6 +86,8 @@ def layout(data_dir: str | os.PathLike[str]) -> Layout:
         resolved_config=run / "resolved.json",
         supervisor_lock=run / "supervisord.lock",
         supervisor_pid=run / "supervisord.pid",
+        # supervisord binds a temporary name first: this one, a full stop and its pid
+        supervisor_socket=run / "ctl.sock",
         client_socket=run / "client.sock",
     )
 

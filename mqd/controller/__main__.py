@@ -396,7 +396,7 @@ class Process:
             return 1
         await shell.stop()
         log.info("controller ended", reason=self.ended.result())
-        return 0
+        return self.client.exit_status
 
     async def _remember_clean(self, shell: Shell) -> None:
         """Called when the workers have ended and left their markers: this session lost nothing.
@@ -469,7 +469,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     except Ended as reason:
         await process.membership.stop()
         log.info("controller ended", reason=str(reason))
-        return 0
+        return client.exit_status
 
 
 def main() -> int:

@@ -13,14 +13,16 @@ from mqd.base import logging, paths
 from mqd.keeper import settings as keeper_settings
 
 
-def _supervisor_pid() -> int:
-    """supervisord's pid if it is the parent (it tells its children so), MQD_RUN_SUPERVISOR_PID in
-    tests, otherwise 0: no parent to watch.
+def _supervisor() -> tuple[int, bool]:
+    """(pid of the supervisord that is the parent, whether it runs nothing but this broker).
+    MQD_RUN_SUPERVISOR says so, in the configuration of this program; without it there is no parent
+    to watch. MQD_RUN_SUPERVISOR_PID in tests.
     """
     told = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
     if told.isdigit():
-        return int(told)
-    return os.getppid() if os.environ.get("SUPERVISOR_PROCESS_NAME") == "mqd-keeper" else 0
+        return int(told), True
+    kind = os.environ.get("MQD_RUN_SUPERVISOR", "")
+    return os.getppid() if kind else 0, kind == "own"
 
 
 def _ask_to_be_spared() -> None:
@@ -50,7 +52,7 @@ def _keep_directories_private(settings: keeper_settings.Settings) -> None:
 
 
 def main() -> int:
-    supervisor_pid = _supervisor_pid()
+    supervisor_pid, supervisor_is_own = _supervisor()
     log = logging.setup("keeper")
     from mqd.base.config import without_effect
     from mqd.keeper import loop, resources
@@ -82,7 +84,7 @@ def main() -> int:
     if ineffective := without_effect(settings.config):
         log.warning("properties without effect; docs/configuration.md says why", names=",".join(ineffective))
     try:
-        return loop.Keeper(settings, made, supervisor_pid).run()
+        return loop.Keeper(settings, made, supervisor_pid, supervisor_is_own).run()
     except Exception:
         log.exception("the keeper failed; the broker ends")
         return 1

@@ -42,10 +42,12 @@ class Process(msgspec.Struct):
 class BrokerState:
     """The processes of this broker, by role and index."""
 
-    def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int):
+    def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int, supervisor_is_own: bool = True):
         self.settings = settings
         self.resources = resources
         self.supervisor_pid = supervisor_pid
+        # otherwise it also runs other programs: it is no part of the broker, and never ended by it
+        self.supervisor_is_own = supervisor_is_own
         self.started_ms = now_ms()
         workers = [Process(f"mqd-worker-{index}", "worker", index, index) for index in range(settings.worker_count)]
         count = settings.worker_count
@@ -65,7 +67,7 @@ class BrokerState:
 
     def process_statuses(self) -> list[ProcessStatus]:
         own = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0)]
-        if self.supervisor_pid:
+        if self.supervisor_pid and self.supervisor_is_own:
             own.insert(
                 0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0)
             )

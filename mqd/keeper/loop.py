@@ -75,8 +75,8 @@ log = logging.get("keeper")
 
 
 class Keeper(BrokerState):
-    def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int):
-        super().__init__(settings, resources, supervisor_pid)
+    def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int, supervisor_is_own: bool = True):
+        super().__init__(settings, resources, supervisor_pid, supervisor_is_own)
         self._selector = selectors.DefaultSelector()
         # connections that are not (yet) a process; oldest first
         self._tools: dict[socket.socket, None] = {}
@@ -369,6 +369,7 @@ class Keeper(BrokerState):
             arena_bytes=made.arena_bytes,
             keeper_pid=os.getpid(),
             supervisor_pid=self.supervisor_pid,
+            supervisor_is_own=self.supervisor_is_own,
             listeners=made.addresses,
             eventfd_count=len(made.eventfds),
             handoff_count=len(handoffs),

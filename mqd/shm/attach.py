@@ -40,6 +40,7 @@ MESSAGE_BYTES_MAX = 128 << 10
 DESCRIPTOR_COUNT_MAX = 253  # the kernel's SCM_MAX_FD
 CONNECT_TIMEOUT_S = 10.0
 SO_PEERPIDFD = 77  # Linux 6.5
+STARTED_AGAIN = 3  # exit status after the keeper's death, where supervisord starts the keeper again
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode
@@ -161,6 +162,7 @@ class KeeperClient:
         self.welcome = welcome
         self.config: dict[str, str] = welcome.config
         self._parent_fds: list[tuple[int, str]] = []
+        self.exit_status = 0  # for a clean end
         take = iter(fds)
         self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]
         self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]
@@ -327,7 +329,7 @@ class KeeperClient:
         on_leave: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Calls back from an asyncio loop. `on_parent_death` is called at most once, and never
-        after `on_shutdown`; both mean: end with exit status 0.
+        after `on_shutdown`; both mean: end with `exit_status`.
         """
         ending = False
 
@@ -336,7 +338,10 @@ class KeeperClient:
             unwatch()
             if not ending:
                 ending = True
-                self._end_supervisor()
+                if self.welcome.supervisor_is_own:
+                    self._end_supervisor()
+                else:
+                    self.exit_status = STARTED_AGAIN
                 on_parent_death(reason)
 
         @vital
@@ -366,7 +371,7 @@ class KeeperClient:
             loop.add_reader(fd, parent_died, reason)
 
     def _end_supervisor(self) -> None:
-        """The keeper is not restarted, so without it the whole broker ends, even if no `mqd up` is
+        """Its own supervisord does not restart the keeper, so without it the whole broker ends, even if no `mqd up` is
         there to stop it. By pidfd, so that no other process can be hit.
         """
         for fd, _ in self._parent_fds[1:]:

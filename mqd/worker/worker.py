@@ -5,7 +5,7 @@ feeds it and cleans up after it.
            started -> controller's image applied -> Ready
     run    changes, upkeep
     end    SIGTERM, Shutdown, or the end of keeper or supervisord -> partitions closed,
-           checkpoints, marker -> exit status 0
+           checkpoints, marker -> exit status 0 (KeeperClient.exit_status)
            a bug of its own -> exit status 1, and supervisord restarts it
 
 Concurrency: one event loop; messages of the controller are applied one after the other under
@@ -128,7 +128,7 @@ class Worker:
             if failure is not None:
                 raise failure  # a bug of ours: no clean end, supervisord restarts the worker
             await self._end(ran_out)
-        return 0
+        return self._client.exit_status
 
     def _set_up(self, loop: asyncio.AbstractEventLoop) -> None:
         client, config = self._client, self._config
@@ -328,7 +328,7 @@ class Worker:
         self._credits.close()
         self._local.close()
         self._log.info("stopped")
-        os._exit(0 if self._stopping.is_set() else 1)  # after a bug of its own it is restarted
+        os._exit(self._client.exit_status if self._stopping.is_set() else 1)  # after a bug of its own it is restarted
 
     # -- the controller ----------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from mqd.cli.common import CliError, pairs
 if TYPE_CHECKING:
     from mqd.keeper.settings import Settings
 
+SUPERVISORD_CONF = Path(__file__).resolve().parents[2] / "supervisord.conf"
+
 
 def _listeners_with_port(config: dict[str, str], port: int) -> str:
     """`listeners` with the first one's port replaced: what --port means when listeners are
@@ -42,6 +44,14 @@ def _load(data_dir: Path, config_file: Path | None, overrides: dict[str, str], p
     return resolve(config, layout(data_dir))
 
 
+def _check_names(places: Layout) -> None:
+    if any(mark in str(path) for path in (places.data_dir, places.run_dir, sys.executable) for mark in '%"\n'):
+        raise CliError(
+            f"{places.data_dir}: a data directory cannot have a percent sign or a quotation mark in its name"
+            " (supervisord's configuration could not name it)"
+        )
+
+
 def _preflight(settings: Settings) -> None:
     """Would the keeper be able to start? Leaves the directories made and nothing else. Raises
     CliError.
@@ -51,11 +61,7 @@ def _preflight(settings: Settings) -> None:
     from mqd.shm import locks
 
     places = settings.places
-    if any(mark in str(path) for path in (places.data_dir, places.run_dir, sys.executable) for mark in '%"\n'):
-        raise CliError(
-            f"{places.data_dir}: a data directory cannot have a percent sign or a quotation mark in its name"
-            " (supervisord's configuration could not name it)"
-        )
+    _check_names(places)
     fds: list[int] = []
     try:
         fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
@@ -108,15 +114,53 @@ def _raise_file_limit() -> None:
 
 
 def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]:
+    """The variables that the shipped supervisord.conf names, and those of the keeper."""
     places = settings.places
     return {
         "MQD_DATA_DIR": str(places.data_dir),
         "MQD_RUN_DIR": str(places.run_dir),
-        "MQD_RUN_RESOLVED": str(places.resolved_config),
-        "MQD_CONFIG": str(config_file or ""),
+        "MQD_CONFIG": str(config_file.absolute()) if config_file else "",
         "MQD_WORKERS": str(settings.worker_count),
         "MQD_PYTHON": sys.executable,
     }
+
+
+def _print_supervisord(
+    kind: str, settings: Settings, config_file: Path | None, overrides: dict[str, str], port: int | None
+) -> None:
+    """What supervisord needs to start this broker. It makes the directories: supervisord refuses a
+    configuration that names others.
+    """
+    import pwd
+
+    from mqd.base import paths
+    from mqd.base.config import BROKER, from_environment
+    from mqd.keeper.settings import properties_environment
+    from mqd.keeper.supervisor_config import Unprintable, printed
+
+    if config_file is not None and not config_file.is_file():
+        raise CliError(f"{config_file} is not a file that the broker could read again at every start")
+    _check_names(settings.places)
+    paths.create(settings.places)
+    chosen = {name: value for name, (value, _) in from_environment(properties_environment(os.environ)).items()}
+    chosen |= overrides
+    if port is not None:
+        chosen["listeners"] = settings.config["listeners"]
+    chosen.pop("worker.count", None)  # MQD_WORKERS says it
+    properties = {f"MQD_{name.upper().replace('.', '_')}": value for name, value in sorted(chosen.items())}
+    node_id = settings.config["node.id"]
+    try:
+        text = printed(
+            SUPERVISORD_CONF,
+            kind,
+            _environment(settings, config_file),
+            properties,
+            pwd.getpwuid(os.getuid()).pw_name,
+            "mqd" if node_id == BROKER["node.id"].default else f"mqd-{node_id}",
+        )
+    except Unprintable as error:
+        raise CliError(str(error)) from error
+    click.echo(text, nl=False)
 
 
 @click.command(short_help="Start a broker in the foreground.")
@@ -144,6 +188,13 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
     metavar="HOST:PORT,...",
     help="Controller listeners of the hosts that form the cluster, the same on every host.",
 )
+@click.option(
+    "--print-supervisord",
+    "printed_kind",
+    type=click.Choice(["include", "whole"]),
+    help="Start nothing; print the configuration with which your own supervisord starts this broker: the programs"
+    " alone, to be included, or a whole file.",
+)
 def command(
     data_dir: Path | None,
     port: int | None,
@@ -152,6 +203,7 @@ def command(
     assignments: tuple[str, ...],
     node_id: int | None,
     cluster_seeds: str | None,
+    printed_kind: str | None,
 ) -> int:
     """Start a broker in the foreground.
 
@@ -171,12 +223,16 @@ def command(
 
     settings = _load(data_dir or default_data_dir(), config_file, overrides, port)
     places = settings.places
+    if printed_kind is not None:
+        _print_supervisord(printed_kind, settings, config_file, overrides, port)
+        return 0
     _preflight(settings)
     claim = _claim(places)
     places.broker_json.unlink(missing_ok=True)
     keeper_settings.save(settings)
     _raise_file_limit()
-    os.environ.update(_environment(settings, config_file))
+    os.environ.update(_environment(settings, config_file), MQD_RUN_RESOLVED=str(places.resolved_config))
+    places.supervisor_socket.unlink(missing_ok=True)  # of one that was killed; supervisord would wait for it
 
     from mqd.keeper.supervise import ReadyBroker, run
 
@@ -199,7 +255,7 @@ def command(
             pass
 
     try:
-        failure = run(Path(__file__).resolve().parents[2] / "supervisord.conf", places, on_ready, on_waiting)
+        failure = run(SUPERVISORD_CONF, places, on_ready, on_waiting)
     finally:
         reserve.take_back(places)
         os.close(claim)

@@ -287,6 +287,7 @@ class _Loop:
         self.client._connection = self.own_end
         self.client._parent_fds = [(os.pidfd_open(self.parent.pid), "the keeper ended")]
         self.client._endpoint = None
+        self.client.welcome = types.SimpleNamespace(supervisor_is_own=True)
         self.seen: list[tuple] = []
 
     def send(self, message) -> None:

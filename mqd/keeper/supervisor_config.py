@@ -1,0 +1,81 @@
+"""`mqd up --print-supervisord`: the shipped supervisord.conf with its variables filled in.
+
+    whole      for a supervisord that runs this broker and nothing else, and ends with it
+    include    the programs alone, for a supervisord that runs others too. The broker never ends it;
+               it starts the keeper again, and the other processes with it (KeeperClient.exit_status)
+
+Programs are groups of their own: supervisord stops groups one after the other, the keeper first,
+so that a host in a cluster hands over its leaderships before its processes end.
+"""
+
+from __future__ import annotations
+
+import configparser
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_VARIABLE = re.compile(r"%\(ENV_(\w+)\)s")
+# An exit within startsecs counts as a failed start: a keeper that cannot have its port or its
+# directories is started again ten times, with growing delays. While it is away, the others wait.
+_KEEPER = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": "1", "startretries": "10"}
+_HEAD = "; Printed by `mqd up --print-supervisord {kind}`: print it again after a change of options or version.\n"
+_START_AND_STOP = (
+    "; Start: supervisorctl start {keeper} {others}. Stop, cleanly: supervisorctl stop {keeper}, or mqd down.\n"
+)
+
+
+class Unprintable(ValueError):
+    """A value that supervisord's configuration cannot hold."""
+
+
+def _quoted(name: str, value: str) -> str:
+    """NAME="value" as supervisord reads it: it has no escapes."""
+    mark = "'" if '"' in value else '"'
+    # it takes what follows a blank and a semicolon for a comment
+    if mark in value or value.strip("'\"") != value or "\n" in value or " ;" in value:
+        raise Unprintable(
+            f"{name}: supervisord's configuration cannot hold this value because of a quotation mark, a line break or a"
+            " semicolon after a blank; set it in a file (--config)"
+        )
+    return f"{name}={mark}{value.replace('%', '%%')}{mark}"
+
+
+def _environment(values: Mapping[str, str]) -> str:
+    return ",".join(_quoted(name, value) for name, value in values.items())
+
+
+def printed(
+    shipped: Path, kind: str, variables: Mapping[str, str], properties: Mapping[str, str], user: str, prefix: str
+) -> str:
+    """`variables` are those that the shipped file names; `properties` are for the keeper. `user` and `prefix` (the programs' names begin with it) matter to `include`
+    only. Raises Unprintable.
+    """
+    filled = configparser.RawConfigParser(strict=True)
+    filled.read_string(_VARIABLE.sub(lambda found: variables[found[1]], shipped.read_text(encoding="utf-8")))
+    places = {"MQD_DATA_DIR": variables["MQD_DATA_DIR"]}
+    keepers = {"MQD_CONFIG": variables["MQD_CONFIG"], "MQD_WORKERS": variables["MQD_WORKERS"], **properties}
+    out = configparser.RawConfigParser()
+    for section in filled.sections():
+        rows = dict(filled[section])
+        if section.startswith("program:"):
+            role = section.removeprefix("program:mqd-")
+            environment = places
+            if role == "keeper":
+                environment = {**places, **keepers, "MQD_RUN_SUPERVISOR": "own" if kind == "whole" else "other"}
+            if kind == "include":
+                section = f"program:{prefix}-{role}"
+                rows |= {"user": user, **(_KEEPER if role == "keeper" else {})}
+            rows["environment"] = _environment(environment)
+        elif kind == "include":
+            continue
+        out[section] = rows
+    text = io.StringIO()
+    text.write(_HEAD.format(kind=kind))
+    if kind == "include":
+        others = f"{prefix}-controller {prefix}-worker:* {prefix}-acceptor"
+        text.write(_START_AND_STOP.format(keeper=f"{prefix}-keeper", others=others))
+    text.write("\n")
+    out.write(text)
+    return text.getvalue().rstrip("\n") + "\n"
