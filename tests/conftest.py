@@ -14,7 +14,12 @@ from tests.broker import Broker
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", default="quick", choices=("quick", "long"), help="long: with the tests marked slow")
+    parser.addoption(
+        "--tier",
+        default="quick",
+        choices=("quick", "slow", "long"),
+        help="slow: only the tests of the slow tier; long: both",
+    )
 
 
 def pytest_configure() -> None:
@@ -37,12 +42,15 @@ def keep_bytecode_apart(folder: Path) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--tier") == "long":
+    tier = config.getoption("--tier")
+    if tier == "long":
         return
-    slow = [item for item in items if _is_slow(item)]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+    tiers: dict[bool, list[pytest.Item]] = {False: [], True: []}
+    for item in items:
+        tiers[_is_slow(item)].append(item)
+    if left_out := tiers[tier == "quick"]:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = tiers[tier == "slow"]
 
 
 def _is_slow(item: pytest.Item) -> bool:
