@@ -1,22 +1,18 @@
-"""`make test`: the core's own tests and pytest's quick tier; what failed is run once more, alone,
-by fresh brokers, and named.
+"""`make test`: the core's own tests and pytest's quick tier, and what they cost.
 
 Two runs beside each other, since tests with brokers wait more than they compute: those of our own
 processes under attack (crash, interaction, and what is not named here), and at a lower priority
 `make native-test` and then BESIDE: what starts no broker, and other people's clients and Spark, who
-are patient. What the second says is shown when the first is done. With arguments there is one run
-of pytest, with them.
+are patient. What the second says is shown when the first is done. What fails fails the run: there
+is no second try. With arguments there is one run of pytest, with them.
 
-Thousands of tests with real processes, on a machine whose speed nobody promises: one of them may
-lose a race against its own time limit. A test that fails twice, or is one of more than AGAIN_MAX,
-fails the run; so does a test of the core. One that passes the second time is printed as such, so
-that it is looked into; the slow tiers have no second try.
+At the end it prints the CPU seconds of each part and what became slower than tests/durations.json
+says; `--keep` writes that file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -25,36 +21,39 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-AGAIN_MAX = 5
+from tests import cpu_seconds
+
 APART = ("tests/tidy",)  # `make lint`, which `make test` runs first
 BESIDE = ("tests/unit", "tests/sim", "tests/property", "tests/compat", "tests/spark")
 BESIDE_NICE = 10
-THE_SECOND = "--beside"
-CORE_FAILED = 100
-CACHE, BESIDE_CACHE = Path(".pytest_cache"), Path(".pytest_cache/beside")
+THE_SECOND, KEEP = "--beside", "--keep"
+CORE = "native/tests"
+CACHE, BESIDE_CACHE, CORE_CACHE = Path(".pytest_cache"), Path(".pytest_cache/beside"), Path(".pytest_cache/core")
+
+
+def _seconds_file(cache: Path) -> Path:
+    return cache / "cpu_seconds.json"
 
 
 def run(cache: Path, *arguments: str) -> int:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--durations=40", "-o", f"cache_dir={cache}", *arguments]
-    ).returncode
+    options = ["-p", "tests.cpu_seconds", f"--cpu-seconds={_seconds_file(cache)}", "-o", f"cache_dir={cache}"]
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", *options, *arguments]).returncode
 
 
-def _last_failed(cache: Path) -> Path:
-    return cache / "v" / "cache" / "lastfailed"
-
-
-def failed_of(cache: Path) -> list[str]:
-    return sorted(json.loads(_last_failed(cache).read_text())) if _last_failed(cache).exists() else []
+def _run_core() -> int:
+    """The status of the core's own tests; what they and their compiler cost is one number."""
+    before = cpu_seconds.used()
+    status = subprocess.run(["make", "--no-print-directory", "-C", CORE, "check"]).returncode
+    cpu_seconds.write({CORE: cpu_seconds.used() - before}, _seconds_file(CORE_CACHE))
+    if status:
+        print("the core's own tests FAILED, see above", flush=True)
+    return status
 
 
 def the_second() -> int:
-    """The second run, in a process of its own: pytest's status, and CORE_FAILED more when the
-    core's own tests fail.
-    """
-    core = subprocess.run(["make", "--no-print-directory", "-C", "native/tests", "check"]).returncode
-    status = run(BESIDE_CACHE, *BESIDE)
-    return status + (CORE_FAILED if core else 0)
+    """The second run, in a process of its own. Both parts are run, whichever fails."""
+    core = _run_core()
+    return run(BESIDE_CACHE, *BESIDE) or core
 
 
 @contextlib.contextmanager
@@ -77,46 +76,23 @@ def beside() -> Iterator[list[int]]:
             print("\nbeside it:\n" + said.read(), flush=True)
 
 
-def again(cache: Path, failed: list[str], *arguments: str) -> int:
-    print(
-        f"\n{len(failed)} failed and {'is' if len(failed) == 1 else 'are'} run once more, alone:",
-        *failed,
-        sep="\n  ",
-        flush=True,
-    )
-    status = run(cache, "--last-failed", "--last-failed-no-failures=none", *arguments)
-    if status == 0:
-        print("\npassed the second time, to be looked into:", *failed, sep="\n  ", flush=True)
-    return status
-
-
 def main(arguments: list[str]) -> int:
-    core_failed = False
-    for cache in (CACHE, BESIDE_CACHE):
-        _last_failed(cache).unlink(missing_ok=True)
+    kept_again = KEEP in arguments
+    arguments = [argument for argument in arguments if argument != KEEP]
+    files = [_seconds_file(cache) for cache in (CACHE, BESIDE_CACHE, CORE_CACHE)]
+    for file in files:
+        file.unlink(missing_ok=True)
     if arguments:
-        runs = {CACHE: run(CACHE, *arguments)}
+        statuses = [run(CACHE, *arguments)]
     else:
         with beside() as statuses:
-            status = run(CACHE, "tests", *(f"--ignore={folder}" for folder in (*APART, *BESIDE)))
-        core_failed = statuses[0] >= CORE_FAILED
-        runs = {CACHE: status, BESIDE_CACHE: statuses[0] % CORE_FAILED}
-    failed = {cache: failed_of(cache) if status == 1 else [] for cache, status in runs.items()}
-    hopeless = [status for cache, status in runs.items() if status and not failed[cache]]
-    if hopeless or sum(map(len, failed.values())) > AGAIN_MAX:
-        return hopeless[0] if hopeless else 1
-    ended = [
-        again(cache, names, *(arguments or (BESIDE if cache == BESIDE_CACHE else ())))
-        for cache, names in failed.items()
-        if names
-    ]
-    if core_failed:
-        print(
-            "\nthe core's own tests failed, see above; they have no second try: what fails there now and then is a race"
-            " of ours",
-            flush=True,
-        )
-    return max([*ended, CORE_FAILED if core_failed else 0])
+            status = run(CACHE, "tests", *(f"--ignore={path}" for path in (*APART, *BESIDE)))
+        statuses.append(status)
+    now = cpu_seconds.together(files)
+    print(cpu_seconds.report(now, cpu_seconds.read(cpu_seconds.KEPT)), flush=True)
+    if kept_again:
+        cpu_seconds.keep(now)
+    return max(map(abs, statuses))
 
 
 if __name__ == "__main__":

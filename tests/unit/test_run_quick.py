@@ -1,9 +1,10 @@
-"""`make test`'s runner, on a small tree of its own: what fails counts, wherever it fails, and what
-is run again.
+"""`make test`'s runner, on a small tree of its own: what fails counts, wherever it fails, and
+nothing is tried a second time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-RUNNER = Path(__file__).resolve().parents[1] / "run_quick.py"
+TESTS = Path(__file__).resolve().parents[1]
 PASSES = "def test_it():\n    pass\n"
 FAILS = "def test_it():\n    assert False\n"
 # fails when the file beside it is not there yet, and makes it
@@ -20,10 +21,16 @@ ONCE = (
     "import pathlib\n\n\ndef test_it():\n    mark = pathlib.Path(__file__).with_suffix('.mark')\n    seen ="
     " mark.exists()\n    mark.touch()\n    assert seen\n"
 )
+BUSY = "import time\n\n\ndef test_it():\n    while time.process_time() < 2:\n        pass\n"
 
 
 def run(
-    root: Path, core: str = "true", *, with_broker: str = PASSES, without: str = PASSES
+    root: Path,
+    *arguments: str,
+    core: str = "true",
+    with_broker: str = PASSES,
+    without: str = PASSES,
+    kept: dict[str, float] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     for folder, body in (
         ("interaction", with_broker),
@@ -39,9 +46,12 @@ def run(
     (root / "native" / "tests").mkdir(parents=True)
     (root / "native" / "tests" / "Makefile").write_text(f"check:\n\t@echo the core && {core}\n")
     (root / "pytest.ini").write_text("[pytest]\n")
-    shutil.copy(RUNNER, root / "tests" / "run_quick.py")
+    for name in ("run_quick.py", "cpu_seconds.py"):
+        shutil.copy(TESTS / name, root / "tests" / name)
+    if kept is not None:
+        (root / "tests" / "durations.json").write_text(json.dumps(kept))
     return subprocess.run(
-        [sys.executable, "-m", "tests.run_quick"],
+        [sys.executable, "-m", "tests.run_quick", *arguments],
         cwd=root,
         capture_output=True,
         text=True,
@@ -50,37 +60,30 @@ def run(
     )
 
 
-def test_all_of_it_is_run(tmp_path):
-    done = run(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        "1 passed" in done.stdout
-        and "5 passed" in done.stdout
-        and "the core" in done.stdout
-        and "once more" not in done.stdout
+def test_all_of_it_is_run_and_what_each_part_costs_is_printed_and_kept(tmp_path):
+    done = run(
+        tmp_path,
+        "--keep",
+        without=BUSY,
+        kept={"tests/unit/test_of_unit.py::test_it": 0.1, "tests/gone.py::test_it": 0.1},
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout and "5 passed" in done.stdout and "the core" in done.stdout
+    cost, _, doubled = done.stdout.partition("twice as slow as in tests/durations.json")
+    assert all(f"  {part}\n" in cost for part in ("tests/unit", "tests/interaction", "native/tests", "together"))
+    assert "tests/unit/test_of_unit.py::test_it, at most 0.1 before" in doubled and "test_of_sim" not in doubled
+    kept = json.loads((tmp_path / "tests" / "durations.json").read_text())
+    assert next(iter(kept)) == "tests/unit/test_of_unit.py::test_it" and max(kept.values()) > 1
+    assert len(kept) == 7 and "tests/gone.py::test_it" not in kept
 
 
 @pytest.mark.parametrize("place", ["with_broker", "without"])
-def test_what_fails_once_is_run_again_alone_and_named(tmp_path, place):
+def test_nothing_has_a_second_try(tmp_path, place):
     done = run(tmp_path, **{place: ONCE})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        "1 failed and is run once more, alone:\n  tests/" in done.stdout
-        and "passed the second time, to be looked into:" in done.stdout
-    )
-
-
-@pytest.mark.parametrize("place", ["with_broker", "without"])
-def test_what_fails_twice_fails_the_run(tmp_path, place):
-    done = run(tmp_path, **{place: FAILS})
-    assert done.returncode == 1 and "once more" in done.stdout
+    assert done.returncode == 1 and "1 failed" in done.stdout
 
 
 def test_a_failing_core_fails_the_run_and_hides_nothing(tmp_path):
-    done = run(tmp_path, core="false", without=FAILS)
-    assert done.returncode != 0 and "1 failed, 4 passed" in done.stdout and "1 passed" in done.stdout
-    assert (
-        "1 failed and is run once more, alone:\n  tests/unit" in done.stdout
-        and "the core's own tests failed" in done.stdout.splitlines()[-1]
-    )
+    done = run(tmp_path, core="false")
+    assert done.returncode != 0 and "1 passed" in done.stdout and "5 passed" in done.stdout
+    assert "the core's own tests FAILED" in done.stdout

@@ -1,0 +1,137 @@
+"""CPU seconds of each test, with those of the processes that it starts: a pytest plugin, and what
+is printed about it.
+
+Time on the clock says little on a machine that does other things too; CPU time is within some
+percent the same. `durations.json` has the slowest tests of `make test`; one that takes twice as
+long is named at the end of a run. `--keep` writes that file again:
+
+    python -m tests.run_quick --keep
+
+What a fixture costs counts for the first test that needs it. What a process costs that neither the
+test nor its children wait for is not seen once it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+KEPT = Path(__file__).with_name("durations.json")
+KEPT_COUNT = 100
+SHOWN_COUNT = 20
+# a test has to be this much slower, by the factor and by the seconds, before it is named
+SLOWER_FACTOR, SLOWER_SECONDS = 2.0, 1.0
+COLLECTION = "collection"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def _of_children(pid: int) -> float:
+    """CPU seconds of the processes below one, and of those that these have waited for."""
+    seconds = 0.0
+    with contextlib.suppress(OSError):  # a process may end while it is looked at
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()):
+                with contextlib.suppress(OSError):
+                    fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                    seconds += sum(map(int, fields[11:15])) / _TICKS + _of_children(child)
+    return seconds
+
+
+def used() -> float:
+    """CPU seconds of this process and of all below it, until now."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system + _of_children(os.getpid())
+
+
+class Meter:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        self._seconds[COLLECTION] = round(used(), 2)
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        began = used()
+        yield
+        self._seconds[item.nodeid] = max(0.0, round(used() - began, 2))
+
+    def pytest_sessionfinish(self) -> None:
+        write(self._seconds, self._path)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-seconds", type=Path, help="writes the CPU seconds of each test into this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("--cpu-seconds")) is not None:
+        config.pluginmanager.register(Meter(path))
+
+
+def folder(test: str) -> str:
+    """tests/unit for what is below it; collection as it is."""
+    return "/".join(test.partition("::")[0].split("/")[:2])
+
+
+def slower(now: Mapping[str, float], kept: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """The tests that take twice of what they took, with both. One that was not among the slowest
+    took at most what the last of them did.
+    """
+    most = min(kept.values(), default=float("inf"))
+    was = {test: kept.get(test, most) for test in now if test != COLLECTION}
+    return {
+        test: (before, now[test])
+        for test, before in was.items()
+        if now[test] > SLOWER_FACTOR * before and now[test] > before + SLOWER_SECONDS
+    }
+
+
+def slowest(seconds: Mapping[str, float], count: int) -> dict[str, float]:
+    tests = ((test, taken) for test, taken in seconds.items() if test != COLLECTION)
+    return dict(sorted(tests, key=lambda one: (-one[1], one[0]))[:count])
+
+
+def report(now: Mapping[str, float], kept: Mapping[str, float]) -> str:
+    folders: Counter[str] = Counter()
+    for test, seconds in now.items():
+        folders[folder(test)] += seconds
+    lines = ["CPU seconds:"]
+    lines += [f"  {seconds:7.1f}  {name}" for name, seconds in folders.most_common()]
+    lines += [f"  {sum(folders.values()):7.1f}  together", f"the {SHOWN_COUNT} slowest:"]
+    lines += [f"  {seconds:7.1f}  {test}" for test, seconds in slowest(now, SHOWN_COUNT).items()]
+    if doubled := slower(now, kept):
+        lines.append(f"twice as slow as in tests/{KEPT.name}, or more:")
+        lines += [
+            f"  {after:7.1f}  {test}, at most {before:.1f} before" for test, (before, after) in sorted(doubled.items())
+        ]
+    return "\n".join(lines)
+
+
+def read(path: Path) -> dict[str, float]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(seconds: Mapping[str, float], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(seconds))
+
+
+def together(files: Iterable[Path]) -> dict[str, float]:
+    """What several runs cost; each has its own collection."""
+    seconds: Counter[str] = Counter()
+    for file in files:
+        seconds.update(read(file))
+    return dict(seconds)
+
+
+def keep(now: Mapping[str, float], path: Path = KEPT) -> None:
+    path.write_text(json.dumps(slowest(now, KEPT_COUNT), indent=1) + "\n")
