@@ -1,8 +1,8 @@
 """Names of Kafka's broker properties that have no row of their own in mqd.base.properties.
 
 Every name that Apache Kafka 4.2 knows is a row there, is accepted here without effect, or is
-refused here (tests/compat/test_kafka_names.py compares with Kafka's own jars). Properties that
-would weaken security, durability or retention if they were ignored are refused.
+refused here (tests/compat/administration/test_kafka_names.py compares with Kafka's own jars).
+Properties that would weaken security, durability or retention if they were ignored are refused.
 """
 
 # the reason for having no effect -> the names

@@ -36,8 +36,11 @@ from mqd.protocol.messages import (
     ProduceRequest,
 )
 from tests.broker import Broker
-from tests.compat import administration_cases, group_cases, topics, transaction_cases
+from tests.compat import topics
+from tests.compat.administration import administration_cases
+from tests.compat.groups import group_cases
 from tests.compat.topics import API_VERSIONS, FETCH, PRODUCE
+from tests.compat.transactions import transaction_cases
 from tests.kafka_connection import KafkaConnection
 
 TOPIC = 2  # a resource type

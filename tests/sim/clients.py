@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from tests.sim.disks import Entry
 from tests.sim.history import History
 from tests.sim.kernel import MILLISECOND, Kernel, Network, Process, Timer, Violation
-from tests.sim.model_worker import ModelWorker
-from tests.sim.partition_replica import OUT_OF_ORDER
+from tests.sim.replica.model_worker import ModelWorker
+from tests.sim.replica.partition_replica import OUT_OF_ORDER
 
 TIMEOUT = 700 * MILLISECOND
 

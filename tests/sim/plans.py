@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tests.sim.cluster_world import ClusterWorld, Plan, draw_plan
-from tests.sim.transaction_cluster import TransactionCluster
+from tests.sim.cluster.cluster_world import ClusterWorld, Plan, draw_plan
+from tests.sim.coordinator.transaction_cluster import TransactionCluster
 
 
 class Kind(NamedTuple):

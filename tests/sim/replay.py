@@ -9,7 +9,7 @@ import argparse
 import sys
 import traceback
 
-from tests.sim.cluster_world import ClusterWorld
+from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.plans import KINDS
 from tests.sim.schedules import CHAOS
 

@@ -14,7 +14,7 @@ majority-granted lease (docs/design/cluster.md, section 3).
 raft/election.py, raft/leader.py and raft/follower.py implement these roles, raft/replica.py holds
 the state common to all roles; this module performs the transitions.
 
-Invariants (check(); tests/sim/quorum_world.py asserts them across all replicas)
+Invariants (check(); tests/sim/raft/quorum_world.py asserts them across all replicas)
     I1  one leader in an epoch: a vote is durable before it is sent, and given once in an epoch
     I2  committed records are the same everywhere, and never truncated
     I3  a leader has every committed record: votes go only to candidates whose log is at least as

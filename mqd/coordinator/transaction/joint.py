@@ -22,7 +22,7 @@ ids continue with that epoch in the next transaction. The decision and the numbe
 one record: a repeated batch is recognized by its number, whichever run sends it, and nothing of it
 is written twice.
 
-Invariants (check() asserts those of one state; tests/sim/test_joint_sim.py those across
+Invariants (check() asserts those of one state; tests/sim/coordinator/test_joint_sim.py those across
 transitions)
     J1  committed_batch_id only rises, with the same record that decides the commit; an Enlist of a
         batch that is not above it gets no producer id

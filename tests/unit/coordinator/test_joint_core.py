@@ -1,5 +1,5 @@
 """A joint transaction's core, step by step: what is hard to meet by chance, its bounds, and its
-records as bytes. Histories by chance: tests/sim/test_joint_sim.py.
+records as bytes. Histories by chance: tests/sim/coordinator/test_joint_sim.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """One transactional id, step by step: what is hard to meet by chance, and the records as bytes.
-Histories by chance: tests/sim/test_transaction_sim.py.
+Histories by chance: tests/sim/coordinator/test_transaction_sim.py.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from mqd.native.core import NativeError
-from tests.sim import replica_model
-from tests.sim.replica_core import (
+from tests.sim.replica import replica_model
+from tests.sim.replica.replica_core import (
     NO_RECORD_BOUND,
     REPLICA_COUNT_MAX,
     Action,
@@ -26,7 +26,7 @@ from tests.sim.replica_core import (
     epoch_end,
     truncation,
 )
-from tests.sim.replica_model import ReplicaModel
+from tests.sim.replica.replica_model import ReplicaModel
 
 SELF = 1
 

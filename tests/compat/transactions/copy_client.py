@@ -1,0 +1,49 @@
+"""One client's exactly-once copy, as a process of its own that goes on until it is ended; with
+another code than 0 when the client gives up: whoever runs it starts it again.
+
+    python -m tests.compat.transactions.copy_client '{"bootstrap": "127.0.0.1:9092",
+    "client": "aiokafka", "name": "copy-0", "group": "g", "source": "a", "target": "b"}'
+
+A round that takes longer than HUNG_S ends the process, as a health check of an application would,
+because of what clients do when the host of a group's coordinator dies (each shown with that host
+killed between two transactions; the broker had answered all that was asked):
+
+* librdkafka (2.10 to 2.16; its issues 5456 and 5511) forgets a broker that Metadata does not name
+  any more, but not that it was the coordinator: send_offsets_to_transaction waits for it, without a
+  time limit, also when it is back.
+* kafka-python (3.0.12) drops a request to a coordinator that it cannot connect to (the sender asks
+  for the coordinator anew, and does not put the request back): send_offsets_to_transaction, which
+  has no time limit, waits for its answer for ever.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import signal
+import sys
+
+from tests.compat.transactions.transacting import TRANSACTING
+
+ROUND_RECORDS = 200  # a few would never catch up with a load
+HUNG_S = 20.0
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1)  # where it stands, when it hangs
+    settings = json.loads(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_signal: sys.exit(0))
+    topics = settings["source"], settings["target"]
+    TRANSACTING[settings["client"]].copy(
+        settings["bootstrap"],
+        settings["name"],
+        settings["group"],
+        *topics,
+        None,
+        ROUND_RECORDS,
+        lambda: faulthandler.dump_traceback_later(HUNG_S, exit=True),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The client's membership core and the broker's group core in one world (client_group_world.py);
+and proof that the world finds what it is there to find.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mqd.client.group import consumer_protocol as group_core
+from mqd.client.group.consumer_protocol import GroupCore
+from tests.sim.client.client_group_world import acknowledges_before_it_lets_go, run
+
+QUICK_SEEDS = 30
+
+
+def test_histories() -> None:
+    for seed in range(QUICK_SEEDS):
+        run(seed)
+
+
+def test_who_leaves_while_it_does_not_poll_is_given_nothing_more() -> None:
+    run(2464)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(10))
+def test_many_histories(share: int) -> None:
+    for seed in range(1_000 + 200 * share, 1_200 + 200 * share):
+        run(seed)
+
+
+def test_what_histories_meet() -> None:
+    """Fenced, forgotten and kept-out members, and applications that do not poll, are among it."""
+    worlds = [run(seed) for seed in range(25)]
+    assert {0, 25, 110, 111} <= set().union(*(world.heard for world in worlds))
+    assert any(group_core.MAX_POLL_EXCEEDED in one.problems for world in worlds for one in world.consumers)
+
+
+def keeps_what_it_had_when_fenced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupCore, "_lose", lambda self, now_ms: self._begin(now_ms))
+    patch.setattr(GroupCore, "check", lambda self: None)
+
+
+def never_reports(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupCore, "_say_owned", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+def takes_more_while_a_report_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupCore, "_is_report_open", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plant",
+    [
+        acknowledges_before_it_lets_go,
+        keeps_what_it_had_when_fenced,
+        never_reports,
+        takes_more_while_a_report_is_on_its_way,
+    ],
+)
+def test_planted_bugs_are_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(QUICK_SEEDS):
+            run(seed)

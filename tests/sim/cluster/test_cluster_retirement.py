@@ -1,0 +1,46 @@
+"""Topics of simulated clusters get fewer partitions (retirement.py): keys keep their order, nothing
+is gone too early, and in the end it is gone.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.cluster.cluster_world import ClusterWorld
+from tests.sim.plans import KINDS
+from tests.sim.schedules import outcomes, report
+
+QUICK_COUNT = 8
+
+
+def test_schedules_with_retirements() -> None:
+    found = outcomes(range(QUICK_COUNT), kind="retire")
+    assert not report(found), report(found)
+
+
+def test_what_schedules_meet() -> None:
+    """Otherwise they prove nothing: partitions go through all steps, also in twos, and producers
+    are handed on while they do.
+    """
+    redirected, gone = 0, []
+    for seed in range(4):
+        world = ClusterWorld(seed, plan=KINDS["retire"].plan(seed))
+        world.run(KINDS["retire"].chaos)
+        redirected += world.retirement.counts["redirected"]
+        gone.append(world.retirement.counts["gone"])
+    assert redirected > 50 and min(gone) >= 1 and max(gone) >= 2, (redirected, gone)
+
+
+# A rule that is off -> seeds within which it is seen.
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "name", "seeds"), [("seal", "V2", 5), ("emptied", "V4", 5), ("used", "V4", 5)])
+def test_a_rule_that_is_off_is_seen(rule: str, name: str, seeds: int) -> None:
+    found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="retire")
+    assert any(result.name == name for result in found), f"{rule} survives {seeds} schedules"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_more_schedules(block: int) -> None:
+    found = outcomes(range(1_000 + 200 * block, 1_200 + 200 * block), kind="retire")
+    assert not report(found), report(found)

@@ -1,0 +1,62 @@
+"""Members of groups on simulated clusters (group_members.py): no partition has two of them, no
+commit counts that should not, and every group comes to rest when faults end.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.client.client_group_world import acknowledges_before_it_lets_go
+from tests.sim.cluster.cluster_world import ClusterWorld
+from tests.sim.plans import KINDS
+from tests.sim.schedules import outcome, outcomes, report
+
+QUICK_COUNT = 12
+
+
+def test_schedules_with_members() -> None:
+    found = outcomes(range(QUICK_COUNT), kind="members")
+    assert not report(found), report(found)
+
+
+def test_what_schedules_meet() -> None:
+    """Otherwise they prove nothing: coordinators move under members, who are fenced, told to join
+    again, and commit; groups of all three protocols do.
+    """
+    heard: set[int] = set()
+    moves, commits = 0, [0, 0, 0]
+    for seed in range(5):
+        world = ClusterWorld(seed, plan=KINDS["members"].plan(seed))
+        world.run(KINDS["members"].chaos)
+        heard |= world.members.heard | world.members.refused
+        moves += sum(1 for entry in world.kernel.story if entry[1] == "coordinator")
+        for number, group in enumerate(world.members.groups):
+            commits[number] += group.ledger.commits
+    assert {0, 16, 25, 27, 79} <= heard and heard & {22, 113} and moves > 20 and min(commits) > 100, (
+        heard,
+        moves,
+        commits,
+    )
+
+
+# A rule that is off -> seeds within which it is seen.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "seeds"), [("held", 5), ("R4c", 30), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)]
+)
+def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
+    found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="members")
+    assert any(result.name in ("C5", "C6", "LIVE") for result in found), f"{rule} survives {seeds} schedules"
+
+
+@pytest.mark.slow
+def test_a_member_with_a_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    acknowledges_before_it_lets_go(monkeypatch)
+    assert any(outcome(seed, kind="members").name for seed in range(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_more_schedules(block: int) -> None:
+    found = outcomes(range(1_000 + 200 * block, 1_200 + 200 * block), kind="members")
+    assert not report(found), report(found)

@@ -1,0 +1,429 @@
+"""Transactions in the acceptor of a simulated host: what the broker has of them (mqd/acceptor,
+mqd/coordinator, mqd/coordinator/transaction) on simulated time, links and logs.
+
+Real are: the cores and shards of transactional ids and of groups, the coordinators that load, write
+and unload them (mqd/coordinator/runtime.py), the log of their appends, markers and their
+repetition, the way to coordinators and leaders on other hosts, the answers to CHECK, the handlers
+of the requests, and how a log adds up to cores (mqd/coordinator/load.py). Simulated are: what the
+partition table and the lease say, the link to the workers, connections between hosts, the files.
+
+Invariants
+    A1  a connection between two acceptors delivers in order, late perhaps; what was sent is
+        delivered though its sender has died, until its successor's connection is there
+    A2  whoever asks another host waits for PEER_TIMEOUT_S at most; nothing is known then
+Names of rules that can be off: `early` (a coordinator answers, and sends markers, before what that
+rests on is replicated), `end epoch` (EndTxn ends what is under way, whatever epoch it names),
+`one marker` (markers are written to the first of a transaction's partitions alone),
+`one connection` (what the successor's connection has overtaken is served); those of
+batch_worker.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from mqd.acceptor.broker import OWNER_NONE, Address, Context, ProducerIds
+from mqd.acceptor.checks import Checks
+from mqd.acceptor.coordinators import TOKEN_BASE, BrokerPartitions, InternalPartitions
+from mqd.acceptor.handlers.transactions import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    end_txn,
+    init_producer_id,
+    txn_offset_commit,
+    write_txn_markers,
+)
+from mqd.acceptor.interbroker.client import PeerError
+from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.transactions import _CHECK, _CHECK_PARTITION, TransactionService
+from mqd.base import config as configuration
+from mqd.cluster.host import messages
+from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import OffsetsSettings
+from mqd.coordinator.group.settings import ClassicSettings
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.load import _State
+from mqd.coordinator.log import AppendError, Log
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.shard import Loaded
+from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
+from mqd.coordinator.transaction.core import Transaction
+from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.events import WriteMarkers
+from mqd.coordinator.transaction.records import State
+from mqd.native import SlotState
+from mqd.protocol.framing import RequestHeader
+from tests.sim.event_loop import SimLoop
+from tests.sim.kernel import MILLISECOND, Violation
+from tests.sim.replica.native_producers import parsed
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.cluster_host import Acceptor, ClusterHost, ClusterWorker
+
+PEER_TIMEOUT_S = 1.5
+ALLOCATE_S = 1.0
+NOT_LEADER, TIMED_OUT = 6, 7
+HANDLERS = {
+    "InitProducerIdRequest": (22, init_producer_id),
+    "AddPartitionsToTxnRequest": (24, add_partitions_to_txn),
+    "AddOffsetsToTxnRequest": (25, add_offsets_to_txn),
+    "EndTxnRequest": (26, end_txn),
+    "WriteTxnMarkersRequest": (27, write_txn_markers),
+    "TxnOffsetCommitRequest": (28, txn_offset_commit),
+}
+
+
+class View(NamedTuple):
+    """What of a SlotView the coordinators look at."""
+
+    state: int
+    owner: int
+    owner_generation: int
+    leader_epoch: int
+    log_end_offset: int
+    high_watermark: int
+
+
+class SimBroker:
+    """mqd.acceptor.broker.Broker, as far as transactions need it."""
+
+    def __init__(self, coordination: Coordination) -> None:
+        self._coordination, self._host = coordination, coordination.host
+        self.node_id = self._host.node
+        self.metadata = Metadata()
+        self.table = self
+        self.controller = self
+        self.disks = self
+        self.producer_ids = ProducerIds()
+        self.coordinators: Any = None
+        self.transactions: TransactionService | None = None
+
+    def broker_value(self, name: str) -> configuration.Value | None:
+        return configuration.broker_value({}, name)
+
+    def effective(self) -> dict[str, str]:
+        return configuration.broker_effective({}, {})
+
+    def may_lead(self) -> bool:
+        return self._host.clock_ns() < self._host.lease_deadline_ns
+
+    def endpoint_generation(self, endpoint: int) -> int:
+        worker = self._host.workers[endpoint]
+        return worker.generation if worker is not None else -1
+
+    def partition_of(self, name: str, index: int) -> messages.PartitionImage | None:
+        topic = self.metadata.topics.get(name)
+        return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
+
+    def key_of(self, slot: int) -> tuple[bytes, int] | None:
+        held = self._host.slots.get(slot)
+        return (held[0], held[1]) if held is not None else None
+
+    def view(self, image: messages.PartitionImage) -> View | None:
+        if image.leader != self.node_id or image.owner == OWNER_NONE or not self.may_lead():
+            return None
+        key, worker = self.key_of(image.slot), self._host.workers[image.owner]
+        place = worker.places.get(key) if worker is not None and not worker.failed else None
+        if place is None or key is None or key[1] != image.index or not place.core.leading:
+            return None
+        return View(
+            SlotState.ONLINE,
+            image.owner,
+            worker.generation,
+            place.core.leader_epoch,
+            place.log.end,
+            place.core.high_watermark,
+        )
+
+    def unserved_error(self, _image: messages.PartitionImage) -> int:
+        return NOT_LEADER
+
+    def path_of(self, _topic: str, image: messages.PartitionImage) -> tuple[bytes, int] | None:
+        return self.key_of(image.slot)
+
+    async def load(self, _log_dir: int, work: Any) -> Loaded:
+        """`work`: load.load with its arguments, of which the path is path_of()'s."""
+        await asyncio.sleep(self._coordination.kernel.random.randrange(1, 20) / 1000)
+        return self._load(*work.args)
+
+    def _load(self, key: tuple[bytes, int] | None, end_offset: int, cores: Any, name: str) -> Loaded:
+        loaded = Loaded(end_offset)
+        log = self._host.logs.get(key) if key is not None else None
+        if log is None:
+            raise OSError("its files are gone")
+        state, offset = _State(cores, loaded, name), 0
+        while offset < min(end_offset, log.end):
+            entry = log.entries[offset]
+            state.on_other(parsed(entry.value.batch).info, entry.value.batch)  # type: ignore[attr-defined]
+            offset += 1 + entry.left
+        state.build()
+        if loaded.skipped_count:
+            raise Violation("LOAD", f"{name}: {loaded.skipped_count} records cannot be read")
+        for core_name in [core_name for core_name, core in loaded.cores.items() if core.is_empty]:
+            del loaded.cores[core_name]
+        return loaded
+
+    async def request(self, change: messages.Change, _timeout_ms: int) -> messages.Answer:
+        """Of the controller."""
+        coordination = self._coordination
+        future = asyncio.get_running_loop().create_future()
+
+        def answered(_token: int, answer: messages.Answer) -> None:
+            coordination.loop.enter(lambda: future.done() or future.set_result(answer))
+
+        coordination.acceptor.on_request(change, (self.node_id, coordination.process, answered, 0))
+        alarm = asyncio.get_running_loop().call_later(
+            ALLOCATE_S, lambda: future.done() or future.set_result(messages.Answer(0, TIMED_OUT))
+        )
+        try:
+            return await future
+        finally:
+            alarm.cancel()
+
+
+class SimPeers:
+    """mqd.acceptor.interbroker.client.Peers: A1, A2."""
+
+    def __init__(self, coordination: Coordination) -> None:
+        self._own = coordination
+        self._since = coordination.kernel.now
+        self._arrives: dict[Any, int] = {}  # process -> when the last message to it arrives
+
+    async def request(self, node_id: int, request: Any, version: int, timeout_s: float) -> object:
+        own = self._own
+        loop = asyncio.get_running_loop()
+        acceptor = own.world.hosts[node_id].acceptor if own.broker.metadata.is_alive(node_id) else None
+        if acceptor is None or acceptor.transactions is None:
+            raise PeerError(f"host {node_id} is not there")
+        future = loop.create_future()
+
+        def answered(response: object) -> None:
+            own.loop.enter(lambda: future.done() or future.set_result(response))
+
+        other = acceptor.transactions
+        reply = other.replier(own, answered)
+        self._send(node_id, other, other.on_peer, own.host.node, self._since, request, version, reply)
+        alarm = loop.call_later(
+            min(timeout_s, PEER_TIMEOUT_S),
+            lambda: future.done() or future.set_exception(PeerError(f"host {node_id} has not answered")),
+        )
+        try:
+            return await future
+        finally:
+            alarm.cancel()
+
+    def _send(self, node_id: int, other: Coordination, do: Callable[..., None], *arguments: object) -> None:
+        own = self._own
+        link, random = own.world.network.links[own.host.node][node_id], own.kernel.random
+        if link.cut:
+            return
+        delay = random.randrange(link.delay_min, link.delay_max + 1)
+        if link.loss and random.random() < link.loss:
+            delay += 200 * MILLISECOND  # sent once more by TCP
+        if link.late and random.random() < link.late:
+            delay += random.randrange(link.late_max)
+        if random.random() < own.world.late_markers and do == other.on_peer:  # the connection stalls
+            delay += random.randrange(3_000) * MILLISECOND
+        if own.world.plan.last_markers and do == other.on_peer and random.random() < own.world.plan.last_markers:
+            delay += random.randrange(100, 2_500) * MILLISECOND
+            own.world.faults.counts["last_markers"] = own.world.faults.counts.get("last_markers", 0) + 1
+            own.kernel.after(random.randrange(5) * MILLISECOND, own.process, own.host.kill_acceptor)
+        at = self._arrives[other.process] = max(own.kernel.now + delay, self._arrives.get(other.process, 0) + 1)
+        own.kernel.after(at - own.kernel.now, other.process, self._arrive, link, do, arguments)
+
+    def _arrive(self, link: Any, do: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if not link.cut:
+            do(*arguments)
+
+
+def _raise(_job: object, _partition: object, failure: BaseException) -> None:
+    """A fault of our own, of which the broker would write a line (E3)."""
+    raise failure
+
+
+class SimCoordinator(Coordinator):
+    """What fails in a core fails the run; R5 is looked at once more where effects leave."""
+
+    off: frozenset[str] = frozenset()
+
+    def _handle(self, place: Any, shard: Any, name: str, event: object, known: bool = False) -> None:
+        (shard.handle_known if known else shard.handle)(name, event, self._now_ms())
+        shard.check()
+        core = shard.core(name)
+        if core is not None:
+            core.check()
+
+    def _write(self, place: Any, shard: Any, unit: Any) -> None:
+        super()._write(place, shard, unit)
+        if "early" in self.off:
+            shard.written()
+            self._wake(place)
+
+    async def _written(self, place: Any, shard: Any, unit: Any, futures: Any) -> None:
+        if "early" not in self.off:
+            await super()._written(place, shard, unit, futures)
+            return
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        if place.shard is shard and any(isinstance(result, BaseException) for result in results):
+            self._unload(place, NOT_LEADER, "a write failed")
+
+
+class EndsAnyEpoch(Transaction):
+    def _end_2(self, event: Any, now_ms: int, actions: list[Any]) -> int | None:
+        if self.state == State.ONGOING:
+            event = msgspec.structs.replace(event, producer_epoch=self.producer_epoch)
+        return super()._end_2(event, now_ms, actions)
+
+
+class EndsAnyEpochs(Transactions):
+    def make(self, name: str) -> Transaction:  # type: ignore[override]
+        return EndsAnyEpoch(name, self._settings)
+
+
+class Coordination:
+    """Of one acceptor."""
+
+    def __init__(self, acceptor: Acceptor) -> None:
+        self.acceptor, self.process = acceptor, acceptor.process
+        self.host: ClusterHost = acceptor.host
+        self.world = self.host.world
+        self.kernel = self.world.kernel
+        self.loop = SimLoop(self.kernel, self.process, (CoordinatorError, AppendError, PeerError))
+        self._peers: dict[int, int] = {}  # node id -> when the acceptor began that has connected
+        self._base_ms = self.host.clock.wall_ms() - self.host.clock.now_ms()
+        off = self.world.off
+        broker = self.broker = SimBroker(self)
+        service = self.service = TransactionService(broker, self)  # type: ignore[arg-type]
+        service.markers._failed = _raise  # type: ignore[method-assign]
+        if "end epoch" in off:
+            service.cores = EndsAnyEpochs(service.cores._settings)
+        carry_out = self._one_marker if "one marker" in off else service.carry_out
+        log = self.log = Log(BrokerPartitions(broker), self, TOKEN_BASE)  # type: ignore[arg-type]
+        groups = GroupCores(lambda name: Group(name, ClassicSettings(), OffsetsSettings()))  # type: ignore[arg-type,return-value]
+        self.groups = SimCoordinator(GROUPS, groups, InternalPartitions(broker, CONSUMER_OFFSETS), log, self.now_ms)  # type: ignore[arg-type]
+        self.ids = SimCoordinator(
+            TRANSACTIONS, service.cores, InternalPartitions(broker, TRANSACTION_STATE), log, self.now_ms, carry_out
+        )  # type: ignore[arg-type]
+        self.groups.off = self.ids.off = off
+        service.attach(self.ids, self.groups, log, self.now_ms)
+        service.connect(SimPeers(self))  # type: ignore[arg-type]
+        broker.transactions, broker.coordinators = service, SimpleNamespace(groups=self.groups)
+        self.checks = Checks(service)
+        self.kernel.after(20 * MILLISECOND, self.process, self.loop.enter, self._start)
+
+    def now_ms(self) -> int:
+        """As SteadyClock: the wall's time when the process began, counted on."""
+        return self._base_ms + self.host.clock.now_ms()
+
+    def _start(self) -> None:
+        self.groups.start()
+        self.ids.start()
+
+    def _one_marker(self, name: str, effect: Any, epoch: int) -> None:
+        if isinstance(effect, WriteMarkers):
+            effect = msgspec.structs.replace(effect, partitions=effect.partitions[:1])
+        self.service.carry_out(name, effect, epoch)
+
+    # -- what happens around -----------------------------------------------------------------------
+
+    def on_metadata(self, message: Any) -> None:
+        self.broker.metadata.apply(message)
+        self.loop.enter(self._look)
+
+    def on_worker_death(self, worker: int) -> None:
+        self.loop.enter(self.log.on_owner_death, worker)
+        self.loop.enter(self._look)
+
+    def _look(self) -> None:
+        for each in (self.groups, self.ids):
+            if each._loop is not None:
+                each.look()
+
+    # -- the link to workers -----------------------------------------------------------------------
+
+    def send_batch(
+        self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
+    ) -> None:
+        worker, key = self.host.workers[owner], self.broker.key_of(slot)
+        if worker is None or worker.generation != owner_generation or key is None:
+            self.kernel.after(20, self.process, self._produced, token, NOT_LEADER, -1)
+            return
+        self.kernel.after(
+            20,
+            worker.process,
+            worker.on_batch,
+            key,
+            batch,
+            flags,
+            leader_epoch,
+            (self.host.node, self.process, self._produced, token),
+        )
+
+    def _produced(self, token: int, error: int, offset: int) -> None:
+        self.loop.enter(self.log.produced, token, error, offset)
+
+    def check(
+        self, worker: ClusterWorker, transactional_id: str, version: int, data: bytes
+    ) -> Callable[[Any, Callable[[int], None]], None]:
+        """What a worker of this host asks before it begins a transaction."""
+        info, name = parsed(data).info, transactional_id.encode()
+
+        def ask(partition: tuple[bytes, int], take: Callable[[int], None]) -> None:
+            acceptor = self.host.acceptor
+            if acceptor is not None and acceptor.transactions is not None:
+                payload = (
+                    _CHECK.pack(info.producer_id, info.producer_epoch, version, -1, len(name), 1, 1_000)
+                    + _CHECK_PARTITION.pack(*partition, 0)
+                    + name
+                )
+                self.kernel.after(20, acceptor.process, acceptor.transactions.on_check, payload, version, worker, take)
+
+        return ask
+
+    def on_check(self, payload: bytes, version: int, worker: ClusterWorker, take: Callable[[int], None]) -> None:
+        self.loop.enter(lambda: self.loop.create_task(self._check(payload, version, worker, take)))
+
+    async def _check(self, payload: bytes, version: int, worker: ClusterWorker, take: Callable[[int], None]) -> None:
+        answer = await self.checks.transaction(payload, version)
+        error = answer.error or struct.unpack("=h", answer.payload)[0]
+        self.kernel.after(20, worker.process, take, error)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def on_request(self, request: Any, version: int, caller: Any, is_open: Callable[[], bool]) -> None:
+        """Of a client, whose connection may be closed by now."""
+        node, process, do, token = caller
+
+        def reply(response: object) -> None:
+            if process is not None:
+                self.world.network.send(self.host.node, node, process, do, token, 0, response)
+
+        if is_open():
+            self._serve(request, version, Address(), reply)
+
+    def on_peer(self, node_id: int, since: int, request: Any, version: int, reply: Callable[[object], None]) -> None:
+        """since: when the acceptor that asks began."""
+        if since < self._peers.get(node_id, 0) and "one connection" not in self.world.off:
+            return
+        self._peers[node_id] = since
+        self._serve(request, version, Address(peer_node=node_id), reply)
+
+    def replier(self, other: Coordination, answered: Callable[[object], None]) -> Callable[[object], None]:
+        return lambda response: self.world.network.send(
+            self.host.node, other.host.node, other.process, answered, response
+        )
+
+    def _serve(self, request: Any, version: int, address: Address, reply: Callable[[object], None]) -> None:
+        number, module = HANDLERS[type(request).__name__]
+
+        async def serve() -> None:
+            reply(await module.handle(Context(self.broker, address), RequestHeader(number, version, 0), request))  # type: ignore[arg-type]
+
+        self.loop.enter(lambda: self.loop.create_task(serve()))

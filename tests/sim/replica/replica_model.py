@@ -1,0 +1,294 @@
+"""The rules of one replica in plain Python: what native/replica/rules.c is held against, step by
+step (tests/unit/native/test_replica_model.py).
+
+Written from the rules, not from the C: sets and comprehensions where the core has flags and loops,
+whole histories where it keeps the last thing. Same names for the same things.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tests.sim.replica.replica_core import Action, Answer, Assignment, Change, Fetch, Proposal, Role, Step
+
+OUT_OF_RANGE, NOT_LEADER, NO_REPLICA, NOT_ENOUGH = 1, 6, 9, 19
+NOT_ATTEMPTED, FENCED, UNKNOWN, STALE_BROKER, NOT_AVAILABLE, INELIGIBLE = 55, 74, 75, 77, 78, 107
+BEHIND_MS = 500
+
+EpochList = list[tuple[int, int]]
+
+
+def epoch_end(epochs: EpochList, log_end: int, epoch: int) -> tuple[int, int]:
+    """OffsetForLeaderEpoch: by the ranges that the epochs cover."""
+    if epoch < 0 or epoch > max([known for known, _ in epochs], default=-1):
+        return -1, -1
+    starts = [start for known, start in epochs if known > epoch]
+    at_most = [known for known, _ in epochs if known <= epoch]
+    return max(at_most, default=epoch), min(starts, default=log_end)
+
+
+def truncation(epochs: EpochList, log_end: int, diverging_epoch: int, diverging_end: int) -> int:
+    found, end = epoch_end(epochs, log_end, diverging_epoch)
+    if found == -1:
+        return min(diverging_end, log_end)
+    return min(end, log_end, diverging_end if found == diverging_epoch else log_end)
+
+
+@dataclass
+class Heard:
+    """What was heard of one replica in this leader epoch."""
+
+    # (time, offset, broker epoch, leader's log end then)
+    fetches: list[tuple[int, int, int, int]] = field(default_factory=list)
+    had_everything_ms: float = -math.inf
+    behind_since_ms: float = math.inf
+
+    @property
+    def position(self) -> int:
+        return self.fetches[-1][1] if self.fetches else -1
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.fetches[-1][2] if self.fetches else -1
+
+
+class ReplicaModel:
+    def __init__(self) -> None:
+        self.assignment: Assignment | None = None
+        self.role = Role.NONE
+        self.log_start = self.log_end = self.durable = self.high_watermark = self.epoch_start = 0
+        self.heard: dict[int, Heard] = {}
+        self.proposal: Proposal | None = None
+        self.proposal_ms = -math.inf
+        self.sequence = 0
+
+    # -- sets --------------------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> set[int]:
+        return {member.node_id for member in self.assignment.members if member.in_sync} if self.assignment else set()
+
+    @property
+    def maximal(self) -> set[int]:
+        return self.committed | ({node for node, _ in self.proposal.in_sync} if self.proposal else set())
+
+    @property
+    def min_insync(self) -> int:
+        return min(self.assignment.min_insync, len(self.assignment.members)) if self.assignment else 0
+
+    def _raise(self) -> int:
+        if self.role != Role.LEADER or len(self.committed) < self.min_insync:
+            return 0
+        own = self.durable if self.assignment.flush_on_ack else self.log_end
+        reached = min([own, *(self.heard[node].position for node in self.maximal - {self.assignment.node_id})])
+        if reached <= self.high_watermark:
+            return 0
+        self.high_watermark = reached
+        return Change.HIGH_WATERMARK
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def assign(self, given: Assignment, now_ms: int) -> int:
+        old, old_role = self.assignment, self.role
+        if old and (
+            given.leader_epoch < old.leader_epoch
+            or given.partition_epoch < old.partition_epoch
+            or given.broker_epoch < old.broker_epoch
+        ):
+            return Change.STALE
+        own = [member for member in given.members if member.node_id == given.node_id]
+        registered = bool(own) and own[0].broker_epoch == given.broker_epoch
+        role = (
+            Role.NONE
+            if not registered or given.leader < 0
+            else Role.LEADER
+            if given.leader == given.node_id
+            else Role.FOLLOWER
+        )
+        new_epoch = old is None or given.leader_epoch > old.leader_epoch
+        fresh = new_epoch or role != old_role
+        below_before = old is not None and not fresh and len(self.committed) < self.min_insync
+        if fresh or given.partition_epoch > old.partition_epoch:
+            self.proposal, self.proposal_ms = None, -math.inf
+        known = {} if fresh else self.heard
+        self.assignment, self.role = given, role
+        self.heard = {member.node_id: known.get(member.node_id, Heard()) for member in given.members}
+        for node in self.committed:
+            if self.heard[node].had_everything_ms == -math.inf:
+                self.heard[node].had_everything_ms = now_ms
+        if role == Role.LEADER:
+            for heard in self.heard.values():
+                self._behind(heard, now_ms)
+        self.high_watermark = min(self.high_watermark, self.log_end)
+        if fresh and role == Role.LEADER:
+            self.epoch_start = self.log_end
+        changed = (Change.EPOCH if new_epoch else 0) | (Change.ROLE if role != old_role else 0)
+        if role == Role.LEADER and len(self.committed) < self.min_insync and not below_before:
+            changed |= Change.BELOW_MIN
+        return changed | self._raise()
+
+    def log(self, log_start: int, log_end: int, durable: int, now_ms: int) -> int:
+        before, self.log_start, self.log_end, self.durable = self.log_end, log_start, log_end, durable
+        clamped = min(max(self.high_watermark, log_start), log_end)
+        changed = Change.HIGH_WATERMARK if clamped != self.high_watermark else 0
+        self.high_watermark = clamped
+        if self.role != Role.LEADER:
+            return changed
+        if log_end != before:
+            for heard in self.heard.values():
+                if heard.position == before:
+                    heard.had_everything_ms = max(heard.had_everything_ms, now_ms)
+                self._behind(heard, now_ms)
+        return changed | self._raise()
+
+    def _behind(self, heard: Heard, now_ms: int) -> None:
+        bound = self.assignment.lag_records_max
+        behind = bound >= 0 and bool(heard.fetches) and self.log_end - heard.position > bound
+        heard.behind_since_ms = min(heard.behind_since_ms, now_ms) if behind else math.inf
+
+    def may_append(self, acks_all: bool, lease_deadline_ns: int, now_ns: int) -> int:
+        if self.role != Role.LEADER or now_ns >= lease_deadline_ns:
+            return NOT_LEADER
+        return NOT_ENOUGH if acks_all and len(self.committed) < self.min_insync else 0
+
+    def latest(self) -> int:
+        return (
+            NOT_LEADER if self.role != Role.LEADER else NOT_AVAILABLE if self.high_watermark < self.epoch_start else 0
+        )
+
+    def fetch(self, fetch: Fetch, epochs: EpochList, now_ms: int) -> Answer:
+        given = self.assignment
+        epoch = given.leader_epoch if given else -1
+        error = self._refusal(fetch)
+        if error:
+            return Answer(error, epoch, -1, -1, -1, -1, -1, 0)
+        diverging = self._diverging(fetch, epochs) if fetch.fetch_offset >= self.log_start else None
+        if fetch.fetch_offset < self.log_start or (diverging is None and fetch.fetch_offset > self.log_end):
+            return Answer(OUT_OF_RANGE, epoch, -1, -1, self.log_end, self.high_watermark, self.log_start, 0)
+        if diverging is not None:
+            return Answer(0, epoch, *diverging, self.log_end, self.high_watermark, self.log_start, 0)
+        heard = self.heard[fetch.node_id]
+        complete = -math.inf
+        if fetch.fetch_offset >= self.log_end:
+            complete = now_ms
+        elif heard.fetches and fetch.fetch_offset >= heard.fetches[-1][3]:
+            complete = heard.fetches[-1][0]  # all that there was then
+        heard.had_everything_ms = max(heard.had_everything_ms, complete)
+        heard.fetches.append((now_ms, fetch.fetch_offset, fetch.broker_epoch, self.log_end))
+        self._behind(heard, now_ms)
+        changed = self._raise()
+        return Answer(0, epoch, -1, -1, self.log_end, self.high_watermark, self.log_start, changed)
+
+    def _refusal(self, fetch: Fetch) -> int:
+        given = self.assignment
+        if self.role != Role.LEADER:
+            return NOT_LEADER
+        members = {member.node_id: member for member in given.members if member.node_id != given.node_id}
+        if fetch.node_id not in members:
+            return NO_REPLICA
+        if fetch.current_leader_epoch != given.leader_epoch:
+            return FENCED if fetch.current_leader_epoch < given.leader_epoch else UNKNOWN
+        newest = max([members[fetch.node_id].broker_epoch, self.heard[fetch.node_id].broker_epoch])
+        return STALE_BROKER if fetch.broker_epoch < newest else 0
+
+    def _diverging(self, fetch: Fetch, epochs: EpochList) -> tuple[int, int] | None:
+        """None: what the follower has is how this log begins. This leader epoch counts as known,
+        from where it began.
+        """
+        if fetch.last_fetched_epoch < 0:
+            return None
+        found, end = epoch_end(epochs, self.log_end, fetch.last_fetched_epoch)
+        if found < 0:
+            found, end = epochs[-1][0] if epochs else fetch.last_fetched_epoch, min(self.epoch_start, self.log_end)
+        return (found, end) if found != fetch.last_fetched_epoch or end < fetch.fetch_offset else None
+
+    # -- proposals ---------------------------------------------------------------------------------
+
+    def _lags(self, heard: Heard, now_ms: int) -> bool:
+        if now_ms - heard.behind_since_ms >= BEHIND_MS:
+            return True
+        return not self._caught_up_within(heard, now_ms, self.assignment.lag_ms_max)
+
+    def _caught_up_within(self, heard: Heard, now_ms: int, ms: int) -> bool:
+        return heard.position == self.log_end or now_ms - heard.had_everything_ms <= ms
+
+    def _may_join(self, node: int, now_ms: int) -> bool:
+        member = {member.node_id: member for member in self.assignment.members}[node]
+        heard = self.heard[node]
+        return (
+            bool(heard.fetches)
+            and member.eligible
+            and heard.position >= max(self.high_watermark, self.epoch_start)
+            and heard.broker_epoch == member.broker_epoch
+            and heard.behind_since_ms == math.inf
+            and self._caught_up_within(heard, now_ms, self.assignment.lag_ms_max // 2)
+        )
+
+    def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
+        given = self.assignment
+        if self.role != Role.LEADER or now_ms < self.proposal_ms:
+            return None
+        if self.proposal is None:
+            nodes = [member.node_id for member in given.members]
+            wanted = {given.node_id}
+            wanted |= {node for node in self.committed - wanted if not self._lags(self.heard[node], now_ms)}
+            wanted |= {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node, now_ms)}
+            if wanted == self.committed or not all(
+                member.eligible for member in given.members if member.node_id in wanted
+            ):
+                return None
+            epochs = {member.node_id: member.broker_epoch for member in given.members} | {
+                node: heard.broker_epoch for node, heard in self.heard.items() if heard.fetches
+            }
+            epochs[given.node_id] = given.broker_epoch
+            self.sequence += 1
+            in_sync = tuple((node, epochs[node]) for node in nodes if node in wanted)
+            self.proposal = Proposal(
+                self.sequence, given.broker_epoch, given.leader_epoch, given.partition_epoch, in_sync
+            )
+        self.proposal_ms = now_ms + repeat_ms
+        return self.proposal
+
+    def answered(self, sequence: int, leader_epoch: int, error: int, again_ms: int) -> int:
+        if self.proposal is None or (sequence, leader_epoch) != (self.proposal.sequence, self.proposal.leader_epoch):
+            return 0
+        self.proposal_ms = again_ms
+        if error not in (NOT_ATTEMPTED, INELIGIBLE):
+            return 0
+        self.proposal = None
+        return self._raise()
+
+    # -- the follower ------------------------------------------------------------------------------
+
+    def next_fetch(self, epochs: EpochList) -> Fetch | None:
+        given = self.assignment
+        if self.role != Role.FOLLOWER or (given.flush_on_ack and self.durable < self.log_end):
+            return None
+        return Fetch(
+            given.node_id, given.broker_epoch, given.leader_epoch, epochs[-1][0] if epochs else -1, self.log_end
+        )
+
+    def step(self, fetch: Fetch, answer: Answer, epochs: EpochList) -> Step:
+        if (
+            self.role != Role.FOLLOWER
+            or fetch.current_leader_epoch != self.assignment.leader_epoch
+            or fetch.fetch_offset != self.log_end
+        ):
+            return Step(Action.IGNORE, -1)
+        if answer.error == OUT_OF_RANGE and answer.log_start > self.log_end:
+            return Step(Action.RESTART, answer.log_start)
+        if answer.error == OUT_OF_RANGE and 0 <= answer.read_end < self.log_end:
+            return Step(Action.TRUNCATE, answer.read_end)
+        if answer.error:
+            return Step(Action.LATER, -1)
+        if answer.diverging_epoch >= 0:
+            return Step(Action.TRUNCATE, truncation(epochs, self.log_end, answer.diverging_epoch, answer.diverging_end))
+        return Step(Action.APPEND, fetch.fetch_offset)
+
+    def followed(self, leader_epoch: int, high_watermark: int) -> int:
+        reached = min(high_watermark, self.log_end)
+        if self.role != Role.FOLLOWER or leader_epoch != self.assignment.leader_epoch or reached <= self.high_watermark:
+            return 0
+        self.high_watermark = reached
+        return Change.HIGH_WATERMARK

@@ -1,0 +1,132 @@
+"""The small world: what is checked there holds, and every rule that is switched off is seen, in the
+Python model of the rules and in the broker's own core.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from functools import partial
+
+import pytest
+
+from tests.sim.disks import PartitionLog
+from tests.sim.replica.native_replica import NativeReplica
+from tests.sim.replica.partition_world import LAG_MS, PartitionWorld
+
+NATIVE = ("native", "model")
+CHUNK = 25
+
+
+def run(
+    seed: int,
+    core: str = "native",
+    off: frozenset[str] = frozenset(),
+    flush_on_ack: bool | None = None,
+    partitions: int = 1,
+) -> PartitionWorld:
+    def native(log: PartitionLog) -> NativeReplica:
+        return NativeReplica(log, world.flush_on_ack, off, LAG_MS)
+
+    world = PartitionWorld(seed, off, flush_on_ack, partitions, native if core == "native" else None)
+    world.run()
+    return world
+
+
+def finding(seed: int, core: str, off: frozenset[str], flush_on_ack: bool | None) -> tuple[int, str, int, int, int]:
+    """(seed, the invariant that did not hold or "", events, acknowledged, stuck)."""
+    try:
+        world = run(seed, core, off, flush_on_ack)
+    except AssertionError as error:
+        return seed, getattr(error, "name", "") or repr(error), 0, 0, 0
+    return seed, "", world.kernel.steps, world.history.counts["acked"], world.stuck_count
+
+
+def findings(
+    seeds: range, core: str, off: frozenset[str] = frozenset(), flush_on_ack: bool | None = None, enough: int = 1 << 30
+) -> list[tuple[int, str, int, int, int]]:
+    """Of all these seeds, on all cores; stops after `enough` violations."""
+    out = []
+    found = 0
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        for result in pool.imap(partial(finding, core=core, off=off, flush_on_ack=flush_on_ack), seeds, chunksize=10):
+            out.append(result)
+            found += bool(result[1])
+            if found >= enough:
+                pool.terminate()
+                break
+    return out
+
+
+@pytest.mark.parametrize("core", NATIVE)
+def test_the_rules_hold(core: str) -> None:
+    results = findings(range(300 if core == "native" else 150), core)
+    assert not [f"seed {seed}: {name}" for seed, name, *_ in results if name]
+    assert sum(events for _, _, events, *_ in results) > 3_000 * len(results) and sum(
+        acked for *_, acked, _ in results
+    ) > 60 * len(results), "too little happens to prove anything"
+
+
+def test_flushed_before_acknowledged_nothing_ever_needs_an_operator() -> None:
+    results = findings(range(1_000, 1_150), "native", flush_on_ack=True)
+    assert not [result for result in results if result[1] or result[4]]
+
+
+def test_several_partitions() -> None:
+    for seed in range(12):
+        assert len(run(seed, partitions=3).partitions) == 3
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, second = run(5), run(5)
+    assert (
+        first.kernel.trace_hash() == second.kernel.trace_hash() and first.history.committed == second.history.committed
+    )
+
+
+# Rule that is off -> (which core can have it off, topic with flush.on.ack or not or either, seeds
+# within which it is seen)
+MUTANTS = {
+    "R2": ("native", None, 60),
+    "R4": ("native", None, 100),
+    "R5": ("native", None, 30),
+    "R7": ("native", None, 200),
+    "R8": ("native", False, 60),
+    "R9": ("native", False, 60),
+    "R10": ("native", None, 100),
+    "R11": ("native", None, 30),
+    "R12": ("native", None, 60),
+    "R13": ("native", False, 60),
+    "flush": ("native", True, 30),
+    "lease": ("native", None, 100),
+    "ack": ("model", None, 30),
+}
+RARE = {
+    "R1": ("native", None, 6_000),
+    "R3": ("native", None, 6_000),
+    "R6": ("native", None, 3_000),
+    "903": ("native", False, 3_000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_rule_that_is_off_is_seen(rule: str) -> None:
+    core, flush_on_ack, count = MUTANTS[rule]
+    results = findings(range(count), core, frozenset([rule]), flush_on_ack, enough=1)
+    assert any(name for _, name, *_ in results), f"{rule} survives {count} seeds"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RARE)
+def test_a_rare_rule_that_is_off_is_seen(rule: str) -> None:
+    core, flush_on_ack, count = RARE[rule]
+    results = findings(range(count), core, frozenset([rule]), flush_on_ack, enough=1)
+    assert any(name for _, name, *_ in results), f"{rule} survives {count} seeds"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_more_seeds(block: int) -> None:
+    results = findings(range(10_000 + block * 2_000, 12_000 + block * 2_000), "native")
+    assert not [f"seed {seed}: {name}" for seed, name, *_ in results if name]
