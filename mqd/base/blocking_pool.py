@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,18 +19,24 @@ def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
+    def resolve(found: T) -> None:
+        if not answer.done():
+            answer.set_result(found)
+
+    def fail(error: Exception) -> None:
+        if not answer.done():
+            answer.set_exception(error)
+
     def ask() -> None:
+        deliver: Callable[[], None]
         try:
-            found = question()
-            tell = lambda: answer.done() or answer.set_result(found)
+            deliver = partial(resolve, question())
         except StopIteration as error:  # a future does not accept it
-            raised: Exception = RuntimeError(f"a question has raised StopIteration: {error.value!r}")
-            tell = lambda: answer.done() or answer.set_exception(raised)
+            deliver = partial(fail, RuntimeError(f"a question has raised StopIteration: {error.value!r}"))
         except Exception as error:
-            raised = error
-            tell = lambda: answer.done() or answer.set_exception(raised)
+            deliver = partial(fail, error)
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
-            loop.call_soon_threadsafe(tell)
+            loop.call_soon_threadsafe(deliver)
 
     threading.Thread(target=ask, name="asking", daemon=True).start()
     return answer

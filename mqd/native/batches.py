@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mqd.native.core import E_INVALID, NativeError, bytes_of, check, enumeration, ffi, lib
+from mqd.native.core import E_INVALID, NativeError, bytes_of, check, ffi, lib
 
 if TYPE_CHECKING:
     import numpy
@@ -101,7 +101,14 @@ def segment_scan(
     )
 
 
-WalkStop = IntEnum("WalkStop", enumeration("mqd_walk_stop", "MQD_WALK_"))
+class WalkStop(IntEnum):
+    """enum mqd_walk_stop."""
+
+    END = lib.MQD_WALK_END
+    END_OFFSET = lib.MQD_WALK_END_OFFSET
+    FULL = lib.MQD_WALK_FULL
+    OTHER = lib.MQD_WALK_OTHER
+    CORRUPT = lib.MQD_WALK_CORRUPT
 
 
 class RecordPlaces:

@@ -19,12 +19,22 @@ from typing import Any
 
 import msgspec
 
-from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, enumeration, failure, ffi, lib
+from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, failure, ffi, lib
 
 CORRELATION_ID_END = 1 << 30  # of requests by Client.submit; from here on they are the producer's
 INT64_MAX = (1 << 63) - 1  # Producer.next_send_us: no batch is open
 
-Partitioner = IntEnum("Partitioner", enumeration("mqd_partitioner", "MQD_PARTITIONER_"))  # RANDOM ... FNV1A_RANDOM
+
+class Partitioner(IntEnum):
+    """enum mqd_partitioner."""
+
+    RANDOM = lib.MQD_PARTITIONER_RANDOM
+    CONSISTENT = lib.MQD_PARTITIONER_CONSISTENT
+    CONSISTENT_RANDOM = lib.MQD_PARTITIONER_CONSISTENT_RANDOM
+    MURMUR2 = lib.MQD_PARTITIONER_MURMUR2
+    MURMUR2_RANDOM = lib.MQD_PARTITIONER_MURMUR2_RANDOM
+    FNV1A = lib.MQD_PARTITIONER_FNV1A
+    FNV1A_RANDOM = lib.MQD_PARTITIONER_FNV1A_RANDOM
 
 
 def partition_for(partitioner: int, key: bytes | None, partition_count: int, random_state: Any = None) -> int:
@@ -216,7 +226,8 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 
     def native(self) -> tuple[Any, list[Any]]:
         """The C struct, and what has to live as long as it."""
-        native, held = ffi.new("struct mqd_record_columns *"), []
+        native = ffi.new("struct mqd_record_columns *")
+        held: list[Any] = []
         native.count, native.fixed_value_bytes = self.count, self.fixed_value_bytes
         native.partition, native.timestamp_ms = self.partition, self.timestamp_ms
         if self.value_bytes is not None:

@@ -12,9 +12,16 @@ from typing import Any
 
 import msgspec
 
-from mqd.native.core import E_INVALID, NativeError, bytes_of, check, copy_in, enumeration, failure, ffi, lib
+from mqd.native.core import E_INVALID, NativeError, bytes_of, check, copy_in, failure, ffi, lib
 
-CompactState = IntEnum("CompactState", enumeration("mqd_compact_state", "MQD_COMPACT_"))
+
+class CompactState(IntEnum):
+    """enum mqd_compact_state."""
+
+    DONE = lib.MQD_COMPACT_DONE
+    MORE = lib.MQD_COMPACT_MORE
+    DECOMPRESS = lib.MQD_COMPACT_DECOMPRESS
+    COMPRESS = lib.MQD_COMPACT_COMPRESS
 
 
 class CompactOptions(msgspec.Struct, kw_only=True):

@@ -26,16 +26,10 @@ E_INVALID = lib.MQD_E_INVALID
 E_STALE = lib.MQD_E_STALE
 
 
-def enumeration(name: str, prefix: str, last: str | None = None) -> dict[str, int]:
-    """The members of a C enum, by the names of Python: without the prefix, without the closing
-    count.
-    """
+def enumeration(name: str, prefix: str) -> dict[str, int]:
+    """The members of a C enum, by the names of Python: without the prefix."""
     members = ffi.typeof(f"enum {name}").relements
-    return {
-        key.removeprefix(prefix): value
-        for key, value in sorted(members.items(), key=lambda item: item[1])
-        if key != last
-    }
+    return {key.removeprefix(prefix): value for key, value in sorted(members.items(), key=lambda item: item[1])}
 
 
 class NativeError(OSError):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from mqd.native.control import Control
-from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, enumeration, failure, ffi, lib
+from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, failure, ffi, lib
 
 ENDPOINT_COUNT_MAX = lib.MQD_ENDPOINT_COUNT_MAX
 LINK_DESCRIPTOR_COUNT = lib.MQD_LINK_DESCRIPTOR_COUNT
@@ -37,7 +37,27 @@ CHECK_RECORDS = lib.MQD_CHECK_RECORDS
 CHECK_PARSE = lib.MQD_CHECK_PARSE
 RECORD_ERROR_COUNT_MAX = lib.MQD_RECORD_ERROR_COUNT_MAX
 
-DescriptorKind = IntEnum("DescriptorKind", enumeration("mqd_descriptor_kind", "MQD_LINK_"))
+
+class DescriptorKind(IntEnum):
+    """enum mqd_descriptor_kind."""
+
+    NONE = lib.MQD_LINK_NONE
+    PRODUCE = lib.MQD_LINK_PRODUCE
+    RELEASE = lib.MQD_LINK_RELEASE
+    PRODUCED = lib.MQD_LINK_PRODUCED
+    HW_CHANGED = lib.MQD_LINK_HW_CHANGED
+    REQUEST = lib.MQD_LINK_REQUEST
+    RESPONSE = lib.MQD_LINK_RESPONSE
+    CLOSE = lib.MQD_LINK_CLOSE
+    CACHE_DROP = lib.MQD_LINK_CACHE_DROP
+    CHECK = lib.MQD_LINK_CHECK
+    CHECKED = lib.MQD_LINK_CHECKED
+    DESCRIBE = lib.MQD_LINK_DESCRIBE
+    DESCRIBED = lib.MQD_LINK_DESCRIBED
+    PARKED = lib.MQD_LINK_PARKED
+    ABANDON = lib.MQD_LINK_ABANDON
+    FLUSHED = lib.MQD_LINK_FLUSHED
+
 
 _DESCRIPTOR = Layout("=HHIQQIiqqqQ")
 assert _DESCRIPTOR.size == ffi.sizeof("struct mqd_descriptor")

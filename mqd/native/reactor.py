@@ -15,15 +15,36 @@ from typing import Any
 import msgspec
 
 from mqd.native.control import Control
-from mqd.native.core import E_INVALID, NativeError, bytes_of, check, checked_topic_id, enumeration, failure, ffi, lib
+from mqd.native.core import E_INVALID, NativeError, bytes_of, check, checked_topic_id, failure, ffi, lib
 from mqd.native.partitions import LogOptions, Partition
 
 SLOT_NONE = 0xFFFFFFFF  # "no slot" in an event
 
 
-EventKind = IntEnum("EventKind", enumeration("mqd_event_kind", "MQD_EVENT_"))
-_PROPOSE_IN_SYNC = EventKind.__members__.get("PROPOSE_IN_SYNC", -1)
-Backend = IntEnum("Backend", enumeration("mqd_backend", "MQD_BACKEND_"))
+class EventKind(IntEnum):
+    """enum mqd_event_kind."""
+
+    NONE = lib.MQD_EVENT_NONE
+    DONE = lib.MQD_EVENT_DONE
+    ROLLED = lib.MQD_EVENT_ROLLED
+    LOG_DIR_FAILED = lib.MQD_EVENT_LOG_DIR_FAILED
+    LOG_DIR_FULL = lib.MQD_EVENT_LOG_DIR_FULL
+    LOG = lib.MQD_EVENT_LOG
+    PROPOSE_IN_SYNC = lib.MQD_EVENT_PROPOSE_IN_SYNC
+    FETCHER_ENDED = lib.MQD_EVENT_FETCHER_ENDED
+    TRUNCATED = lib.MQD_EVENT_TRUNCATED
+    LOG_START = lib.MQD_EVENT_LOG_START
+    RETIRED_USED = lib.MQD_EVENT_RETIRED_USED
+    RELAY_WANTED = lib.MQD_EVENT_RELAY_WANTED
+    RELAY_ENDED = lib.MQD_EVENT_RELAY_ENDED
+
+
+class Backend(IntEnum):
+    """enum mqd_backend."""
+
+    AUTO = lib.MQD_BACKEND_AUTO
+    IO_URING = lib.MQD_BACKEND_IO_URING
+    EPOLL = lib.MQD_BACKEND_EPOLL
 
 
 class ReactorOptions(msgspec.Struct, kw_only=True):
@@ -152,7 +173,8 @@ class Reactor:
             self._held.clear()
 
     def next_events(self, max: int = 1024) -> list[Event]:
-        events, event = [], self._event
+        events: list[Event] = []
+        event = self._event
         while len(events) < max and lib.mqd_reactor_next_event(self._reactor, event) == 1:
             partition = Partition(event.partition) if event.partition != ffi.NULL else None
             text = ffi.string(event.text, 184).decode("utf-8", "replace")
@@ -168,7 +190,7 @@ class Reactor:
                     event.level,
                     partition,
                     text,
-                    _taken(event.proposal) if event.kind == _PROPOSE_IN_SYNC else None,
+                    _taken(event.proposal) if event.kind == EventKind.PROPOSE_IN_SYNC else None,
                 )
             )
         return events

@@ -19,9 +19,22 @@ from enum import IntEnum
 import msgspec
 import numpy as np
 
-from mqd.native.core import NativeError, check, checked_topic_id, enumeration, failure, ffi, lib
+from mqd.native.core import NativeError, check, checked_topic_id, failure, ffi, lib
 
-ReadStop = IntEnum("ReadStop", enumeration("mqd_read_stop", "MQD_READ_"))
+
+class ReadStop(IntEnum):
+    """enum mqd_read_stop."""
+
+    END = lib.MQD_READ_END
+    FULL = lib.MQD_READ_FULL
+    SEGMENT = lib.MQD_READ_SEGMENT
+    COMPRESSED = lib.MQD_READ_COMPRESSED
+    ABORTED = lib.MQD_READ_ABORTED
+    OUT_OF_RANGE = lib.MQD_READ_OUT_OF_RANGE
+    CORRUPT = lib.MQD_READ_CORRUPT
+    GONE = lib.MQD_READ_GONE
+
+
 BATCH_HEADER_BYTES = 61
 
 _WIDE = ("offsets", "timestamps_ms", "key_positions", "value_positions", "header_positions")
