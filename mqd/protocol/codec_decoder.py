@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from types import FunctionType
 
 from mqd.protocol.codec_writer import CodeWriter
 from mqd.protocol.errors import ProtocolError, TrailingBytes
@@ -99,7 +100,7 @@ class DecoderWriter:
 
     # -- from outside ------------------------------------------------------------------------------
 
-    def compile(self, root: Struct) -> Callable:
+    def compile(self, root: Struct) -> FunctionType:
         add = self.code.add
         add("end = len(d)", "")
         value = self.struct(root, "")
@@ -109,7 +110,7 @@ class DecoderWriter:
         add(f"return {value}", "")
         return self.code.build("def run(d, p):", f"decode {self.message.name} v{self.version}")
 
-    def explain(self, error: Exception, run: Callable, title: str, size: int) -> ProtocolError:
+    def explain(self, error: Exception, run: FunctionType, title: str, size: int) -> ProtocolError:
         label, variables = self.code.locate(error.__traceback__, run.__code__)
         position = variables.get("p", 0)
         if isinstance(label, tuple):  # a run of fixed-size fields: which of them met the end
@@ -168,7 +169,7 @@ class DecoderWriter:
         if field.is_array:
             return self.array(field, path, nullable)
         if field.struct is not None:
-            return self.nested(field, path) if nullable else self.plain_struct(field, path)
+            return self.nested(field.struct, path) if nullable else self.plain_struct(field.struct, path)
         return self.scalar(field.type, path, nullable)
 
     def scalar(self, type_: str, path: str, nullable: bool) -> str:
@@ -176,21 +177,21 @@ class DecoderWriter:
             return self.fixed(*FIXED[type_], path)
         return self.blob(type_, path, nullable)
 
-    def plain_struct(self, field: Field, path: str) -> str:
-        expression = self.struct(field.struct, path + ".")
+    def plain_struct(self, struct_: Struct, path: str) -> str:
+        expression = self.struct(struct_, path + ".")
         self.flush()
         variable = self.code.fresh("v")
         self.code.add(f"{variable} = {expression}", path)
         return variable
 
-    def nested(self, field: Field, path: str) -> str:
+    def nested(self, struct_: Struct, path: str) -> str:
         """A nullable struct: one byte, negative for null."""
         marker, variable = self.fixed("b", 1, path, "n"), self.code.fresh("v")
         self.flush()
         self.code.add(f"if {marker} < 0: {variable} = None", path)
         self.code.add("else:", path)
         self.code.indent += 1
-        expression = self.struct(field.struct, path + ".")
+        expression = self.struct(struct_, path + ".")
         self.flush()
         self.code.add(f"{variable} = {expression}", path)
         self.code.indent -= 1

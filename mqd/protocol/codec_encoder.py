@@ -8,7 +8,7 @@ values.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from types import FunctionType
 
 from mqd.protocol.codec_writer import CodeWriter
 from mqd.protocol.errors import ProtocolError
@@ -52,14 +52,14 @@ class EncoderWriter:
         # fixed-size values not yet written: (struct letter, expression, label)
         self.pending: list[tuple[str, str, str]] = []
 
-    def compile(self, root: Struct) -> Callable:
+    def compile(self, root: Struct) -> FunctionType:
         self.struct(root, "m", "")
         self.flush()
         if not self.code.lines:
             self.code.add("pass", "")
         return self.code.build("def run(m, o):", f"encode {self.message.name} v{self.version}")
 
-    def explain(self, error: Exception, run: Callable, title: str) -> ProtocolError:
+    def explain(self, error: Exception, run: FunctionType, title: str) -> ProtocolError:
         label, _ = self.code.locate(error.__traceback__, run.__code__)
         if isinstance(error, Unencodable):
             problem = str(error)
@@ -103,7 +103,7 @@ class EncoderWriter:
         if field.is_array:
             self.array(field, source, path, nullable)
         elif field.struct is not None:
-            self.nested(field, source, path, nullable)
+            self.nested(field.struct, source, path, nullable)
         elif field.type in FIXED:
             self.fixed(FIXED[field.type][0], source, path)
         else:
@@ -169,12 +169,12 @@ class EncoderWriter:
             self.code.indent -= 1
         self.code.indent -= nullable
 
-    def nested(self, field: Field, source: str, path: str, nullable: bool) -> None:
+    def nested(self, struct_: Struct, source: str, path: str, nullable: bool) -> None:
         value = self.take(source, path)
         if nullable:
             self.begin_nullable(value, repr(b"\xff"), path)
             self.code.add("o.append(1)", path)
-        self.struct(field.struct, value, path + ".")
+        self.struct(struct_, value, path + ".")
         self.flush()
         self.code.indent -= nullable
 

@@ -5,8 +5,11 @@ uses. Shared by both directions.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from types import CodeType, TracebackType
+from types import CodeType, FunctionType, TracebackType
+from typing import Any
+
+# The field path that an error in a line is about; of a run of fixed-size fields: each path and its size.
+Label = str | tuple[tuple[str, int], ...] | None
 
 
 class CodeWriter:
@@ -14,12 +17,12 @@ class CodeWriter:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.labels: list[object] = [None]  # by line number, from 1
+        self.labels: list[Label] = [None]  # by line number, from 1
         self.indent = 1
         self.names: dict[str, object] = {}
         self._counter = 0
 
-    def add(self, line: str, label: object) -> None:
+    def add(self, line: str, label: Label) -> None:
         self.lines.append("    " * self.indent + line)
         self.labels.append(label)
 
@@ -42,17 +45,18 @@ class CodeWriter:
             self.names[name] = getattr(struct.Struct(layout), function)
         return name
 
-    def build(self, head: str, title: str) -> Callable:
+    def build(self, head: str, title: str) -> FunctionType:
         self.lines.insert(0, head)
         self.labels.insert(1, None)
         code = compile("\n".join(self.lines), f"<{title}>", "exec")
-        namespace = dict(self.names)
+        namespace: dict[str, Any] = dict(self.names)
         exec(code, namespace)  # noqa: S102 - our own schema is the only input
         return namespace["run"]
 
-    def locate(self, traceback: TracebackType | None, code: CodeType) -> tuple[object, dict[str, object]]:
+    def locate(self, traceback: TracebackType | None, code: CodeType) -> tuple[Label, dict[str, Any]]:
         """The label of the generated line that failed, and that frame's variables."""
-        label, variables = None, {}
+        label: Label = None
+        variables: dict[str, Any] = {}
         while traceback is not None:
             if traceback.tb_frame.f_code is code:
                 label, variables = self.labels[traceback.tb_lineno], traceback.tb_frame.f_locals

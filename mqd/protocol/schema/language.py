@@ -109,7 +109,7 @@ _LINE = re.compile(
     r"(?: null=(?P<null>\d+(?:-\d+|\+)?))?(?: tag=(?P<tag>\d+)(?::(?P<tagged>\d+(?:-\d+|\+)?))?)?(?: ="
     r" (?P<default>.+))?$"
 )
-_WORDS = {"null": None, "true": True, "false": False, "[]": []}
+_WORDS: dict[str, object] = {"null": None, "true": True, "false": False, "[]": []}
 
 
 def _default(text: str | None, field: Field) -> object:
