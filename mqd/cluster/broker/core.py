@@ -18,6 +18,9 @@ Bounds: CHANGES_WAITING_MAX changes in flight; further ones are refused with a r
 proposal per partition.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from mqd.cluster.broker import messages as peer
@@ -261,16 +264,13 @@ class BrokerCore(Reports):
 
     def _check_ready(self) -> None:
         """R10. Once ready, the host stays ready for this registration."""
-        broker = self._state.brokers.get(self.node_id)
+        broker, registration = self._state.brokers.get(self.node_id), self._registration
         own = (
             broker is not None
-            and self._registration is not None
+            and registration is not None
             and self.broker_epoch >= 0
             and broker.epoch == self.broker_epoch
-        )
-        own = own and (broker.incarnation, broker.directory_id) == (
-            self._registration.incarnation,
-            self._registration.directory_id,
+            and (broker.incarnation, broker.directory_id) == (registration.incarnation, registration.directory_id)
         )
         self.ready = own and (self.ready or self.in_force_version > self.broker_epoch or "R10" in self._options.mutants)
 
@@ -488,7 +488,7 @@ class BrokerCore(Reports):
         assert not (self.fenced and self._lease_until_ms), "B1"
 
 
-_HANDLERS = {
+_HANDLERS: dict[type, Callable[[BrokerCore, Any, int], list[Action]]] = {
     Started: BrokerCore._on_started,
     ControllerKnown: BrokerCore._on_controller_known,
     PeerReceived: BrokerCore._on_peer_received,

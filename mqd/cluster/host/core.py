@@ -33,7 +33,8 @@ Invariants (check())
 Bounds: COMMANDS_MAX commands in flight.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from mqd.base.collector import paused
 from mqd.cluster.host import messages
@@ -192,7 +193,7 @@ class HostCore(TopicImages):
         ):
             self._version = event.version
         actions: list[Action] = []
-        news: list[messages.FromController] = []
+        news: list[messages.Part] = []
         if event.brokers_changed:
             news.append(self._brokers())
         for topic in event.removed:
@@ -443,7 +444,7 @@ class HostCore(TopicImages):
         assert self._applied_version <= self._version, "H4"
 
 
-_HANDLERS = {
+_HANDLERS: dict[type, Callable[[HostCore, Any, int], list[Action]]] = {
     Started: HostCore._on_started,
     Publish: HostCore._on_publish,
     StateReplaced: HostCore._on_state_replaced,

@@ -19,7 +19,7 @@ class SlotSeen(NamedTuple):
 
     slot: int
     topic_id: bytes
-    index: int
+    index: int  # type: ignore[assignment]  # not tuple's method
     leader_epoch: int
     owner: int
     stale: bool  # its owner has died since the slot was assigned

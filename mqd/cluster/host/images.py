@@ -73,31 +73,30 @@ class TopicImages(HostCommands):
 
     # -- topics ------------------------------------------------------------------------------------
 
-    def _changed(
-        self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]
-    ) -> list[messages.FromController]:
+    def _changed(self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]) -> list[messages.Part]:
         """Messages about the changes of a topic. `indexes`: only these partitions have changed,
         None = any.
         """
         old = self._images.get(topic.name)
-        known = old is not None and old.topic_id == topic.topic_id
         only = (
             list(indexes)
             if indexes is not None
-            and known
+            and old is not None
+            and old.topic_id == topic.topic_id
             and topic.name not in self._withheld
             and all(index < len(old.partitions) for index in indexes)
             else None
         )
         actions += self._put(topic, {}, only)
         if only is not None:
-            image = self._images[topic.name]
-            return [messages.PartitionsPut(self._version, topic.topic_id, [image.partitions[index] for index in only])]
+            partitions = self._images[topic.name].partitions
+            return [messages.PartitionsPut(self._version, topic.topic_id, [partitions[index] for index in only])]
         if self._waits_for_slots(topic):
             image = self._images.get(topic.name)
             if (
                 image is None
-                or not known
+                or old is None
+                or old.topic_id != topic.topic_id
                 or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config)
             ):
                 # sent once all of it has slots: the client that created it must find all of it
@@ -210,7 +209,7 @@ class TopicImages(HostCommands):
         self._choosing.pop(key, None)
         return self._slots.give_up(key, self._version, self._alive)
 
-    def _remove(self, topic: TopicState) -> list[messages.FromController]:
+    def _remove(self, topic: TopicState) -> list[messages.Part]:
         for partition in topic.partitions:
             self._slots.unplaced.pop((topic.topic_id, partition.index), None)
             self._choosing.pop((topic.topic_id, partition.index), None)

@@ -160,7 +160,7 @@ class Several(msgspec.Struct, tag=True, frozen=True):
     """Changes of one version that belong together: applied in order, answered by one Applied."""
 
     version: int
-    parts: list["TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | SettingsPut"]
+    parts: list["Part"]
 
 
 class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
@@ -490,6 +490,7 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
 ToController = (
     Subscribe | Applied | CommandDone | MoveCompleted | FullDirectories | PartitionEmptied | ProposeInSync | Request
 )
+Part = TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | SettingsPut
 FromController = (
     Image
     | TopicPut

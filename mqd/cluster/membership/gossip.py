@@ -162,7 +162,8 @@ class GossipCore:
     # -- the one mutator ---------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
-        self._effects = effects = []
+        effects: list[Effect] = []
+        self._effects = effects
         self._set_time(now_ms)
         if type(event) is events.DatagramReceived:
             self._on_datagram(event.data)

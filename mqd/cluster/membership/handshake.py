@@ -33,6 +33,7 @@ call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
 import hashlib
 import hmac
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -115,7 +116,14 @@ class HandshakeRefused(HandshakeFailed):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge, _Proof, _Answer, _Signed)}
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge, _Proof, _Answer, _Signed)
+}
+
+
+def _decode(kind: type[_Body], body: bytes) -> _Body:
+    return _decoders[kind].decode(body)
 
 
 def derive_key(secret: bytes, use: str) -> bytes:
@@ -219,16 +227,16 @@ class Initiator(_Side):
 
     def _on_frame(self, body: bytes) -> bytes:
         if self._challenge is None:
-            challenge = _decoders[_Challenge].decode(body)
+            challenge = _decode(_Challenge, body)
             if challenge.version != VERSION or len(challenge.nonce) != NONCE_BYTES:
                 raise HandshakeFailed(
                     f"the peer speaks version {challenge.version} of the handshake, this host {VERSION}"
                 )
             self._challenge = body
             return _frame(_encode(_Proof(_mac(self._key, b"initiator", self._hello, body))))
-        signed = _decoders[_Signed].decode(body)
+        signed = _decode(_Signed, body)
         self._check_proof(signed.mac, b"responder", self._hello, self._challenge, signed.answer)
-        answer = _decoders[_Answer].decode(signed.answer)
+        answer = _decode(_Answer, signed.answer)
         if answer.identity is None:
             raise HandshakeRefused(answer.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
         self.peer = answer.identity
@@ -257,12 +265,12 @@ class Responder(_Side):
 
     def _on_frame(self, body: bytes) -> bytes:
         if self._hello is None:
-            hello = _decoders[Hello].decode(body)
+            hello = _decode(Hello, body)
             if hello.version != VERSION or len(hello.nonce) != NONCE_BYTES or hello.purpose not in PURPOSES:
                 raise HandshakeFailed(f"the peer speaks version {hello.version} of the handshake, this host {VERSION}")
             self._hello, self._hello_bytes = hello, body
             return _frame(self._challenge)
-        proof = _decoders[_Proof].decode(body)
+        proof = _decode(_Proof, body)
         self._check_proof(proof.mac, b"initiator", self._hello_bytes, self._challenge)
         decision = self._decide(self._hello)
         if isinstance(decision, Refusal):

@@ -32,7 +32,6 @@ from mqd.cluster.metadata.records import (
     BrokerRegistered,
     PartitionChange,
     Record,
-    ReplicaMoved,
     TopicState,
 )
 from mqd.cluster.metadata.refusal import Refusal
@@ -82,7 +81,8 @@ class ActiveController(Maintenance):
             records = broker_rules.register(state, message, self._options.mutants, self._unable_in(state))
         except Refusal as refusal:
             return [], answer(refusal.error, refusal.message)
-        broker = records[0].broker if records else state.brokers[message.node_id]
+        first = records[0] if records else None
+        broker = first.broker if isinstance(first, BrokerRegistered) else state.brokers[message.node_id]
         self.report(message.node_id, message.directories)
         self._heard[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
@@ -276,10 +276,7 @@ class ActiveController(Maintenance):
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
-        records: list[ReplicaMoved] = move_completed(
-            state, message.topic_id, message.index, message.node_id, message.directory
-        )
-        return list(records)
+        return move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
 
     def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
         """Prevents two replicas that both cannot serve from passing a partition back and forth."""
@@ -294,17 +291,6 @@ class ActiveController(Maintenance):
         return failed or broker_rules.full(
             state, message.node_id, message.full, self._options.mutants, self._unable_in(state)
         )
-
-    def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
-        """Live brokers that recently reported that they do not serve their replica of a partition.
-        They repeat it twice per heartbeat interval while the replica is in sync or eligible, or
-        while there is no leader.
-        """
-        found: dict[tuple[bytes, int], set[int]] = {}
-        for (node, key), said_ms in self._unable.items():
-            if self._ticked_ms - said_ms <= within_ms:
-                found.setdefault(key, set()).add(node)
-        return found
 
     # -- in-sync sets ------------------------------------------------------------------------------
 

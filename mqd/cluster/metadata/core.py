@@ -20,6 +20,9 @@ Invariants (check())
 Bounds: REQUESTS_WAITING_MAX requests; further ones are refused with a retriable error.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from mqd.cluster.broker import messages as broker_messages
@@ -196,7 +199,7 @@ class MetadataCore(LogTail):
             ]
         if self._active is None:
             return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.NOT_CONTROLLER, NOT_ACTIVE))]
-        answer, topic_name, records = self._decide(request)
+        answer, topic_name, records = self._decide(self._active, request)
         if request.validate_only:
             topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
             return [Reply(event.client, answer, topic)]
@@ -207,15 +210,15 @@ class MetadataCore(LogTail):
         self._waiting.append(Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 
-    def _decide(self, request: messages.Request) -> tuple[messages.Answer, str | None, list[Record]]:
-        """Returns the answer to be sent, the topic to show with it, and the records it depends on.
-        Only while active.
-        """
+    def _decide(
+        self, active: ActiveController, request: messages.Request
+    ) -> tuple[messages.Answer, str | None, list[Record]]:
+        """Returns the answer to be sent, the topic to show with it, and the records it depends on."""
         place = rules.Placement(
-            self.node_id, self._active.view(self.tail), self._active.directories(self.tail), self._partition_count_max
+            self.node_id, active.view(self.tail), active.directories(self.tail), self._partition_count_max
         )
         try:
-            decision = changes.decide(self.tail, self._active, request, place, self._rules, self._new_id)
+            decision = changes.decide(self.tail, active, request, place, self._rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
         needed = max(map(features.needed, decision.records), default=0)
@@ -348,7 +351,7 @@ class MetadataCore(LogTail):
             case broker_messages.AlterPartition():
                 return self._answer_peer(event.node_id, *active.alter_partition(self.tail, message))
             case broker_messages.ChangeForwarded():
-                return self._on_change_forwarded(event.node_id, message)
+                return self._on_change_forwarded(active, event.node_id, message)
             case broker_messages.ProofOfDeath():
                 return self._persist(active.proof_of_death(self.tail, message, now_ms))
             case broker_messages.WorkersDied():
@@ -373,8 +376,10 @@ class MetadataCore(LogTail):
             del self._peers[0]
         return actions + self._answer_ready()
 
-    def _on_change_forwarded(self, node_id: int, message: broker_messages.ChangeForwarded) -> list[Action]:
-        answer, topic_name, records = self._decide(message.request)
+    def _on_change_forwarded(
+        self, active: ActiveController, node_id: int, message: broker_messages.ChangeForwarded
+    ) -> list[Action]:
+        answer, topic_name, records = self._decide(active, message.request)
         if message.request.validate_only:
             topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
             return [SendPeer(node_id, self._change_answered(message, answer, None), topic)]
@@ -478,7 +483,7 @@ class MetadataCore(LogTail):
             ), "C3"
 
 
-_HANDLERS = {
+_HANDLERS: dict[type, Callable[[MetadataCore, Any, int], list[Action]]] = {
     BrokerStarted: MetadataCore._on_broker_started,
     DirectoriesSeen: MetadataCore._on_directories_seen,
     ChangeRequested: MetadataCore._on_change_requested,

@@ -224,7 +224,8 @@ class LogTail:
         return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]
 
     def _answer_ready(self) -> list[Action]:
-        ready, waiting = [], []
+        ready: list[Waiting] = []
+        waiting: list[Waiting] = []
         for entry in self._waiting:
             done = entry.version <= self.committed.version and (
                 not entry.needs_apply or entry.version <= self._applied_version
@@ -235,7 +236,9 @@ class LogTail:
 
     def _answer_peers(self) -> list[Action]:
         version = self.committed.version
-        ready = [SendPeer(entry.node_id, entry.message) for entry in self._peers if entry.version <= version]
+        ready: list[Action] = [
+            SendPeer(entry.node_id, entry.message) for entry in self._peers if entry.version <= version
+        ]
         if ready:
             self._peers = [entry for entry in self._peers if entry.version > version]
         return ready

@@ -115,6 +115,17 @@ class Maintenance:
     def view(self, state: MetadataState) -> View:
         return View(state, self._options.mutants, unable=self._unable_in(state))
 
+    def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
+        """Live brokers that recently reported that they do not serve their replica of a partition.
+        They repeat it twice per heartbeat interval while the replica is in sync or eligible, or
+        while there is no leader.
+        """
+        found: dict[tuple[bytes, int], set[int]] = {}
+        for (node, key), said_ms in self._unable.items():
+            if self._ticked_ms - said_ms <= within_ms:
+                found.setdefault(key, set()).add(node)
+        return found
+
     def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
         """By reports about single replicas and about whole directories."""
         within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms

@@ -19,6 +19,9 @@ Invariants (check())
     S6  `removed` holds only ids of removed topics, the newest REMOVED_COUNT_MAX in order of removal
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from mqd.cluster.metadata.records import (
@@ -173,8 +176,6 @@ class MetadataState:
         return isinstance(other, MetadataState) and all(
             getattr(self, name) == getattr(other, name) for name in self.__slots__
         )
-
-    __hash__ = None
 
     def broker_config(self, node_id: int) -> dict[str, str]:
         """Effective dynamic configuration of one broker: its own over the cluster-wide one."""
@@ -419,7 +420,7 @@ class MetadataState:
         assert set(partition.astray_replicas) <= set(partition.removing_replicas), f"R14 {what}"
 
 
-_APPLY = {
+_APPLY: dict[type, Callable[[MetadataState, Any], None]] = {
     ClusterCreated: MetadataState._on_cluster_created,
     BrokerRegistered: MetadataState._on_broker_registered,
     TopicCreated: MetadataState._on_topic_created,

@@ -30,6 +30,8 @@ Single-threaded. `handle` is the only mutator. Times are nanoseconds of this hos
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 from mqd.cluster.raft import events
 from mqd.cluster.raft.election import Election
@@ -532,7 +534,7 @@ def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
     return SnapshotMeta(meta.offset, meta.epoch, survivors, meta.generation + 1)
 
 
-_HANDLERS = {
+_HANDLERS: dict[type, Callable[[QuorumCore, Any, int], None]] = {
     events.Start: QuorumCore._on_start,
     events.Received: QuorumCore._on_received,
     events.Tick: QuorumCore._on_tick,
@@ -549,7 +551,7 @@ _HANDLERS = {
     events.PeersKnown: QuorumCore._on_peers_known,
 }
 
-_MESSAGES = {
+_MESSAGES: dict[type, Callable[[QuorumCore, int, Any, int], None]] = {
     VoteRequest: QuorumCore._on_vote_request,
     VoteResponse: QuorumCore._on_vote_response,
     BeginEpoch: QuorumCore._on_begin_epoch,

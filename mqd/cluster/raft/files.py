@@ -193,7 +193,8 @@ def decode_mark(data: bytes) -> Mark:
         and len(data) >= _MARK_1.size
         and native.crc32c(data[: _MARK_1.size - 4]) == _MARK_1.unpack_from(data)[-1]
     ):
-        return Mark(*_MARK_1.unpack_from(data)[1:3], 0)
+        _, base_offset, position, _ = _MARK_1.unpack_from(data)
+        return Mark(base_offset, position, 0)
     if (
         len(data) >= _MARK_2.size
         and data[:8] == b"MQDMARK2"

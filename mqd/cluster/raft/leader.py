@@ -14,7 +14,7 @@ Invariants (check())
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -334,7 +334,7 @@ class Leadership:
             self._exposed_offset = max(self._exposed_offset, batches[-1].next_offset)
         self._respond(fetch, now_ns, batches=batches)
 
-    def _respond(self, fetch: Fetch, now_ns: int, **content: object) -> None:
+    def _respond(self, fetch: Fetch, now_ns: int, **content: Any) -> None:
         core = self.core
         response = FetchResponse(
             core.generation,
@@ -345,7 +345,7 @@ class Leadership:
             now_ns,
             core.high_watermark,
             **content,
-        )  # type: ignore[arg-type]
+        )
         core.send(fetch.replica.node_id, response)
 
     # -- snapshots ---------------------------------------------------------------------------------

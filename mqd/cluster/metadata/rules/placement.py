@@ -231,7 +231,7 @@ class Move(NamedTuple):
     """A requested assignment of one partition."""
 
     name: str
-    index: int
+    index: int  # type: ignore[assignment]  # not tuple's method
     replicas: tuple[int, ...]
 
 

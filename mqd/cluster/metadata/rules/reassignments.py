@@ -11,6 +11,7 @@ is never reverted.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
@@ -250,11 +251,7 @@ def replacements(
             if (node >= 0 and other < 0) or (no_space and (stuck or under_way[True] >= moves_max)):
                 continue
             replicas = tuple(other if replica == node else replica for replica in base)
-            change = _tried(
-                lambda topic=topic, partition=partition, replicas=replicas, node=node: reassign(
-                    view, topic, partition, replicas, directories, replacing=node
-                )
-            )
+            change = _tried(partial(reassign, view, topic, partition, replicas, directories, replacing=node))
             if change is not None:
                 loads.add((-1, other))
                 under_way[no_space] += 1
@@ -270,7 +267,7 @@ def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.replacing == node and in_progress(partition):
-                change = _tried(lambda topic=topic, partition=partition: cancel(view, topic, partition))
+                change = _tried(partial(cancel, view, topic, partition))
                 if change is not None:
                     found.append((topic, change))
     return found
@@ -296,7 +293,9 @@ def grown_internal(
     loads = None
     for name in sorted(INTERNAL_TOPICS):
         topic = view.state.topics.get(name)
-        for partition in topic.partitions if topic is not None else ():
+        if topic is None:
+            continue
+        for partition in topic.partitions:
             replicas = partition.replicas
             if in_progress(partition):
                 stuck = _stuck(partition, directories)
@@ -320,11 +319,7 @@ def grown_internal(
             ):
                 loads.add((-1, other))
                 replicas = (*replicas, other)
-            change = _tried(
-                lambda topic=topic, partition=partition, replicas=replicas: reassign(
-                    view, topic, partition, replicas, directories
-                )
-            )
+            change = _tried(partial(reassign, view, topic, partition, replicas, directories))
             if change is not None:
                 found.append((topic, change))
     return found

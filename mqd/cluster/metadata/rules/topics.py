@@ -319,23 +319,25 @@ def _place(
                 f"All brokers specified in the manual partition assignment for partition {first_index + number} are"
                 " fenced or in controlled shutdown.",
             )
-        directories = tuple(place.directories.place(node) for node in replicas)
-        for node, directory in zip(replicas, directories):
+        directories = []
+        for node in replicas:
+            directory = place.directories.place(node)
             if directory is None:
                 where = "this host" if node == place.node_id else f"broker {node}"
                 raise Refusal(
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"No log directory of {where} can be written to; see the broker's log for the reason.",
                 )
+            directories.append(directory)
         partitions.append(
             PartitionState(
                 index=first_index + number,
                 replicas=replicas,
-                directories=directories,
+                directories=tuple(directories),
                 in_sync_replicas=in_sync,
                 leader=in_sync[0],
                 leader_epoch=leader_epoch,
-            )  # type: ignore[arg-type]
+            )
         )
     return tuple(partitions)
 
