@@ -2,8 +2,9 @@
 others are added in their place: is a transaction open that wrote to the removed ones? Only the
 leaders know.
 
-A transaction that begins between the answer and the first step of a retirement ends normally:
-docs/decisions/2026-11-21-retired-partitions.md. No transaction writes to a removed partition.
+A transaction that begins between the answer and the first step of a retirement ends normally, and
+no transaction writes to a removed partition:
+docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
 import asyncio

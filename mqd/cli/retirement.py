@@ -1,7 +1,9 @@
 """Partitions that are being retired: how far that is, what consumers have left to read of them, and
 letting producers go on when they have. For `mqd topic retire-partitions`.
 
-    drawing near -> sealed -> redirected -> hidden -> gone          (docs/decisions/2026-11-21-retired-partitions.md)
+    drawing near -> sealed -> redirected -> hidden -> gone
+
+(docs/decisions/cluster/2026-11-21-retired-partitions.md.)
 
 While the partitions are sealed the producers of their keys wait, so that a consumer which reads
 both partitions never sees a later record of a key first. They need not wait longer than it takes

@@ -1,5 +1,5 @@
 """Producer ids of records that were sent to a retired partition and lie in the one that takes its
-records: docs/decisions/2026-11-21-retired-partitions.md. As native/server/redirect.h.
+records: docs/decisions/cluster/2026-11-21-retired-partitions.md. As native/server/redirect.h.
 """
 
 REDIRECT_SHIFT = 40  # producer ids are given out from 0 upwards, and stay below 1 << 40

@@ -1,5 +1,5 @@
 /* Retired partitions: how their owner handles batches after the partition count of a topic was
- * reduced (docs/decisions/2026-11-21-retired-partitions.md).
+ * reduced (docs/decisions/cluster/2026-11-21-retired-partitions.md).
  *
  *   step        client batch for the retired partition p
  *   sealed      appends that p has are answered, new ones are refused with the retriable

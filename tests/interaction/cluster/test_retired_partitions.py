@@ -1,7 +1,7 @@
 """A topic gets fewer partitions while clients that know nothing of it go on:
 `mqd topic retire-partitions` under load, to the end. Nothing that was acknowledged is lost or
 doubled, no consumer of a group sees the records of a key out of order, transactions stay whole.
-docs/decisions/2026-11-21-retired-partitions.md.
+docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
 from __future__ import annotations

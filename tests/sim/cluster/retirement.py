@@ -1,7 +1,7 @@
 """A topic of a simulated cluster gets fewer partitions
-(docs/decisions/2026-11-21-retired-partitions.md): the real cores of the metadata, the worker's real
-catalog and its real Telling, and around them what the owners of the partitions do with batches
-(native/server/redirect.h), producers of one key each, and retention.
+(docs/decisions/cluster/2026-11-21-retired-partitions.md): the real cores of the metadata, the
+worker's real catalog and its real partition reporter, and around them what the owners of the
+partitions do with batches (native/server/redirect.h), producers of one key each, and retention.
 
 Retention is a moment of each retired partition: what is in it then is too old. Producers send one
 batch at a time; half of them never take a smaller number of partitions for true, as librdkafka, and

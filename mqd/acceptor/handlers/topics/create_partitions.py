@@ -4,7 +4,7 @@ With a tagged field of our own (9100, per topic) it reduces the number of partit
 from `count` on are retired (RETIRE; RETIRE_MOVING_KEYS: even if keys of the remaining partitions
 move), or their producers need not wait for consumers any longer (RELEASE). STATUS changes nothing.
 The answer always has the topic's retirement as this broker knows it, in the tagged field of the
-same number. docs/decisions/2026-11-21-retired-partitions.md.
+same number. docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """From the seal on, a retired partition (a follower, here) and the one that takes its records (its
 goal) are led by the same host. These rules keep them together while replicas move
-(docs/decisions/2026-11-21-retired-partitions.md).
+(docs/decisions/cluster/2026-11-21-retired-partitions.md).
 
     * no reassignment of either ends if that would leave no host in sync with both (held())
     * among the in-sync replicas of a goal the best leader is the one that is also in sync for the

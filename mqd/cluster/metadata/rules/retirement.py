@@ -1,5 +1,5 @@
-"""Reduces the number of partitions of a topic; docs/decisions/2026-11-21-retired-partitions.md
-explains the procedure.
+"""Reduces the number of partitions of a topic. The procedure is explained in
+docs/decisions/cluster/2026-11-21-retired-partitions.md.
 
     RETIRE_NOT -> (drawn near) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
     (PartitionsVanished)

@@ -32,8 +32,8 @@ Invariants (check(), in addition to those of members.py and classic/records.py)
 Bounds: members by group.max.size, pending ones by PENDING_MAX, waiting requests by one per member.
 Work: a heartbeat is O(1); a join is O(1), and O(members) once per rebalance.
 
-Where this differs from Kafka: docs/decisions/2026-11-21-classic-groups.md. Sources: KIP-62, 134,
-345, 394, 559, 800, 814 and Kafka's own behaviour.
+Where this differs from Kafka: docs/decisions/coordinators/2026-11-21-classic-groups.md. Sources:
+KIP-62, 134, 345, 394, 559, 800, 814 and Kafka's own behaviour.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is 
 nothing; one Persist holds actions.PERSIST_BYTES at most, the target's epoch last.
 
 Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences:
-docs/decisions/2026-11-21-consumer-groups.md.
+docs/decisions/coordinators/2026-11-21-consumer-groups.md.
 """
 
 from __future__ import annotations
