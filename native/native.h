@@ -258,7 +258,15 @@ enum mqd_descriptor_kind {
 /* the body depends only on the request bytes and the metadata version (in `a`), while this host has
  * its lease */
 #define MQD_RESPONSE_CACHEABLE 2
-#define MQD_RESPONSE_NONE 4   /* no response is sent; the request is done */
+#define MQD_RESPONSE_NONE 4 /* no response is sent; the request is done */
+/* the body begins with a struct mqd_authenticated and the principal's bytes; the response follows */
+#define MQD_RESPONSE_AUTHENTICATED 8
+#define MQD_RESPONSE_DISCONNECT 16 /* the connection closes when the response has been sent */
+/* flags of REQUEST: the frame is preceded by a struct mqd_request_principal and the principal's
+ * bytes */
+#define MQD_REQUEST_PRINCIPAL 1
+/* the frame is the bare token of a client that said SaslHandshake 0, and so is its response */
+#define MQD_REQUEST_RAW_TOKEN 2
 #define MQD_PRODUCE_CONTROL 1 /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
@@ -305,6 +313,25 @@ struct mqd_check_refusal {
     uint32_t unkeyed_count;
     uint16_t index_count;
     uint16_t message_bytes;
+};
+
+enum mqd_principal_kind {
+    MQD_PRINCIPAL_ANONYMOUS, /* the listener proves nothing */
+    MQD_PRINCIPAL_SASL,
+    MQD_PRINCIPAL_TLS,
+    MQD_PRINCIPAL_LOCAL
+};
+#define MQD_PRINCIPAL_BYTES_MAX 260 /* "User:" and a name of 255 bytes */
+/* little-endian */
+struct mqd_request_principal {
+    uint16_t size_bytes; /* of the principal's bytes, which follow */
+    uint8_t kind;        /* enum mqd_principal_kind */
+    uint8_t pad;
+};
+struct mqd_authenticated {
+    uint16_t size_bytes; /* of the principal's bytes, which follow */
+    uint16_t pad[3];
+    uint64_t session_ms; /* until the client must authenticate again (KIP-368); 0 = never */
 };
 
 struct mqd_descriptor {

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from mqd import native
 from mqd.acceptor.disks import Disks
 from mqd.acceptor.flushes import Flushes
 from mqd.acceptor.metadata import Metadata
@@ -19,6 +20,7 @@ from mqd.cluster.host import messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
 from mqd.protocol.errors import ErrorCode
+from mqd.security.principal import ANONYMOUS
 
 if TYPE_CHECKING:
     from mqd.acceptor.coordinators import Coordinators
@@ -74,7 +76,18 @@ class Address:
     connect to; a client attached by shared memory gets the first listener's.
     """
 
-    __slots__ = ("listener_id", "local_ip", "local_port", "peer_ip", "uid", "pid", "peer_node")
+    __slots__ = (
+        "listener_id",
+        "local_ip",
+        "local_port",
+        "peer_ip",
+        "uid",
+        "pid",
+        "peer_node",
+        "principal",
+        "principal_kind",
+        "connection",
+    )
 
     def __init__(
         self,
@@ -85,11 +98,19 @@ class Address:
         uid: int = -1,
         pid: int = 0,
         peer_node: int = -1,
+        principal: str = ANONYMOUS,
+        principal_kind: int = native.PrincipalKind.ANONYMOUS,
+        connection: tuple[int, int] = (0, 0),
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
         self.peer_ip = peer_ip  # the client; "": not known (IPv6)
         self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # an authenticated host of the cluster; -1 = a client
+        self.principal = principal  # "User:alice"; ANONYMOUS where the listener proves nothing
+        self.principal_kind = principal_kind  # how it was proven
+        # (generation of the worker's process, connection id): names the connection for as long as
+        # it is open; (0, 0): none
+        self.connection = connection
 
 
 class ProducerIds:
@@ -235,7 +256,7 @@ class Broker:
 class Context:
     """One request's view of the broker."""
 
-    __slots__ = ("address", "broker", "cacheable")
+    __slots__ = ("address", "authenticated", "broker", "cacheable", "disconnect")
 
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
@@ -243,6 +264,11 @@ class Context:
         # Set by a handler whose answer depends only on the request's bytes and the metadata
         # version, while this host has its lease.
         self.cacheable = False
+        # Set by the handler that ends a SASL exchange: (principal, session's length in ms, 0 =
+        # without end). The worker lets the connection's requests through from then on.
+        self.authenticated: tuple[str, int] | None = None
+        # Set by a handler whose answer is the connection's last.
+        self.disconnect = False
 
 
 class CloseConnection(Exception):

@@ -86,12 +86,15 @@ _loaded: dict[int, Handler] = {}
 
 class Outcome(NamedTuple):
     """`body` None: the request is done and has no answer. `close`: the reason that the connection
-    must end instead.
+    must end instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends
+    after the answer.
     """
 
     body: bytes | None
     cacheable: bool = False
     close: str | None = None
+    authenticated: tuple[str, int] | None = None
+    disconnect: bool = False
 
 
 class RequestMalformed(Exception):
@@ -159,7 +162,12 @@ async def _handled(
         response = await throttle.charged(handling, context, header, began)
     else:
         response = await handling
-    return Outcome(_encode(header, response) if response is not None else None, context.cacheable)
+    return Outcome(
+        _encode(header, response) if response is not None else None,
+        context.cacheable,
+        authenticated=context.authenticated,
+        disconnect=context.disconnect,
+    )
 
 
 def _failed(header: RequestHeader | None, request: object) -> Outcome:

@@ -37,14 +37,15 @@ from typing import Protocol
 import msgspec
 
 from mqd import native
-from mqd.acceptor import dispatch
+from mqd.acceptor import client_identity, dispatch
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Answer as CheckAnswer
 from mqd.acceptor.checks import Checks
+from mqd.acceptor.client_identity import Identity
 from mqd.base import logging
 from mqd.base.crash_on_error import vital
 from mqd.native import Descriptor, DescriptorKind, ProducerView
-from mqd.protocol.errors import ErrorCode
+from mqd.protocol.errors import ErrorCode, ProtocolError
 
 PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
@@ -94,15 +95,21 @@ class Appends(Protocol):
     def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool: ...
 
 
-def _address(descriptor: Descriptor) -> Address:
+def _address(descriptor: Descriptor, identity: Identity) -> Address:
     """The client's address. Addresses are laid out as in a sockaddr; for a local client they hold
     its uid and pid.
     """
+    proven = {
+        "principal": identity.principal,
+        "principal_kind": identity.kind,
+        "connection": (descriptor.generation, descriptor.b),
+    }
     if descriptor.a == LISTENER_LOCAL:
-        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=descriptor.c >> 32 & 0xFFFFFFFF, pid=descriptor.slot)
+        uid = descriptor.c >> 32 & 0xFFFFFFFF
+        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **proven)
     local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
     peer_ip = inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else ""
-    return Address(descriptor.a, local_ip, descriptor.slot, peer_ip)
+    return Address(descriptor.a, local_ip, descriptor.slot, peer_ip, **proven)
 
 
 class Link:
@@ -240,10 +247,15 @@ class Link:
             )
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
             return
-        frame = bytes(frames[descriptor.offset : end])
+        try:
+            identity, frame = client_identity.split(descriptor.flags, bytes(frames[descriptor.offset : end]))
+        except ProtocolError as error:
+            log.error("a worker named a principal that is none", worker=worker, reason=str(error))
+            self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
+            return
         self._taken += 1
         assert self._loop is not None
-        task = self._loop.create_task(self._answer(worker, descriptor, frame))
+        task = self._loop.create_task(self._answer(worker, descriptor, _address(descriptor, identity), frame))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._young.append(
@@ -291,8 +303,7 @@ class Link:
         if self._parked[asked.worker].get(asked.token) is asked:
             del self._parked[asked.worker][asked.token]
 
-    async def _answer(self, worker: int, descriptor: Descriptor, frame: bytes) -> None:
-        address = _address(descriptor)
+    async def _answer(self, worker: int, descriptor: Descriptor, address: Address, frame: bytes) -> None:
         version = self._broker.metadata.version
         outcome = await dispatch.answer(self._broker, address, frame, descriptor.b, self._observer)
         if descriptor.generation != self._control.endpoint_generation(worker):
@@ -300,16 +311,25 @@ class Link:
         token = descriptor.token
         if outcome.close is not None:
             self._put(worker, _Piece(token, b"", DescriptorKind.CLOSE, 0, 0))
-        elif outcome.body is None:
-            self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, native.RESPONSE_NONE, 0))
         else:
-            flags = native.RESPONSE_CACHEABLE if outcome.cacheable and version == self._broker.metadata.version else 0
-            self._respond(worker, token, outcome.body, flags, version)
+            flags = native.RESPONSE_DISCONNECT if outcome.disconnect else 0
+            body = outcome.body
+            if descriptor.flags & native.REQUEST_RAW_TOKEN and body is not None:
+                body = client_identity.raw_answer(body)
+            if outcome.authenticated is not None and body is not None:
+                flags |= native.RESPONSE_AUTHENTICATED
+                body = client_identity.authenticated(*outcome.authenticated) + body
+            if outcome.cacheable and version == self._broker.metadata.version:
+                flags |= native.RESPONSE_CACHEABLE
+            if body is None:
+                self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, flags | native.RESPONSE_NONE, 0))
+            else:
+                self._respond(worker, token, body, flags, version)
         self._send_waiting()
         self._endpoint.flush()
 
     def _respond(self, worker: int, token: int, body: bytes, flags: int, version: int) -> None:
-        pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+        pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)] or [b""]
         for number, piece in enumerate(pieces):
             last = number + 1 == len(pieces)
             self._put(

@@ -127,6 +127,14 @@ def _listeners() -> list[Property]:
             maximum=1 << 30,
         ),
         Property(
+            "sasl.server.max.receive.size",
+            "int",
+            "524288",
+            "The largest token that a client may send before it has authenticated.",
+            minimum=1024,
+            maximum=1 << 20,
+        ),
+        Property(
             "large.request.memory.bytes",
             "long",
             "268435456",

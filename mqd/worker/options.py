@@ -1,15 +1,19 @@
 """Converts properties (text) to options of the native side. Pure: no extension, no file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mqd.base.config import broker_value, parse_cpus, topic_effective, topic_value
+from mqd.base.listeners import Listener
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
 
 _BACKENDS = {"auto": 0, "io_uring": 1, "epoll": 2}  # enum mqd_backend
 _VALIDATION = {"none": 0, "uncompressed": 1, "all": 2}  # enum mqd_record_validation
+_LISTENER_TLS, _LISTENER_SASL = 1, 2  # MQD_LISTENER_*
 _INT32_MAX = (1 << 31) - 1
+_HEADER_BYTES_MAX = 1024  # of a SaslAuthenticate, beside its token
+_AUTHENTICATION_MS_MAX = 10_000
 
 
 def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
@@ -80,6 +84,11 @@ def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Co
     )
 
 
+def listener_flags(listeners: Iterable[Listener]) -> list[int]:
+    """native.ReactorOptions.listeners."""
+    return [_LISTENER_TLS * one.has_tls | _LISTENER_SASL * one.has_sasl for one in listeners]
+
+
 def reactor_options(
     config: Mapping[str, str], worker: int, own_arena_bytes: int, connection_count_max: int
 ) -> dict[str, Any]:
@@ -108,4 +117,6 @@ def reactor_options(
         "group_commit_us": value("group.commit.window.us"),
         "sendfile_bytes_min": value("sendfile.bytes.min"),
         "read_fd_count_max": value("read.fd.count.max"),
+        "authentication_bytes_max": value("sasl.server.max.receive.size") + _HEADER_BYTES_MAX,
+        "authentication_ms_max": _AUTHENTICATION_MS_MAX,
     }

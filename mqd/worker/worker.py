@@ -25,6 +25,7 @@ from typing import Any
 from mqd import native
 from mqd.base import cluster_config, logging, watchdog
 from mqd.base.config import broker_value
+from mqd.base.listeners import parse_listeners
 from mqd.cluster.host.messages import (
     Applied,
     BrokerConfigPut,
@@ -56,7 +57,7 @@ from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.maintenance import Upkeep, scan_max_timestamp
 from mqd.worker.moving import Mover
-from mqd.worker.options import reactor_options
+from mqd.worker.options import listener_flags, reactor_options
 from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
 from mqd.worker.partition_reporter import Telling
 from mqd.worker.partitions import PartitionSet
@@ -163,6 +164,7 @@ class Worker:
                 arenas=client.arenas,
                 handoff_fd=client.handoff_fds[0],
                 control_fd=self._local.control_fd,
+                listeners=listener_flags(parse_listeners(config)),
                 # the capacity; credits limit the actual number
                 **reactor_options(config, self._index, own_arena_bytes, connection_max),
             )

@@ -7,6 +7,10 @@
 #include "native.h"
 /* MQD_CDEF_ON */
 
+#define MQD_LISTENER_COUNT_MAX 64
+#define MQD_LISTENER_TLS 1
+#define MQD_LISTENER_SASL 2
+
 struct mqd_reactor_options {
     void *control;
     void *links;
@@ -40,6 +44,10 @@ struct mqd_reactor_options {
     /* the control segment, opened read-only, passed to local clients; 0 or less = local clients are
      * not served */
     int control_fd;
+    uint8_t listeners[64]; /* by listener id: MQD_LISTENER_TLS, MQD_LISTENER_SASL */
+    /* bounds on a connection that has not authenticated yet: a frame (sasl.server.max.receive.size
+     * and a header), and time */
+    uint32_t authentication_bytes_max, authentication_ms_max;
 };
 struct mqd_reactor;
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options);

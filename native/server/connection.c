@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
 
@@ -28,9 +29,8 @@
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
-#define GONE_MS 2000      /* long enough that a short stall of the threads that answer loses nothing that was sent */
-#define WINDOW_SHARE 16   /* this fraction of the arena is not available to large frames */
-#define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
+#define GONE_MS 2000    /* long enough that a short stall of the threads that answer loses nothing that was sent */
+#define WINDOW_SHARE 16 /* this fraction of the arena is not available to large frames */
 
 /* ---- closing ---- */
 
@@ -60,6 +60,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_list_remove(&c->answer_node);
     mqd_list_remove(&c->control_turn);
     mqd_throttle_forget(r, c);
+    mqd_authentication_close(c);
     mqd_output_clear(r, c);
     partial_drop(r, c);
     if (c->run_offset >= 0)
@@ -138,15 +139,17 @@ static uint32_t read_length(const uint8_t *bytes)
 
 static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32_t length)
 {
-    if (length >= FRAME_BYTES_MIN && length <= r->options.request_bytes_max)
+    if (length >= c->frame_bytes_min && length <= c->frame_bytes_max)
         return true;
     char reason[160];
-    if ((int32_t)length < 0 || length < FRAME_BYTES_MIN)
+    if ((int32_t)length < 0 || length < c->frame_bytes_min)
         snprintf(reason, sizeof reason,
                  "a frame says it has %d bytes: not the Kafka protocol (TLS against a plain port?)", (int32_t)length);
     else
-        snprintf(reason, sizeof reason, "a frame of %u bytes is larger than socket.request.max.bytes=%u", length,
-                 r->options.request_bytes_max);
+        snprintf(reason, sizeof reason, "a frame of %u bytes is larger than %s=%u", length,
+                 c->authentication == MQD_AUTHENTICATION_WANTED ? "sasl.server.max.receive.size"
+                                                                : "socket.request.max.bytes",
+                 c->frame_bytes_max);
     mqd_connection_fail(r, c, reason);
     return false;
 }
@@ -557,7 +560,7 @@ static void probe(struct mqd_connection *c)
 static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 {
     const char *overdue = mqd_large_overdue(r, c);
-    if (overdue) {
+    if (overdue || (overdue = mqd_authentication_overdue(r, c))) {
         mqd_connection_fail(r, c, overdue);
         return;
     }

@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
 
@@ -51,11 +52,13 @@ static bool is_question(int16_t api_key)
     case 14:
     case 15:
     case 16:
+    case 17:
     case 18:
     case 23:
     case 29:
     case 32:
     case 35:
+    case 36:
     case 46:
     case 48:
     case 50:
@@ -68,7 +71,8 @@ static bool is_question(int16_t api_key)
     case 74:
     case 75:
         /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and
-         * requests that may be repeated: OffsetCommit, Heartbeat, SyncGroup */
+         * requests that may be repeated: OffsetCommit, Heartbeat, SyncGroup, SaslHandshake,
+         * SaslAuthenticate (the successor does not know the exchange and refuses it) */
         return true;
     default:
         return false;
@@ -193,6 +197,7 @@ static void send_one(struct mqd_reactor *r, uint32_t acceptor, uint64_t generati
 {
     struct mqd_connection *c = request->connection;
     struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST,
+                                 .flags = request->control_flags,
                                  .slot = c->local_port,
                                  .token = token_of(r, request),
                                  .offset = r->control_arena_base + (uint64_t)request->control_offset,
@@ -262,26 +267,34 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
                     const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_CONTROL);
+    uint32_t block_bytes = mqd_principal_block_bytes(c), total_bytes = size_bytes + block_bytes;
     if (!request || !entry_take(r, request)) {
         mqd_connection_fail(r, c,
                             "too many control requests are under way on this worker; the client may connect again");
         return;
     }
-    if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
+    if (total_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
         mqd_connection_fail(r, c, "a request of this kind may take an eighth of receive.arena.bytes at most");
         return;
     }
-    if (!mqd_heap_take(r, size_bytes)) {
+    if (!mqd_heap_take(r, total_bytes)) {
         mqd_connection_fail(r, c, "no memory for another control request (queued.max.request.bytes)");
         return;
     }
-    request->frame_bytes = size_bytes;
-    if (!(request->frame = malloc(size_bytes))) {
-        mqd_heap_give(r, size_bytes);
+    request->frame_bytes = total_bytes;
+    if (!(request->frame = malloc(total_bytes ? total_bytes : 1))) {
+        mqd_heap_give(r, total_bytes);
         mqd_connection_fail(r, c, "out of memory for another control request");
         return;
     }
-    memcpy(request->frame, frame, size_bytes);
+    if (block_bytes) {
+        mqd_principal_block_put(c, request->frame);
+        request->control_flags |= MQD_REQUEST_PRINCIPAL;
+    }
+    memcpy(request->frame + block_bytes, frame, size_bytes);
+    if (c->raw_tokens)
+        request->control_flags |= MQD_REQUEST_RAW_TOKEN;
+    mqd_authentication_on_request(request);
     mqd_stat(r, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, 1);
     if (header->api_key == MQD_API_METADATA && mqd_request_hold(r, request, size_bytes)) {
         struct mqd_control_entry *entry = &r->control[request->control_index];
@@ -304,10 +317,11 @@ static void finish(struct mqd_reactor *r, struct mqd_request *request, const str
     }
     request->no_reply = (descriptor->flags & MQD_RESPONSE_NONE) != 0;
     mqd_control_forget(r, request);
-    if (request->connection)
-        mqd_request_complete(r, request);
-    else
+    if (!request->connection)
         mqd_request_free(r, request);
+    else if (!(request->blocks || descriptor->flags & (MQD_RESPONSE_AUTHENTICATED | MQD_RESPONSE_DISCONNECT)) ||
+             mqd_authentication_on_answer(r, request, descriptor->flags))
+        mqd_request_complete(r, request);
 }
 
 void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)

@@ -1,6 +1,7 @@
 /* Routes a complete frame: hot requests are answered here, the others go to the acceptor. */
 #include <string.h>
 
+#include "server/authentication.h"
 #include "server/reactor.h"
 #include "wire/cursor.h"
 
@@ -67,6 +68,8 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
 {
     struct mqd_request_header header;
     bool known;
+    if (c->authentication && !mqd_authentication_admit(r, c, frame, size_bytes))
+        return;
     if (mqd_request_header_parse(frame, size_bytes, &header, &known) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
 
@@ -57,6 +58,9 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     mqd_list_init(&c->control_turn);
     c->run_offset = -1;
     c->peer_node = -1;
+    c->frame_bytes_min = MQD_FRAME_BYTES_MIN;
+    c->frame_bytes_max = r->options.request_bytes_max;
+    c->authenticate_by_ms = c->session_end_ms = INT64_MAX;
     c->writable = c->readable = 1;
     c->last_active_ms = r->now_ms;
     return c;
@@ -93,6 +97,12 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         close(fd);
         return;
     }
+    bool client = !(handoff->flags & MQD_HANDOFF_PEER && handoff->peer_node >= 0);
+    if (client && handoff->listener_id >= MQD_LISTENER_COUNT_MAX) {
+        mqd_log(r, 3, 0, UINT32_MAX, "connection refused: a broker has at most %d listeners", MQD_LISTENER_COUNT_MAX);
+        close(fd);
+        return;
+    }
     struct mqd_connection *c = mqd_connection_open(r, fd, handoff->listener_id);
     if (!c) {
         mqd_log(r, 4, 0, UINT32_MAX, "connection refused (max.connections): %s", mqd_error_message());
@@ -100,8 +110,10 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         return;
     }
     c->local_port = handoff->local_port;
-    if (handoff->flags & MQD_HANDOFF_PEER && handoff->peer_node >= 0)
+    if (!client)
         c->peer_node = handoff->peer_node;
+    else if (r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
+        mqd_authentication_begin(r, c);
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (memcmp(handoff->local_ip, mapped, 12) == 0)
         memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);

@@ -50,7 +50,8 @@ bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const
     if (request->reply.failed || (request->reply.capacity_bytes > before &&
                                   !mqd_request_hold(r, request, request->reply.capacity_bytes - before)))
         return false;
-    memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
+    if (size_bytes)
+        memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
     request->reply.size_bytes += size_bytes;
     return true;
 }
@@ -189,6 +190,8 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
         break;
     default: {
         mqd_time(r, MQD_TIME_CONTROL, r->now_ns - request->started_ns);
+        if (request->disconnect)
+            mqd_output_close_after(r, c);
         if (request->no_reply)
             break;
         if (c->muted)
@@ -196,7 +199,8 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
         uint8_t length[4] = {(uint8_t)(request->reply.size_bytes >> 24), (uint8_t)(request->reply.size_bytes >> 16),
                              (uint8_t)(request->reply.size_bytes >> 8), (uint8_t)request->reply.size_bytes};
         mqd_output_append(r, c, length, sizeof length);
-        mqd_output_append(r, c, request->reply.bytes, request->reply.size_bytes);
+        if (request->reply.size_bytes) /* a bare token may be empty */
+            mqd_output_append(r, c, request->reply.bytes, request->reply.size_bytes);
     }
     }
 }

@@ -9,6 +9,8 @@
 #include "shm/layout.h"
 #include "wire/wire.h"
 
+#define MQD_FRAME_BYTES_MIN 8 /* api key, version, correlation id */
+
 struct mqd_check;
 struct mqd_connection;
 struct mqd_fetch_set;
@@ -168,6 +170,8 @@ struct mqd_request {
     uint64_t control_generation;  /* of the acceptor that it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;
+    uint16_t control_flags;      /* MQD_REQUEST_* */
+    uint8_t disconnect;          /* the connection closes once it is answered */
     uint8_t control_counted;     /* in connection->control_sent */
     uint8_t control_passed;      /* in reactor->control_passed_extents, while its frame is in the arena */
     struct mqd_buffer reply;     /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
@@ -227,6 +231,15 @@ struct mqd_connection {
     int32_t peer_node;       /* the authenticated host at the other end; -1 = a client */
     struct mqd_local *local; /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
     int64_t last_active_ms;
+    /* authentication (server/authentication.h) */
+    uint8_t authentication; /* enum mqd_authentication */
+    uint8_t raw_tokens;     /* frames are bare tokens, after SaslHandshake 0 */
+    uint8_t authentication_count;
+    uint8_t principal_kind; /* enum mqd_principal_kind */
+    uint16_t principal_bytes;
+    uint32_t frame_bytes_min, frame_bytes_max;
+    char *principal;                            /* "User:alice"; not terminated; NULL = the listener proves nothing */
+    int64_t authenticate_by_ms, session_end_ms; /* INT64_MAX = no limit */
     /* receiving: an incomplete frame is kept on the heap (small) or in a run of arena extents
      * (large) */
     uint8_t *partial;

@@ -48,9 +48,9 @@ void mqd_throttle_refresh(struct mqd_reactor *r)
  * False: the header cannot be read; its parser reports that. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
-    if (size_bytes < 10 || c->peer_node >= 0)
-        /* a connection from another host was charged there: a debt would hold up all clients that
-         * it serves */
+    if (size_bytes < 10 || c->peer_node >= 0 || c->raw_tokens)
+        /* a bare token has no header; a connection from another host was charged there: a debt would hold up all
+         * clients that it serves */
         return false;
     int16_t api_key = (int16_t)(frame[0] << 8 | frame[1]), length = (int16_t)(frame[8] << 8 | frame[9]);
     if (length > 0 && (uint32_t)length > size_bytes - 10)

@@ -339,7 +339,7 @@ struct client {
 };
 
 /* peer_node: of the host that it comes from, by the listener between hosts; -1 = a client. */
-static struct client client_open_as(struct bench *b, uint32_t worker, int32_t peer_node)
+static struct client client_open_by(struct bench *b, uint32_t worker, uint16_t listener_id, int32_t peer_node)
 {
     struct sockaddr_in address;
     socklen_t size_bytes = sizeof address;
@@ -357,6 +357,7 @@ static struct client client_open_as(struct bench *b, uint32_t worker, int32_t pe
     uint8_t bytes[64] = {0};
     uint32_t magic = 0x31434e4fu;
     memcpy(bytes, &magic, 4);
+    memcpy(bytes + 4, &listener_id, 2);
     if (peer_node >= 0) {
         bytes[6] = 2; /* MQD_HANDOFF_PEER */
         memcpy(bytes + 44, &peer_node, 4);
@@ -376,9 +377,14 @@ static struct client client_open_as(struct bench *b, uint32_t worker, int32_t pe
     return client;
 }
 
+static inline struct client client_open_as(struct bench *b, uint32_t worker, int32_t peer_node)
+{
+    return client_open_by(b, worker, 0, peer_node);
+}
+
 static inline struct client client_open(struct bench *b, uint32_t worker)
 {
-    return client_open_as(b, worker, -1);
+    return client_open_by(b, worker, 0, -1);
 }
 
 __attribute__((unused)) static void client_close(struct client *client)

@@ -34,11 +34,13 @@ from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.base import logging
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
+from mqd.native import PrincipalKind
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.framing import RequestHeader, encode_response_header
 from mqd.protocol.messages import EnvelopeRequest, EnvelopeResponse, ListOffsetsRequest, ListOffsetsResponse
+from mqd.security.principal import ANONYMOUS
 
 ENVELOPE = 58
 LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN = 2, 9, 22, 24
@@ -57,10 +59,14 @@ log = logging.get("acceptor.relaying")
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """The client's identity according to the entry host's kernel."""
+    """The client's identity: according to the entry host's kernel, and the principal that the entry
+    host knows it by.
+    """
 
     uid: int
     pid: int
+    principal: str = ANONYMOUS
+    principal_kind: int = PrincipalKind.ANONYMOUS
 
 
 class Relaying:
@@ -115,7 +121,9 @@ class Relaying:
 
     async def _ask(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
         """Raises PeerError."""
-        principal = msgspec.msgpack.encode(Principal(address.uid, address.pid))
+        principal = msgspec.msgpack.encode(
+            Principal(address.uid, address.pid, address.principal, address.principal_kind)
+        )
         envelope = EnvelopeRequest(
             request_data=frame, request_principal=principal, client_host_address=own_address(self._broker)
         )
@@ -270,11 +278,14 @@ async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes
         return None
     inner = bytes(envelope.request_data or b"")
     allowed = len(inner) >= 4 and may_be_relayed(int.from_bytes(inner[:2], "big"), int.from_bytes(inner[2:4], "big"))
-    response = (
-        await answer(Address(peer_ip=_text(envelope.client_host_address), uid=principal.uid, pid=principal.pid), inner)
-        if allowed
-        else None
+    client = Address(
+        peer_ip=_text(envelope.client_host_address),
+        uid=principal.uid,
+        pid=principal.pid,
+        principal=principal.principal,
+        principal_kind=principal.principal_kind,
     )
+    response = await answer(client, inner) if allowed else None
     error = 0 if response is not None else int(ErrorCode.INVALID_REQUEST)
     out = bytearray(encode_response_header(ENVELOPE, 0, correlation_id))
     codec.encode_into(out, EnvelopeResponse(response_data=response, error_code=error), 0)

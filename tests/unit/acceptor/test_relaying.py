@@ -16,6 +16,7 @@ from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.relay import ENVELOPE, Principal, Relaying
 from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.native import PrincipalKind
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.messages import (
     AddPartitionsToTxnRequest,
@@ -32,7 +33,9 @@ from mqd.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 
-LOCAL = Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=1000, pid=77)
+LOCAL = Address(
+    LISTENER_LOCAL, peer_ip="127.0.0.1", uid=1000, pid=77, principal="User:alice", principal_kind=PrincipalKind.LOCAL
+)
 HEARTBEAT, LIST_OFFSETS = 12, 2
 
 
@@ -114,7 +117,8 @@ def test_what_another_host_coordinates_goes_there_with_its_client(request_: obje
     assert answer == (4711).to_bytes(4, "big") + b"the answer"
     ((node_id, envelope, _),) = peers.asked
     assert node_id == 2 and decode_request(bytes(envelope.request_data))[1] == request_
-    assert msgspec.msgpack.decode(envelope.request_principal, type=Principal) == Principal(1000, 77)
+    principal = msgspec.msgpack.decode(envelope.request_principal, type=Principal)
+    assert principal == Principal(1000, 77, "User:alice", PrincipalKind.LOCAL)
     assert bytes(envelope.client_host_address) == bytes([10, 1, 2, 3])
 
 
@@ -214,7 +218,7 @@ def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes
 def envelope_of(
     request: object,
     version: int,
-    principal: bytes = msgspec.msgpack.encode(Principal(5, 6)),
+    principal: bytes = msgspec.msgpack.encode(Principal(5, 6, "User:bob", PrincipalKind.LOCAL)),
     address: bytes = bytes([10, 0, 0, 9]),
 ) -> EnvelopeRequest:
     return EnvelopeRequest(
@@ -234,6 +238,7 @@ def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
         6,
         "10.0.0.9",
     )
+    assert (address.principal, address.principal_kind) == ("User:bob", PrincipalKind.LOCAL)
     assert response is not None
     number, answer = decode_response(response, ENVELOPE, 0)
     assert number == 99 and answer.error_code == 0

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import msgspec
 
 from mqd import native
+from mqd.base.listeners import Listener
 from mqd.cluster.host.messages import Image, PartitionImage, TopicImage
 from mqd.worker.assignments import Cluster, settings_of
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.open_partitions import OpenPartition
-from mqd.worker.options import log_options, reactor_options, retention_policy
+from mqd.worker.options import listener_flags, log_options, reactor_options, retention_policy
 from mqd.worker.partitions import PartitionSet
 from tests.unit.worker.test_strays import PlainFiles
 
@@ -208,8 +209,14 @@ def test_reactor_options_follow_the_configuration() -> None:
     assert (options["cpu"], options["backend"], options["connection_count_max"]) == (2, 2, 640)
     assert (options["request_bytes_max"], options["large_bytes"]) == (64 << 20, 64 << 20), "beside receive.arena.bytes"
     assert options["connection_idle_ms_max"] == 2**31 - 1, "never"
+    assert options["authentication_bytes_max"] > 512 << 10, "sasl.server.max.receive.size and a header"
     assert all(isinstance(value, int) for value in options.values())
     assert reactor_options({}, 0, 16 << 20, 1)["cpu"] == -1
+
+
+def test_listeners_that_want_authentication_are_known_to_the_reactor() -> None:
+    listeners = [Listener("L", "", 0, protocol) for protocol in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")]
+    assert listener_flags(listeners) == [0, 1, 2, 3]
 
 
 def test_messages_survive_the_wire() -> None:

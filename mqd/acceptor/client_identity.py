@@ -1,0 +1,71 @@
+"""Which principal a request comes from, as its worker tells it, and what the worker is told of a
+client that has proven one.
+
+A worker puts a block before the frame of a request (struct mqd_request_principal), so a restarted
+acceptor knows every connection's principal without asking for it. The answer that ends an exchange
+begins with a block of its own (struct mqd_authenticated).
+
+A client that said SaslHandshake 0 sends bare tokens instead of requests. Each becomes a
+SaslAuthenticate here, and its answer a bare token, so handlers know one form only.
+"""
+
+import struct
+
+import msgspec
+
+from mqd import native
+from mqd.protocol.errors import ProtocolError
+from mqd.security.principal import ANONYMOUS
+
+PRINCIPAL_BYTES_MAX = native.PRINCIPAL_BYTES_MAX
+_PRINCIPAL = struct.Struct("<HBx")
+_AUTHENTICATED = struct.Struct("<H6xQ")
+_TOKEN = struct.Struct(">hhihi")  # API key, version, correlation id, client id (null), size of the token
+_ANSWER = struct.Struct(">ihh")  # correlation id, error, size of the message
+_SASL_AUTHENTICATE = 36
+
+
+class Identity(msgspec.Struct, frozen=True):
+    principal: str
+    kind: int  # native.PrincipalKind
+
+
+UNKNOWN = Identity(ANONYMOUS, native.PrincipalKind.ANONYMOUS)
+
+
+def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
+    """Of what a REQUEST names: the client, and the request's frame. Raises ProtocolError."""
+    identity, at = UNKNOWN, 0
+    if flags & native.REQUEST_PRINCIPAL:
+        if len(data) < _PRINCIPAL.size:
+            raise ProtocolError("cut off", "principal of a request", position=len(data))
+        size_bytes, kind = _PRINCIPAL.unpack_from(data)
+        at = _PRINCIPAL.size + size_bytes
+        try:
+            identity = Identity(data[_PRINCIPAL.size : at].decode(), native.PrincipalKind(kind))
+        except ValueError as error:
+            raise ProtocolError(str(error), "principal of a request", position=0) from None
+        if at > len(data) or not size_bytes:
+            raise ProtocolError("cut off", "principal of a request", position=len(data))
+    frame = data[at:]
+    if flags & native.REQUEST_RAW_TOKEN:
+        frame = _TOKEN.pack(_SASL_AUTHENTICATE, 0, 0, -1, len(frame)) + frame
+    return identity, frame
+
+
+def raw_answer(body: bytes) -> bytes | None:
+    """The token in a SaslAuthenticate response of version 0; None: the token was refused, for which
+    this old form has no answer.
+    """
+    _, error, message_bytes = _ANSWER.unpack_from(body)
+    return None if error else body[_ANSWER.size + max(message_bytes, 0) + 4 :]
+
+
+def authenticated(principal: str, session_ms: int) -> bytes:
+    """What precedes the answer that lets a client in. `session_ms` 0: it need not authenticate
+    again.
+    """
+    name = principal.encode()
+    if not 0 < len(name) <= PRINCIPAL_BYTES_MAX:
+        raise ValueError(f"a principal has 1 to {PRINCIPAL_BYTES_MAX} bytes, not {len(name)}")
+    return _AUTHENTICATED.pack(len(name), session_ms) + name

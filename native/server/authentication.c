@@ -1,0 +1,166 @@
+/* Connections that must prove a principal: see server/authentication.h. */
+#include "server/authentication.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/big_endian.h"
+#include "server/reactor.h"
+
+#define SASL_HANDSHAKE 17
+#define SASL_AUTHENTICATE 36
+/* An exchange takes five: ApiVersions twice, SaslHandshake, SaslAuthenticate twice. */
+#define COUNT_MAX 10
+
+static bool is_exchange(int16_t api_key)
+{
+    return api_key == SASL_HANDSHAKE || api_key == SASL_AUTHENTICATE;
+}
+
+void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    c->authentication = MQD_AUTHENTICATION_WANTED;
+    c->authenticate_by_ms = r->now_ms + r->options.authentication_ms_max;
+    c->frame_bytes_max = r->options.authentication_bytes_max;
+}
+
+/* ---- frames ---- */
+
+static bool refuse(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
+{
+    mqd_connection_fail(r, c, reason);
+    return false;
+}
+
+static bool admit_before(struct mqd_reactor *r, struct mqd_connection *c, int16_t api_key)
+{
+    char reason[160];
+    if (++c->authentication_count > COUNT_MAX)
+        return refuse(r, c, "it has sent more requests than an authentication takes");
+    if (is_exchange(api_key) || api_key == MQD_API_API_VERSIONS)
+        return true;
+    snprintf(reason, sizeof reason,
+             "request %d came before authentication; the client must use SASL on this listener (security.protocol)",
+             api_key);
+    return refuse(r, c, reason);
+}
+
+bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
+                              uint32_t size_bytes)
+{
+    static const struct mqd_request_header token = {.api_key = SASL_AUTHENTICATE};
+    int16_t api_key = c->raw_tokens ? SASL_AUTHENTICATE : (int16_t)mqd_get_be16(frame);
+    if (c->authentication == MQD_AUTHENTICATION_WANTED) {
+        if (!admit_before(r, c, api_key))
+            return false;
+    } else if (c->session_end_ms <= r->now_ms && !is_exchange(api_key)) {
+        return refuse(r, c, "its session has ended, and the client did not authenticate again (KIP-368)");
+    } else if (api_key == SASL_HANDSHAKE && mqd_get_be16(frame + 2) == 0) {
+        return refuse(r, c, "SaslHandshake 0 cannot authenticate again, later versions can");
+    }
+    if (!c->raw_tokens)
+        return true;
+    mqd_control_on(r, c, &token, frame, size_bytes);
+    return false;
+}
+
+/* ---- answers ---- */
+
+void mqd_authentication_on_request(struct mqd_request *request)
+{
+    struct mqd_connection *c = request->connection;
+    if (c->authentication == MQD_AUTHENTICATION_NOT_REQUIRED || !is_exchange(request->api_key))
+        return;
+    request->blocks = 1; /* U2 */
+    c->blocked++;
+}
+
+/* NULL, or why the connection must end. Removes the block from the answer. */
+static const char *take_principal(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_connection *c = request->connection;
+    struct mqd_buffer *reply = &request->reply;
+    struct mqd_authenticated given;
+    const uint8_t *principal = reply->bytes + sizeof given;
+    if (!request->blocks || request->api_key != SASL_AUTHENTICATE)
+        return "the acceptor names a principal for a request that proves none";
+    if (reply->size_bytes < sizeof given)
+        return "the acceptor's answer ends before its principal";
+    memcpy(&given, reply->bytes, sizeof given);
+    uint32_t block_bytes = (uint32_t)sizeof given + given.size_bytes;
+    if (!given.size_bytes || given.size_bytes > MQD_PRINCIPAL_BYTES_MAX || block_bytes > reply->size_bytes)
+        return "the acceptor names a principal of an impossible length";
+    if (c->principal &&
+        (c->principal_bytes != given.size_bytes || memcmp(c->principal, principal, given.size_bytes) != 0))
+        return "it has authenticated again, as another principal"; /* U1 */
+    if (!c->principal) {
+        if (!(c->principal = malloc(given.size_bytes)))
+            return "out of memory for its principal";
+        memcpy(c->principal, principal, given.size_bytes);
+        c->principal_bytes = given.size_bytes;
+        c->principal_kind = MQD_PRINCIPAL_SASL;
+    }
+    reply->size_bytes -= block_bytes;
+    memmove(reply->bytes, reply->bytes + block_bytes, reply->size_bytes);
+    bool ends = given.session_ms && given.session_ms < (uint64_t)(INT64_MAX - r->now_ms);
+    c->session_end_ms = ends ? r->now_ms + (int64_t)given.session_ms : INT64_MAX;
+    c->authentication = MQD_AUTHENTICATION_DONE;
+    c->authenticate_by_ms = INT64_MAX;
+    c->raw_tokens = 0;
+    c->frame_bytes_min = MQD_FRAME_BYTES_MIN;
+    c->frame_bytes_max = r->options.request_bytes_max;
+    return NULL;
+}
+
+static bool begins_raw_tokens(const struct mqd_request *request)
+{
+    return request->blocks && request->api_key == SASL_HANDSHAKE && request->version == 0 &&
+           request->reply.size_bytes >= 6 && mqd_get_be16(request->reply.bytes + 4) == 0;
+}
+
+bool mqd_authentication_on_answer(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags)
+{
+    struct mqd_connection *c = request->connection;
+    const char *wrong = flags & MQD_RESPONSE_AUTHENTICATED ? take_principal(r, request) : NULL;
+    if (wrong) {
+        request->sent = 0; /* it is answered: orphaning then frees it */
+        return refuse(r, c, wrong);
+    }
+    if (flags & MQD_RESPONSE_DISCONNECT) {
+        request->disconnect = 1;
+        return true; /* still blocked: nothing that follows is read */
+    }
+    if (begins_raw_tokens(request)) {
+        c->raw_tokens = 1;
+        c->frame_bytes_min = 0; /* a token may be empty */
+    }
+    c->blocked -= request->blocks;
+    request->blocks = 0;
+    return true;
+}
+
+/* ---- the rest ---- */
+
+const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return r->now_ms >= c->authenticate_by_ms ? "it has not authenticated in time" : NULL;
+}
+
+void mqd_authentication_close(struct mqd_connection *c)
+{
+    free(c->principal);
+    c->principal = NULL;
+    c->principal_bytes = 0;
+}
+
+uint32_t mqd_principal_block_bytes(const struct mqd_connection *c)
+{
+    return c->principal ? (uint32_t)sizeof(struct mqd_request_principal) + c->principal_bytes : 0;
+}
+
+void mqd_principal_block_put(const struct mqd_connection *c, uint8_t *at)
+{
+    struct mqd_request_principal block = {.size_bytes = c->principal_bytes, .kind = c->principal_kind};
+    memcpy(at, &block, sizeof block);
+    memcpy(at + sizeof block, c->principal, c->principal_bytes);
+}

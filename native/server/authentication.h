@@ -1,0 +1,47 @@
+/* Which principal a connection has, and what it may send before it has one. The exchange itself is
+ * the acceptor's (SaslHandshake and SaslAuthenticate are control requests); this side lets nothing
+ * else through until its answer names a principal.
+ *
+ *   not required  the listener proves nothing, or the connection belongs to another host of the
+ *                 cluster or to a local client: one predictable branch per frame
+ *   wanted        ApiVersions, SaslHandshake and SaslAuthenticate only, in bounded number, size and
+ *                 time; after SaslHandshake 0, bare tokens
+ *   done          everything, until the session ends (KIP-368); then only a new exchange
+ *
+ * Invariants
+ *   U1  `principal` never changes on an open connection; an exchange that proves another one ends
+ *       the connection.
+ *   U2  while a request of an exchange is unanswered the connection is not read, so no frame is
+ *       judged by a state that its predecessor's answer changes.
+ *   U3  a control request carries the principal that its connection had when it arrived, also when
+ *       it is sent again to the acceptor's successor.
+ * Bounds: COUNT_MAX requests, authentication_bytes_max per frame, authentication_ms_max (checked
+ * once a second). Concurrency: the reactor's thread.
+ */
+#ifndef MQD_AUTHENTICATION_H
+#define MQD_AUTHENTICATION_H
+
+#include "server/request.h"
+
+struct mqd_reactor;
+
+enum mqd_authentication { MQD_AUTHENTICATION_NOT_REQUIRED, MQD_AUTHENTICATION_WANTED, MQD_AUTHENTICATION_DONE };
+
+/* a connection of a client on a listener with SASL has been opened */
+void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c);
+/* not NOT_REQUIRED: whether the frame is to be handled. false: it was handled here, or c is closed */
+bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
+                              uint32_t size_bytes);
+/* a control request has been created for its connection */
+void mqd_authentication_on_request(struct mqd_request *request);
+/* the acceptor has answered a control request, with `flags` of RESPONSE; false: c is closed */
+bool mqd_authentication_on_answer(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags);
+/* NULL, or why c may not stay open */
+const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
+void mqd_authentication_close(struct mqd_connection *c);
+
+/* what precedes the frame of a control request: a struct mqd_request_principal and the principal */
+uint32_t mqd_principal_block_bytes(const struct mqd_connection *c);
+void mqd_principal_block_put(const struct mqd_connection *c, uint8_t *at);
+
+#endif

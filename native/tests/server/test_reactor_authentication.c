@@ -1,0 +1,488 @@
+/* tsan */
+/* Listeners with SASL: what passes before a principal is proven, and what goes with it afterwards
+ * (server/authentication.h). The test is the acceptor. */
+#include "base/big_endian.h"
+#include "mqd_reactor_test.h"
+
+enum { FIND_COORDINATOR = 10, SASL_HANDSHAKE = 17, API_VERSIONS = 18, CREATE_TOPICS = 19, SASL_AUTHENTICATE = 36 };
+enum { PLAIN_LISTENER = 0, SASL_LISTENER = 1, FRAME_BYTES_MAX = 4096, NEVER_MS = 600000, SOON_MS = 300 };
+
+static void sasl(struct bench *b)
+{
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
+        b->options[worker].listeners[SASL_LISTENER] = MQD_LISTENER_SASL;
+        b->options[worker].authentication_bytes_max = FRAME_BYTES_MAX;
+        b->options[worker].authentication_ms_max = NEVER_MS;
+    }
+}
+
+static void sasl_in_a_hurry(struct bench *b)
+{
+    sasl(b);
+    b->options[0].authentication_ms_max = SOON_MS;
+}
+
+static struct client sasl_open(struct bench *b)
+{
+    return client_open_by(b, 0, SASL_LISTENER, -1);
+}
+
+static void put_request(struct frame *frame, int16_t api_key, int16_t version, int32_t correlation_id, const char *body)
+{
+    uint32_t begin = frame_begin(frame, api_key, version, correlation_id);
+    put_bytes(frame, body, (uint32_t)strlen(body));
+    frame_end(frame, begin);
+}
+
+static bool ask(struct client *client, int16_t api_key, int16_t version, int32_t correlation_id, const char *body)
+{
+    struct frame frame = {0};
+    put_request(&frame, api_key, version, correlation_id, body);
+    bool sent = client_send(client, &frame);
+    frame_free(&frame);
+    return sent;
+}
+
+static bool ask_raw(struct client *client, const char *token)
+{
+    struct frame frame = {0};
+    put(&frame, 4, strlen(token));
+    put_bytes(&frame, token, (uint32_t)strlen(token));
+    bool sent = client_send(client, &frame);
+    frame_free(&frame);
+    return sent;
+}
+
+static struct mqd_descriptor asked(struct bench *b)
+{
+    struct mqd_descriptor one;
+    do /* a dead acceptor's requests name its generation */
+        one = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    while (one.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
+    return one;
+}
+
+/* Answers with exactly `bytes`, in memory of their own. */
+static void answer(struct bench *b, const struct mqd_descriptor *ask, uint16_t flags, const void *bytes,
+                   uint32_t size_bytes)
+{
+    static uint64_t at;
+    at = (at + 8192) % (1 << 20);
+    memcpy(b->arenas[ACCEPTOR] + at, bytes, size_bytes);
+    bench_say(
+        b, ACCEPTOR, 0,
+        (struct mqd_descriptor){
+            .kind = MQD_LINK_RESPONSE, .flags = flags, .token = ask->token, .offset = at, .size_bytes = size_bytes});
+}
+
+/* The response of a Kafka request: correlation id, error, `body`. */
+static uint32_t response(uint8_t *at, int32_t correlation_id, int16_t error, const char *body)
+{
+    uint8_t *end = mqd_put_be16(mqd_put_be32(at, (uint32_t)correlation_id), (uint16_t)error);
+    memcpy(end, body, strlen(body));
+    return (uint32_t)(end - at) + (uint32_t)strlen(body);
+}
+
+static void respond(struct bench *b, const struct mqd_descriptor *ask, uint16_t flags, int32_t correlation_id,
+                    int16_t error)
+{
+    uint8_t bytes[64];
+    answer(b, ask, flags, bytes, response(bytes, correlation_id, error, "body"));
+}
+
+static uint32_t put_authenticated(uint8_t *at, const char *principal, uint64_t session_ms)
+{
+    struct mqd_authenticated block = {.size_bytes = (uint16_t)strlen(principal), .session_ms = session_ms};
+    memcpy(at, &block, sizeof block);
+    memcpy(at + sizeof block, principal, strlen(principal));
+    return (uint32_t)(sizeof block + strlen(principal));
+}
+
+static void authenticated(struct bench *b, const struct mqd_descriptor *ask, int32_t correlation_id,
+                          const char *principal, uint64_t session_ms)
+{
+    uint8_t bytes[512];
+    uint32_t block_bytes = put_authenticated(bytes, principal, session_ms);
+    answer(b, ask, MQD_RESPONSE_AUTHENTICATED, bytes,
+           block_bytes + response(bytes + block_bytes, correlation_id, 0, "body"));
+}
+
+static bool is_answered(struct client *client, int32_t correlation_id, int16_t error)
+{
+    return client_receive(client) == 1 && client->reply_bytes == 10 && (int32_t)take(client, 4) == correlation_id &&
+           (int16_t)take(client, 2) == error && memcmp(client->reply + 6, "body", 4) == 0;
+}
+
+static bool is_raw(struct client *client, const char *token)
+{
+    return client_receive(client) == 1 && client->reply_bytes == strlen(token) &&
+           memcmp(client->reply, token, strlen(token)) == 0;
+}
+
+static bool served(struct client *client)
+{
+    struct part part = {0, {.mark = 1, .record_count = 1}};
+    return client_produce(client, -1, &part, 1).count == 1;
+}
+
+/* The broker closes instead of answering a Produce. */
+static bool refused(struct client *client)
+{
+    struct part part = {0, {.mark = 5, .record_count = 1}};
+    struct frame frame = {0};
+    put_produce(&frame, 1, -1, LIMIT_MS, &part, 1);
+    CHECK_OR(client_send(client, &frame), return false);
+    frame_free(&frame);
+    return client_receive(client) == 0;
+}
+
+/* The acceptor sees one more request, which is of `client` and carries `principal`; NULL = none. */
+static bool carries(struct bench *b, struct client *client, int32_t number, const char *principal)
+{
+    CHECK_OR(ask(client, FIND_COORDINATOR, 1, number, "frame"), return false);
+    struct mqd_descriptor one = asked(b);
+    const uint8_t *frame = b->arenas[0] + one.offset;
+    struct mqd_request_principal block = {0};
+    bool same = !(one.flags & MQD_REQUEST_PRINCIPAL) == !principal;
+    if (principal && same) {
+        memcpy(&block, frame, sizeof block);
+        same = block.size_bytes == strlen(principal) && block.kind == MQD_PRINCIPAL_SASL &&
+               memcmp(frame + sizeof block, principal, block.size_bytes) == 0;
+        frame += sizeof block + block.size_bytes;
+    }
+    same = same && (int16_t)mqd_get_be16(frame) == FIND_COORDINATOR && (int32_t)mqd_get_be32(frame + 4) == number &&
+           frame + 15 == b->arenas[0] + one.offset + one.size_bytes;
+    respond(b, &one, 0, number, 0);
+    return is_answered(client, number, 0) && same;
+}
+
+static struct client authenticate(struct bench *b, const char *principal, uint64_t session_ms)
+{
+    struct client client = sasl_open(b);
+    CHECK_OR(ask(&client, SASL_AUTHENTICATE, 1, 7, "token"), abort());
+    struct mqd_descriptor one = asked(b);
+    authenticated(b, &one, 7, principal, session_ms);
+    CHECK_OR(is_answered(&client, 7, 0), abort());
+    return client;
+}
+
+static void acceptor_dies_and_comes_back(struct bench *b)
+{
+    mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
+    mqd_endpoint_close(b->endpoints[ACCEPTOR]);
+    CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, ACCEPTOR), 0);
+    bench_done(b, 0, b->token);
+    b->endpoints[ACCEPTOR] = mqd_endpoint_open(b->control, b->links, ACCEPTOR, ENDPOINTS, b->eventfds);
+    mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_RUNNING, getpid());
+}
+
+BOTH(nothing_but_the_exchange_passes_before_a_principal_is_proven)
+{
+    struct bench *b = bench_start(backend, sasl);
+    for (int16_t api_key = 0; api_key < 100; api_key++) {
+        if (api_key == API_VERSIONS || api_key == SASL_HANDSHAKE || api_key == SASL_AUTHENTICATE)
+            continue;
+        struct client client = sasl_open(b);
+        CHECK(ask(&client, api_key, 3, 1, "................................"));
+        CHECK_EQUAL(client_receive(&client), 0);
+        client_close(&client);
+    }
+    struct client produces = sasl_open(b), plain = client_open(b, 0), host = client_open_by(b, 0, SASL_LISTENER, 3);
+    CHECK(refused(&produces));
+    CHECK(carries(b, &plain, 50, NULL)); /* and the acceptor has seen none of the others */
+    CHECK(served(&plain));
+    CHECK(served(&host)); /* it has proven itself to the acceptor */
+    client_close(&produces), client_close(&plain), client_close(&host);
+    bench_stop(b);
+}
+
+BOTH(a_proven_principal_goes_with_every_request)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client client = sasl_open(b);
+    CHECK(ask(&client, SASL_HANDSHAKE, 1, 1, "SCRAM"));
+    struct mqd_descriptor one = asked(b);
+    CHECK_EQUAL(one.flags, 0);
+    CHECK_EQUAL(one.a, SASL_LISTENER);
+    respond(b, &one, 0, 1, 0);
+    CHECK(is_answered(&client, 1, 0));
+    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 2, "first"));
+    one = asked(b);
+    respond(b, &one, 0, 2, 0);
+    CHECK(is_answered(&client, 2, 0));
+    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 3, "second"));
+    one = asked(b);
+    CHECK_EQUAL(one.flags, 0);
+    authenticated(b, &one, 3, "User:alice", 0);
+    CHECK(is_answered(&client, 3, 0));
+    for (int32_t i = 0; i < 30; i++) /* more than an exchange may take */
+        CHECK(carries(b, &client, 100 + i, "User:alice"));
+    CHECK(served(&client));
+    struct client other = authenticate(b, "User:bob", 0);
+    CHECK(carries(b, &other, 1, "User:bob"));
+    CHECK(carries(b, &client, 2, "User:alice"));
+    client_close(&other), client_close(&client);
+    client = sasl_open(b); /* in the place of one of them */
+    CHECK(ask(&client, FIND_COORDINATOR, 1, 1, "frame"));
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+/* A client that does not wait for the answers: each frame is judged by what its predecessor proved. */
+BOTH(what_is_pipelined_behind_an_exchange_waits_for_it)
+{
+    struct bench *b = bench_start(backend, sasl);
+    for (int proven = 0; proven < 2; proven++) {
+        struct client client = sasl_open(b);
+        struct part part = {0, {.mark = 5, .record_count = 1}};
+        struct frame frame = {0};
+        put_request(&frame, SASL_HANDSHAKE, 1, 1, "SCRAM");
+        put_request(&frame, SASL_AUTHENTICATE, 1, 2, "token");
+        put_produce(&frame, 3, -1, LIMIT_MS, &part, 1);
+        CHECK(client_send(&client, &frame));
+        frame_free(&frame);
+        struct mqd_descriptor one = asked(b);
+        respond(b, &one, 0, 1, 0);
+        CHECK(is_answered(&client, 1, 0));
+        one = asked(b);
+        if (proven)
+            authenticated(b, &one, 2, "User:alice", 0);
+        else
+            respond(b, &one, MQD_RESPONSE_DISCONNECT, 2, 58);
+        CHECK(is_answered(&client, 2, proven ? 0 : 58));
+        CHECK_EQUAL(client_receive(&client), proven);
+        if (proven) {
+            struct produced out = take_produced(&client);
+            CHECK_EQUAL(out.correlation_id, 3);
+            CHECK_EQUAL(out.base_offset[0], 0); /* nothing of the refused client was written */
+        }
+        client_close(&client);
+    }
+    bench_stop(b);
+}
+
+BOTH(bare_tokens_follow_the_old_handshake)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client client = sasl_open(b);
+    const char *tokens[] = {"first", "", "abc"};
+    CHECK(ask(&client, SASL_HANDSHAKE, 0, 1, "PLAIN"));
+    struct mqd_descriptor one = asked(b);
+    respond(b, &one, 0, 1, 0);
+    CHECK(is_answered(&client, 1, 0));
+    for (int i = 0; i < 3; i++) {
+        CHECK(ask_raw(&client, tokens[i]));
+        one = asked(b);
+        CHECK_EQUAL(one.flags, MQD_REQUEST_RAW_TOKEN);
+        CHECK_EQUAL(one.size_bytes, strlen(tokens[i]));
+        CHECK(memcmp(b->arenas[0] + one.offset, tokens[i], one.size_bytes) == 0);
+        if (i < 2) {
+            answer(b, &one, 0, tokens[1 - i], (uint32_t)strlen(tokens[1 - i]));
+            CHECK(is_raw(&client, tokens[1 - i]));
+        }
+    }
+    uint8_t bytes[64];
+    answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, put_authenticated(bytes, "User:carol", 0));
+    CHECK(is_raw(&client, ""));
+    CHECK(carries(b, &client, 9, "User:carol"));
+    CHECK(served(&client));
+    client_close(&client);
+
+    client = sasl_open(b); /* refused: no token follows */
+    CHECK(ask(&client, SASL_HANDSHAKE, 0, 1, "NONE"));
+    one = asked(b);
+    respond(b, &one, 0, 1, 33);
+    CHECK(is_answered(&client, 1, 33));
+    CHECK(ask_raw(&client, "abc"));
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+
+    client = sasl_open(b); /* a wrong token has no answer */
+    CHECK(ask(&client, SASL_HANDSHAKE, 0, 1, "PLAIN"));
+    one = asked(b);
+    respond(b, &one, 0, 1, 0);
+    CHECK(is_answered(&client, 1, 0));
+    CHECK(ask_raw(&client, "wrong"));
+    one = asked(b);
+    bench_say(b, ACCEPTOR, 0,
+              (struct mqd_descriptor){
+                  .kind = MQD_LINK_RESPONSE, .flags = MQD_RESPONSE_NONE | MQD_RESPONSE_DISCONNECT, .token = one.token});
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(an_exchange_is_bounded_in_number_and_size)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client client = sasl_open(b);
+    for (int32_t i = 0; i < 10; i++) {
+        CHECK(ask(&client, SASL_AUTHENTICATE, 1, i, "token"));
+        struct mqd_descriptor one = asked(b);
+        respond(b, &one, 0, i, 0);
+        CHECK(is_answered(&client, i, 0));
+    }
+    CHECK(ask(&client, API_VERSIONS, 0, 10, ""));
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+    char *body = calloc(1, FRAME_BYTES_MAX + 1);
+    memset(body, 'x', FRAME_BYTES_MAX - 10); /* what a header has */
+    for (int more = 0; more < 2; more++) {
+        client = sasl_open(b);
+        body[FRAME_BYTES_MAX - 10] = more ? 'x' : 0;
+        CHECK(ask(&client, SASL_AUTHENTICATE, 1, 5, body));
+        if (!more) {
+            struct mqd_descriptor one = asked(b);
+            CHECK_EQUAL(one.size_bytes, FRAME_BYTES_MAX);
+            authenticated(b, &one, 5, "User:alice", 0);
+            CHECK(is_answered(&client, 5, 0));
+            CHECK(ask(&client, CREATE_TOPICS, 1, 6, body));
+            CHECK(ask(&client, CREATE_TOPICS, 1, 7, body));
+            one = asked(b);
+        } else {
+            CHECK_EQUAL(client_receive(&client), 0);
+        }
+        client_close(&client);
+    }
+    free(body);
+    bench_stop(b);
+}
+
+BOTH(an_exchange_that_takes_too_long_ends)
+{
+    struct bench *b = bench_start(backend, sasl_in_a_hurry);
+    struct client proven = authenticate(b, "User:alice", 0), silent = sasl_open(b), slow = sasl_open(b);
+    CHECK(ask(&slow, SASL_AUTHENTICATE, 1, 1, "token"));
+    CHECK_EQUAL(client_receive(&silent), 0);
+    CHECK_EQUAL(client_receive(&slow), 0); /* also while the acceptor thinks about it */
+    struct mqd_descriptor late = asked(b);
+    authenticated(b, &late, 1, "User:mallory", 0);
+    CHECK(carries(b, &proven, 1, "User:alice"));
+    client_close(&proven), client_close(&silent), client_close(&slow);
+    bench_stop(b);
+}
+
+BOTH(a_session_ends_unless_its_client_authenticates_again)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client client = authenticate(b, "User:alice", SOON_MS);
+    CHECK(carries(b, &client, 1, "User:alice"));
+    CHECK(ask(&client, SASL_HANDSHAKE, 1, 2, "SCRAM"));
+    struct mqd_descriptor one = asked(b);
+    CHECK_EQUAL(one.flags, MQD_REQUEST_PRINCIPAL);
+    respond(b, &one, 0, 2, 0);
+    CHECK(is_answered(&client, 2, 0));
+    usleep((SOON_MS + 50) * 1000); /* it is over */
+    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 3, "token"));
+    one = asked(b);
+    authenticated(b, &one, 3, "User:alice", SOON_MS);
+    CHECK(is_answered(&client, 3, 0));
+    CHECK(carries(b, &client, 4, "User:alice"));
+    usleep((SOON_MS + 50) * 1000);
+    CHECK(refused(&client));
+    client_close(&client);
+
+    client = authenticate(b, "User:alice", NEVER_MS); /* as another one */
+    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 3, "token"));
+    one = asked(b);
+    authenticated(b, &one, 3, "User:alicia", NEVER_MS);
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+
+    client = authenticate(b, "User:alice", NEVER_MS); /* bare tokens would be taken for requests */
+    CHECK(ask(&client, SASL_HANDSHAKE, 0, 3, "PLAIN"));
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+
+    client = authenticate(b, "User:alice", UINT64_MAX); /* beyond the clock */
+    CHECK(carries(b, &client, 1, "User:alice"));
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(the_acceptor_dies_and_its_successor_learns_the_principals)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client proven = authenticate(b, "User:alice", 0), halfway = sasl_open(b), raw = sasl_open(b);
+    CHECK(ask(&raw, SASL_HANDSHAKE, 0, 1, "PLAIN"));
+    struct mqd_descriptor one = asked(b);
+    respond(b, &one, 0, 1, 0);
+    CHECK(is_answered(&raw, 1, 0));
+    CHECK(ask(&proven, FIND_COORDINATOR, 1, 5, "frame"));
+    asked(b);
+    CHECK(ask(&halfway, SASL_AUTHENTICATE, 1, 6, "second"));
+    struct mqd_descriptor lost = asked(b);
+    CHECK(ask_raw(&raw, "abc"));
+    asked(b);
+    acceptor_dies_and_comes_back(b);
+    struct mqd_descriptor again[3] = {0}; /* by their flags: connections take turns */
+    for (int i = 0; i < 3; i++) {
+        one = asked(b);
+        CHECK(one.flags < 3 && again[one.flags].kind == 0);
+        again[one.flags] = one;
+    }
+    one = again[MQD_REQUEST_PRINCIPAL];
+    CHECK(memcmp(b->arenas[0] + one.offset + sizeof(struct mqd_request_principal), "User:alice", 10) == 0);
+    respond(b, &one, 0, 5, 0);
+    CHECK(is_answered(&proven, 5, 0));
+    one = again[0];
+    CHECK_EQUAL((int32_t)mqd_get_be32(b->arenas[0] + one.offset + 4), 6);
+    authenticated(b, &lost, 6, "User:mallory", 0); /* the dead one's */
+    respond(b, &one, MQD_RESPONSE_DISCONNECT, 6, 34);
+    CHECK(is_answered(&halfway, 6, 34));
+    CHECK_EQUAL(client_receive(&halfway), 0);
+    one = again[MQD_REQUEST_RAW_TOKEN];
+    uint8_t bytes[64];
+    answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, put_authenticated(bytes, "User:bob", 0));
+    CHECK(is_raw(&raw, ""));
+    CHECK(carries(b, &raw, 1, "User:bob"));
+    client_close(&proven), client_close(&halfway), client_close(&raw);
+    bench_stop(b);
+}
+
+/* The acceptor is ours, but what it says is checked: a principal that is none opens nothing. */
+BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
+{
+    struct bench *b = bench_start(backend, sasl);
+    char longest[MQD_PRINCIPAL_BYTES_MAX + 2] = {0};
+    memset(longest, 'x', MQD_PRINCIPAL_BYTES_MAX);
+    struct client client = authenticate(b, longest, 0);
+    CHECK(carries(b, &client, 1, longest));
+    client_close(&client);
+    longest[MQD_PRINCIPAL_BYTES_MAX] = 'x';
+    const char *principals[] = {"", longest, "User:alice", "User:alice"};
+    for (int i = 0; i < 4; i++) {
+        uint8_t bytes[512] = {0};
+        client = sasl_open(b);
+        CHECK(ask(&client, i == 3 ? SASL_HANDSHAKE : SASL_AUTHENTICATE, 1, 7, "token"));
+        struct mqd_descriptor one = asked(b);
+        uint32_t block_bytes = put_authenticated(bytes, principals[i], 0);
+        answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, i == 2 ? block_bytes - 1 : block_bytes + 10);
+        CHECK_EQUAL(client_receive(&client), 0);
+        client_close(&client);
+    }
+    client = sasl_open(b); /* shorter than the block itself */
+    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 7, "token"));
+    struct mqd_descriptor one = asked(b);
+    answer(b, &one, MQD_RESPONSE_AUTHENTICATED, "12345678", 8);
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+    client = client_open(b, 0); /* where nothing is to be proven */
+    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 7, "token"));
+    one = asked(b);
+    authenticated(b, &one, 7, "User:alice", 0);
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(a_listener_that_the_worker_does_not_know_is_refused)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client client = client_open_by(b, 0, MQD_LISTENER_COUNT_MAX, -1), last = client_open_by(b, 0, 63, -1);
+    CHECK_EQUAL(client_receive(&client), 0);
+    CHECK(served(&last));
+    client_close(&client), client_close(&last);
+    bench_stop(b);
+}
