@@ -106,8 +106,7 @@ NOTES = """
   records, 2 sealed, 3 redirected, 4 hidden), whether this host's workers have applied it
   (`applied`), how many remain, and for each retired partition the one that takes its records, its
   leader and leader epoch. CONCURRENT_TRANSACTIONS: a transaction is open on one of them.
-* Bytes behind a whole request are ignored, because librdkafka 2.16 sends some; in Produce, Fetch
-  and ListOffsets they end the connection.
+* Bytes behind a whole request are ignored, as by Kafka: librdkafka 2.16 sends some.
 
 ## Error codes
 

@@ -9,11 +9,14 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/big_endian.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
 
 #define ZSTD_SINCE_VERSION 7 /* KIP-110 */
 #define ATTRIBUTE_TRANSACTIONAL 0x10
+/* of any format's batch: offset and length, the least length, the end of magic, and of attributes */
+enum { BATCH_LENGTH_END = 12, BATCH_LENGTH_MIN = 14, BATCH_MAGIC_END = 17, BATCH_ATTRIBUTES_END = 23 };
 #define ATTRIBUTE_CONTROL 0x20
 
 static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count,
@@ -36,11 +39,32 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
     return true;
 }
 
-/* First pass: checks that the frame is well-formed to its end, and counts its topics and
- * partitions. */
-static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
-                   uint32_t *append_count)
+/* Kafka looks for a transactional batch before it looks at any partition, among the first batches of
+ * all of them. What it stumbles over on the way refuses the whole request. */
+static int16_t refusal_of_all(const struct mqd_produce_request *produce, const struct mqd_produce_partition *partition,
+                              bool *transactional)
 {
+    const uint8_t *batch = partition->records;
+    if (*transactional || partition->size_bytes < BATCH_MAGIC_END)
+        return 0;
+    int32_t length = (int32_t)mqd_get_be32(batch + 8);
+    if (length < BATCH_LENGTH_MIN || batch[16] > 2)
+        return MQD_KAFKA_CORRUPT_MESSAGE;
+    if (batch[16] < 2 || length > partition->size_bytes - BATCH_LENGTH_END ||
+        partition->size_bytes < BATCH_ATTRIBUTES_END)
+        return 0;
+    *transactional = batch[22] & ATTRIBUTE_TRANSACTIONAL;
+    return *transactional && produce->transactional_id.size_bytes < 0 ? MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                                                                      : 0;
+}
+
+/* First pass: checks that the frame is well-formed, and counts its topics and partitions. *refusal:
+ * the error of all of them. */
+static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
+                   uint32_t *append_count, int16_t *refusal)
+{
+    bool transactional = false;
+    *refusal = 0;
     if (mqd_produce_parse(body, size_bytes, version, produce) < 0)
         return -1;
     struct mqd_produce_request walk = *produce;
@@ -56,6 +80,8 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
             struct mqd_produce_partition partition;
             if (mqd_produce_next_partition(&walk, &partition) < 0)
                 return -1;
+            if (!*refusal)
+                *refusal = refusal_of_all(produce, &partition, &transactional);
         }
         *append_count += (uint32_t)topic.partition_count;
         if (*append_count > MQD_PARTITION_SLOT_COUNT)
@@ -66,13 +92,15 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
     return mqd_produce_end(&walk);
 }
 
+static bool is_whole(const struct mqd_produce_partition *partition)
+{
+    return partition->size_bytes >= BATCH_MAGIC_END &&
+           (int32_t)mqd_get_be32(partition->records + 8) <= partition->size_bytes - BATCH_LENGTH_END;
+}
+
 static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_partition *partition,
                            struct mqd_request *request, struct mqd_batch *batch, const char **message)
 {
-    if (partition->size_bytes <= 0) {
-        *message = "the partition came without a record batch";
-        return MQD_KAFKA_INVALID_RECORD;
-    }
     int16_t error = mqd_batch_validate(partition->records, (uint64_t)partition->size_bytes, batch, message);
     if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
         *message = "clients may not write control batches";
@@ -90,11 +118,15 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
 /* Routes one partition's batch: refused at once, parked for a check of its records, or passed to
  * its owner. */
 static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append,
-                  struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id)
+                  struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id, bool acks_valid)
 {
     struct mqd_batch batch;
     if (!topic || partition->partition_index < 0 || (uint32_t)partition->partition_index >= topic->partition_count) {
         mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
+        return;
+    }
+    if (!acks_valid) {
+        mqd_append_done(r, append, MQD_KAFKA_INVALID_REQUIRED_ACKS);
         return;
     }
     /* a client that could write here could commit offsets and transactions of other clients */
@@ -110,6 +142,13 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
+    if (!is_whole(partition)) { /* to Kafka no batch at all, so that no log refuses it */
+        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        append->message = "the partition came without a whole record batch";
+        mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+        return;
+    }
+    append->slot = topic->slots[partition->partition_index];
     int16_t error = check_batch(r, partition, request, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -118,7 +157,6 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, error);
         return;
     }
-    append->slot = topic->slots[partition->partition_index];
     append->offset = (uint64_t)(partition->records - r->options.arenas[r->options.self]);
     append->size_bytes = (uint32_t)partition->size_bytes;
     append->pinned = MQD_PIN_FRAME;
@@ -166,7 +204,8 @@ static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_p
     }
 }
 
-static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, struct mqd_produce_request *produce)
+static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, struct mqd_produce_request *produce,
+                           int16_t refusal)
 {
     bool acks_valid = produce->required_acks >= -1 && produce->required_acks <= 1;
     for (int32_t t = 0; t < produce->topic_count; t++) {
@@ -185,10 +224,10 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
             append->partition_index = partition.partition_index;
             append->acks_all = produce->required_acks == -1;
             append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
-            if (acks_valid)
-                route(r, request, append, topic, &partition, topic_header.key.by_id);
+            if (refusal)
+                mqd_append_done(r, append, refusal);
             else
-                mqd_append_done(r, append, MQD_KAFKA_INVALID_REQUIRED_ACKS);
+                route(r, request, append, topic, &partition, topic_header.key.by_id, acks_valid);
         }
     }
 }
@@ -210,8 +249,9 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
 {
     struct mqd_produce_request produce;
     uint32_t append_count;
+    int16_t refusal;
     if (measure(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version, &produce,
-                &append_count) < 0) {
+                &append_count, &refusal) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }
@@ -230,7 +270,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     request->arena_pins = 1;
     r->producing = &produce;
     r->producing_client = (struct mqd_text){header->client_id, header->client_id ? header->client_id_bytes : -1};
-    produce_topics(r, request, &produce);
+    produce_topics(r, request, &produce, refusal);
     r->producing = NULL;
     if (--request->arena_pins == 0) {
         mqd_frame_release(r, (uint64_t)request->arena_offset);
@@ -342,6 +382,24 @@ static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
     return told ? out : NULL;
 }
 
+/* Whether Kafka names the log's start beside this error: where the log itself, or its validator,
+ * refused the batch. */
+static bool tells_start(int16_t error)
+{
+    return error == MQD_KAFKA_INVALID_RECORD || error == MQD_KAFKA_INVALID_TIMESTAMP ||
+           error == MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER || error == MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER ||
+           error == MQD_KAFKA_INVALID_PRODUCER_EPOCH || error == MQD_KAFKA_UNKNOWN_PRODUCER_ID;
+}
+
+static int64_t log_start_offset(const struct mqd_reactor *r, const struct mqd_append *append)
+{
+    struct mqd_positions positions;
+    if (!append->error || append->slot >= MQD_PARTITION_SLOT_COUNT || !tells_start(append->error))
+        return append->log_start_offset;
+    mqd_slot_positions(mqd_control_partition(r->options.control, append->slot), &positions);
+    return positions.log_start_offset;
+}
+
 void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_buffer *out = &r->scratch;
@@ -363,7 +421,7 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
                                                   .error = append->error,
                                                   .base_offset = append->error ? -1 : append->base_offset,
                                                   .log_append_time_ms = append->log_append_time_ms,
-                                                  .log_start_offset = append->log_start_offset,
+                                                  .log_start_offset = log_start_offset(r, append),
                                                   .message = append->error ? append->message : NULL};
             if (append->error && append->refusal) {
                 outcome.record_errors = append->refusal->index;

@@ -242,7 +242,7 @@ int mqd_fetch_end(struct mqd_fetch_request *request)
     request->rack_id_bytes = rack_id.size_bytes;
     if (flexible(request->version) && take_request_tags(request))
         return -1;
-    return mqd_cursor_finished(&request->cursor, "Fetch");
+    return 0;
 }
 
 void mqd_fetch_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, int16_t error,

@@ -94,7 +94,7 @@ int mqd_list_offsets_end(struct mqd_list_offsets_request *request)
         return -1;
     if (mqd_skip_tags(&request->cursor, flexible(request->version)))
         return -1;
-    return mqd_cursor_finished(&request->cursor, "ListOffsets");
+    return 0;
 }
 
 void mqd_list_offsets_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms,

@@ -101,7 +101,7 @@ int mqd_produce_end(struct mqd_produce_request *request)
         return mqd_wire_misused("Produce: ended before its last partition");
     if (mqd_skip_tags(&request->cursor, flexible(request->version)))
         return -1;
-    return mqd_cursor_finished(&request->cursor, "Produce");
+    return 0;
 }
 
 void mqd_produce_response_topics(struct mqd_buffer *buffer, int16_t version, int32_t topic_count)

@@ -73,7 +73,7 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
 int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out);
 /* call partition_count times per topic */
 int mqd_produce_next_partition(struct mqd_produce_request *request, struct mqd_produce_partition *out);
-int mqd_produce_end(struct mqd_produce_request *request); /* tags and no trailing bytes */
+int mqd_produce_end(struct mqd_produce_request *request); /* tags; what follows is ignored */
 
 /* -- Fetch 4..18 -- */
 struct mqd_fetch_request {

@@ -16,6 +16,17 @@ AS_REPLICA = "replica ids are for hosts of the cluster, which authenticate: a cl
 ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
 ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; mqd refuses them by name"
+LAST_FETCHED = (
+    "only replicas send last_fetched_epoch; a worker that reads for a consumer has no epochs to compare it with"
+)
+ENDED = (
+    "a batch of an ended transaction is no repetition (docs/decisions/2026-11-22-sequences-of-ended-transactions.md)"
+)
+SENT_TWICE = "beside a batch that was sent twice Kafka gives its timestamp, though the topic keeps the producer's"
+ONLY_NAMED = "of versions that it advertises for old clients' sake only Kafka closes the connection; mqd says why"
+NO_METRICS = "there are no metrics of clients (KIP-714), and so nothing to configure"
+VERIFIED_LATER = "acks, batches and sequences are judged before the transaction's coordinator is asked"
+EMPTY_ADD = "a transaction to which an empty list of partitions was added is not begun"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
 
 ALLOWED = (
@@ -24,7 +35,7 @@ ALLOWED = (
     Allowed("*", "0+", "*.error_code", CRASHED, kafka=-1),
     Allowed("Metadata", "0-13", "topics", HASHED, order=True),
     Allowed("Metadata", "0-13", "topics[].partitions", HASHED, order=True),
-    Allowed("Fetch", "4-12", "responses", HASHED, order=True),
+    Allowed("Fetch", "4-18", "responses", HASHED, order=True),
     Allowed("Fetch", "4-18", "responses[].partitions", HASHED, order=True),
     Allowed("Fetch", "4-18", "responses[].partitions[].aborted_transactions", BESIDE_ERRORS, kafka=None, mqd=[]),
     Allowed("Fetch", "4-18", "responses[].partitions[].aborted_transactions", BESIDE_ERRORS, kafka=[], mqd=None),
@@ -48,6 +59,45 @@ ALLOWED = (
     Allowed("DeleteRecords", "0-2", "topics[] only mqd", NO_PARTITIONS),
     Allowed("Fetch", "7-18", "error_code", AS_REPLICA, mqd=31),
     Allowed("Fetch", "4-6", "responses[] only Kafka", AS_REPLICA),
+    Allowed("Fetch", "12-18", "responses[].partitions[].error_code", LAST_FETCHED, kafka=1, mqd=0),
+    Allowed("Fetch", "12-18", "responses[].partitions[].error_code", LAST_FETCHED, kafka=0, mqd=1),
+    Allowed("Produce", "0-2", "outcome", ONLY_NAMED, kafka="closed", mqd="answered"),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", ENDED, mqd=59),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].log_append_time_ms", SENT_TWICE, mqd=-1),
+    Allowed(
+        "Produce",
+        "8-13",
+        "responses[].partition_responses[].record_errors[] only Kafka",
+        "of timestamps mqd looks at the batch's largest one, which names no record",
+    ),
+    Allowed(
+        "Produce",
+        "8-13",
+        "responses[].partition_responses[].record_errors[] only mqd",
+        "mqd names the record that cannot be parsed",
+    ),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=48, mqd=45),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=48, mqd=21),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=48, mqd=87),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=47, mqd=87),
+    Allowed("AddPartitionsToTxn", "0-3", "results_by_topic_v3_and_below", HASHED, order=True),
+    Allowed("AddPartitionsToTxn", "0-3", "results_by_topic_v3_and_below[].results_by_partition", HASHED, order=True),
+    Allowed("AddPartitionsToTxn", "4-5", "results_by_transaction[].topic_results", HASHED, order=True),
+    Allowed(
+        "AddPartitionsToTxn", "4-5", "results_by_transaction[].topic_results[].results_by_partition", HASHED, order=True
+    ),
+    Allowed(
+        "AddPartitionsToTxn", "4-5", "outcome", "a batch of no transactions Kafka never answers", "waits", "answered"
+    ),
+    Allowed("DescribeTransactions", "0", "transaction_states[].transaction_state", EMPTY_ADD, "Ongoing", "Empty"),
+    Allowed(
+        "DescribeTransactions", "0", "transaction_states[].transaction_state", EMPTY_ADD, "Ongoing", "CompleteCommit"
+    ),
+    Allowed(
+        "DescribeTransactions", "0", "transaction_states[].transaction_state", EMPTY_ADD, "Ongoing", "CompleteAbort"
+    ),
+    Allowed("DescribeTransactions", "0", "transaction_states[].topics[].partitions", HASHED, order=True),
+    Allowed("AddPartitionsToTxn", "4-5", "results_by_transaction[].topic_results[] only mqd", NO_PARTITIONS),
     Allowed("CreatePartitions", "0-3", "results", HASHED, order=True),
     Allowed("CreateTopics", "2-7", "topics", HASHED, order=True),
     Allowed("DeleteTopics", "1-6", "responses", HASHED, order=True),
@@ -75,6 +125,10 @@ ALLOWED = (
     Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[] only mqd", HOURS),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
     Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
+    Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
+    Allowed("AlterConfigs", "0-2", "responses[].error_code", NO_METRICS, kafka=0, mqd=42),
+    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", NO_METRICS, kafka=0, mqd=42),
+    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", NO_METRICS, kafka=40, mqd=42),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
     Allowed(
         "AlterClientQuotas",

@@ -12,7 +12,7 @@ from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.schema.cluster import DESCRIBE_CLUSTER
 from tests.broker import Broker
-from tests.judge.model import Step, World
+from tests.judge.model import Batch, Step, World
 from tests.judge.sides import Side
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
@@ -165,3 +165,135 @@ def test_an_instance_id_may_be_empty(shared_broker: Broker) -> None:
     joined = side.until(world, Step(11, 5, join), lambda body: body.error_code not in (14, 16)).body
     side.close()
     assert (joined.error_code, [one.group_instance_id for one in joined.members]) == (0, [""])
+
+
+def _altered(broker: Broker, kind: int, name: str, configs: list[tuple[str, int, str]]) -> int:
+    Config = m.IncrementalAlterConfigsRequest.Config
+    resource = m.IncrementalAlterConfigsRequest.Resource(kind, name, [Config(*config) for config in configs])
+    with KafkaConnection(port=broker.port) as kafka:
+        return kafka.call(44, 1, m.IncrementalAlterConfigsRequest([resource])).responses[0].error_code
+
+
+def test_a_wrong_value_is_named_before_the_topic_that_is_not_there(shared_broker: Broker) -> None:
+    found = [
+        _altered(shared_broker, 2, "judge-none", [("retention.ms", 0, "soon")]),
+        _altered(shared_broker, 2, "judge-none", [("retention.ms", 0, "3600000")]),
+        _altered(shared_broker, 2, "bad name!", [("retention.ms", 0, "soon")]),
+        _altered(shared_broker, 2, "bad name!", [("retention.ms", 2, "1")]),
+        _altered(shared_broker, 2, "", [("retention.ms", 0, "soon")]),
+    ]
+    assert found == [
+        ErrorCode.INVALID_CONFIG,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.INVALID_CONFIG,
+        ErrorCode.INVALID_REQUEST,
+    ]
+
+
+def test_a_wrong_value_of_a_broker_is_an_invalid_request(shared_broker: Broker) -> None:
+    found = [
+        _altered(shared_broker, 4, "1", [("log.retention.ms", 0, "soon")]),
+        _altered(shared_broker, 4, "1", [("no.such.config", 0, "1"), ("log.retention.ms", 0, "soon")]),
+        _altered(shared_broker, 4, "1", [("min.insync.replicas", 0, "1")]),
+        _altered(shared_broker, 4, "1", [("min.insync.replicas", 2, "1"), ("log.retention.ms", 4, "1")]),
+    ]
+    invalid = ErrorCode.INVALID_REQUEST
+    assert found == [invalid, invalid, ErrorCode.INVALID_CONFIG, invalid]
+
+
+def test_a_configuration_is_judged_before_the_assignments(shared_broker: Broker) -> None:
+    twice = [m.CreateTopicsRequest.Assignment(0, [1]), m.CreateTopicsRequest.Assignment(0, [1])]
+    configs = [m.CreateTopicsRequest.Config("retention.ms", "soon")]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        made = kafka.call(
+            19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-c", -1, -1, twice, configs)])
+        )
+    assert made.topics[0].error_code == ErrorCode.INVALID_CONFIG
+
+
+def test_a_topic_by_name_and_id_is_answered_as_often_as_it_is_there(shared_broker: Broker) -> None:
+    both = m.DeleteTopicsRequest.TopicState("judge-both", b"i" * 16)
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(20, 6, m.DeleteTopicsRequest(topics=[both, both], timeout_ms=5000))
+    assert [one.error_code for one in found.responses] == [ErrorCode.INVALID_REQUEST] * 2
+
+
+def test_an_unknown_id_has_no_authorized_operations(shared_broker: Broker) -> None:
+    asked = [m.MetadataRequest.Topic(b"i" * 16, None)]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(3, 12, m.MetadataRequest(asked, False, include_topic_authorized_operations=True))
+    assert found.topics[0].topic_authorized_operations == -(2**31)
+
+
+def test_an_empty_transactional_id_has_a_coordinator(shared_broker: Broker) -> None:
+    side = Side("mqd", shared_broker.port)
+    asked = Step(10, 6, m.FindCoordinatorRequest(key_type=1, coordinator_keys=[""]))
+    found = side.until(World(""), asked, lambda body: body.coordinators[0].error_code != 15).body
+    side.close()
+    assert (found.coordinators[0].error_code, found.coordinators[0].node_id) == (0, 1)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_partitions_of_a_transaction_are_looked_up_before_its_id(shared_broker: Broker, verify: bool) -> None:
+    Topic, Transaction = m.AddPartitionsToTxnRequest.Topic, m.AddPartitionsToTxnRequest.Transaction
+    asked = [Transaction("", 1, 0, verify, [Topic("judge-none", [0])])]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = kafka.call(24, 5, m.AddPartitionsToTxnRequest(transactions=asked)).results_by_transaction
+    assert found[0].topic_results[0].results_by_partition[0].partition_error_code == 3
+
+
+def _produced(broker: Broker, topic: str, batches: list[bytes], acks: int = -1, version: int = 9) -> list:
+    Data, Partition = m.ProduceRequest.TopicData, m.ProduceRequest.PartitionData
+    data = Data(
+        name=topic, partition_data=[Partition(index=index, records=batch) for index, batch in enumerate(batches)]
+    )
+    request = m.ProduceRequest(None, acks=acks, timeout_ms=10_000, topic_data=[data])
+    with KafkaConnection(port=broker.port) as kafka:
+        return kafka.call(0, version, request).responses[0].partition_responses
+
+
+@pytest.fixture
+def topic(shared_broker: Broker) -> str:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-produce", 2, 1)]))
+    return "judge-produce"
+
+
+def test_a_missing_partition_is_named_before_wrong_acks(shared_broker: Broker, topic: str) -> None:
+    whole = Batch().build(World(""))
+    assert [one.error_code for one in _produced(shared_broker, topic, [whole, whole, whole], acks=2)] == [21, 21, 3]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (Batch(damage="length"), ErrorCode.CORRUPT_MESSAGE),
+        (Batch(damage="magic 3"), ErrorCode.CORRUPT_MESSAGE),
+        (Batch(is_transactional=True), ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+    ],
+)
+def test_such_a_batch_refuses_the_whole_request(shared_broker: Broker, topic: str, batch: Batch, error: int) -> None:
+    batches = [one.build(World("")) for one in (Batch(), batch)]
+    assert [one.error_code for one in _produced(shared_broker, topic, batches)] == [error, error]
+
+
+def test_beside_an_error_of_the_log_its_start_is_named(shared_broker: Broker, topic: str) -> None:
+    damages = [Batch(damage="count lies"), Batch(damage="cut")]
+    found = _produced(shared_broker, topic, [one.build(World("")) for one in damages])
+    assert [(one.error_code, one.log_start_offset) for one in found] == [(87, 0), (87, -1)]
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "request_"),
+    [
+        (0, 9, m.ProduceRequest(None, acks=-1, timeout_ms=1000, topic_data=[])),
+        (1, 12, m.FetchRequest(max_wait_ms=0, min_bytes=0, topics=[])),
+        (2, 7, m.ListOffsetsRequest(-1, 0, [])),
+    ],
+)
+def test_bytes_after_a_whole_request_are_ignored(shared_broker: Broker, key: int, version: int, request_) -> None:
+    frame = encode_request(request_, version, 7, "judge") + b"\x01\x02"
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        kafka.send_raw(with_length(frame))
+        assert kafka.receive_frame()[:4] == b"\0\0\0\x07"

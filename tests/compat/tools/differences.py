@@ -49,7 +49,6 @@ FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `pr
 INDEX = "an offset index names the first offset of a batch, Kafka's the last one. Both brokers read both; the tool calls it a mismatch"
 ELR = "with no leader and an empty ISR, Kafka names the last leader as LastKnownElr too; mqd names it as Elr only"
 EMPTY_POLICY = "an empty `cleanup.policy` is refused; `retention.ms=-1` keeps everything"
-INVALID = "a wrong value of a broker setting is INVALID_CONFIG, as of a topic's; Kafka calls it INVALID_REQUEST"
 GROUP_CONFIGS = "a group whose last setting was deleted is unknown again; Kafka keeps an empty entry"
 VOTERS = "one broker alone has no directory id, and no controller listener apart from its own"
 FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is Kafka 4.0's"
@@ -95,7 +94,6 @@ ALLOWED = (
         "configs: of a broker: set.*",
         lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\.",
     ),
-    Allowed(INVALID, "configs: of a broker: set.*", lines=rf"{ERROR}Invalid(Configuration|Request)Exception"),
     Allowed(
         QUOTAS,
         "configs: quotas.*",

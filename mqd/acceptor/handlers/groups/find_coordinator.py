@@ -68,8 +68,6 @@ def _node(context: Context, key: str, key_type: int) -> int:
 def _coordinator(
     context: Context, key: str, key_type: int, error: int, message: str | None
 ) -> FindCoordinatorResponse.Coordinator:
-    if not error and not key and key_type == TRANSACTION:
-        error, message = int(ErrorCode.INVALID_REQUEST), "A transactional id cannot be empty."
     if not error:
         node = _node(context, key, key_type)
         endpoint = context.broker.endpoint(node, context.address)

@@ -49,6 +49,11 @@ async def _create(
     may_be_new &= topic.num_partitions == -1 and topic.replication_factor == -1
     indexes = [assignment.partition_index for assignment in topic.assignments]
     if may_be_new and len(set(indexes)) != len(indexes):
+        # the configuration, which the controller knows, is judged before the assignments
+        configured = messages.CreateTopic(topic.name, -1, -1, {}, {one.name: one.value for one in topic.configs})
+        answer = await broker.controller.request(configured, request.timeout_ms, validate_only=True)
+        if answer.error == ErrorCode.INVALID_CONFIG:
+            return _refused(topic.name, answer.error, answer.message)
         return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned twice.")
     change = messages.CreateTopic(
         name=topic.name,

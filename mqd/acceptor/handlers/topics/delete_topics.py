@@ -18,10 +18,13 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     else:
         asked = [(name, NO_ID) for name in request.topic_names]
     counts = Counter(asked)
+    # One by name and id is wrong in itself, however often it is there (as in Kafka).
+    once = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
+    wrong = [(name, topic_id) for name, topic_id in asked if (name is None) == (topic_id == NO_ID)]
     results = await asyncio.gather(
         *(
             _delete(context.broker, header.api_version, name, topic_id, counts[name, topic_id], request.timeout_ms)
-            for name, topic_id in counts
+            for name, topic_id in wrong + once
         )
     )
     return DeleteTopicsResponse(responses=list(results))
@@ -35,10 +38,10 @@ async def _delete(
             name=name, topic_id=topic_id, error_code=int(error), error_message=message
         )
 
-    if count > 1:
-        return result(ErrorCode.INVALID_REQUEST, "Duplicate topic.")
     if (name is None) == (topic_id == NO_ID):
         return result(ErrorCode.INVALID_REQUEST, "You must specify either a topic name or a topic id, not both.")
+    if count > 1:
+        return result(ErrorCode.INVALID_REQUEST, "Duplicate topic.")
     known = broker.metadata.topics.get(name) if name is not None else broker.metadata.by_id(topic_id)
     answer = await broker.controller.request(messages.DeleteTopic(name, topic_id if name is None else None), timeout_ms)
     error = answer.error

@@ -37,7 +37,8 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         topic.error_code or any(partition.error_code for partition in topic.partitions) for topic in topics
     )
     if request.include_topic_authorized_operations:
-        for topic in topics:
+        # as in Kafka: rights are rights to a name, and an unknown id has none
+        for topic in (topic for topic in topics if topic.name is not None):
             topic.topic_authorized_operations = TOPIC_OPERATIONS
     response = MetadataResponse(
         brokers=[

@@ -79,14 +79,12 @@ def _topics(topics: list, errors: Errors) -> list:
 
 def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...], is_peer: bool) -> Errors | None:
     """All or nothing: if one partition does not exist or is not for clients, none is added."""
+    refused = {partition: error for partition in asked if (error := _refusal(broker, *partition, is_peer))}
+    if refused:
+        return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked}
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
-    refused = {partition: error for partition in asked if (error := _refusal(broker, *partition, is_peer))}
-    return (
-        {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked}
-        if refused
-        else None
-    )
+    return None
 
 
 def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
@@ -129,17 +127,17 @@ async def _verify(
     producer_id: int,
     epoch: int,
     asked: tuple[Partition, ...],
-    version: int,
+    _version: int,
     is_peer: bool,
 ) -> Errors:
     """Another host gets the coordinator's own codes, and translates them for its client."""
-    if not transactional_id or broker.transactions is None:
-        return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
+    refused = _unusable(broker, transactional_id, asked, is_peer)
+    if refused is not None:
+        return refused
     found = await checks.verify(broker.transactions.coordinator, transactional_id, producer_id, epoch, asked)
     if is_peer:
         return dict(zip(asked, found, strict=True))
-    abortable = int(ErrorCode.TRANSACTION_ABORTABLE if version >= VERSION_2_SINCE else ErrorCode.INVALID_TXN_STATE)
     return {
-        partition: abortable if error == ErrorCode.INVALID_TXN_STATE else error
+        partition: int(ErrorCode.TRANSACTION_ABORTABLE) if error == ErrorCode.INVALID_TXN_STATE else error
         for partition, error in zip(asked, found, strict=True)
     }

@@ -46,6 +46,7 @@ METADATA_TOPIC = "__cluster_metadata"
 PRODUCER_ID_MAX = 2**63 - 1
 PRODUCER_ID_BLOCK_MAX = 1_000_000
 GROUP_CONFIGS_MAX = 100_000
+OPERATIONS = ("set", "delete", "append", "subtract")
 
 
 class Placement(NamedTuple):
@@ -418,7 +419,9 @@ def _check_config(rules: ConfigRules, resource_type: int, config: Mapping[str, s
     try:
         return rules.check(resource_type, config)
     except ConfigError as error:
-        raise Refusal(ErrorCode.INVALID_CONFIG, str(error)) from None
+        # Kafka's code for a broker's value, kept for compatibility (KAFKA-13609)
+        code = ErrorCode.INVALID_REQUEST if resource_type == RESOURCE_BROKER else ErrorCode.INVALID_CONFIG
+        raise Refusal(code, str(error)) from None
 
 
 def alter_config(
@@ -428,10 +431,19 @@ def alter_config(
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(repeated)}")
+    for operation in change.operations:
+        if operation.operation not in OPERATIONS:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation.operation} on {operation.name}.")
     broker_config = state.broker_config(place.node_id)
     if change.resource_type == RESOURCE_TOPIC:
+        # As in Kafka: the operations, the name, the values, and only then whether the topic is there.
+        known = state.topics.get(change.resource_name)
+        wanted = _operated(known.config if known else {}, change, rules, broker_config)
+        if not change.resource_name:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+        check_topic_name(change.resource_name)
+        config = _checked(wanted, change, rules)
         topic = existing(state, change.resource_name)
-        config = _altered(topic.config, change, rules, broker_config)
         _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
         return [] if config == topic.config else [TopicConfigured(topic.topic_id, config)]
     if change.resource_type == RESOURCE_BROKER:
@@ -440,7 +452,7 @@ def alter_config(
         for operation in change.operations if change.resource_name else ():
             if operation.name in (MIN_IN_SYNC, UNCLEAN_ENABLE) and operation.operation == "set":
                 raise Refusal(
-                    ErrorCode.INVALID_REQUEST,
+                    ErrorCode.INVALID_CONFIG,
                     f"{operation.name} cannot be set for one broker: a partition moves between them. Set it for a"
                     " topic, or for all brokers.",
                 )
@@ -496,13 +508,27 @@ def _altered(
     current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]
 ) -> dict[str, str]:
     """The whole new configuration of the resource."""
+    return _checked(_operated(current, change, rules, broker_config), change, rules)
+
+
+def _operated(
+    current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]
+) -> dict[str, str]:
     config = {} if change.replace else dict(current)
     for operation in change.operations:
         _alter_one(config, operation, change.resource_type, rules, broker_config)
     if change.replace:
         for name in current.keys() - config.keys():
             _check_dynamic(rules, change.resource_type, name)
-    return _check_config(rules, change.resource_type, config)
+    return config
+
+
+def _checked(config: dict[str, str], change: messages.AlterConfig, rules: ConfigRules) -> dict[str, str]:
+    checked = _check_config(rules, change.resource_type, config)
+    for operation in change.operations:  # after the values of those that are known, as in Kafka
+        if operation.operation != "delete":
+            _check_known(rules, change.resource_type, operation.name)
+    return checked
 
 
 def _check_dynamic(rules: ConfigRules, resource_type: int, name: str) -> None:
@@ -526,15 +552,13 @@ def _alter_one(
         _check_dynamic(rules, resource_type, name)
         config.pop(name, None)
         return
-    _check_known(rules, resource_type, name)
     _check_dynamic(rules, resource_type, name)
     if value is None:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for {verb.upper()} of {name}.")
     if verb == "set":
         config[name] = value
         return
-    if verb not in ("append", "subtract"):
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {verb} on {name}.")
+    _check_known(rules, resource_type, name)
     if not rules.is_list(resource_type, name):
         raise Refusal(ErrorCode.INVALID_CONFIG, f"Can't {verb.upper()} to key {name} because its type is not LIST.")
     base = config.get(name)
