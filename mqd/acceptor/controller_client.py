@@ -36,6 +36,8 @@ Metadata = (
     | messages.BrokerConfigPut
     | messages.GroupConfigPut
     | messages.SettingsPut
+    | messages.AclsPut
+    | messages.CredentialsPut
     | messages.Several
 )
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.records import RETIRE_HIDDEN
+from mqd.cluster.metadata.records import RETIRE_HIDDEN, ScramCredential
+from mqd.security.authorizer import Authorizer
 
 
 class Metadata:
@@ -17,7 +18,9 @@ class Metadata:
     it yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Authorizer | None = None) -> None:
+        """`rules`: is kept up to date with the cluster's access control lists."""
+        self.rules = rules if rules is not None else Authorizer()
         self.version = -1  # -1: no image yet
         self.cluster_id = ""
         self.controller_id = -1
@@ -30,6 +33,8 @@ class Metadata:
         self.client_quotas: list[messages.ClientQuota] = []
         # explicit levels; mqd.cluster.metadata.features.levels() adds the defaults
         self.features: dict[str, int] = {}
+        # by user and mechanism
+        self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}
         self.features_version = 0  # version of the message that last changed them
         # Existing topics that this host's processes do not receive, or not with all their
         # partitions.
@@ -76,6 +81,13 @@ class Metadata:
                     self.group_configs[message.group_id] = message.config
                 else:
                     self.group_configs.pop(message.group_id, None)
+            case messages.AclsPut():
+                self.rules.change(dict(message.put), message.removed)
+            case messages.CredentialsPut():
+                for key in message.removed:
+                    self.scram_credentials.pop((key[0], key[1]), None)
+                for credential in message.put:
+                    self.scram_credentials[credential.user, credential.mechanism] = credential
             case messages.SettingsPut():
                 self.client_quotas = self.client_quotas if message.client_quotas is None else message.client_quotas
                 if message.withheld is not None:
@@ -157,6 +169,10 @@ class Metadata:
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
         self.group_configs = dict(image.group_configs)
         self.client_quotas, self.features, self.features_version = image.client_quotas, image.features, image.version
+        self.rules.replace(dict(image.acls))
+        self.scram_credentials = {
+            (credential.user, credential.mechanism): credential for credential in image.scram_credentials
+        }
         self._sorted = None
 
     def _put(self, message: messages.TopicPut) -> None:

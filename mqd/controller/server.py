@@ -17,7 +17,7 @@ from mqd.base import logging
 from mqd.cluster.host.messages import FromController, Subscribe, ToController
 
 REQUEST_BYTES_MAX = 16 << 20
-SEND_BYTES_MAX = 128 << 20
+SEND_BYTES_MAX = 192 << 20
 SUBSCRIBER_COUNT_MAX = 256
 
 log = logging.get("controller.server")

@@ -27,6 +27,7 @@ from mqd.base import cluster_config, logging, watchdog
 from mqd.base.config import broker_value
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.host.messages import (
+    AclsPut,
     Applied,
     BrokerConfigPut,
     BrokersPut,
@@ -44,6 +45,7 @@ from mqd.cluster.host.messages import (
     TopicRemoved,
 )
 from mqd.log.files import NativeFiles
+from mqd.security.authorizer import Authorizer
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
@@ -85,6 +87,7 @@ class Worker:
         self._ready = False
         self._version = -1
         self._cluster_id = ""
+        self.rules = Authorizer()  # the cluster's access control lists
         self._looked_behind = False
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
@@ -345,15 +348,22 @@ class Worker:
             elif isinstance(message, InSyncAnswer):
                 self._telling.on_answer(message)
             elif isinstance(message, Several):
+                for part in message.parts:
+                    if isinstance(part, AclsPut):
+                        self.rules.change(dict(part.put), part.removed)
                 await self._apply(self._catalog.on_several(message.parts), message.version)
             elif isinstance(message, TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut):
                 await self._apply(self._catalog.on_message(message), message.version)
+            elif isinstance(message, AclsPut):
+                self.rules.change(dict(message.put), message.removed)
+                await self._apply(Changes(), message.version)
             elif isinstance(message, SettingsPut):
                 # quotas are already in the control segment, the rest concerns the acceptor
                 await self._apply(Changes(), message.version)
 
     async def _on_image(self, image: Image) -> None:
         self._cluster_id = image.cluster_id
+        self.rules.replace(dict(image.acls))
         changes = self._catalog.on_image(image)
         if not self._ready:
             doomed = await self._background.urgent(

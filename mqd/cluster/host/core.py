@@ -190,6 +190,8 @@ class HostCore(TopicImages):
             or event.broker_config is not None
             or event.brokers_changed
             or event.settings_changed
+            or event.acls_put
+            or event.acls_removed
         ):
             self._version = event.version
         actions: list[Action] = []
@@ -207,11 +209,19 @@ class HostCore(TopicImages):
             )
         if event.settings_changed:
             news.append(self._settings(event))
+        if event.acls_put or event.acls_removed:
+            put = [(acl.acl_id, acl.binding) for acl in event.acls_put]
+            news.append(messages.AclsPut(event.version, put, list(event.acls_removed)))
         if news:  # H7
             actions += self._broadcast(news[0] if len(news) == 1 else messages.Several(self._version, news))
         for group_id in event.groups:
             config = self._state.group_configs.get(group_id, {})
             actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
+        if event.credentials_put or event.credentials_removed:
+            credentials = messages.CredentialsPut(
+                self._version, list(event.credentials_put), list(event.credentials_removed)
+            )
+            actions += self._broadcast(credentials, role="acceptor")
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _on_state_replaced(self, event: StateReplaced, now_ms: int) -> list[Action]:
@@ -225,7 +235,7 @@ class HostCore(TopicImages):
                 actions += self._put(topic, {})
         for subscriber in self._subscribers.values():
             if not subscriber.held:
-                actions.append(Send(subscriber.client, self._whole()))
+                actions.append(Send(subscriber.client, self._whole(subscriber.role)))
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
@@ -294,9 +304,9 @@ class HostCore(TopicImages):
         if role == "worker" and index in self._fenced:
             subscriber.held = True
             return actions
-        return [*actions, Send(event.client, self._whole())]
+        return [*actions, Send(event.client, self._whole(role))]
 
-    def _whole(self) -> messages.Image:
+    def _whole(self, role: str) -> messages.Image:
         state = self._state
         brokers = [broker_image(broker) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
@@ -314,6 +324,8 @@ class HostCore(TopicImages):
             state.features,
             self.node_id,
             self._names_waiting(),
+            list(state.acls.items()),
+            list(state.scram_credentials.values()) if role == "acceptor" else [],
         )
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:
@@ -379,7 +391,7 @@ class HostCore(TopicImages):
                 for subscriber in self._subscribers.values():
                     if subscriber.held and subscriber.index == index:
                         subscriber.held = False
-                        actions.append(Send(subscriber.client, self._whole()))
+                        actions.append(Send(subscriber.client, self._whole(subscriber.role)))
         return actions
 
     def _on_worker_applied(self, event: WorkerApplied, now_ms: int) -> list[Action]:

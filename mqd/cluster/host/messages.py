@@ -9,6 +9,9 @@ has applied it: a client that knows of a topic can produce to it.
 
 import msgspec
 
+from mqd.cluster.metadata.records import ScramCredential
+from mqd.security.acl import AclBinding, AclFilter
+
 # -- the metadata image ----------------------------------------------------------------------------
 
 
@@ -91,6 +94,8 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     features: dict[str, int] = {}
     node_id: int = -1  # this host
     withheld: list[str] = []  # as in SettingsPut
+    acls: list[tuple[bytes, AclBinding]] = []  # id and rule
+    scram_credentials: list[ScramCredential] = []  # only to the acceptor
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -144,6 +149,24 @@ class SettingsPut(msgspec.Struct, tag=True, frozen=True):
     # Existing topics that are withheld or sent without all of their partitions, which wait for
     # slots of this host.
     withheld: list[str] | None = None
+
+
+class AclsPut(msgspec.Struct, tag=True, frozen=True):
+    """New rules, and the ids of removed ones."""
+
+    version: int
+    put: list[tuple[bytes, AclBinding]]
+    removed: list[bytes]
+
+
+class CredentialsPut(msgspec.Struct, tag=True, frozen=True):
+    """Only to the acceptor: changed credentials, and (user, mechanism) of removed ones. The version
+    is the current one, since nothing that workers know has changed.
+    """
+
+    version: int
+    put: list[ScramCredential]
+    removed: list[tuple[str, int]]
 
 
 class BrokersPut(msgspec.Struct, tag=True, frozen=True):
@@ -408,6 +431,25 @@ class ReleaseRetired(msgspec.Struct, tag=True, frozen=True):
     name: str
 
 
+class CreateAcls(msgspec.Struct, tag=True, frozen=True):
+    """Rules that exist already are left as they are."""
+
+    bindings: list[AclBinding]
+
+
+class DeleteAcls(msgspec.Struct, tag=True, frozen=True):
+    """The answer's `removed_acls` lists for each filter what it matched."""
+
+    filters: list[AclFilter]
+
+
+class AlterScramCredentials(msgspec.Struct, tag=True, frozen=True):
+    """KIP-554. Users are independent; one result for each, in the answer's `users`."""
+
+    removals: list[tuple[str, int]]  # user, mechanism
+    settings: list[ScramCredential]
+
+
 class AddVoter(msgspec.Struct, tag=True, frozen=True):
     """AddRaftVoter (KIP-853)."""
 
@@ -444,6 +486,9 @@ Change = (
     | AddVoter
     | RemoveVoter
     | DescribeQuorum
+    | CreateAcls
+    | DeleteAcls
+    | AlterScramCredentials
 )
 
 
@@ -455,6 +500,14 @@ class PartitionResult(msgspec.Struct, frozen=True):
     error: int = 0
     message: str | None = None
     replicas: list[int] = []  # BalanceReplicas: the target
+
+
+class UserResult(msgspec.Struct, frozen=True):
+    """The result for one user of AlterScramCredentials."""
+
+    user: str
+    error: int = 0
+    message: str | None = None
 
 
 class QuorumReplica(msgspec.Struct, frozen=True):
@@ -485,12 +538,14 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     count: int = 0
     results: list[PartitionResult] = []  # AlterReassignments, ElectLeaders, BalanceReplicas
     quorum: QuorumImage | None = None  # DescribeQuorum
+    removed_acls: list[list[AclBinding]] = []  # DeleteAcls
+    users: list[UserResult] = []  # AlterScramCredentials
 
 
 ToController = (
     Subscribe | Applied | CommandDone | MoveCompleted | FullDirectories | PartitionEmptied | ProposeInSync | Request
 )
-Part = TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | SettingsPut
+Part = TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | SettingsPut | AclsPut
 FromController = (
     Image
     | TopicPut
@@ -500,6 +555,8 @@ FromController = (
     | BrokerConfigPut
     | GroupConfigPut
     | SettingsPut
+    | AclsPut
+    | CredentialsPut
     | Several
     | InSyncAnswer
     | Command

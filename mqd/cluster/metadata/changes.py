@@ -19,6 +19,7 @@ from mqd.cluster.metadata.rules import elections as election_rules
 from mqd.cluster.metadata.rules import placement
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.rules import security as security_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.metadata.rules import topics as rules
 from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC, ConfigRules
@@ -61,6 +62,12 @@ def decide(
             return done(settings_rules.alter_client_quota(state, change))
         case messages.UpdateFeatures():
             return done(settings_rules.update_features(state, change))
+        case messages.CreateAcls():
+            return done(security_rules.create_acls(state, change, new_id))
+        case messages.DeleteAcls():
+            return Decision(*security_rules.delete_acls(state, change, number))
+        case messages.AlterScramCredentials():
+            return Decision(*security_rules.alter_scram_credentials(state, change, number))
         case messages.AllocateProducerIds():
             answer = messages.Answer(number, 0, offset=state.next_producer_id, count=change.count)
             return Decision(answer, None, rules.allocate_producer_ids(state, change))

@@ -65,6 +65,8 @@ from mqd.cluster.metadata.records import (
     LeaderEpochsRaised,
     ProducerIdsAllocated,
     Record,
+    ScramCredentialRemoved,
+    ScramCredentialSet,
     TopicState,
 )
 from mqd.cluster.metadata.rules import settings as settings_rules
@@ -102,6 +104,7 @@ __all__ = [
 APPLY_WAIT_MS_MAX = 30_000
 REQUESTS_WAITING_MAX = 10_000
 PEERS_WAITING_MAX = 10_000
+NOT_FOR_WORKERS = (GroupConfigured, ProducerIdsAllocated, ScramCredentialSet, ScramCredentialRemoved)
 NOT_ACTIVE = "This host is not the active controller."
 
 
@@ -206,7 +209,7 @@ class MetadataCore(LogTail):
         actions = self._persist(records)
         waits_for = self.tail.version
         # these concern no worker
-        needs_apply = any(not isinstance(record, (GroupConfigured, ProducerIdsAllocated)) for record in records)
+        needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
         self._waiting.append(Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 

@@ -6,7 +6,7 @@ import msgspec
 
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.records import Record, TopicState
+from mqd.cluster.metadata.records import AclCreated, Record, ScramCredential, TopicState
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.metadata.state import MetadataState
 
@@ -200,6 +200,10 @@ class Publish(msgspec.Struct, frozen=True):
     # Topics that lost their partitions from this index on, in their earlier state (also in
     # `topics`).
     vanished: tuple[tuple[TopicState, int], ...] = ()
+    acls_put: tuple[AclCreated, ...] = ()
+    acls_removed: tuple[bytes, ...] = ()
+    credentials_put: tuple[ScramCredential, ...] = ()
+    credentials_removed: tuple[tuple[str, int], ...] = ()
 
     @property
     def settings_changed(self) -> bool:

@@ -28,7 +28,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mqd.cluster.metadata.records import Record
+from mqd.cluster.metadata.records import AclCreated, AclRemoved, Record, ScramCredentialRemoved, ScramCredentialSet
 
 MQD_VERSION = "mqd.version"
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
@@ -92,15 +92,20 @@ FEATURES: dict[str, Feature] = {
         Feature(
             MQD_VERSION,
             0,
-            1,
+            2,
             0,
             "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to"
-            " the cluster.",
+            " the cluster. 2: access control lists and users' credentials.",
         ),
     )
 }
 
-RECORD_LEVELS: dict[type[Record], int] = {}
+RECORD_LEVELS: dict[type[Record], int] = {
+    AclCreated: 2,
+    AclRemoved: 2,
+    ScramCredentialSet: 2,
+    ScramCredentialRemoved: 2,
+}
 """Records that came after the first clusters: the level of mqd.version from which on they may be written."""
 
 

@@ -4,15 +4,21 @@ reached in operation.
 REPLICAS_MAX: the replication core of a partition has room for that many replicas
 (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
 removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
-more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX); the remaining room is for
-subsequent changes.
+more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX). What it leaves is for access
+control lists and credentials (40 MiB at their limits) and for subsequent changes.
 """
 
+from collections.abc import Iterable
+
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.state import MetadataState, acl_bytes
 from mqd.protocol.errors import ErrorCode
+from mqd.security.acl import AclBinding
 
 REPLICAS_MAX = 16
+ACL_COUNT_MAX = 100_000
+ACL_BYTES_MAX = 16 << 20  # of their names, principals and hosts together
+SCRAM_CREDENTIAL_COUNT_MAX = 100_000
 IMAGE_BYTES_MAX = 120 << 20
 # Upper bounds on their msgpack size; tests/unit/cluster/test_limits.py measures it.
 TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
@@ -38,6 +44,24 @@ def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
             f"The cluster has {state.partition_count} partitions; with {partitions} more of {replicas} replicas its"
             f" metadata would take {wanted >> 20} MiB in every process, {IMAGE_BYTES_MAX >> 20} MiB are the limit."
             " Delete topics first, or use another cluster.",
+        )
+
+
+def check_acls(state: MetadataState, bindings: Iterable[AclBinding]) -> None:
+    """Checks the rules with these more. Raises Refusal(POLICY_VIOLATION)."""
+    count, size_bytes = len(state.acls), state.acl_bytes
+    for binding in bindings:
+        count, size_bytes = count + 1, size_bytes + acl_bytes(binding)
+    if count > ACL_COUNT_MAX:
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"The cluster would have {count} access control lists; {ACL_COUNT_MAX} are the most. Prefixes need fewer.",
+        )
+    if size_bytes > ACL_BYTES_MAX:
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"The names in the access control lists would take {size_bytes >> 20} MiB; {ACL_BYTES_MAX >> 20} MiB are the"
+            " most.",
         )
 
 

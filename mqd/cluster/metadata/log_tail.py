@@ -13,6 +13,8 @@ from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.events import Action, Persist, Persisted, Publish, Reply, SendPeer
 from mqd.cluster.metadata.options import DEFAULTS, ControllerOptions
 from mqd.cluster.metadata.records import (
+    AclCreated,
+    AclRemoved,
     BrokerChanged,
     BrokerConfigured,
     BrokerRegistered,
@@ -27,6 +29,8 @@ from mqd.cluster.metadata.records import (
     PartitionsVanished,
     Record,
     ReplicaMoved,
+    ScramCredentialRemoved,
+    ScramCredentialSet,
     TopicConfigured,
     TopicCreated,
     TopicRemoved,
@@ -197,6 +201,14 @@ class LogTail:
             levels,
             changed,
             vanishing,
+            tuple(record for record in batch.records if isinstance(record, AclCreated)),
+            tuple(record.acl_id for record in batch.records if isinstance(record, AclRemoved)),
+            tuple(record.credential for record in batch.records if isinstance(record, ScramCredentialSet)),
+            tuple(
+                (record.user, record.mechanism)
+                for record in batch.records
+                if isinstance(record, ScramCredentialRemoved)
+            ),
         )
 
     def _name_of(self, topic_id: bytes) -> str | None:

@@ -9,6 +9,8 @@ stays readable.
 
 import msgspec
 
+from mqd.security.acl import AclBinding
+
 
 # gc=False: there are hundreds of thousands, and they are never part of a cycle
 class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -215,6 +217,37 @@ class PartitionsVanished(msgspec.Struct, frozen=True, tag="partitions_vanished/1
     partition_count: int
 
 
+class AclCreated(msgspec.Struct, frozen=True, tag="acl_created/1"):
+    """A rule that did not exist."""
+
+    acl_id: bytes  # 16 bytes
+    binding: AclBinding
+
+
+class AclRemoved(msgspec.Struct, frozen=True, tag="acl_removed/1"):
+    acl_id: bytes
+
+
+class ScramCredential(msgspec.Struct, frozen=True):
+    """What the cluster knows of a user's password for one mechanism (KIP-554)."""
+
+    user: str
+    mechanism: int  # Kafka's: 1 SCRAM-SHA-256, 2 SCRAM-SHA-512
+    salt: bytes
+    iterations: int
+    stored_key: bytes
+    server_key: bytes
+
+
+class ScramCredentialSet(msgspec.Struct, frozen=True, tag="scram_credential_set/1"):
+    credential: ScramCredential
+
+
+class ScramCredentialRemoved(msgspec.Struct, frozen=True, tag="scram_credential_removed/1"):
+    user: str
+    mechanism: int
+
+
 Record = (
     ClusterCreated
     | BrokerRegistered
@@ -233,6 +266,10 @@ Record = (
     | BrokerChanged
     | BrokerUnregistered
     | PartitionsVanished
+    | AclCreated
+    | AclRemoved
+    | ScramCredentialSet
+    | ScramCredentialRemoved
 )
 
 _encoder = msgspec.msgpack.Encoder()

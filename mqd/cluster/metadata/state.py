@@ -17,6 +17,7 @@ Invariants (check())
         listed as last known eligible
     P10 if no replica is in sync or eligible, at least one is listed as last known eligible
     S6  `removed` holds only ids of removed topics, the newest REMOVED_COUNT_MAX in order of removal
+    S7  acls and acl_ids have the same rules; acl_bytes is the size of their texts
 """
 
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from typing import Any
 import msgspec
 
 from mqd.cluster.metadata.records import (
+    AclCreated,
+    AclRemoved,
     BrokerChanged,
     BrokerConfigured,
     BrokerRegistered,
@@ -44,12 +47,16 @@ from mqd.cluster.metadata.records import (
     ProducerIdsAllocated,
     Record,
     ReplicaMoved,
+    ScramCredential,
+    ScramCredentialRemoved,
+    ScramCredentialSet,
     TopicConfigured,
     TopicCreated,
     TopicRemoved,
     TopicState,
 )
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+from mqd.security.acl import AclBinding
 
 # topics that a worker that was down may delete from its disk; it sets older ones aside
 REMOVED_COUNT_MAX = 4096
@@ -70,6 +77,8 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
     group_configs: dict[str, dict[str, str]] = {}
     client_quotas: list[ClientQuotaSet] = []
     features: dict[str, int] = {}
+    acls: list[AclCreated] = []
+    scram_credentials: list[ScramCredential] = []
 
 
 def collision_key(name: str) -> str:
@@ -77,6 +86,11 @@ def collision_key(name: str) -> str:
     alike.
     """
     return name.replace(".", "_")
+
+
+def acl_bytes(binding: AclBinding) -> int:
+    """Size of its texts."""
+    return len(binding.name.encode()) + len(binding.principal.encode()) + len(binding.host.encode())
 
 
 def _add(counts: dict, key: object, step: int) -> None:
@@ -134,6 +148,10 @@ class MetadataState:
         "group_configs",
         "client_quotas",
         "features",
+        "acls",
+        "acl_ids",
+        "acl_bytes",
+        "scram_credentials",
     )
 
     def __init__(self) -> None:
@@ -157,6 +175,11 @@ class MetadataState:
         self.client_quotas: dict[Entity, dict[str, float]] = {}
         # explicit levels only; mqd.cluster.metadata.features has the defaults
         self.features: dict[str, int] = {}
+        self.acls: dict[bytes, AclBinding] = {}
+        self.acl_ids: dict[AclBinding, bytes] = {}
+        self.acl_bytes = 0
+        # by user and mechanism
+        self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}
 
     def copy(self) -> "MetadataState":
         other = MetadataState()
@@ -265,6 +288,25 @@ class MetadataState:
     def _on_feature_level_set(self, record: FeatureLevelSet) -> None:
         self.features[record.name] = record.level
 
+    def _on_acl_created(self, record: AclCreated) -> None:
+        if record.acl_id in self.acls or record.binding in self.acl_ids:
+            raise ValueError(f"the rule exists already: {record.binding}")
+        self.acls[record.acl_id] = record.binding
+        self.acl_ids[record.binding] = record.acl_id
+        self.acl_bytes += acl_bytes(record.binding)
+
+    def _on_acl_removed(self, record: AclRemoved) -> None:
+        binding = self.acls.pop(record.acl_id)
+        del self.acl_ids[binding]
+        self.acl_bytes -= acl_bytes(binding)
+
+    def _on_scram_credential_set(self, record: ScramCredentialSet) -> None:
+        credential = record.credential
+        self.scram_credentials[credential.user, credential.mechanism] = credential
+
+    def _on_scram_credential_removed(self, record: ScramCredentialRemoved) -> None:
+        del self.scram_credentials[record.user, record.mechanism]
+
     def _on_replica_moved(self, record: ReplicaMoved) -> None:
         topic = self._topic(record.topic_id)
         old = topic.partitions[record.index]
@@ -352,6 +394,8 @@ class MetadataState:
             group_configs=self.group_configs,
             client_quotas=[ClientQuotaSet(entity, quotas) for entity, quotas in self.client_quotas.items()],
             features=self.features,
+            acls=[AclCreated(acl_id, binding) for acl_id, binding in self.acls.items()],
+            scram_credentials=list(self.scram_credentials.values()),
         )
 
     @classmethod
@@ -368,6 +412,10 @@ class MetadataState:
         for entry in snapshot.client_quotas:
             state._on_client_quota_set(entry)
         state.features = dict(snapshot.features)
+        for acl in snapshot.acls:
+            state._on_acl_created(acl)
+        for credential in snapshot.scram_credentials:
+            state._on_scram_credential_set(ScramCredentialSet(credential))
         state.version = snapshot.version
         return state
 
@@ -393,6 +441,8 @@ class MetadataState:
         for broker in self.brokers.values():
             assert not (broker.fenced and broker.in_controlled_shutdown), "P7"
         assert self.removed.keys().isdisjoint(self.topics_by_id) and len(self.removed) <= REMOVED_COUNT_MAX, "S6"
+        assert {binding: acl_id for acl_id, binding in self.acls.items()} == self.acl_ids, "S7"
+        assert self.acl_bytes == sum(map(acl_bytes, self.acl_ids)), "S7"
         assert preferred == self.preferred_counts, "S4"
         assert counts == self.partition_counts and self.partition_count == sum(
             len(topic.partitions) for topic in self.topics.values()
@@ -438,4 +488,8 @@ _APPLY: dict[type, Callable[[MetadataState, Any], None]] = {
     PartitionsVanished: MetadataState._on_partitions_vanished,
     BrokerChanged: MetadataState._on_broker_changed,
     BrokerUnregistered: MetadataState._on_broker_unregistered,
+    AclCreated: MetadataState._on_acl_created,
+    AclRemoved: MetadataState._on_acl_removed,
+    ScramCredentialSet: MetadataState._on_scram_credential_set,
+    ScramCredentialRemoved: MetadataState._on_scram_credential_removed,
 }

@@ -194,7 +194,7 @@ class World:
         connections and controllers.
         """
         client = f"worker-{index}.{self.generations[index]}.{self.random.random()}"
-        self.views.setdefault(index, {"slots": {}, "version": -1, "epochs": {}})
+        self.views.setdefault(index, {"slots": {}, "version": -1, "epochs": {}, "rules": {}})
         self.subscribed[client] = index
         self.on_host(host_core.SubscriberJoined(client, messages.Subscribe("worker", index, self.generations[index])))
         return client
@@ -214,6 +214,8 @@ class World:
                     view["slots"] = {
                         (t.topic_id, p.index): p.slot for t in message.topics for p in t.partitions if p.slot >= 0
                     }
+                    view["rules"] = dict(message.acls)
+                    assert not message.scram_credentials, "not for workers"
                     view["epochs"] = {
                         (t.topic_id, p.index): p.leader_epoch for t in message.topics for p in t.partitions
                     }
@@ -236,9 +238,15 @@ class World:
                             and view["slots"].get(key, -1) == partition.slot
                         )
                         view["epochs"][key] = partition.leader_epoch
+                case messages.AclsPut():
+                    # the image may have been ahead
+                    view["rules"] = {
+                        acl_id: rule for acl_id, rule in view["rules"].items() if acl_id not in message.removed
+                    } | dict(message.put)
                 case messages.TopicRemoved():
                     for key in [key for key in view["slots"] if key[0] == message.topic_id]:
                         del view["slots"][key]
+            assert not isinstance(message, messages.CredentialsPut), "not for workers"
             assert view["version"] <= message.version
             view["version"], told = message.version, True
         if told:

@@ -8,9 +8,12 @@ import pytest
 from mqd.cluster.host import core as host_core
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.metadata.records import decode_record, encode_record
+from mqd.cluster.metadata import features
+from mqd.cluster.metadata.records import ScramCredential, decode_record, encode_record
+from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.protocol.errors import ErrorCode
+from mqd.security.acl import AclBinding, AclFilter
 from tests.unit.controller.cores_world import NODE, World, alter, create
 
 
@@ -49,6 +52,21 @@ def random_change(world: World):
     return messages.AllocateProducerIds(world.random.randint(1, 100))
 
 
+def random_security_change(world: World):
+    dice, users = world.random.random(), ["u", "v"]
+    if dice < 0.5:
+        bindings = [
+            AclBinding(2, 3, world.random.choice("abc"), f"User:{world.random.choice(users)}", "*", 3, 3)
+            for _ in range(world.random.randint(1, 3))
+        ]
+        return messages.CreateAcls(bindings)
+    if dice < 0.75:
+        return messages.DeleteAcls([AclFilter(name=world.random.choice("abc")), AclFilter(principal="User:u")])
+    credential = ScramCredential(world.random.choice(users), 1, b"salt", 4096, world.random.randbytes(4), b"s")
+    removals = [(world.random.choice(users), 2)] if dice < 0.8 else [(world.random.choice(users), 1)]
+    return messages.AlterScramCredentials(*(([], [credential]) if dice < 0.9 else (removals, [])))
+
+
 def random_move(world: World) -> None:
     """A worker, alive or not any more, says that it has moved a partition, its own or another's."""
     partitions = [
@@ -65,14 +83,29 @@ def random_move(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_history(seed: int) -> None:
+    random_history(seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_history_of_rules_and_credentials(seed: int) -> None:
+    random_history(seed, security=0.5)
+
+
+def random_history(seed: int, security: float = 0) -> None:
+    """`security`: share of changes that are of rules and credentials; then no replica moves."""
     world = World(seed, worker_count=1 + seed % 4, slot_count=20)
+    if security:
+        world.settle()
+        level = messages.FeatureUpdate(features.MQD_VERSION, 2, settings_rules.UPGRADE)
+        assert world.ask(messages.UpdateFeatures([level])).error == 0
     blocks: list[tuple[int, int]] = []
     allocations: dict[int, int] = {}
     for _ in range(250):
         dice = world.random.random()
         world.now_ms += world.random.randint(0, 300)
         if dice < 0.35:
-            change = random_change(world)
+            is_security = security and world.random.random() < security
+            change = random_security_change(world) if is_security else random_change(world)
             number = world.request(
                 change,
                 validate_only=world.random.random() < 0.1 and not isinstance(change, messages.AllocateProducerIds),
@@ -92,7 +125,8 @@ def test_random_history(seed: int) -> None:
                 world.alive.add(index)
                 world.join(index)
         elif dice < 0.96:
-            random_move(world)
+            if not security:
+                random_move(world)
         elif dice < 0.97:
             world.metadata(metadata_core.Tick())
         else:
@@ -103,7 +137,8 @@ def test_random_history(seed: int) -> None:
                 world.alive = set()
                 world.views = {}
             live = sorted(set(world.subscribed.values()) & world.alive)
-            random_move(world)
+            if not security:
+                random_move(world)
             world.die_writing(world.random.randint(0, len(world.queue)))
             for index in live:  # the same processes subscribe again, over new connections
                 world.join(index)
@@ -116,6 +151,8 @@ def test_random_history(seed: int) -> None:
     assert replayed == world.core.committed == world.core.tail
     snapshot = msgspec.msgpack.decode(msgspec.msgpack.encode(replayed.snapshot()), type=Snapshot)
     assert MetadataState.from_snapshot(snapshot) == replayed
+    for index in sorted(set(world.subscribed.values())):
+        assert world.views[index]["rules"] == replayed.acls, "a worker has other rules"
     for number, count in allocations.items():
         answer = world.answers.get(number)
         if answer is not None and answer.error == 0:

@@ -1,0 +1,236 @@
+"""Access control lists and credentials in the metadata: what is written, who is told, how many there
+may be.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mqd.acceptor.metadata import Metadata
+from mqd.cluster.host import core as host_core
+from mqd.cluster.host import messages
+from mqd.cluster.metadata import features, limits
+from mqd.cluster.metadata.core import NOT_FOR_WORKERS, Publish
+from mqd.cluster.metadata.records import (
+    AclCreated,
+    AclRemoved,
+    FeatureLevelSet,
+    ScramCredential,
+    ScramCredentialRemoved,
+    ScramCredentialSet,
+)
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules import security
+from mqd.cluster.metadata.state import MetadataState, Snapshot
+from mqd.protocol.errors import ErrorCode as E
+from mqd.security.acl import AclBinding, AclFilter, PatternType
+from tests.unit.cluster.test_host_core import Host
+from tests.unit.controller import test_cores
+from tests.unit.controller.cores_world import World
+
+
+def acl(name: str, principal: str = "User:alice", operation: int = 3, permission: int = 3) -> AclBinding:
+    return AclBinding(2, PatternType.LITERAL, name, principal, "*", operation, permission)
+
+
+def credential(user: str, mechanism: int = 1, key: bytes = b"k") -> ScramCredential:
+    return ScramCredential(user, mechanism, b"salt", 4096, key, b"s")
+
+
+def state_of(*bindings: AclBinding) -> MetadataState:
+    state = MetadataState()
+    for index, binding in enumerate(bindings):
+        state.apply(AclCreated(index.to_bytes(16), binding))
+    return state
+
+
+def created(state: MetadataState, *bindings: AclBinding) -> list[AclCreated]:
+    ids = iter(range(1000, 2_000_000))
+    return security.create_acls(state, messages.CreateAcls(list(bindings)), lambda: next(ids).to_bytes(16))  # type: ignore[return-value]
+
+
+def test_a_rule_that_is_there_is_not_created_again() -> None:
+    state = state_of(acl("a"))
+    records = created(state, acl("a"), acl("b"), acl("b"))
+    assert [record.binding for record in records] == [acl("b")]
+    for record in records:
+        state.apply(record)
+    state.check()
+    assert created(state, acl("b")) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        acl(""),
+        acl("a", operation=1),
+        acl("a", operation=99),
+        acl("a", permission=1),
+        msgspec.structs.replace(acl("a"), pattern_type=PatternType.MATCH),
+        msgspec.structs.replace(acl("a"), resource_type=1),
+    ],
+)
+def test_what_is_no_rule_is_refused(wrong: AclBinding) -> None:
+    with pytest.raises(Refusal, match="not a rule"):
+        created(state_of(), wrong)
+
+
+def test_each_filter_says_what_it_removed_and_a_rule_is_removed_once() -> None:
+    state = state_of(acl("a"), acl("b"), acl("c"))
+    change = messages.DeleteAcls([AclFilter(name="a"), AclFilter(principal="User:alice"), AclFilter(name="x")])
+    answer, _, records = security.delete_acls(state, change, 7)
+    assert answer.removed_acls == [[acl("a")], [acl("a"), acl("b"), acl("c")], []]
+    assert len(records) == 3
+    for record in records:
+        state.apply(record)
+    state.check()
+    assert not state.acls
+
+
+def test_credentials_of_users_are_independent() -> None:
+    state = MetadataState()
+    state.apply(ScramCredentialSet(credential("old")))
+    change = messages.AlterScramCredentials([("old", 1), ("old", 2)], [credential("new", key=b"x")])
+    answer, _, records = security.alter_scram_credentials(state, change, 7)
+    assert [(one.user, one.error) for one in answer.users] == [("old", 0), ("old", E.RESOURCE_NOT_FOUND), ("new", 0)]
+    assert records == [ScramCredentialRemoved("old", 1), ScramCredentialSet(credential("new", key=b"x"))]
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(acl("a"), acl("b"))
+    monkeypatch.setattr(limits, "ACL_COUNT_MAX", 3)
+    assert created(state, acl("c"), acl("a"))
+    with pytest.raises(Refusal, match="4 access control lists; 3 are the most") as refusal:
+        created(state, acl("c"), acl("d"))
+    assert refusal.value.error == E.POLICY_VIOLATION
+    monkeypatch.setattr(limits, "ACL_COUNT_MAX", 100)
+    monkeypatch.setattr(limits, "ACL_BYTES_MAX", 1 << 20)
+    with pytest.raises(Refusal, match="1 MiB are the most"):
+        created(state, acl("c" * (1 << 20)))
+    monkeypatch.setattr(security, "SCRAM_CREDENTIAL_COUNT_MAX", 1)
+    with pytest.raises(Refusal, match="2 credentials; 1 are the most"):
+        security.alter_scram_credentials(
+            state, messages.AlterScramCredentials([], [credential("a"), credential("b")]), 1
+        )
+    with pytest.raises(Refusal, match="255 bytes"):
+        security.alter_scram_credentials(state, messages.AlterScramCredentials([], [credential("a" * 256)]), 1)
+
+
+def test_the_image_has_room_for_the_most_rules_and_credentials() -> None:
+    bindings = [(bytes(16), acl("t" * 100, f"User:{index:050}")) for index in range(1000)]
+    credentials = [ScramCredential(f"{index:050}", 2, bytes(24), 16384, bytes(64), bytes(64)) for index in range(1000)]
+    one = messages.Image(1, "c", 1, [], [], {})
+    full = msgspec.structs.replace(one, acls=bindings, scram_credentials=credentials)
+    names = 1000 * (100 + 55 + 1)
+    extra = len(msgspec.msgpack.encode(full)) - len(msgspec.msgpack.encode(one)) - names
+    assert extra * (limits.ACL_COUNT_MAX / 1000) + limits.ACL_BYTES_MAX < 60 << 20
+
+
+def test_older_hosts_get_no_record_that_they_cannot_read() -> None:
+    world = World()
+    world.settle()
+    for change in (messages.CreateAcls([acl("a")]), messages.AlterScramCredentials([], [credential("u")])):
+        answer = world.ask(change)
+        assert answer.error == E.INVALID_UPDATE_VERSION and "mqd cluster upgrade" in (answer.message or "")
+    level = messages.FeatureUpdate(features.MQD_VERSION, 2, 1)
+    assert world.ask(messages.UpdateFeatures([level])).error == 0
+    number = world.request(messages.CreateAcls([acl("a")]))
+    world.flush_log()
+    assert number not in world.answers, "a worker has not applied it"
+    world.settle()
+    assert world.answers[number].error == 0 and world.core.committed.acl_ids.keys() == {acl("a")}
+    number = world.request(messages.AlterScramCredentials([], [credential("u")]))
+    world.flush_log()
+    assert world.answers[number].error == 0, "workers have no credentials"
+
+
+def test_the_snapshot_has_all() -> None:
+    state = state_of(acl("a"), acl("b"))
+    state.apply(AclRemoved(bytes(16)))
+    state.apply(ScramCredentialSet(credential("u")))
+    state.apply(FeatureLevelSet(features.MQD_VERSION, 2))
+    state.check()
+    again = MetadataState.from_snapshot(msgspec.msgpack.decode(msgspec.msgpack.encode(state.snapshot()), type=Snapshot))
+    assert again == state
+
+
+def test_workers_get_rules_and_the_acceptor_credentials_too() -> None:
+    host = Host()
+    host.state.apply(AclCreated(b"0" * 16, acl("a")))
+    host.state.apply(ScramCredentialSet(credential("u")))
+    host.core.handle(host_core.Started(host.state, (), (), {}), 0)
+
+    def joined(client: str, role: str) -> messages.Image:
+        event = host_core.SubscriberJoined(client, messages.Subscribe(role, 0, 1))
+        return next(one.message for one in host.core.handle(event, 0) if isinstance(one, host_core.Send))  # type: ignore[return-value]
+
+    metadata = Metadata()
+    metadata.apply(joined("acceptor", "acceptor"))
+    image = joined("worker", "worker")
+    assert image.acls == [(b"0" * 16, acl("a"))] and image.scram_credentials == []
+    assert metadata.rules.bindings == {b"0" * 16: acl("a")} and metadata.scram_credentials[("u", 1)] == credential("u")
+
+    def publish(*records: object) -> dict[str, list]:
+        for record in records:
+            host.state.apply(record)  # type: ignore[arg-type]
+        told: dict[str, list] = {"worker": [], "acceptor": []}
+        event = Publish(
+            host.state.version,
+            acls_put=tuple(one for one in records if isinstance(one, AclCreated)),
+            acls_removed=tuple(one.acl_id for one in records if isinstance(one, AclRemoved)),
+            credentials_put=tuple(one.credential for one in records if isinstance(one, ScramCredentialSet)),
+            credentials_removed=tuple(
+                (one.user, one.mechanism) for one in records if isinstance(one, ScramCredentialRemoved)
+            ),
+        )
+        for action in host.core.handle(event, 0):
+            if isinstance(action, host_core.Send) and action.client in told:
+                told[action.client].append(action.message)
+        for message in told["acceptor"]:
+            metadata.apply(message)
+        return told
+
+    told = publish(AclRemoved(b"0" * 16), AclCreated(b"1" * 16, acl("b")))
+    assert (
+        told["worker"]
+        == told["acceptor"]
+        == [messages.AclsPut(host.state.version, [(b"1" * 16, acl("b"))], [b"0" * 16])]
+    )
+    assert metadata.rules.bindings == {b"1" * 16: acl("b")}
+    told = publish(ScramCredentialRemoved("u", 1), ScramCredentialSet(credential("v")))
+    assert not told["worker"] and metadata.scram_credentials == {("v", 1): credential("v")}
+
+
+def test_what_workers_need_not_apply() -> None:
+    assert {ScramCredentialSet, ScramCredentialRemoved} <= set(NOT_FOR_WORKERS) and AclCreated not in NOT_FOR_WORKERS
+
+
+# -- planted bugs ----------------------------------------------------------------------------------
+
+
+class ForgetsRemovals(host_core.HostCore):
+    """Workers are not told that a rule was removed."""
+
+    def _on_publish(self, event: Publish, now_ms: int) -> list[host_core.Action]:
+        return super()._on_publish(msgspec.structs.replace(event, acls_removed=()), now_ms)
+
+
+class ImageWithoutRules(host_core.HostCore):
+    """A worker that starts knows no rules."""
+
+    def _whole(self, role: str) -> messages.Image:
+        return msgspec.structs.replace(super()._whole(role), acls=[])
+
+
+@pytest.mark.parametrize("planted", [ForgetsRemovals, ImageWithoutRules])
+def test_random_histories_find_it(planted: type[host_core.HostCore], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_core, "HostCore", planted)
+    handlers = {**host_core._HANDLERS, Publish: planted._on_publish}
+    monkeypatch.setattr(host_core, "_HANDLERS", handlers)
+    for seed in range(1, 20):
+        try:
+            test_cores.random_history(seed, security=0.5)
+        except (AssertionError, KeyError):
+            return
+    pytest.fail("no history showed it")
