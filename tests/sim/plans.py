@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tests.sim.cluster.cluster_world import ClusterWorld, Plan, draw_plan
+from tests.sim.cluster.cluster_plan import Plan, draw_plan
+from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.coordinator.transaction_cluster import TransactionCluster
 
 

@@ -11,7 +11,8 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from tests.sim.cluster.cluster_world import ClusterWorld, Plan
+from tests.sim.cluster.cluster_plan import Plan
+from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.plans import KINDS
 
 CHAOS = 3_000  # events of a schedule before healing begins

@@ -44,8 +44,8 @@ from tests.sim.replica.model_worker import Caller, Place
 from tests.sim.replica.partition_replica import NOT_LEADER, OUT_OF_ORDER, STORAGE_ERROR
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.cluster_host import ClusterWorker
     from tests.sim.cluster.cluster_world import ClusterWorld
+    from tests.sim.cluster.host_processes import ClusterWorker
 
 Partition = tuple[bytes, int]
 TOPIC = "keyed"

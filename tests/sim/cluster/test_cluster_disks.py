@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.cluster.cluster_world import ClusterWorld, Plan
+from tests.sim.cluster.cluster_plan import Plan
+from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.kernel import SECOND, Violation
 from tests.sim.schedules import outcomes, report
 

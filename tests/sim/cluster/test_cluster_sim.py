@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.sim.cluster.cluster_world import ClusterWorld, Plan
+from tests.sim.cluster.cluster_plan import Plan
+from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.plans import KINDS
 from tests.sim.schedules import outcome, outcomes, report
 

@@ -22,7 +22,8 @@ from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.cluster.raft.events import LeaderDied
 from mqd.protocol.errors import ErrorCode
-from tests.sim.cluster.cluster_world import ClusterWorld, Plan
+from tests.sim.cluster.cluster_plan import Plan
+from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.disks import Entry, PartitionLog
 from tests.sim.replica.native_replica import NativeReplica
 from tests.sim.replica.partition_replica import FENCED_EPOCH, Assignment, Fetch, Member

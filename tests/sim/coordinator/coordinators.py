@@ -36,8 +36,9 @@ from tests.sim.clients import Client
 from tests.sim.kernel import MILLISECOND, Process, Violation
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.cluster_host import Acceptor, ClusterHost
+    from tests.sim.cluster.cluster_host import ClusterHost
     from tests.sim.cluster.cluster_world import ClusterWorld
+    from tests.sim.cluster.host_processes import Acceptor
 
 Partition = tuple[bytes, int]
 TOPIC = "__consumer_offsets"

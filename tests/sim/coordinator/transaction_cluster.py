@@ -22,7 +22,8 @@ from mqd.cluster.host import messages
 from mqd.coordinator.group.records import encode_offset_key
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.coordinator.transaction.records import State
-from tests.sim.cluster.cluster_world import ClusterWorld, Partition, Plan
+from tests.sim.cluster.cluster_plan import Plan
+from tests.sim.cluster.cluster_world import ClusterWorld, Partition
 from tests.sim.coordinator.transaction_coordination import Coordination
 from tests.sim.coordinator.transaction_history import LATE, TransactionHistory
 from tests.sim.coordinator.transactional_producer import CommittedReader, TransactionalProducer, partition_of

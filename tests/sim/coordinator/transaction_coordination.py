@@ -65,7 +65,8 @@ from tests.sim.kernel import MILLISECOND, Violation
 from tests.sim.replica.native_producers import parsed
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.cluster_host import Acceptor, ClusterHost, ClusterWorker
+    from tests.sim.cluster.cluster_host import ClusterHost
+    from tests.sim.cluster.host_processes import Acceptor, ClusterWorker
 
 PEER_TIMEOUT_S = 1.5
 ALLOCATE_S = 1.0

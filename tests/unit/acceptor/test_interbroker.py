@@ -1,0 +1,393 @@
+"""Connections between hosts: who may connect, markers to other hosts, sockets for workers."""
+
+import asyncio
+import socket
+
+import msgspec
+import pytest
+
+from mqd.acceptor.interbroker import client as peers
+from mqd.acceptor.interbroker import server as between
+from mqd.acceptor.interbroker import transactions as remote_transactions
+from mqd.acceptor.interbroker.client import PeerError, Peers
+from mqd.acceptor.interbroker.server import Between, judge
+from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers
+from mqd.acceptor.metadata import Metadata
+from mqd.cluster.host import messages
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import Hello, Identity, Refusal
+from mqd.coordinator.log import AppendError
+from mqd.protocol.api import decode_request, encode_response
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import ListTransactionsResponse, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from tests.unit.acceptor.test_cluster import NODE, SECRET, broker_image, made, partition, topic
+
+# -- between hosts ---------------------------------------------------------------------------------
+
+
+def hello(
+    node: int = 3, directory: str = "d3", cluster: str = "cluster", worker: int = 0, purpose: str = "data"
+) -> Hello:
+    return Hello(1, b"", purpose, Identity(node, directory, cluster), worker)
+
+
+def test_who_may_connect_between_hosts() -> None:
+    metadata = made().metadata
+    assert judge(hello(), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
+    assert judge(hello(worker=-1), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
+    for said, code in (
+        (hello(purpose="controller"), handshake.REFUSED_PURPOSE),
+        (hello(cluster=""), handshake.REFUSED_CLUSTER),
+        (hello(node=2, directory="d2"), handshake.REFUSED_IDENTITY),
+        (hello(directory="wiped"), handshake.REFUSED_IDENTITY),
+        (hello(node=9), handshake.REFUSED_BUSY),
+        (hello(worker=2), handshake.REFUSED_WORKER),
+        (hello(worker=-2), handshake.REFUSED_WORKER),
+    ):
+        answer = judge(said, metadata, NODE, 2)
+        assert isinstance(answer, Refusal) and answer.code == code
+    assert judge(hello(), Metadata(), NODE, 2).code == handshake.REFUSED_BUSY
+
+
+class Hosts:
+    """Host 2's acceptor asks host 3's, over a real socket; `answer` (request, node) -> response."""
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+        self.asked: list[tuple[object, int]] = []
+
+    async def __aenter__(self) -> "Hosts":
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.handoff, self.worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        brokers = [
+            msgspec.structs.replace(broker_image(node), inter_broker_port=listener.getsockname()[1])
+            for node in (1, 2, 3)
+        ]
+        self.broker = made(topic(partition(0, (3, 2)), partition(1, (2, 3))), brokers=brokers)
+        self.peers = Peers(self.broker.metadata, NODE, SECRET)
+        self.between = Between(listener, [self.handoff], SECRET, self.broker.metadata, 3, self._serve)
+        self.between.start(asyncio.get_running_loop())
+        self.listener = listener
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.between.stop()
+        self.peers.close()
+        for one in (self.listener, self.handoff, self.worker):
+            one.close()
+
+    async def _serve(self, frame: bytes, node: int) -> bytes | None:
+        header, request = decode_request(frame)
+        self.asked.append((request, node))
+        response = self.answer(request)
+        return None if response is None else encode_response(header, response)
+
+
+def markers_answer(error: int):
+    def answer(request):
+        results = [
+            WriteTxnMarkersResponse.MarkerResult(
+                producer_id=marker.producer_id,
+                topics=[
+                    WriteTxnMarkersResponse.TopicResult(
+                        name=one.name,
+                        partitions=[WriteTxnMarkersResponse.PartitionResult(partition_index=0, error_code=error)],
+                    )
+                    for one in marker.topics
+                ],
+            )
+            for marker in request.markers
+        ]
+        return WriteTxnMarkersResponse(markers=results)
+
+    return answer
+
+
+def test_markers_of_one_turn_go_in_one_request() -> None:
+    async def scenario() -> None:
+        async with Hosts(markers_answer(0)) as hosts:
+            markers = RemoteMarkers(hosts.peers)
+            given = [
+                markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, producer % 2 == 0, producer == 5, 4))
+                for producer in range(10)
+            ]
+            await asyncio.gather(*given)
+            ((request, node),) = hosts.asked
+            assert node == NODE and [one.producer_id for one in request.markers] == list(range(10))
+            said = [
+                (one.transaction_result, one.transaction_version, one.coordinator_epoch, one.leader_epoch)
+                for one in request.markers[4:6]
+            ]
+            assert said == [(True, 0, 7, 4), (False, 2, 7, 4)]
+
+    asyncio.run(scenario())
+
+
+def test_a_marker_s_error_comes_back_and_a_lost_host_is_an_unknown_outcome() -> None:
+    async def scenario() -> None:
+        async with Hosts(markers_answer(int(ErrorCode.INVALID_PRODUCER_EPOCH))) as hosts:
+            markers = RemoteMarkers(hosts.peers)
+            with pytest.raises(AppendError) as refused:
+                await markers.write(3, MarkerToWrite(("t", 0), 1, 1, 7, True, False))
+            assert refused.value.error == ErrorCode.INVALID_PRODUCER_EPOCH
+            hosts.answer = lambda _request: None  # it closes the connection
+            with pytest.raises(AppendError) as lost:
+                await markers.write(3, MarkerToWrite(("t", 0), 1, 1, 7, True, False))
+            assert lost.value.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and lost.value.unknown
+            hosts.answer = markers_answer(0)
+            await markers.write(3, MarkerToWrite(("t", 0), 1, 1, 7, True, False))  # over a new connection
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [ValueError("our own fault"), None])
+def test_whatever_goes_wrong_each_marker_is_answered(failure: Exception | None) -> None:
+    """Else the transaction's end would wait for it for ever. None: an answer of another kind."""
+
+    class Faulty:
+        async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
+            if failure is not None:
+                raise failure
+            return object()
+
+    async def scenario() -> None:
+        markers = RemoteMarkers(Faulty())  # type: ignore[arg-type]
+        given = [markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, True, False)) for producer in range(3)]
+        for error in await asyncio.wait_for(asyncio.gather(*given, return_exceptions=True), 10):
+            assert (
+                isinstance(error, AppendError) and error.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and error.unknown
+            )
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_timeout() -> None:
+    async def scenario() -> None:
+        held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        async with Hosts(None) as hosts:
+            serve = hosts._serve
+
+            async def slow(frame: bytes, node: int) -> bytes | None:
+                if len(hosts.asked) == 0:
+                    hosts.asked.append((None, node))
+                    await held
+                return await serve(frame, node)
+
+            hosts.between._serve, hosts.answer = slow, lambda _request: ListTransactionsResponse()
+            request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            first = asyncio.create_task(hosts.peers.request(3, request, 1, 0.3))
+            await asyncio.sleep(0)
+            while not hosts.asked:
+                await asyncio.sleep(0.001)
+            assert isinstance(await hosts.peers.request(3, request, 1, 10), ListTransactionsResponse)
+            with pytest.raises(PeerError, match="has not answered"):
+                await first
+            held.set_result(None)
+            assert isinstance(await hosts.peers.request(3, request, 1, 10), ListTransactionsResponse)
+
+    asyncio.run(scenario())
+
+
+MARKERS_OF_ONE = WriteTxnMarkersRequest(markers=[])
+
+
+def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successors() -> None:
+    """One that the network kept back came behind and ended the producer's next transaction."""
+
+    async def scenario() -> None:
+        story: list[str] = []
+        async with Hosts(markers_answer(0)) as hosts:
+            serve, begun = hosts._serve, asyncio.Event()
+
+            async def told(frame: bytes, node: int) -> bytes | None:
+                if story:
+                    story.append("the successor's")
+                    return await serve(frame, node)
+                try:
+                    story.append("begun")
+                    begun.set()
+                    return await asyncio.get_running_loop().create_future()
+                finally:
+                    story.append("given up")
+
+            hosts.between._serve = told
+            first = asyncio.create_task(hosts.peers.request(3, MARKERS_OF_ONE, 2, 20))
+            await asyncio.wait_for(begun.wait(), 20)
+            successor = Peers(hosts.broker.metadata, NODE, SECRET)
+            try:
+                assert isinstance(await successor.request(3, MARKERS_OF_ONE, 2, 20), WriteTxnMarkersResponse)
+                assert story == ["begun", "given up", "the successor's"]
+                with pytest.raises(PeerError):  # at once
+                    await first
+                assert 3 not in hosts.peers._connections and 3 in successor._connections
+            finally:
+                successor.close()
+
+    asyncio.run(scenario())
+
+
+def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_newer_one_has_ended() -> None:
+    async def scenario() -> None:
+        async with Hosts(
+            lambda request: (
+                ListTransactionsResponse()
+                if isinstance(request, remote_transactions.ListTransactionsRequest)
+                else markers_answer(0)(request)
+            )
+        ) as hosts:
+            asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            # its first markers are under way still
+            assert isinstance(await hosts.peers.request(3, asked, 1, 20), ListTransactionsResponse)
+            successor = Peers(hosts.broker.metadata, NODE, SECRET)
+            await successor.request(3, MARKERS_OF_ONE, 2, 20)
+            successor.close()
+            with pytest.raises(PeerError):
+                await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)
+            assert [type(request) for request, _ in hosts.asked] == [
+                remote_transactions.ListTransactionsRequest,
+                WriteTxnMarkersRequest,
+            ]
+            await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)  # over one that is newer
+
+    asyncio.run(scenario())
+
+
+def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
+    """An acceptor passes its clients' requests on over one of their own."""
+
+    async def scenario() -> None:
+        async with Hosts(
+            lambda request: (
+                ListTransactionsResponse()
+                if isinstance(request, remote_transactions.ListTransactionsRequest)
+                else markers_answer(0)(request)
+            )
+        ) as hosts:
+            asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            relays = Peers(hosts.broker.metadata, NODE, SECRET)
+            try:
+                made = set()
+                for _ in range(3):
+                    await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)
+                    await relays.request(3, asked, 1, 20)
+                    made |= {hosts.peers._connections[3], relays._connections[3]}
+                assert len(made) == 2
+            finally:
+                relays.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They waited until their own time was over, and the next connection got the number of the one
+    that was closed and was never told that it can be written to.
+    """
+    read_frame = between.read_frame
+
+    async def scenario() -> None:
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+
+            async def read_nothing(_connection: socket.socket) -> bytes | None:
+                await asyncio.get_running_loop().create_future()
+                return None
+
+            monkeypatch.setattr(between, "read_frame", read_nothing)
+            large = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1] * (2 << 20))
+            stuck = [asyncio.create_task(hosts.peers.request(3, large, 1, 900)) for _ in range(3)]
+            while not (known := hosts.peers._connections.get(3)) or not known.writing.locked():
+                await asyncio.sleep(0.001)
+            monkeypatch.setattr(between, "read_frame", read_frame)
+            hosts.broker.metadata.apply(
+                messages.BrokersPut(
+                    2,
+                    [
+                        msgspec.structs.replace(one, epoch=one.epoch + 10)
+                        for one in hosts.broker.metadata.brokers.values()
+                    ],
+                    1,
+                )
+            )
+            request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
+            for error in await asyncio.wait_for(asyncio.gather(*stuck, return_exceptions=True), 20):
+                assert isinstance(error, PeerError)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_ended_at_once_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where nobody has used it: whoever wanted it has given up."""
+
+    async def scenario() -> None:
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+
+            async def ended(_connection: socket.socket) -> bytes | None:
+                return None
+
+            request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            with monkeypatch.context() as patch:
+                patch.setattr(peers, "read_frame", ended)
+                given_up = asyncio.create_task(hosts.peers.request(3, request, 1, 20))
+                while not hosts.peers._connecting:
+                    await asyncio.sleep(0)
+                given_up.cancel()
+                while hosts.peers._connecting:
+                    await asyncio.sleep(0.001)
+            assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
+
+    asyncio.run(scenario())
+
+
+def test_a_host_with_another_key_is_not_reached() -> None:
+    async def scenario() -> None:
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+            stranger = Peers(hosts.broker.metadata, NODE, b"quite another secret")
+            with pytest.raises(PeerError):
+                await stranger.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)
+            assert hosts.asked == []
+            with pytest.raises(PeerError, match="not registered"):
+                await hosts.peers.request(9, remote_transactions.ListTransactionsRequest(), 1, 10)
+
+    asyncio.run(scenario())
+
+
+def test_a_host_of_no_name_is_not_reached() -> None:
+    async def scenario() -> None:
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+            brokers = hosts.broker.metadata.brokers
+            # what no resolver can be asked for
+            brokers[3] = msgspec.structs.replace(brokers[3], inter_broker_host="a..b")
+            with pytest.raises(PeerError, match="a..b is no name of a host"):
+                await hosts.peers.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
+    async def scenario() -> None:
+        async with Hosts(None) as hosts:
+            side = handshake.Initiator(
+                handshake.derive_key(SECRET, "handshake"),
+                "data",
+                Identity(2, "d2", "cluster"),
+                b"n" * handshake.NONCE_BYTES,
+                0,
+            )
+            loop = asyncio.get_running_loop()
+            connection = socket.socket()
+            connection.setblocking(False)
+            await loop.sock_connect(connection, hosts.listener.getsockname())
+            await loop.sock_sendall(connection, side.opening())
+            await between.shake(side, connection)
+            await loop.sock_sendall(connection, b"what follows is the worker's")
+            hosts.worker.settimeout(10)
+            packet, descriptors, _, _ = await loop.run_in_executor(None, socket.recv_fds, hosts.worker, 100, 1)
+            assert between.PACKET.unpack(packet)[2] == between.FLAG_PEER and between.PACKET.unpack(packet)[-1] == 2
+            with socket.socket(fileno=descriptors[0]) as taken:
+                taken.settimeout(10)
+                assert await loop.run_in_executor(None, taken.recv, 100) == b"what follows is the worker's"
+            connection.close()
+
+    asyncio.run(scenario())

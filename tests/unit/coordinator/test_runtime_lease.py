@@ -1,0 +1,227 @@
+"""Coordinators at the end of a transaction, without a lease, and after a predecessor."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqd.acceptor.coordinators import InternalPartitions
+from mqd.coordinator.internal_topic import CoordinatorError, partition_for
+from mqd.coordinator.runtime import RETRY_S
+from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import FindCoordinatorRequest
+from mqd.protocol.records import decode_batch
+from tests.unit.acceptor.handler_broker import HandlerBroker
+from tests.unit.coordinator.test_runtime import (
+    NOT_AVAILABLE,
+    NOT_COORDINATOR,
+    commit,
+    fetch,
+    find,
+    run,
+    shard_of,
+    store,
+    until,
+)
+
+
+def test_markers_end_pending_offsets(tmp_path: Path) -> None:
+    from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
+
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        await commit(broker, 5)
+        for producer_id, offset in ((7, 50), (8, 60)):
+            await coordinators.groups.request(
+                "g",
+                lambda number: CommitOffsets(
+                    number, 3, "", None, -1, (CommittedOffset("t", 0, offset),), -1, producer_id, 0
+                ),
+            )
+        partition = partition_for("g", 3)
+        await coordinators.write_marker(GROUPS, partition, 8, 0, 0, False)
+        assert await fetch(broker) == (0, 5)
+        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert await fetch(broker) == (0, 50)
+        shard = shard_of(broker, "g")
+        broker.owners.refuse = int(ErrorCode.INVALID_PRODUCER_EPOCH)
+        with pytest.raises(CoordinatorError) as refused:
+            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert refused.value.error_code == ErrorCode.INVALID_PRODUCER_EPOCH and shard_of(broker, "g") is shard, (
+            "a marker of the past disturbs no group"
+        )
+        broker.owners.refuse = int(ErrorCode.KAFKA_STORAGE_ERROR)
+        with pytest.raises(CoordinatorError):
+            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        with pytest.raises(CoordinatorError):
+            await coordinators.write_marker(GROUPS, 99, 7, 0, 0, True)
+
+    run(tmp_path, scenario)
+
+
+def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marker was half made, nobody wrote it, and whoever waited for it waited for ever."""
+    from mqd.coordinator.actions import TransactionEnded
+    from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
+
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        await coordinators.groups.request(
+            "g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, 50),), -1, 7, 0)
+        )
+        partition, shard = partition_for("g", 3), shard_of(broker, "g")
+        core = shard.core("g")
+        handle, failed = core.handle, []
+
+        def failing(event: object, now_ms: int) -> list:
+            if isinstance(event, TransactionEnded):
+                failed.append(event)
+                raise KeyError("our own fault")
+            return handle(event, now_ms)
+
+        monkeypatch.setattr(core, "handle", failing)
+        written = len(broker.owners.batches)
+        with pytest.raises(CoordinatorError) as answered:
+            await asyncio.wait_for(coordinators.write_marker(GROUPS, partition, 7, 0, 0, True), 20)
+        assert failed and answered.value.error_code == NOT_AVAILABLE and len(broker.owners.batches) == written
+        assert shard_of(broker, "g") is not shard
+        store(broker, GROUPS, partition)
+        await until(lambda: shard_of(broker, "g") is not None)
+        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert await fetch(broker) == (0, 50)
+
+    run(tmp_path, scenario)
+
+
+def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(tmp_path: Path) -> None:
+    from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.coordinator.transaction.records import State, decode_value
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        transactions = broker.broker.coordinators.transactions
+        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
+        await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("t", 0),), 2))
+        slots = broker.metadata.topics[TRANSACTIONS].partitions
+        await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
+
+        def states() -> list[State]:
+            slot = slots[transactions.partition_for("id")].slot
+            return [
+                decode_value(record.value).state
+                for at, batch in broker.owners.batches
+                if at == slot
+                for record in decode_batch(batch)
+            ]
+
+        assert states() == [State.EMPTY, State.ONGOING, State.PREPARE_COMMIT], "the answer did not wait"
+        await until(lambda: len(states()) == 4)
+        assert states()[-1] == State.COMPLETE_COMMIT
+
+    run(tmp_path, scenario)
+
+
+def test_without_a_lease_nobody_is_told_what_a_group_has_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulator: a host that is cut off knows for a while longer what its groups had
+    committed, and no more what they have.
+    """
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0] and await fetch(broker) == (0, 5)
+        store(broker, GROUPS, partition_for("g", 3))
+        monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
+        assert (await fetch(broker))[0] == NOT_COORDINATOR
+        assert (await commit(broker, 6))[0] == NOT_COORDINATOR
+        monkeypatch.undo()
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.broker, "may_lead", lambda: False)
+            away = (NOT_AVAILABLE, -1)
+            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [away, away]
+            image = broker.metadata.topics["__consumer_offsets"]
+            elsewhere = [msgspec.structs.replace(one, leader=7) for one in image.partitions]
+            patch.setitem(broker.metadata.topics, image.name, msgspec.structs.replace(image, partitions=elsewhere))
+            patch.setattr(broker.broker, "endpoint", lambda node_id, _address: (f"host{node_id}", 9092))
+            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 7), (0, 7)], (
+                "others coordinate what they lead"
+            )
+        assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
+
+    run(tmp_path, scenario)
+
+
+def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: markers of a transaction are given up by whoever hears that nobody
+    coordinates here; when the lease was back before anybody had looked, nobody wrote them again,
+    and the transaction hung.
+    """
+
+    from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.coordinator.transaction.records import State
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        transactions = broker.broker.coordinators.transactions
+        markers = broker.broker.transactions.markers
+        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        monkeypatch.setattr(markers, "_exists", lambda *_: True)  # what cannot be written is tried again and again
+        await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
+        await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
+        await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
+        assert transactions.core("id").state == State.PREPARE_COMMIT
+        store(broker, TRANSACTIONS, transactions.partition_for("id"))
+        monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
+        assert markers._core("id") is None
+        assert transactions._places[transactions.partition_for("id")].shard is None
+        monkeypatch.undo()
+        await until(lambda: transactions._places[transactions.partition_for("id")].shard is not None)
+        await until(lambda: transactions.core("id").state == State.COMPLETE_COMMIT)
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner may stand still with it. What is loaded before lacks it, and what is written next
+    comes behind it in the log (R6; found by the simulator: a group's generation fell).
+    """
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        groups = broker.broker.coordinators.groups
+        place = groups._places[partition_for("g", 3)]
+        broker.owners.hold = True
+        late = asyncio.create_task(commit(broker, 6))
+        await until(lambda: broker.owners._held)
+        store(broker, GROUPS, place.index)
+        monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)  # the lease lapses
+        groups.look()
+        assert await late == [NOT_COORDINATOR]
+        monkeypatch.undo()
+        await asyncio.sleep(RETRY_S + 0.01)
+        groups.look()
+        assert place.loading is None and place.shard is None
+        broker.owners.hold = False
+        broker.owners.release()
+        await until(lambda: place.shard is not None)
+        assert await fetch(broker) == (0, 6)
+
+    run(tmp_path, scenario)
