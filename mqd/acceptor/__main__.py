@@ -14,7 +14,7 @@ import socket
 import sys
 
 from mqd import native
-from mqd.acceptor import dispatch
+from mqd.acceptor import authentication, dispatch
 from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Checks
@@ -74,6 +74,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     controller = ControllerClient(places.controller_socket, client.generation, on_metadata)
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
     broker.quotas = native.Quotas(client.control)
+    broker.authentication = authentication.of_broker(client.config, metadata, places.data_dir)
     metrics = Metrics(broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, places.run_dir)
     link = Link(
         broker,
@@ -158,6 +159,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     coordinators.stop()
     link.stop()
     checks.close()
+    broker.authentication.close()
     receiving.cancel()
     if not ended.done():
         error = receiving.exception() if receiving.done() and not receiving.cancelled() else None

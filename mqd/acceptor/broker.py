@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mqd import native
+from mqd.acceptor.authentication import Authentication, NoUsers
 from mqd.acceptor.disks import Disks
 from mqd.acceptor.flushes import Flushes
 from mqd.acceptor.metadata import Metadata
@@ -150,6 +151,7 @@ class Broker:
         self.directories = Questions()
         self.flushes = Flushes(table)
         self.quotas: Quotas = NoQuotas()
+        self.authentication = Authentication((), NoUsers(), b"", 0)
 
     @property
     def port(self) -> int:

@@ -72,7 +72,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "A host that loses a log directory serves the others.": "log.dir.failure.timeout.ms",
     "Background work begins when it is due.": "log.initial.task.delay.ms",
     "There is nothing to authorize or to authenticate that a listener would have to wait for.": (
-        "early.start.listeners connection.failed.authentication.delay.ms delegation.token.max.lifetime.ms"
+        "early.start.listeners delegation.token.max.lifetime.ms"
         " delegation.token.expiry.time.ms delegation.token.expiry.check.interval.ms"
     ),
     "Only finished versions of requests and features are there.": (
@@ -118,7 +118,8 @@ WITHOUT_EFFECT: dict[str, str] = {
 # Alternative spellings that Kafka also accepts.
 ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 
-_AUTHENTICATION = "authentication is not available yet"
+_USERS = "users and their passwords are kept in the cluster's metadata (kafka-configs --entity-type users)"
+_MECHANISMS = "GSSAPI is not available; SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and OAUTHBEARER are"
 _AUTHORIZATION = "authorization is not available yet"
 _TIERED = "tiered storage is not available"
 _BY_ADDRESS = "limits by address are not available; see max.connections"
@@ -127,10 +128,15 @@ _POLICY = "what it forbids would be allowed: the broker loads no Java classes"
 # Prefix of the name -> error text. Ignoring these would break a promise.
 REFUSED: dict[str, str] = {
     "ssl.": "TLS is not available yet",
-    "sasl.": _AUTHENTICATION,
-    "connections.max.reauth.ms": _AUTHENTICATION,
-    "delegation.token.secret.key": _AUTHENTICATION,
-    "principal.builder.class": _AUTHENTICATION,
+    "sasl.jaas.config": _USERS,
+    "plain.sasl.jaas.config": _USERS,
+    "scram-sha-256.sasl.jaas.config": _USERS,
+    "scram-sha-512.sasl.jaas.config": _USERS,
+    "oauthbearer.sasl.jaas.config": "see sasl.oauthbearer.jwks.endpoint.url",
+    "sasl.kerberos.": _MECHANISMS,
+    "sasl.": "it belongs to what the broker does not use: see sasl.enabled.mechanisms",
+    "delegation.token.secret.key": "delegation tokens are not available yet",
+    "principal.builder.class": "the broker loads no Java classes",
     "security.providers": "TLS is not available yet",
     "authorizer.": _AUTHORIZATION,
     "super.users": _AUTHORIZATION,
@@ -152,7 +158,6 @@ REFUSED: dict[str, str] = {
 ASKS_FOR_NOTHING = {
     "authorizer.class.name": "",
     "config.providers": "",
-    "connections.max.reauth.ms": "0",
     "log.local.retention.bytes": "-2",
     "log.local.retention.ms": "-2",
     "max.connection.creation.rate": "2147483647",

@@ -14,11 +14,7 @@ OVERRIDE_PREFIX = "listener.name."
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _LISTENER = re.compile(r"([A-Za-z0-9_.-]+)://(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})")
 # protocols that clients cannot use yet, and why
-_MISSING = {
-    "SSL": "TLS is not available yet",
-    "SASL_PLAINTEXT": "authentication is not available yet",
-    "SASL_SSL": "TLS and authentication are not available yet",
-}
+_MISSING = {"SSL": "TLS is not available yet", "SASL_SSL": "TLS is not available yet"}
 
 
 class Listener(msgspec.Struct, frozen=True):

@@ -199,6 +199,85 @@ def _listeners() -> list[Property]:
     ]
 
 
+def _authentication() -> list[Property]:
+    return [
+        Property(
+            "sasl.enabled.mechanisms",
+            "list",
+            "SCRAM-SHA-512,SCRAM-SHA-256",
+            "How clients of SASL listeners may authenticate. PLAIN takes the passwords of SCRAM users, and shows them to"
+            " anything that can read the connection: use it with SASL_SSL.",
+            choices=("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER"),
+            refused={"GSSAPI": "Kerberos is not available"},
+            per_listener=True,
+        ),
+        Property(
+            "connections.max.reauth.ms",
+            "long",
+            "0",
+            "A client must prove again who it is within this time, or its connection is closed (KIP-368). 0: once is"
+            " enough, but for tokens that expire.",
+            minimum=0,
+            per_listener=True,
+        ),
+        Property(
+            "connection.failed.authentication.delay.ms",
+            "int",
+            "100",
+            "How long the answer to a failed authentication is held back. It doubles with each failure of the same"
+            " address and user, up to 5 s.",
+            minimum=0,
+            maximum=5000,
+        ),
+        Property(
+            "sasl.oauthbearer.jwks.endpoint.url",
+            "string",
+            None,
+            "OAUTHBEARER: where the issuer publishes its keys, https:// or file://.",
+            per_listener=True,
+        ),
+        Property(
+            "sasl.oauthbearer.expected.issuer",
+            "string",
+            None,
+            "OAUTHBEARER: the only issuer (iss) whose tokens are taken. Required.",
+            per_listener=True,
+        ),
+        Property(
+            "sasl.oauthbearer.expected.audience",
+            "list",
+            None,
+            "OAUTHBEARER: tokens must be for one of these audiences (aud). Required.",
+            per_listener=True,
+        ),
+        Property(
+            "sasl.oauthbearer.sub.claim.name",
+            "string",
+            "sub",
+            "OAUTHBEARER: the claim that names the user.",
+            per_listener=True,
+        ),
+        Property(
+            "sasl.oauthbearer.clock.skew.seconds",
+            "int",
+            "30",
+            "OAUTHBEARER: by how much the issuer's clock may differ.",
+            minimum=0,
+            maximum=3600,
+            per_listener=True,
+        ),
+        Property(
+            "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+            "long",
+            "3600000",
+            "OAUTHBEARER: how often the issuer's keys are read; also when a token names an unknown key.",
+            minimum=1000,
+            maximum=INT_MAX,
+            per_listener=True,
+        ),
+    ]
+
+
 def _cluster() -> list[Property]:
     return [
         Property(
@@ -1211,6 +1290,7 @@ def _by_name(rows: list[Property]) -> dict[str, Property]:
 
 BROKER: dict[str, Property] = _by_name(
     _listeners()
+    + _authentication()
     + _cluster()
     + _topics()
     + _log()

@@ -85,8 +85,23 @@ def stop_when_interrupted(stop: threading.Event) -> None:
     signal.signal(signal.SIGTERM, first)
 
 
+def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: str | None) -> None:
+    """For this process and those that it starts."""
+    if file is not None:
+        os.environ["MQD_CLIENT_CONFIG"] = file
+
+
+client_config_option = click.option(
+    "--client-config",
+    type=click.Path(exists=True, dir_okay=False),
+    expose_value=False,
+    callback=_use_client_config,
+    help="Client's properties file: security.protocol, sasl.*, ssl.*.  [env: MQD_CLIENT_CONFIG]",
+)
+
+
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds -b and --format, and passes them as the first argument, a Settings. Said before the verb
+    """Adds -b, --format and --client-config, and passes them as the first argument, a Settings. Said before the verb
     they count as well.
     """
 
@@ -99,6 +114,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
     )
+    @client_config_option
     @click.pass_context
     @functools.wraps(function)
     def command(

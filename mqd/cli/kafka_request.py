@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mqd.cli import client_security
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.librdkafka import require_broker, unreachable
 from mqd.protocol import decode_response, encode_request, with_length
 from mqd.protocol.framing import API_VERSIONS_KEY, KNOWN
 from mqd.protocol.messages import message_class
+from mqd.security import client
 
 TIMEOUT_S = 30.0
 FRAME_BYTES_MAX = 256 << 20
@@ -42,9 +44,10 @@ class Broker:
         return self
 
     def _connect(self) -> None:
-        address = require_broker(self._bootstrap)
+        security = client_security.current()
+        address = require_broker(self._bootstrap, plaintext=not security.has_tls)
         try:
-            self._socket = socket.create_connection(address, self._timeout_s)
+            self._socket = security.secure(socket.create_connection(address, self._timeout_s), address[0])
         except OSError as error:
             raise unreachable(self._bootstrap, error.strerror or str(error)) from None
         spoken = self._call(
@@ -53,6 +56,11 @@ class Broker:
             3,
         )
         self._versions = {one.api_key: (one.min_version, one.max_version) for one in spoken.api_keys}
+        try:
+            security.authenticate(self._call)
+        except client.NotAuthenticated as error:
+            self.__exit__()
+            raise CliError(f"not authenticated at {self._bootstrap}: {error}") from None
 
     def __exit__(self, *_: object) -> None:
         if self._socket is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
+from mqd.cli import client_security
 from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
 
 REQUEST_TIMEOUT_S = 15.0
@@ -115,7 +116,7 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
     if not said:
         return "it closed the connection without an answer"
     if said.startswith(b"\x15\x03"):
-        return "a TLS server answered (produce, consume and cat take -X security.protocol=ssl)"
+        return "a TLS server answered (give the client's settings with --client-config FILE)"
     line = said.splitlines()[0][:60].decode("ascii", "backslashreplace")
     return f"it answered {line!r}"
 
@@ -123,12 +124,13 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
 def base_config(
     bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, properties: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What every client starts from; checks that a broker is there. `properties`: the client's own,
-    which may say that it speaks TLS.
+    """What every client starts from, with its credentials; checks that a broker is there.
+    `properties`: the client's own, which may say that it speaks TLS.
     """
-    protocol = (properties or {}).get("security.protocol", "plaintext")
-    require_broker(bootstrap, timeout_s, "ssl" not in protocol.lower())
+    security = client_security.current(properties)
+    require_broker(bootstrap, timeout_s, not security.has_tls)
     config: dict[str, Any] = {
+        **security.settings,
         "bootstrap.servers": bootstrap,
         "client.id": "mqd-cli",
         "broker.address.family": "any",

@@ -20,6 +20,7 @@ from mqd.cli.common import (
     EXIT_USAGE,
     CliError,
     NobodyReadsError,
+    client_config_option,
     error_line,
     explain,
     is_interruption,
@@ -37,6 +38,7 @@ COMMANDS = {
     "group": ("mqd.cli.verbs.group", "List, describe, delete consumer groups, and move their offsets."),
     "txn": ("mqd.cli.verbs.txn", "List, describe and abort transactions; find those that hang."),
     "quota": ("mqd.cli.verbs.quota", "Show and change how much clients may produce, fetch and ask."),
+    "connect": ("mqd.cli.verbs.connect", "Write the settings with which a client reaches the cluster."),
     "produce": ("mqd.cli.verbs.produce", "Write lines or files to a topic."),
     "consume": ("mqd.cli.verbs.consume", "Read the records of a topic."),
     "cat": ("mqd.cli.verbs.cat", "Read, write and list with kcat's letters."),
@@ -119,6 +121,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output (also after the verb)."
 )
+@client_config_option
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
 )

@@ -20,6 +20,7 @@ import msgspec
 from mqd.security.exchange import AuthenticationFailed
 
 MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's requests and in our metadata
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384  # Kafka's
 SALT_BYTES = 24
 _NAME = r"(?:[^\x00=,]|=2C|=3D)+"

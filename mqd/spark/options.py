@@ -27,6 +27,10 @@ from typing import Any
 
 import msgspec
 
+from mqd.base.property_values import ConfigError
+from mqd.security import client
+from mqd.security.client import ClientSecurity
+
 log = logging.getLogger("mqd.spark")
 
 EARLIEST, LATEST = -2, -1  # in JSON of offsets
@@ -119,6 +123,7 @@ class KafkaSettings(msgspec.Struct, frozen=True):
     rack: str = ""
     fetch_bytes_max: int = 4 << 20
     others: dict[str, str] = {}  # by name without "kafka.", lower case: what had no field of its own
+    security: dict[str, str] = {}  # of mqd.security.client.ClientSecurity
 
 
 def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "consumer") -> KafkaSettings:
@@ -130,12 +135,14 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
     for name in given:
         if name in refused:
             raise MqdOptionError(f"Kafka option '{name}' is not supported: {refused[name]}")
-    protocol = given.pop("security.protocol", "PLAINTEXT").strip().upper()
-    if protocol != "PLAINTEXT" or any(name.startswith("sasl.") for name in given):
-        raise MqdOptionError(
-            f"option kafka.security.protocol: {protocol}{' with kafka.sasl.*' if protocol == 'PLAINTEXT' else ''}:"
-            ' mqd\'s brokers speak PLAINTEXT so far. Leave it out, or read a secured Kafka cluster by format("kafka")'
-        )
+    security, transport = _security(given), options.choice("transport", TRANSPORTS, "auto")
+    if security.protocol != "PLAINTEXT":
+        if transport == "shm":
+            raise MqdOptionError(
+                f"option transport: shm uses the process's user, kafka.security.protocol={security.protocol} an identity"
+                " of its own; leave one of them out"
+            )
+        transport = "tcp"
     isolation = given.pop("isolation.level", "read_uncommitted").strip().lower()
     if isolation not in ("read_committed", "read_uncommitted"):
         raise MqdOptionError(
@@ -147,13 +154,26 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
     return KafkaSettings(
         servers,
         given.pop("client.id", "spark-mqd"),
-        options.choice("transport", TRANSPORTS, "auto"),
+        transport,
         isolation == "read_committed",
         numbers["request.timeout.ms"] / 1000,
         given.pop("client.rack", ""),
         min(numbers["max.partition.fetch.bytes"], 64 << 20),
         given,
+        dict(security.settings),
     )
+
+
+def _security(given: dict[str, str]) -> ClientSecurity:
+    """Taken out of `given`. Raises MqdOptionError."""
+    names = [name for name in given if name == "security.protocol" or name.startswith(("sasl.", "ssl."))]
+    try:
+        security = client.of_properties({name: given.pop(name).strip() for name in names})
+    except ConfigError as error:
+        raise MqdOptionError(f"option kafka.{error}") from None
+    if security.protocol == "PLAINTEXT" and "sasl.mechanisms" in security.settings:
+        raise MqdOptionError("option kafka.sasl.mechanism: kafka.security.protocol is PLAINTEXT, which proves nothing")
+    return security
 
 
 # -- where a query begins and ends -----------------------------------------------------------------

@@ -23,6 +23,7 @@ import contextlib
 import itertools
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterable
@@ -35,6 +36,7 @@ from mqd.protocol.api import decode_response, encode_request, with_length
 from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, is_retriable
 from mqd.protocol.framing import KNOWN
 from mqd.protocol.messages import ApiVersionsRequest, MetadataRequest
+from mqd.security.client import ClientSecurity, NotAuthenticated
 from mqd.spark.options import KafkaSettings
 
 FRAME_BYTES_MAX = 256 << 20
@@ -103,8 +105,11 @@ class Link:
     ProtocolError when what it says is not Kafka's protocol.
     """
 
-    def __init__(self, host: str, port: int, client_id: str, timeout_s: float) -> None:
+    def __init__(
+        self, host: str, port: int, client_id: str, timeout_s: float, security: ClientSecurity | None = None
+    ) -> None:
         self.host, self.port, self._client_id = host, port, client_id
+        security = security or ClientSecurity()
         self._numbers = itertools.count(1)
         self.closed = False  # W1
         self.versions: dict[int, tuple[int, int]] = {}
@@ -115,6 +120,7 @@ class Link:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(timeout_s)
         try:
+            self._socket = security.secure(self._socket, host)
             response = self.ask(
                 ApiVersionsRequest(client_software_name="mqd-spark", client_software_version="0.1.0"), version=3
             )
@@ -123,6 +129,14 @@ class Link:
             raise
         check(response.error_code, f"versions of {host}:{port}")
         self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
+        try:
+            security.authenticate(lambda _, request, version: self.ask(request, version=version))
+        except NotAuthenticated as error:
+            self.close()
+            raise MqdReadError(f"not authenticated at {host}:{port}: {error}") from None
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.closed = True
@@ -166,6 +180,8 @@ class Link:
 
     def ready(self, seconds: float) -> bool:
         """Whether something has come, or the connection has ended; waits for it so long."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         return bool(waiting.poll(seconds * 1000))
@@ -243,7 +259,11 @@ class Cluster:
         address = self.brokers.get(node_id)
         if address is None:
             raise ConnectionError(f"broker {node_id} is not in the metadata")
-        return Link(*address, self.settings.client_id, self.settings.request_timeout_s)
+        return self._open(address)
+
+    def _open(self, address: tuple[str, int]) -> Link:
+        settings = self.settings
+        return Link(*address, settings.client_id, settings.request_timeout_s, ClientSecurity(settings.security))
 
     def link_to(self, node_id: int) -> Link:
         address = self.brokers.get(node_id)
@@ -278,7 +298,7 @@ class Cluster:
     def _link(self, address: tuple[str, int]) -> Link:
         link = self._links.get(address)
         if link is None or link.closed:
-            link = self._links[address] = Link(*address, self.settings.client_id, self.settings.request_timeout_s)
+            link = self._links[address] = self._open(address)
         return link
 
     def metadata(self, names: Iterable[str] | None) -> Metadata:

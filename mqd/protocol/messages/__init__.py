@@ -22,6 +22,7 @@ from mqd.protocol.schema.language import Message, Struct
 if TYPE_CHECKING:
     from mqd.protocol.messages.acls import *
     from mqd.protocol.messages.admin import *
+    from mqd.protocol.messages.authentication import *
     from mqd.protocol.messages.between import *
     from mqd.protocol.messages.cluster import *
     from mqd.protocol.messages.consumer_groups import *

@@ -2,10 +2,21 @@
 defaults. Compiled by mqd.protocol.codec.
 """
 
-from mqd.protocol.schema import acls, admin, between, cluster, consumer_groups, groups, hot, topics, transactions
+from mqd.protocol.schema import (
+    acls,
+    admin,
+    authentication,
+    between,
+    cluster,
+    consumer_groups,
+    groups,
+    hot,
+    topics,
+    transactions,
+)
 from mqd.protocol.schema.language import Api
 
-_FAMILIES = (acls, admin, hot, cluster, topics, groups, consumer_groups, transactions, between)
+_FAMILIES = (acls, admin, authentication, hot, cluster, topics, groups, consumer_groups, transactions, between)
 
 # Every API written down, by key.
 APIS: dict[int, Api] = dict(sorted((api.key, api) for family in _FAMILIES for api in family.APIS))
@@ -16,5 +27,8 @@ FAMILIES: dict[int, str] = {api.key: family.__name__.rpartition(".")[2] for fami
 _COORDINATED = {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69}
 # The part of them a broker of this version answers: what it advertises.
 SUPPORTED_KEYS = (
-    frozenset(api.key for api in (*hot.APIS, *cluster.APIS, *topics.APIS, *admin.APIS, *acls.APIS)) | _COORDINATED
+    frozenset(
+        api.key for api in (*hot.APIS, *cluster.APIS, *topics.APIS, *admin.APIS, *acls.APIS, *authentication.APIS)
+    )
+    | _COORDINATED
 )

@@ -131,7 +131,7 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("sasl.enabled.mechanisms", "PLAIN", "authentication is not available yet"),
+        ("sasl.enabled.mechanisms", "GSSAPI", "Kerberos is not available"),
         ("listener.name.plaintext.log.retention.ms", "1000", "is the same for all listeners"),
         (
             "listener.name.external.ssl.keystore.location",

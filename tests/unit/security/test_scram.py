@@ -7,7 +7,7 @@ import hmac
 
 import pytest
 
-from mqd.security import scram
+from mqd.security import client, scram
 from mqd.security.exchange import AuthenticationFailed
 from mqd.security.scram import ScramExchange, Verifier
 
@@ -68,10 +68,10 @@ def test_the_exchange_of_rfc_7677():
 @pytest.mark.parametrize("mechanism", scram.MECHANISMS)
 @pytest.mark.parametrize("header", ["n,,", "y,,", "n,a=alice,"])
 def test_a_right_password(mechanism, header):
-    client = Client("alice", "s3cret", mechanism, header)
+    peer = Client("alice", "s3cret", mechanism, header)
     server = exchange(scram.make_verifier(mechanism, "s3cret"), mechanism)
-    proof = step(server, client.final(step(server, client.first)))
-    assert server.done and proof == "v=" + base64.b64encode(client.server_signature).decode()
+    proof = step(server, peer.final(step(server, peer.first)))
+    assert server.done and proof == "v=" + base64.b64encode(peer.server_signature).decode()
 
 
 def refused(server: ScramExchange, text: str | bytes, why: str) -> None:
@@ -83,11 +83,11 @@ def refused(server: ScramExchange, text: str | bytes, why: str) -> None:
 def test_a_wrong_password_and_an_unknown_user_fail_alike():
     known = exchange(scram.make_verifier("SCRAM-SHA-256", "right"))
     unknown = exchange(None)
-    client = Client("alice", "wrong")
-    refused(known, client.final(step(known, client.first)), "wrong user or password")
-    answer = step(unknown, client.first)
-    refused(unknown, client.final(answer), "wrong user or password")
-    again = dict(part.split("=", 1) for part in step(exchange(None), client.first).split(","))
+    peer = Client("alice", "wrong")
+    refused(known, peer.final(step(known, peer.first)), "wrong user or password")
+    answer = step(unknown, peer.first)
+    refused(unknown, peer.final(answer), "wrong user or password")
+    again = dict(part.split("=", 1) for part in step(exchange(None), peer.first).split(","))
     assert again["s"] == dict(part.split("=", 1) for part in answer.split(","))["s"], "an unknown user's salt is stable"
     assert len(base64.b64decode(again["s"])) == scram.SALT_BYTES and again["i"] == str(scram.ITERATIONS_MIN)
 
@@ -128,22 +128,20 @@ def test_a_client_cannot_act_as_another_user():
 def test_a_final_message_of_another_exchange():
     """CVE-2024-56128: the nonce must be the whole one of this exchange."""
     verifier = scram.make_verifier("SCRAM-SHA-256", "s3cret")
-    client, recorded = Client("alice", "s3cret"), exchange(verifier)
-    final = client.final(step(recorded, client.first))
+    peer, recorded = Client("alice", "s3cret"), exchange(verifier)
+    final = peer.final(step(recorded, peer.first))
     step(recorded, final)
     replayed = exchange(verifier)
-    step(replayed, client.first)
+    step(replayed, peer.first)
     refused(replayed, final, "another exchange")
     for nonce in ("abc", "abcx"):
         server = exchange(verifier)
-        refused(server, client.final(step(server, client.first), nonce=nonce), "another exchange")
+        refused(server, peer.final(step(server, peer.first), nonce=nonce), "another exchange")
 
 
 def test_a_final_message_with_another_binding():
-    server, client = exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret")), Client("alice", "s3cret")
-    refused(
-        server, client.final(step(server, client.first), binding=base64.b64encode(b"y,,").decode()), "channel binding"
-    )
+    server, peer = exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret")), Client("alice", "s3cret")
+    refused(server, peer.final(step(server, peer.first), binding=base64.b64encode(b"y,,").decode()), "channel binding")
 
 
 @pytest.mark.parametrize("proof", ["", "AAAA", "%%%%", "A" * 44, "AA=="])
@@ -154,8 +152,8 @@ def test_a_proof_of_any_shape_is_refused(proof):
 
 
 def test_an_exchange_that_is_over_takes_nothing():
-    client, server = Client("alice", "s3cret"), exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret"))
-    final = client.final(step(server, client.first))
+    peer, server = Client("alice", "s3cret"), exchange(scram.make_verifier("SCRAM-SHA-256", "s3cret"))
+    final = peer.final(step(server, peer.first))
     step(server, final)
     with pytest.raises(AuthenticationFailed, match="over"):
         step(server, final)
@@ -166,3 +164,32 @@ def test_a_proof_of_all_zeroes_for_an_unknown_user():
     decoy = scram.decoy("SCRAM-SHA-256", SEED, "nobody")
     assert not scram.is_password("SCRAM-SHA-256", decoy, b"")
     assert scram.decoy("SCRAM-SHA-256", b"other seed", "nobody").salt != decoy.salt
+
+
+@pytest.mark.parametrize("mechanism", scram.MECHANISMS)
+def test_our_client_and_our_server(mechanism):
+    server = exchange(scram.make_verifier(mechanism, "pässword,="), mechanism)
+    client.scram(mechanism, "a,b=c", "pässword,=", lambda token: asyncio.run(server.step(token)))
+    assert server.done and server.user == "a,b=c"
+
+
+def test_our_client_refuses_a_server_that_knows_no_verifier():
+    """Any server can answer; only one with the verifier can sign."""
+    server = exchange(scram.make_verifier("SCRAM-SHA-256", "right"))
+
+    def step(token: bytes) -> bytes:
+        return asyncio.run(server.step(token)) if token.startswith(b"n,,") else b"v=" + base64.b64encode(bytes(32))
+
+    with pytest.raises(client.NotAuthenticated, match="another than it says"):
+        client.scram("SCRAM-SHA-256", "alice", "right", step)
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"r=x,s=AAAA,i=4096", b"r={},s=AAAA,i=4096", b"r={}x,s=AAAA,i=1", b"r={}x,s=AAAA,i=999999999"]
+)
+def test_our_client_refuses_a_first_message(first):
+    def step(token: bytes) -> bytes:
+        return first.replace(b"{}", token.split(b"r=")[1])
+
+    with pytest.raises(client.NotAuthenticated):
+        client.scram("SCRAM-SHA-256", "alice", "right", step)

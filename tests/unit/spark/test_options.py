@@ -100,8 +100,9 @@ def test_what_cannot_be() -> None:
     _refused("no timestamp in milliseconds", startingTimestamp="2024-01-01")
     _refused("no duration", True, maxTriggerDelay="soon")
     _refused("is none of error, latest", startingOffsetsByTimestampStrategy="guess")
-    _refused("PLAINTEXT so far", **{"kafka.security.protocol": "SSL"})
-    _refused("PLAINTEXT so far", **{"kafka.sasl.mechanism": "PLAIN"})
+    _refused("is not known", **{"kafka.security.protocol": "TLS"})
+    _refused("proves nothing", **{"kafka.sasl.mechanism": "PLAIN"})
+    _refused("an identity of its own", **{"kafka.security.protocol": "SSL", "transport": "shm"})
     _refused("neither read_committed", **{"kafka.isolation.level": "serializable"})
     _refused("transport", transport="pigeon")
     _refused("no consumer group", True, groupId="")
@@ -171,3 +172,29 @@ def test_an_archive_is_for_batches_and_offsets() -> None:
     assert source_options({**BASE, "archive": "/a"}, False).archive == "/a"
     _refused("option archive is for spark.read", True, archive="/a")
     _refused("option archive goes with offsets", archive="/a", startingTimestamp="1000")
+
+
+def test_credentials_go_by_tcp():
+    found = kafka_settings(
+        Options(
+            {
+                **BASE,
+                "kafka.security.protocol": "SASL_SSL",
+                "kafka.sasl.mechanism": "SCRAM-SHA-512",
+                "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required"
+                ' username="alice" password="s3cret";',
+                "kafka.ssl.truststore.location": "/ca.pem",
+                "kafka.ssl.truststore.type": "PEM",
+            }
+        ),
+        {},
+    )
+    assert found.transport == "tcp" and not found.others
+    assert found.security == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": "alice",
+        "sasl.password": "s3cret",
+        "ssl.ca.location": "/ca.pem",
+    }
+    assert kafka_settings(Options(BASE), {}).transport == "auto"

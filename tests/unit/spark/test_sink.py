@@ -91,7 +91,7 @@ def test_columns_are_taken_without_regard_to_case_and_others_left_alone() -> Non
         ("t", {"value": "binary"}, {"kafka__enable.idempotence": "false"}, "is not exactly once"),
         ("t", {"value": "binary"}, {"kafka__key.serializer": "x"}, "serialize them"),
         ("t", {"value": "binary"}, {"kafka__transactional.id": "x"}, "txnAppId"),
-        ("t", {"value": "binary"}, {"kafka__security.protocol": "SSL"}, "PLAINTEXT"),
+        ("t", {"value": "binary"}, {"kafka__security.protocol": "TLS"}, "is not known"),
         ("t", {"value": "binary"}, {"txnVersion": "1"}, "go together"),
         ("t", {"value": "binary"}, {"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: -1"),
         (

@@ -1,0 +1,293 @@
+"""Authentication of clients by SASL: which mechanisms a listener has, the exchanges under way, and
+what a failure costs its client.
+
+An exchange lives here between two requests of its connection. It is lost with this process: the
+client's next token is then refused, and it connects again. Passwords and tokens are checked in
+threads, of which there are few: a flood of them delays other authentications, nothing else.
+
+Bounds: EXCHANGES_MAX exchanges, the oldest ends first; WAITING_MAX checks; FAILURES_MAX names of
+addresses and users whose failures are remembered. Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from mqd.acceptor.metadata import Metadata
+from mqd.base import clock, cluster_config, listeners, logging
+from mqd.security import oauth, scram
+from mqd.security.exchange import AuthenticationFailed, Exchange
+from mqd.security.oauth import Issuer, OauthExchange
+from mqd.security.plain import PlainExchange
+from mqd.security.scram import ScramExchange, Verifier
+
+EXCHANGES_MAX = 4096
+EXCHANGE_S_MAX = 60.0
+WAITING_MAX = 64
+THREADS = 2
+FAILURES_MAX = 4096
+FAILURE_DELAY_S_MAX = 5.0
+FAILURES_FORGET_S = 60.0
+
+T = TypeVar("T")
+Connection = tuple[int, int]  # generation of its worker, id
+log = logging.get("acceptor.authentication")
+
+
+class Users(Protocol):
+    """The part of the metadata that holds users."""
+
+    def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
+
+
+class NoUsers:
+    def verifier(self, user: str, mechanism: str) -> Verifier | None:
+        return None
+
+
+class MetadataUsers:
+    """The users whose credentials are in the cluster's metadata."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def verifier(self, user: str, mechanism: str) -> Verifier | None:
+        found = self._metadata.scram_credentials.get((user, scram.NUMBERS[mechanism]))
+        return Verifier(found.salt, found.iterations, found.stored_key, found.server_key) if found else None
+
+
+def load_seed(file: Path) -> bytes:
+    """A secret that outlives this process. Raises OSError."""
+    if not file.exists():
+        beside = file.with_suffix(".new")
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as made:
+            made.write(secrets.token_bytes(32))
+        beside.replace(file)
+    return file.read_bytes()
+
+
+class IllegalState(Exception):
+    """The request does not belong here in this order (ILLEGAL_SASL_STATE)."""
+
+
+class UnsupportedMechanism(Exception):
+    pass
+
+
+class Refused(Exception):
+    """The client did not prove who it is. The text is for the client."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """`principal` is empty until the exchange is done."""
+
+    token: bytes
+    principal: str = ""
+    lifetime_ms: int = 0  # until the client must prove itself again; 0 = never
+
+
+class _Underway(msgspec.Struct):
+    mechanism: str
+    exchange: Exchange
+    began_s: float  # time.monotonic()
+    busy: bool = False
+
+
+class ListenerOptions(msgspec.Struct, frozen=True):
+    """How clients of one listener authenticate."""
+
+    mechanisms: tuple[str, ...]
+    token_bytes_max: int
+    reauthenticate_ms: int  # 0 = never
+    issuer: Issuer | None = None  # for OAUTHBEARER
+
+
+def options_of(config: Mapping[str, str], listener: listeners.Listener) -> ListenerOptions | None:
+    """None: its clients do not authenticate by SASL."""
+    if not listener.has_sasl:
+        return None
+    own = listeners.of_listener(config, listener.name)
+    mechanisms = tuple(own["sasl.enabled.mechanisms"].split(","))
+    return ListenerOptions(
+        mechanisms,
+        int(own["sasl.server.max.receive.size"]),
+        int(own["connections.max.reauth.ms"]),
+        Issuer(_oauth_options(own)) if "OAUTHBEARER" in mechanisms else None,
+    )
+
+
+def _oauth_options(own: Mapping[str, str]) -> oauth.Options:
+    return oauth.Options(
+        own["sasl.oauthbearer.jwks.endpoint.url"],
+        own["sasl.oauthbearer.expected.issuer"],
+        tuple(own["sasl.oauthbearer.expected.audience"].split(",")),
+        own["sasl.oauthbearer.sub.claim.name"],
+        int(own["sasl.oauthbearer.clock.skew.seconds"]),
+        int(own["sasl.oauthbearer.jwks.endpoint.refresh.ms"]) / 1000,
+    )
+
+
+class Authentication:
+    """`seed`: a secret of this broker, for salts of users that do not exist."""
+
+    def __init__(
+        self, options: Sequence[ListenerOptions | None], users: Users, seed: bytes, failure_delay_ms: int
+    ) -> None:
+        self._options = options
+        self._users = users
+        self._seed = seed
+        self._failure_delay_s = failure_delay_ms / 1000
+        self._underway: OrderedDict[Connection, _Underway] = OrderedDict()  # the oldest first
+        # (address, user) -> failures in a row, and when the last one was
+        self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, "authentication")
+        self._waiting = 0
+        self.succeeded_count = self.failed_count = 0
+
+    def mechanisms(self, listener_id: int) -> tuple[str, ...]:
+        options = self._options_of(listener_id)
+        return options.mechanisms if options is not None else ()
+
+    def begin(self, connection: Connection, listener_id: int, mechanism: str) -> None:
+        """SaslHandshake. Raises IllegalState: this listener has no authentication;
+        UnsupportedMechanism.
+        """
+        options = self._options_of(listener_id)
+        if options is None:
+            raise IllegalState("clients of this listener do not authenticate")
+        if mechanism not in options.mechanisms:
+            raise UnsupportedMechanism(mechanism)
+        self._underway.pop(connection, None)
+        self._underway[connection] = _Underway(mechanism, self._exchange(options, mechanism), time.monotonic())
+        while len(self._underway) > EXCHANGES_MAX:
+            self._underway.popitem(last=False)
+
+    async def step(self, connection: Connection, listener_id: int, address: str, before: str, token: bytes) -> Step:
+        """One token of the client. `address`: the client's; `before`: the principal that the
+        connection has proven already, "" = none.
+
+        Raises IllegalState, Refused (after the delay).
+        """
+        options = self._options_of(listener_id)
+        underway = self._underway.get(connection)
+        if options is None or underway is None or underway.busy:
+            raise IllegalState("no SaslHandshake has come before this token, or its exchange is lost")
+        underway.busy = True
+        try:
+            return await self._step(options, underway, connection, before, token)
+        except AuthenticationFailed as error:
+            self._underway.pop(connection, None)
+            await self._failed(error, underway, connection, address)
+            raise Refused(
+                f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
+                f" {underway.mechanism}"
+            ) from None
+        finally:
+            underway.busy = False
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _step(
+        self, options: ListenerOptions, underway: _Underway, connection: Connection, before: str, token: bytes
+    ) -> Step:
+        exchange = underway.exchange
+        if len(token) > options.token_bytes_max:
+            raise AuthenticationFailed(f"a token of {len(token)} bytes (sasl.server.max.receive.size)")
+        if time.monotonic() > underway.began_s + EXCHANGE_S_MAX:
+            raise AuthenticationFailed("the exchange has taken too long", user=exchange.user)
+        answer = await exchange.step(token)
+        if not exchange.done:
+            return Step(answer)
+        self._underway.pop(connection, None)
+        principal = f"User:{exchange.user}"
+        if before and principal != before:
+            raise AuthenticationFailed(f"the connection is {before}'s and cannot change hands", user=exchange.user)
+        self.succeeded_count += 1
+        log.info("authenticated", connection=connection[1], principal=principal, mechanism=underway.mechanism)
+        return Step(answer, principal, _lifetime_ms(options, exchange))
+
+    async def _failed(
+        self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str
+    ) -> None:
+        self.failed_count += 1
+        user = error.user or underway.exchange.user
+        log.warning(
+            "authentication failed",
+            connection=connection[1],
+            address=address,
+            mechanism=underway.mechanism,
+            user=user[:255],
+            reason=str(error),
+        )
+        name, now = (address, user), time.monotonic()
+        count, last_s = self._failures.pop(name, (0, now))
+        count = count + 1 if now < last_s + FAILURES_FORGET_S else 1
+        self._failures[name] = count, now
+        while len(self._failures) > FAILURES_MAX:
+            self._failures.popitem(last=False)
+        await asyncio.sleep(min(self._failure_delay_s * 2 ** min(count - 1, 16), FAILURE_DELAY_S_MAX))
+
+    # -- mechanisms --------------------------------------------------------------------------------
+
+    def _options_of(self, listener_id: int) -> ListenerOptions | None:
+        return self._options[listener_id] if listener_id < len(self._options) else None
+
+    def _exchange(self, options: ListenerOptions, mechanism: str) -> Exchange:
+        if mechanism in scram.MECHANISMS:
+            return ScramExchange(
+                mechanism, lambda user, is_token: self._verifier(mechanism, user, is_token), self._seed
+            )
+        if mechanism == "PLAIN":
+            return PlainExchange(self._any_verifier, self._seed, self._elsewhere)
+        assert mechanism == "OAUTHBEARER" and options.issuer is not None
+        return OauthExchange(options.issuer, self._elsewhere)
+
+    def _verifier(self, mechanism: str, user: str, is_token: bool) -> Verifier | None:
+        return None if is_token else self._users.verifier(user, mechanism)
+
+    def _any_verifier(self, user: str) -> tuple[str, Verifier] | None:
+        for mechanism in scram.MECHANISMS:
+            found = self._users.verifier(user, mechanism)
+            if found is not None:
+                return mechanism, found
+        return None
+
+    async def _elsewhere(self, work: Callable[[], T]) -> T:
+        """In a thread. Raises AuthenticationFailed: WAITING_MAX wait for one already."""
+        if self._waiting >= WAITING_MAX:
+            raise AuthenticationFailed("too many clients authenticate at once; it may try again")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+
+def of_broker(config: Mapping[str, str], metadata: Metadata, data_dir: Path) -> Authentication:
+    """Raises OSError: the seed can be neither read nor made."""
+    options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
+    if not any(options):
+        return Authentication((), NoUsers(), b"", 0)
+    # the same on all hosts of a cluster
+    in_cluster = bool(config.get("cluster.key.file"))
+    seed = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")
+    delay_ms = int(config["connection.failed.authentication.delay.ms"])
+    return Authentication(options, MetadataUsers(metadata), seed, delay_ms)
+
+
+def _lifetime_ms(options: ListenerOptions, exchange: Exchange) -> int:
+    """The shorter of the listener's bound and the token's rest."""
+    bounds = [options.reauthenticate_ms] if options.reauthenticate_ms else []
+    if isinstance(exchange, OauthExchange):
+        bounds.append(max(1, exchange.expires_ms - clock.now_ms()))
+    return min(bounds, default=0)

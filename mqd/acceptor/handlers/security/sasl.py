@@ -1,0 +1,55 @@
+"""SaslHandshake 0-1 and SaslAuthenticate 0-2 (KIP-43, KIP-152, KIP-368). Where they come in another
+order, or where there is nothing to prove, they are refused as by Kafka.
+"""
+
+from mqd.acceptor.authentication import IllegalState, Refused, UnsupportedMechanism
+from mqd.acceptor.broker import Context
+from mqd.native import PrincipalKind
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+
+
+async def handle(
+    context: Context, header: RequestHeader, request: SaslHandshakeRequest | SaslAuthenticateRequest
+) -> SaslHandshakeResponse | SaslAuthenticateResponse:
+    if isinstance(request, SaslHandshakeRequest):
+        return _handshake(context, request)
+    return await _authenticate(context, request)
+
+
+def _handshake(context: Context, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+    authentication, address = context.broker.authentication, context.address
+    try:
+        authentication.begin(address.connection, address.listener_id, request.mechanism)
+    except IllegalState:
+        return SaslHandshakeResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE))
+    except UnsupportedMechanism:
+        context.disconnect = True
+        return SaslHandshakeResponse(
+            error_code=int(ErrorCode.UNSUPPORTED_SASL_MECHANISM),
+            mechanisms=list(authentication.mechanisms(address.listener_id)),
+        )
+    return SaslHandshakeResponse(mechanisms=list(authentication.mechanisms(address.listener_id)))
+
+
+async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
+    authentication, address = context.broker.authentication, context.address
+    before = address.principal if address.principal_kind == PrincipalKind.SASL else ""
+    try:
+        step = await authentication.step(
+            address.connection, address.listener_id, address.peer_ip, before, bytes(request.auth_bytes)
+        )
+    except IllegalState as error:
+        return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
+    except Refused as error:
+        context.disconnect = True
+        return SaslAuthenticateResponse(error_code=int(ErrorCode.SASL_AUTHENTICATION_FAILED), error_message=str(error))
+    if step.principal:
+        context.authenticated = step.principal, step.lifetime_ms
+    return SaslAuthenticateResponse(auth_bytes=step.token, session_lifetime_ms=step.lifetime_ms)

@@ -1,0 +1,59 @@
+"""One change, asked of the controller of a broker on this host through its socket, which only the
+broker's own user can open: what must be there before any client can authenticate.
+"""
+
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from mqd.cli.common import CliError
+from mqd.cluster.host import messages
+
+MESSAGE_BYTES_MAX = 256 << 20
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(messages.FromController).decode
+
+
+def change(path: Path, wanted: messages.Change, timeout_s: float) -> messages.Answer:
+    """`path`: Layout.controller_socket. Raises CliError: the controller cannot be asked, or does
+    not answer in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            _send(connection, messages.Subscribe("tool", 0, 0))
+            _send(connection, messages.Request(1, wanted, False))
+            while time.monotonic() < deadline:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                message = _receive(connection)
+                if isinstance(message, messages.Answer):
+                    return message
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise CliError(f"the broker's controller cannot be asked ({path}): {error}") from None
+    raise CliError(f"the broker's controller has not answered within {timeout_s:g} s ({path})")
+
+
+def _send(connection: socket.socket, message: messages.ToController) -> None:
+    data = _encode(message)
+    connection.sendall(len(data).to_bytes(4, "big") + data)
+
+
+def _receive(connection: socket.socket) -> messages.FromController:
+    size = int.from_bytes(_exactly(connection, 4), "big")
+    if size > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a message of {size} bytes")
+    return _decode(_exactly(connection, size))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        got = connection.recv(min(size - len(data), 1 << 20))
+        if not got:
+            raise ConnectionError("it closed the connection")
+        data += got
+    return bytes(data)

@@ -1,0 +1,117 @@
+"""`mqd connect`: the settings with which other programs reach the cluster, in the form that each
+reads.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from mqd.cli.common import CliError, Settings, options
+
+FORMS = {
+    "java": "properties of Java's clients and of Kafka's tools (--command-config)",
+    "librdkafka": "properties of librdkafka, and of `mqd --client-config`",
+    "kcat": "the same, for kcat -F",
+    "python": "a dictionary for confluent_kafka, mqd.Producer and mqd.Consumer",
+    "spark": "options of Spark's format('mqd') and format('kafka'), one a line",
+}
+# librdkafka's name -> Java's
+_JAVA = {"sasl.mechanisms": "sasl.mechanism", "ssl.ca.location": "ssl.truststore.location"}
+_MODULES = {"PLAIN": "plain.PlainLoginModule"}
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _escaped(text: str) -> str:
+    """A value of Java's properties syntax."""
+    return text.replace("\\", "\\\\")
+
+
+def java(settings: Mapping[str, str]) -> dict[str, str]:
+    """`settings` in Java's names."""
+    found = {
+        _JAVA.get(name, name): value
+        for name, value in settings.items()
+        if name not in ("sasl.username", "sasl.password", "ssl.certificate.location", "ssl.key.location")
+    }
+    if settings.get("ssl.ca.location"):
+        found["ssl.truststore.type"] = "PEM"
+    if settings.get("ssl.certificate.location"):
+        found["ssl.keystore.type"] = "PEM"
+        for name, kept in (("certificate.chain", "ssl.certificate.location"), ("key", "ssl.key.location")):
+            found[f"ssl.keystore.{name}"] = Path(settings[kept]).read_text().strip().replace("\n", "\\n")
+    if settings.get("sasl.username"):
+        module = _MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
+        found["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required username={_quoted(settings['sasl.username'])}"
+            f" password={_quoted(settings.get('sasl.password', ''))};"
+        )
+    return found
+
+
+def written(form: str, bootstrap: str, settings: Mapping[str, str]) -> str:
+    """The file's text."""
+    if form in ("java", "spark"):
+        found = {"bootstrap.servers": bootstrap, **java(settings)}
+        prefix = "kafka." if form == "spark" else ""
+        return "".join(
+            f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escaped(value)}\n"
+            for name, value in found.items()
+        )
+    found = {"bootstrap.servers": bootstrap, **settings}
+    if form == "python":
+        return f"settings = {json.dumps(found, indent=4)}\n"
+    return "".join(f"{name}={value}\n" for name, value in found.items())
+
+
+def save(file: Path, text: str) -> None:
+    """Readable by this user alone: it holds a password."""
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as opened:
+        os.fchmod(fd, 0o600)
+        opened.write(text)
+
+
+@click.command(short_help="Write the settings with which a client reaches the cluster.")
+@click.argument("form", type=click.Choice(list(FORMS)))
+@click.option("--user", help="Another user than that of --client-config; its password is asked for.")
+@click.option("--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its password.")
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: stdout]")
+@options
+def command(settings: Settings, form: str, user: str | None, password_file: Path | None, out: Path | None) -> int:
+    """Write the settings with which a client reaches the cluster.
+
+    \b
+    java        properties of Java's clients and of Kafka's tools (--command-config)
+    librdkafka  properties of librdkafka, and of mqd --client-config
+    kcat        the same, for kcat -F
+    python      a dictionary for confluent_kafka, mqd.Producer and mqd.Consumer
+    spark       options of Spark's format("mqd") and format("kafka"), one a line
+
+    Certificates and protocol are those of --client-config.
+    """
+    from mqd.cli import client_security
+
+    chosen = dict(client_security.current().settings)
+    if user is not None:
+        if "sasl.mechanisms" not in chosen:
+            raise CliError(
+                "--user needs the settings of a listener with SASL; name the file that has them: --client-config FILE"
+            )
+        chosen["sasl.username"] = user
+        chosen["sasl.password"] = (
+            password_file.read_text().rstrip("\n")
+            if password_file
+            else click.prompt("Password", hide_input=True, err=True)
+        )
+    text = written(form, settings.bootstrap, chosen)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        save(out, text)
+    return 0

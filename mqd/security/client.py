@@ -1,0 +1,195 @@
+"""How our own clients prove who they are: their settings, by the names that Java's client and
+librdkafka share, and what a new connection must do before anything else.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from mqd.base.property_values import ConfigError
+from mqd.protocol.errors import ERRORS
+from mqd.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
+from mqd.security.scram import ITERATIONS_MIN, MECHANISMS, salted_password
+
+ITERATIONS_MAX = 1 << 20  # more would let a server keep us busy for seconds
+HANDSHAKE, AUTHENTICATE = 17, 36
+# Java's name, or an alias -> librdkafka's
+_NAMES = {
+    "sasl.mechanism": "sasl.mechanisms",
+    "ssl.truststore.location": "ssl.ca.location",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+}
+# Java's settings that say how to read the others; PEM is the only form here
+_FORMS = {"ssl.truststore.type": "PEM", "ssl.keystore.type": "PEM"}
+_JAAS = re.compile(
+    r"\s*(?:org\.apache\.kafka\.common\.security\.(?:plain\.PlainLoginModule|scram\.ScramLoginModule))\s+required"
+    r"((?:\s+\w+\s*=\s*\"(?:[^\"\\]|\\.)*\")*)\s*;\s*"
+)
+_JAAS_OPTION = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
+
+# sends one request, by key and version, and returns its response
+Ask = Callable[[int, object, int], object]
+
+
+class NotAuthenticated(Exception):
+    """The broker did not take our credentials, or did not prove that it knows them."""
+
+
+class ClientSecurity(msgspec.Struct, frozen=True):
+    """Settings by librdkafka's names: security.protocol, sasl.* and ssl.*."""
+
+    settings: Mapping[str, str] = {}
+
+    @property
+    def protocol(self) -> str:
+        return self.settings.get("security.protocol", "PLAINTEXT").upper()
+
+    @property
+    def has_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def has_sasl(self) -> bool:
+        return self.protocol.startswith("SASL_")
+
+    def secure(self, connection: socket.socket, host: str) -> socket.socket:
+        """The connection to speak through: TLS where the protocol says so. Raises OSError (of which
+        ssl.SSLError is one).
+        """
+        return self._context().wrap_socket(connection, server_hostname=host) if self.has_tls else connection
+
+    def authenticate(self, ask: Ask) -> None:
+        """Proves who we are on a new connection. Raises NotAuthenticated."""
+        if not self.has_sasl:
+            return
+        mechanism = self.settings.get("sasl.mechanisms", "")
+        response = ask(HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism), 1)
+        if response.error_code:  # type: ignore[attr-defined]
+            offered = ", ".join(response.mechanisms)  # type: ignore[attr-defined]
+            raise NotAuthenticated(
+                f"the broker does not take sasl.mechanism={mechanism or '(none)'}; it takes {offered}"
+            )
+        step = lambda token: self._step(ask, token)
+        user, password = self.settings.get("sasl.username", ""), self.settings.get("sasl.password", "")
+        if mechanism == "PLAIN":
+            step(f"\0{user}\0{password}".encode())
+        elif mechanism in MECHANISMS:
+            scram(mechanism, user, password, step)
+        else:
+            raise NotAuthenticated(f"sasl.mechanism={mechanism} is not known here: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512")
+
+    def _step(self, ask: Ask, token: bytes) -> bytes:
+        response = ask(AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=token), 2)
+        code = response.error_code  # type: ignore[attr-defined]
+        if code:
+            said = response.error_message or ERRORS[code].message  # type: ignore[attr-defined]
+            raise NotAuthenticated(f"{said} (user {self.settings.get('sasl.username', '')})")
+        return bytes(response.auth_bytes)  # type: ignore[attr-defined]
+
+    def _context(self) -> ssl.SSLContext:
+        get = self.settings.get
+        try:
+            context = ssl.create_default_context(
+                cafile=get("ssl.ca.location") or None, cadata=get("ssl.ca.pem") or None
+            )
+            if get("ssl.certificate.location"):
+                context.load_cert_chain(
+                    get("ssl.certificate.location") or "", get("ssl.key.location"), get("ssl.key.password") or ""
+                )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the certificates of this client cannot be read: {error}") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if get("ssl.endpoint.identification.algorithm", "https") in ("", "none"):
+            context.check_hostname = False
+        return context
+
+
+def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
+    """The security settings among a client's properties, in Java's or librdkafka's names. Raises
+    ConfigError: one that could not be kept.
+    """
+    found: dict[str, str] = {}
+    for name, value in properties.items():
+        if name == "sasl.jaas.config":
+            found.update(_of_jaas(value))
+        elif name in _FORMS:
+            if value.upper() != _FORMS[name]:
+                raise ConfigError(f"{name}={value} is not read by this client; convert it to PEM", name, value)
+        elif name == "security.protocol" or name.startswith(("ssl.", "sasl.")):
+            # no check of the host's name: "" for Java, none for librdkafka
+            unchecked = name == "ssl.endpoint.identification.algorithm" and not value
+            found[_NAMES.get(name, name)] = "none" if unchecked else value
+    protocol = found.get("security.protocol", "PLAINTEXT").upper()
+    if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
+        raise ConfigError(f"security.protocol={protocol} is not known", "security.protocol", protocol)
+    if found.get("ssl.key.location") and not found.get("ssl.certificate.location"):
+        raise ConfigError("ssl.key.location needs ssl.certificate.location", "ssl.key.location")
+    return ClientSecurity(found)
+
+
+def read(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
+    """The security settings of a client's properties file (Java's syntax), and the others. Raises
+    ConfigError.
+    """
+    from mqd.base.config import parse_properties
+
+    try:
+        properties = {name: value for name, (value, _) in parse_properties(file.read_text("utf-8")).items()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the client's settings {file}: {error}") from error
+    security = of_properties(properties)
+    rest = {
+        name: value
+        for name, value in properties.items()
+        if name != "security.protocol" and not name.startswith(("ssl.", "sasl."))
+    }
+    return security, rest
+
+
+def _of_jaas(text: str) -> dict[str, str]:
+    match = _JAAS.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            "sasl.jaas.config is not PlainLoginModule or ScramLoginModule with username and password",
+            "sasl.jaas.config",
+        )
+    options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[1])}
+    return {f"sasl.{name}": options[name] for name in ("username", "password") if name in options}
+
+
+# -- SCRAM, the client's side ----------------------------------------------------------------------
+
+
+def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], bytes]) -> None:
+    """`step` sends a token and returns the server's. Raises NotAuthenticated, also when the server
+    does not prove that it knows the password's verifier.
+    """
+    name, nonce = MECHANISMS[mechanism], secrets.token_urlsafe(24)
+    bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
+    first = step(f"n,,{bare}".encode()).decode("utf-8", "replace")
+    match = re.fullmatch(r"r=([\x21-\x2b\x2d-\x7e]+),s=([A-Za-z0-9+/]+=*),i=([0-9]{1,9})(?:,.*)?", first)
+    if match is None or not match[1].startswith(nonce) or len(match[1]) <= len(nonce):
+        raise NotAuthenticated("the broker's first message of the authentication is not SCRAM's")
+    iterations = int(match[3])
+    if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        raise NotAuthenticated(f"the broker asks for {iterations} iterations; {ITERATIONS_MIN} are the least")
+    salted = salted_password(mechanism, password.encode(), base64.b64decode(match[2]), iterations)
+    client_key = hmac.digest(salted, b"Client Key", name)
+    without_proof = f"c=biws,r={match[1]}"
+    signed = f"{bare},{first},{without_proof}".encode()
+    signature = hmac.digest(hashlib.new(name, client_key).digest(), signed, name)
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    final = step(f"{without_proof},p={base64.b64encode(proof).decode()}".encode())
+    expected = b"v=" + base64.b64encode(hmac.digest(hmac.digest(salted, b"Server Key", name), signed, name))
+    if not hmac.compare_digest(final.split(b",")[0], expected):
+        raise NotAuthenticated("the broker does not know this user's password: it is another than it says")

@@ -1,0 +1,60 @@
+"""A broker with users: a plain listener on the first port, for the test itself, and one with SASL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mqd.base.paths import layout
+from mqd.cli import local_controller
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.records import ScramCredential
+from mqd.security import scram
+from tests.broker import Broker, free_port
+from tests.kafka_connection import KafkaConnection
+
+PASSWORDS = {"alice": "alice's s3cret", "bob": "bob's, s3cret="}
+
+
+class Secured:
+    def __init__(self, start_broker: Callable[..., Broker], **config: str) -> None:
+        self.port = free_port()
+        self.broker = start_broker(
+            config={
+                "listeners": f"PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:{self.port}",
+                "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN",
+                **config,
+            }
+        )
+        for user, password in PASSWORDS.items():
+            self.set_password(user, password)
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def set_password(self, user: str, password: str) -> None:
+        credentials = []
+        for mechanism, number in scram.NUMBERS.items():
+            made = scram.make_verifier(mechanism, password)
+            credentials.append(
+                ScramCredential(user, number, made.salt, made.iterations, made.stored_key, made.server_key)
+            )
+        answer = local_controller.change(
+            layout(self.broker.data_dir).controller_socket, messages.AlterScramCredentials([], credentials), 20
+        )
+        assert not any(one.error for one in answer.users), answer
+
+    def connect(self, **options) -> KafkaConnection:
+        """To the listener with SASL; nothing is proven yet."""
+        return KafkaConnection("127.0.0.1", self.port, **options)
+
+    def client(self, user: str = "alice", mechanism: str = "SCRAM-SHA-256", password: str | None = None) -> dict:
+        """librdkafka's settings."""
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanisms": mechanism,
+            "sasl.username": user,
+            "sasl.password": PASSWORDS[user] if password is None else password,
+            "log_level": 0,
+        }

@@ -1,0 +1,164 @@
+"""The acceptor's side of SASL: order, bounds and the price of failures."""
+
+import asyncio
+
+import pytest
+
+from mqd.acceptor import authentication
+from mqd.acceptor.authentication import Authentication, IllegalState, ListenerOptions, Refused, UnsupportedMechanism
+from mqd.security import client, scram
+
+ALICE = scram.make_verifier("SCRAM-SHA-256", "s3cret")
+SASL, PLAIN_LISTENER = 0, 1
+CONNECTION = (7, 64)
+
+
+class Users:
+    def verifier(self, user: str, mechanism: str) -> scram.Verifier | None:
+        return ALICE if (user, mechanism) == ("alice", "SCRAM-SHA-256") else None
+
+
+def service(**more) -> Authentication:
+    options = ListenerOptions(
+        **{"mechanisms": ("SCRAM-SHA-256", "PLAIN"), "token_bytes_max": 1000, "reauthenticate_ms": 0, **more}
+    )
+    return Authentication([options, None], Users(), b"seed", 100)
+
+
+@pytest.fixture(autouse=True)
+def slept(monkeypatch) -> list[float]:
+    """The delays of failures, in seconds; they are not waited for."""
+    delays: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+
+    monkeypatch.setattr(authentication.asyncio, "sleep", sleep)
+    return delays
+
+
+async def plain(found: Authentication, token: bytes, before: str = "", connection=CONNECTION):
+    found.begin(connection, SASL, "PLAIN")
+    return await found.step(connection, SASL, "10.0.0.1", before, token)
+
+
+def test_plain_and_scram_name_the_principal():
+    async def story() -> None:
+        found = service()
+        step = await plain(found, b"\0alice\0s3cret")
+        assert (step.principal, step.lifetime_ms, step.token) == ("User:alice", 0, b"")
+        found.begin(CONNECTION, SASL, "SCRAM-SHA-256")
+        loop, steps = asyncio.get_running_loop(), []
+
+        def send(token: bytes) -> bytes:
+            steps.append(
+                asyncio.run_coroutine_threadsafe(found.step(CONNECTION, SASL, "10.0.0.1", "", token), loop).result(10)
+            )
+            return steps[-1].token
+
+        await loop.run_in_executor(None, lambda: client.scram("SCRAM-SHA-256", "alice", "s3cret", send))
+        assert [one.principal for one in steps] == ["", "User:alice"]
+        assert found.succeeded_count == 2 and found.failed_count == 0
+
+    asyncio.run(story())
+
+
+def test_mechanisms_that_a_listener_has():
+    found = service()
+    assert found.mechanisms(SASL) == ("SCRAM-SHA-256", "PLAIN") and found.mechanisms(PLAIN_LISTENER) == ()
+    with pytest.raises(UnsupportedMechanism):
+        found.begin(CONNECTION, SASL, "GSSAPI")
+    for listener in (PLAIN_LISTENER, 2, 0xFFFF):
+        with pytest.raises(IllegalState):
+            found.begin(CONNECTION, listener, "PLAIN")
+
+
+def test_tokens_come_after_a_handshake_and_once():
+    async def story() -> None:
+        found = service()
+        with pytest.raises(IllegalState):
+            await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
+        await plain(found, b"\0alice\0s3cret")
+        with pytest.raises(IllegalState):
+            await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
+        found.begin(CONNECTION, SASL, "PLAIN")
+        with pytest.raises(IllegalState):  # of another worker's process
+            await found.step((8, 64), SASL, "10.0.0.1", "", b"\0alice\0s3cret")
+
+    asyncio.run(story())
+
+
+def test_failures_cost_more_each_time_for_the_same_address_and_user(slept):
+    async def story() -> None:
+        found = service()
+        for _ in range(9):
+            with pytest.raises(Refused, match="invalid credentials with SASL mechanism PLAIN"):
+                await plain(found, b"\0alice\0wrong")
+        assert slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]
+        with pytest.raises(Refused):
+            await plain(found, b"\0bob\0wrong")
+        assert slept[-1] == 0.1
+        assert (await plain(found, b"\0alice\0s3cret")).principal, "it is not locked out"
+        assert found.failed_count == 10
+
+    asyncio.run(story())
+
+
+def test_another_user_on_the_same_connection_is_refused():
+    async def story() -> None:
+        found = service(reauthenticate_ms=5000)
+        step = await plain(found, b"\0alice\0s3cret", "User:alice")
+        assert step.lifetime_ms == 5000
+        with pytest.raises(Refused):
+            await plain(found, b"\0alice\0s3cret", "User:bob")
+
+    asyncio.run(story())
+
+
+def test_what_is_held_is_bounded(monkeypatch):
+    async def story() -> None:
+        found = service()
+        monkeypatch.setattr(authentication, "EXCHANGES_MAX", 2)
+        for number in range(3):
+            found.begin((7, number), SASL, "PLAIN")
+        with pytest.raises(IllegalState):
+            await found.step((7, 0), SASL, "10.0.0.1", "", b"\0alice\0s3cret")
+        assert (await found.step((7, 2), SASL, "10.0.0.1", "", b"\0alice\0s3cret")).principal
+        with pytest.raises(Refused):
+            await plain(found, b"x" * 1001)
+        monkeypatch.setattr(authentication, "WAITING_MAX", 0)
+        with pytest.raises(Refused):
+            await plain(found, b"\0alice\0s3cret")
+        monkeypatch.setattr(authentication, "FAILURES_MAX", 1)
+        for user in (b"a", b"b", b"c"):
+            with pytest.raises(Refused):
+                await plain(found, b"\0" + user + b"\0wrong")
+        assert len(found._failures) == 1
+
+    asyncio.run(story())
+
+
+def test_an_exchange_does_not_wait_for_ever(monkeypatch):
+    async def story() -> None:
+        found, now = service(), [1000.0]
+        monkeypatch.setattr(authentication.time, "monotonic", lambda: now[0])
+        found.begin(CONNECTION, SASL, "PLAIN")
+        now[0] += authentication.EXCHANGE_S_MAX + 1
+        with pytest.raises(Refused):
+            await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
+
+    asyncio.run(story())
+
+
+def test_a_second_token_does_not_overtake_the_first():
+    async def story() -> None:
+        found = service()
+        found.begin(CONNECTION, SASL, "PLAIN")
+        first = asyncio.create_task(found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret"))
+        for _ in range(3):
+            await asyncio.wait({first}, timeout=0)
+        with pytest.raises(IllegalState):
+            await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
+        assert (await first).principal == "User:alice"
+
+    asyncio.run(story())

@@ -1,0 +1,67 @@
+import ast
+import stat
+
+from click.testing import CliRunner
+
+from mqd.base.config import parse_properties
+from mqd.cli.main import cli
+from mqd.cli.verbs.connect import FORMS, written
+from mqd.security import client
+
+SETTINGS = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanisms": "SCRAM-SHA-512",
+    "sasl.username": "alice",
+    "sasl.password": 'a"b\\c;d=e',
+    "ssl.ca.location": "/etc/mqd/ca.pem",
+}
+
+
+def test_java_and_librdkafka_mean_the_same():
+    for form in ("java", "librdkafka", "kcat"):
+        text = written(form, "h:9092", SETTINGS)
+        if form == "java":
+            found = {name: value for name, (value, _) in parse_properties(text).items()}
+        else:
+            found = dict(line.split("=", 1) for line in text.splitlines())
+        assert found["bootstrap.servers"] == "h:9092"
+        assert client.of_properties(found).settings == SETTINGS, form
+
+
+def test_spark_and_python():
+    spark = {name: value for name, (value, _) in parse_properties(written("spark", "h:9092", SETTINGS)).items()}
+    java = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", SETTINGS)).items()}
+    assert spark == {f"kafka.{name}": value for name, value in java.items()}
+    python = written("python", "h:9092", SETTINGS)
+    assert ast.literal_eval(python.removeprefix("settings = ")) == {"bootstrap.servers": "h:9092", **SETTINGS}
+
+
+def test_a_client_certificate_for_java(tmp_path):
+    (tmp_path / "cert.pem").write_text("-----BEGIN-----\nA\n-----END-----\n")
+    (tmp_path / "key.pem").write_text("-----BEGIN K-----\nB\n-----END K-----\n")
+    settings = {
+        "security.protocol": "SSL",
+        "ssl.certificate.location": str(tmp_path / "cert.pem"),
+        "ssl.key.location": str(tmp_path / "key.pem"),
+    }
+    found = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", settings)).items()}
+    assert found["ssl.keystore.certificate.chain"] == "-----BEGIN-----\nA\n-----END-----"
+    assert found["ssl.keystore.key"] == "-----BEGIN K-----\nB\n-----END K-----" and found["ssl.keystore.type"] == "PEM"
+
+
+def test_the_command(tmp_path, monkeypatch):
+    file, out, password = tmp_path / "admin.properties", tmp_path / "bob.properties", tmp_path / "password"
+    file.write_text(written("librdkafka", "h:9092", {**SETTINGS, "sasl.password": "secret"}))
+    password.write_text("s3cret\n")
+    monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
+    arguments = ["--client-config", str(file), "-b", "h:9093", "connect", "librdkafka", "--user", "bob"]
+    done = CliRunner().invoke(cli, [*arguments, "--password-file", str(password), "-o", str(out)])
+    assert done.exit_code == 0 and not done.output, done.output
+    found = dict(line.split("=", 1) for line in out.read_text().splitlines())
+    assert found == {**SETTINGS, "bootstrap.servers": "h:9093", "sasl.username": "bob", "sasl.password": "s3cret"}
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    asked = CliRunner().invoke(cli, arguments, input="s3cret\n")
+    assert asked.exit_code == 0 and "sasl.password=s3cret" in asked.output
+    monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
+    plain = CliRunner().invoke(cli, ["connect", "java", "--user", "bob"])
+    assert plain.exit_code != 0 and set(FORMS) >= {"java", "kcat"}

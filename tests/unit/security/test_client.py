@@ -1,0 +1,55 @@
+import pytest
+
+from mqd.base.property_values import ConfigError
+from mqd.security import client
+
+
+def test_javas_names_and_librdkafkas_mean_the_same():
+    java = client.of_properties(
+        {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required"
+            ' username="alice" password="a\\"b\\\\c";',
+            "ssl.truststore.location": "/ca.pem",
+            "ssl.truststore.type": "PEM",
+            "linger.ms": "5",
+        }
+    )
+    librdkafka = client.of_properties(
+        {
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": "alice",
+            "sasl.password": 'a"b\\c',
+            "ssl.ca.location": "/ca.pem",
+        }
+    )
+    assert {**java.settings, "security.protocol": "sasl_ssl"} == librdkafka.settings
+    assert java.has_tls and java.has_sasl and librdkafka.has_tls and librdkafka.protocol == "SASL_SSL"
+    assert not client.of_properties({}).has_tls and not client.of_properties({}).has_sasl
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"security.protocol": "TLS"},
+        {"sasl.jaas.config": "com.sun.security.auth.module.Krb5LoginModule required;"},
+        {"ssl.truststore.location": "a.jks", "ssl.truststore.type": "JKS"},
+        {"ssl.key.location": "key.pem"},
+    ],
+)
+def test_what_cannot_be_kept_is_refused(properties):
+    with pytest.raises(ConfigError):
+        client.of_properties(properties)
+
+
+def test_a_file(tmp_path):
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=a\nlinger.ms=5\n")
+    security, rest = client.read(file)
+    assert security.settings["sasl.mechanisms"] == "PLAIN" and rest == {"linger.ms": "5"}
+    with pytest.raises(ConfigError, match="cannot read"):
+        client.read(tmp_path / "none")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        client.of_properties({"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "none")}).secure(None, "a")
