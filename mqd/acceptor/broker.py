@@ -198,6 +198,9 @@ class Broker:
     def broker_value(self, name: str) -> configuration.Value | None:
         return configuration.broker_value(self.effective(), name)
 
+    def broker_number(self, name: str) -> int:
+        return configuration.broker_number(self.effective(), name)
+
     def effective(self) -> dict[str, str]:
         return configuration.broker_effective(self.config, self.metadata.broker_config)
 

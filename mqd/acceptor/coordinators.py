@@ -262,16 +262,16 @@ class Coordinators:
 
 def classic_settings(broker: Broker) -> ClassicSettings:
     return ClassicSettings(
-        initial_rebalance_delay_ms=int(broker.broker_value("group.initial.rebalance.delay.ms")),  # type: ignore[arg-type]
-        min_session_timeout_ms=int(broker.broker_value("group.min.session.timeout.ms")),  # type: ignore[arg-type]
-        max_session_timeout_ms=int(broker.broker_value("group.max.session.timeout.ms")),  # type: ignore[arg-type]
-        max_size=int(broker.broker_value("group.max.size")),  # type: ignore[arg-type]
+        initial_rebalance_delay_ms=broker.broker_number("group.initial.rebalance.delay.ms"),
+        min_session_timeout_ms=broker.broker_number("group.min.session.timeout.ms"),
+        max_session_timeout_ms=broker.broker_number("group.max.session.timeout.ms"),
+        max_size=broker.broker_number("group.max.size"),
     )
 
 
 def offsets_settings(broker: Broker) -> OffsetsSettings:
     return OffsetsSettings(
-        retention_ms=int(broker.broker_value("offsets.retention.minutes")) * 60_000,  # type: ignore[arg-type]
-        check_interval_ms=int(broker.broker_value("offsets.retention.check.interval.ms")),  # type: ignore[arg-type]
-        metadata_bytes_max=int(broker.broker_value("offset.metadata.max.bytes")),  # type: ignore[arg-type]
+        retention_ms=broker.broker_number("offsets.retention.minutes") * 60_000,
+        check_interval_ms=broker.broker_number("offsets.retention.check.interval.ms"),
+        metadata_bytes_max=broker.broker_number("offset.metadata.max.bytes"),
     )

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,12 +66,12 @@ class _Directory:
             del self._waiting[one]
             one.step()
             try:
-                asked = in_thread(lambda one=one: one.work(one))
+                asked = in_thread(partial(one.work, one))
             except RuntimeError as error:  # no thread is available
                 one.answer.set_exception(OSError(errno.EAGAIN, str(error)))
                 continue
             self._under_way.add(one)
-            asked.add_done_callback(lambda asked, one=one: self._ended(one, asked))
+            asked.add_done_callback(partial(self._ended, one))
 
     def _ended(self, one: _Work, asked: "asyncio.Future[Any]") -> None:
         self._under_way.discard(one)

@@ -26,7 +26,7 @@ class BrokerCluster:
         self.matcher = RegexMatcher()
         self._broker = broker
         self._configured = self._defaults = consumer_settings(broker)
-        self._quick_ms = int(broker.broker_value("group.consumer.heartbeat.interval.quick.ms"))  # type: ignore[arg-type]
+        self._quick_ms = broker.broker_number("group.consumer.heartbeat.interval.quick.ms")
         self._count_members = count_members
         self._counted_s = float("-inf")
         self._enabled, self._features_version = False, -1
@@ -95,9 +95,9 @@ class BrokerCluster:
 def consumer_settings(broker: Broker) -> ConsumerSettings:
     policy = str(broker.broker_value("group.consumer.migration.policy"))
     return ConsumerSettings(
-        session_timeout_ms=int(broker.broker_value("group.consumer.session.timeout.ms")),  # type: ignore[arg-type]
-        heartbeat_interval_ms=int(broker.broker_value("group.consumer.heartbeat.interval.ms")),  # type: ignore[arg-type]
-        max_size=int(broker.broker_value("group.consumer.max.size")),  # type: ignore[arg-type]
+        session_timeout_ms=broker.broker_number("group.consumer.session.timeout.ms"),
+        heartbeat_interval_ms=broker.broker_number("group.consumer.heartbeat.interval.ms"),
+        max_size=broker.broker_number("group.consumer.max.size"),
         assignors=tuple(broker.broker_value("group.consumer.assignors")),  # type: ignore[arg-type]
         upgrade=policy in UPGRADES,
         downgrade=policy in DOWNGRADES,

@@ -40,8 +40,8 @@ log = logging.get("acceptor.transactions")
 
 def settings(broker: Broker) -> Settings:
     return Settings(
-        max_timeout_ms=int(broker.broker_value("transaction.max.timeout.ms")),  # type: ignore[arg-type]
-        expiration_ms=int(broker.broker_value("transactional.id.expiration.ms")),  # type: ignore[arg-type]
+        max_timeout_ms=broker.broker_number("transaction.max.timeout.ms"),
+        expiration_ms=broker.broker_number("transactional.id.expiration.ms"),
     )
 
 

@@ -102,6 +102,13 @@ def broker_value(config: Mapping[str, str], name: str) -> Value | None:
     return None if text is None else parse_value(BROKER[name], text)
 
 
+def broker_number(config: Mapping[str, str], name: str) -> int:
+    """The value of a broker's property that is a number and always set."""
+    value = broker_value(config, name)
+    assert isinstance(value, int | float), f"{name} is not a number, or may be unset"
+    return int(value)
+
+
 def topic_value(effective: Mapping[str, str], name: str) -> Value:
     """The typed value from the result of topic_effective."""
     return parse_value(TOPIC[name], effective[name])
@@ -470,7 +477,7 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
     }
     effective = group_effective(broker, canonical)
     for name in canonical:
-        low, high = (int(broker_value(broker, bound)) for bound in _GROUP_BOUNDS[name])  # type: ignore[arg-type]
+        low, high = (broker_number(broker, bound) for bound in _GROUP_BOUNDS[name])
         _require(
             low <= int(canonical[name]) <= high,
             f"{name}={canonical[name]} must be from {low} to {high} ({' and '.join(_GROUP_BOUNDS[name])})",

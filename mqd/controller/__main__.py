@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mqd import native
 from mqd.base import clock, listeners, logging, paths, watchdog
@@ -372,7 +372,7 @@ class Process:
             topics=len(state.topics),
             partitions=state.partition_count,
         )
-        over = {self.ended, shell.failed, ticking}
+        over: set[asyncio.Future[Any]] = {self.ended, shell.failed, ticking}
         await asyncio.wait({*over, shell.in_service}, return_when=asyncio.FIRST_COMPLETED)
         if shell.in_service.done():
             self.client.ready()

@@ -197,7 +197,7 @@ class Measures:
         """The entries in their current state; one whose file system does not respond is unusable."""
         for index, entry in enumerate(self._entries):
             if entry.usable and index not in self._asked:
-                self._asked[index] = in_thread(lambda entry=entry: measure(entry))
+                self._asked[index] = in_thread(partial(measure, entry))
         if self._asked:
             await asyncio.wait(self._asked.values(), timeout=ANSWER_S)
         return [self._answer(index, entry) for index, entry in enumerate(self._entries)]

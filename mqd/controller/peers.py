@@ -22,7 +22,8 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -183,8 +184,8 @@ class Peers:
         if node.connecting is None and time.monotonic() >= node.next_try:
             node.connecting = self._task(self._connect(node_id, node))
 
-    def _task(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

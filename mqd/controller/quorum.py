@@ -7,6 +7,7 @@ in the given order (raft/events.py explains what depends on that).
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -165,6 +166,7 @@ class Quorum:
         if isinstance(effect, events.ProposalsDropped):
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
         else:
+            assert isinstance(effect.token, tuple)  # as _persist gave it
             attempt, version = effect.token
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
 
@@ -224,7 +226,7 @@ class Quorum:
         await self.disk.stop()
 
 
-_EFFECTS = {
+_EFFECTS: dict[type, Callable[[Quorum, Any], None]] = {
     events.Send: Quorum._send_message,
     events.PersistVote: Quorum._to_disk,
     events.AppendLog: Quorum._to_disk,

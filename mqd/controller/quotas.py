@@ -8,7 +8,7 @@ A client id's own quota takes precedence over the default of all client ids, sep
 from collections.abc import Mapping
 
 from mqd import native
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.cluster.metadata.records import Entity
 from mqd.cluster.metadata.rules.settings import CLIENT_ID, QUOTA_KEYS, REQUEST
 
@@ -23,10 +23,8 @@ def burst_ns(config: Mapping[str, str]) -> int:
     rate too high.
     """
     return (
-        (int(broker_value(config, "quota.window.num")) - 1)
-        * int(broker_value(config, "quota.window.size.seconds"))
-        * SECOND_NS
-    )  # type: ignore[arg-type]
+        (broker_number(config, "quota.window.num") - 1) * broker_number(config, "quota.window.size.seconds") * SECOND_NS
+    )
 
 
 def interval(key: str, value: float | None) -> int:

@@ -8,7 +8,7 @@ connections.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import msgspec
@@ -68,7 +68,7 @@ class Server:
         self._path = path
         self._on_message = on_message
         self._on_end = on_end
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[Hashable, Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
         self._server: asyncio.Server | None = None
@@ -90,9 +90,9 @@ class Server:
             await asyncio.wait(self._tasks, timeout=1.0)
         self._path.unlink(missing_ok=True)
 
-    def send(self, number: object, message: FromController) -> None:
+    def send(self, number: Hashable, message: FromController) -> None:
         """The connection may have ended in the meantime."""
-        connection = self._connections.get(number)  # type: ignore[arg-type]
+        connection = self._connections.get(number)
         if connection is not None:
             connection.send(message)
 

@@ -10,6 +10,7 @@ turn, like those from outside. Only the disk has its own thread (disk.py).
 import asyncio
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -203,7 +204,8 @@ class Shell:
             return self.broker_epoch
         self._leaving = True
         self.on_broker(broker_core.ShutdownRequested())
-        await asyncio.wait({self.ended, self.failed}, return_when=asyncio.FIRST_COMPLETED)
+        over: set[asyncio.Future[Any]] = {self.ended, self.failed}
+        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         log.info("this host has left", reason=self.ended.result().reason if self.ended.done() else self.failed.result())
         if self.quorum.core.is_leader and not self.quorum.core.is_alone:
             self.quorum.handle(events.TransferLeadership())

@@ -43,8 +43,8 @@ class VoterChanges:
             answer(messages.Answer(request.request_id, error, text or None))
 
         if isinstance(change, messages.RemoveVoter):
-            key = self._voter_key(change)
-            self._shell.quorum.change_voters(lambda token: events.RemoveVoter(token, key), ended)
+            removed = self._voter_key(change)
+            self._shell.quorum.change_voters(lambda token: events.RemoveVoter(token, removed), ended)
             return
         broker = self._shell.core.committed.brokers.get(change.node_id)
         key = promotion.key_of(broker) if broker is not None else None

@@ -9,7 +9,7 @@ compacted, never deleted by age or size.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.base.properties import TOPIC
 from mqd.coordinator.log import BATCH_BYTES_MAX
 
@@ -23,7 +23,7 @@ class InternalTopic(NamedTuple):
     segment_property: str
 
     def partition_count(self, config: Mapping[str, str]) -> int:
-        return int(broker_value(config, self.partitions_property))  # type: ignore[arg-type]
+        return broker_number(config, self.partitions_property)
 
     def topic_config(self, config: Mapping[str, str]) -> dict[str, str]:
         """The configuration to create the topic with. It must be valid whatever the broker's

@@ -72,13 +72,13 @@ def _default_worker_count(config: dict[str, str], places: Layout) -> int:
     is too small; the keeper then reports what is missing.
     """
     from mqd import native
-    from mqd.base.config import broker_value, usable_cpu_count
+    from mqd.base.config import broker_number, usable_cpu_count
     from mqd.shm import segments
 
     count, free = usable_cpu_count(), segments.free_bytes(places.data_dir)
     if free is None:
         return count
-    arena_bytes = int(broker_value(config, "receive.arena.bytes"))  # type: ignore[arg-type]
+    arena_bytes = broker_number(config, "receive.arena.bytes")
 
     def needed(workers: int) -> int:
         rest = native.control_size_bytes() + native.links_size_bytes(workers + 2)

@@ -15,10 +15,13 @@ the rest is at least retention.bytes.
 """
 
 from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
 from mqd.log.segments import Segment
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True):
@@ -96,17 +99,17 @@ def _active_is_old(active: Segment, policy: RetentionPolicy, now_ms: int, first_
     return expired or (first_timestamp_ms >= 0 and now_ms - first_timestamp_ms > policy.segment_ms)
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, Generic[Key], frozen=True):
     """A partition that free-space retention may shorten."""
 
-    key: Hashable
+    key: Key
     segments: Sequence[Segment]
     log_start_offset: int
     high_watermark: int
     delete: bool
 
 
-def free_space(candidates: Sequence[Candidate], bytes_wanted: int) -> dict[Hashable, int]:
+def free_space(candidates: Sequence[Candidate[Key]], bytes_wanted: int) -> dict[Key, int]:
     """New log start offsets (key -> offset) that free at least `bytes_wanted`, taking the oldest
     sealed segments of all partitions first; fewer bytes if there are no more segments. Empty if
     nothing is wanted.
@@ -119,7 +122,7 @@ def free_space(candidates: Sequence[Candidate], bytes_wanted: int) -> dict[Hasha
             candidate.segments[: _removable(candidate.segments, candidate.high_watermark)]
         )
     ]
-    starts: dict[Hashable, int] = {}
+    starts: dict[Key, int] = {}
     next_position = [0] * len(candidates)
     freed = 0
     for _, index, position, _ in sorted(removable):

@@ -323,9 +323,9 @@ class Catalog:
             else [self.topics[topic_id] for topic_id in touched if topic_id in self.topics]
         ):
             replicated = [
-                owned
+                held
                 for p in topic.partitions
-                if (owned := self.owned.get((topic.topic_id, p.index))) is not None and owned.replicated
+                if (held := self.owned.get((topic.topic_id, p.index))) is not None and held.replicated
             ]
             settings = settings_of(topic, self.cluster, config) if replicated else None
             for owned in replicated:

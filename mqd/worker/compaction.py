@@ -29,7 +29,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,7 +115,7 @@ class Compactor:
 
     # -- life --------------------------------------------------------------------------------------
 
-    def tasks(self) -> list[Awaitable[None]]:
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""
         return [self._run()]
 

@@ -23,7 +23,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import logging
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 from mqd.worker.assignments import Cluster
@@ -48,7 +48,7 @@ class Forwarding:
     ) -> None:
         self._reactor = reactor
         self._commands = commands
-        self._timeout_ms = int(broker_value(config, "replica.socket.timeout.ms"))  # type: ignore[arg-type]
+        self._timeout_ms = broker_number(config, "replica.socket.timeout.ms")
         self._key = handshake.derive_key(secret, "handshake")
         self._identity: Identity | None = None
         self._cluster = Cluster()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mqd import native
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits, local_memory
 
@@ -39,10 +39,10 @@ class LocalBudget:
     @classmethod
     def attach(cls, client: KeeperClient, lock_path: Path, config: Mapping[str, str], worker_count: int) -> LocalBudget:
         """Raises OSError with the remedy."""
-        attachment_count_max = int(broker_value(config, "local.attachments.max"))  # type: ignore[arg-type]
+        attachment_count_max = broker_number(config, "local.attachments.max")
         if attachment_count_max == 0:
             return cls(-1, 0, None)
-        mebibytes = int(broker_value(config, "local.memory.max.bytes")) // MEBIBYTE  # type: ignore[arg-type]
+        mebibytes = broker_number(config, "local.memory.max.bytes") // MEBIBYTE
         name = client.welcome.control_name
         credits = Credits.attach(
             local_memory(name), client.welcome.generation, lock_path, mebibytes, worker_count, "local.memory.max.bytes"

@@ -21,13 +21,14 @@ import errno
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mqd import native
 from mqd.base import logging
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.log import segments
 from mqd.log.batches import first_timestamp_ms
 from mqd.log.files import Files
@@ -100,9 +101,9 @@ class Upkeep:
         self.on_space: Callable[[], None] = lambda: None
         self._log = logging.get("worker.upkeep")
 
-    def tasks(self) -> list[Awaitable[None]]:
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""
-        found: list[Awaitable[None]] = [
+        found: list[Coroutine[Any, Any, None]] = [
             self._every(lambda: TICK_S, self._tick, "tick"),
             self._every(lambda: TICK_S, self.maybe_settle, "settling"),
         ]
@@ -147,7 +148,7 @@ class Upkeep:
 
     async def _look_at_space(self, log_dir: LogDirectory) -> None:
         config = self._partitions.broker_config
-        log_dir.guard.reserve_bytes = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
+        log_dir.guard.reserve_bytes = broker_number(config, "log.dirs.free.bytes.min")
         asked = self._asked_space.get(log_dir.index)
         if asked is None:
             asked = self._asked_space[log_dir.index] = asyncio.ensure_future(
@@ -247,7 +248,7 @@ class Upkeep:
     # -- retention ---------------------------------------------------------------------------------
 
     def _retention_interval_s(self) -> float:
-        interval_ms = int(broker_value(self._partitions.broker_config, "log.retention.check.interval.ms"))  # type: ignore[arg-type]
+        interval_ms = broker_number(self._partitions.broker_config, "log.retention.check.interval.ms")
         return interval_ms / 1000 * random.uniform(0.9, 1.1)  # spreads the workers' checks in time
 
     async def _retention(self, log_dir: LogDirectory) -> None:
@@ -338,7 +339,7 @@ class Upkeep:
         return bool(doomed)
 
     async def _free_space(self, log_dir: LogDirectory) -> None:
-        wanted_free = int(broker_value(self._partitions.broker_config, "retention.free.bytes"))  # type: ignore[arg-type]
+        wanted_free = broker_number(self._partitions.broker_config, "retention.free.bytes")
         if wanted_free < 0 or log_dir.failure:
             return
         missing = wanted_free - await self._background.slow(log_dir.index, log_dir.free_bytes)

@@ -27,6 +27,7 @@ Concurrency: methods run on the event loop; blocking work runs in Background. On
 import asyncio
 import errno
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import msgspec
@@ -79,7 +80,7 @@ class PartitionSet(OpenPartitions):
         await each(self._set_options(owned) for owned in changes.set_options)
         await each(self._assign(owned, assignment) for owned, assignment in changes.assign)
 
-    async def _ignore_missing(self, command: "asyncio.Future[native.Event]") -> None:
+    async def _ignore_missing(self, command: Awaitable[native.Event]) -> None:
         try:
             await command
         except native.NativeError as error:

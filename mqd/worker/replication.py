@@ -29,7 +29,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import logging
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage
 from mqd.cluster.membership import handshake
@@ -167,7 +167,7 @@ class Replication:
         """An equal share for each worker: they have no common budget, and partitions are
         distributed over them.
         """
-        rate = int(broker_value({**self._config, **dynamic_config}, "follower.replication.throttled.rate"))  # type: ignore[arg-type]
+        rate = broker_number({**self._config, **dynamic_config}, "follower.replication.throttled.rate")
         rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
         if rate != self._rate:
             self._rate = rate
@@ -288,4 +288,4 @@ class Replication:
 
 
 def _number(config: Mapping[str, str], name: str) -> int:
-    return int(broker_value(config, name))  # type: ignore[arg-type]
+    return broker_number(config, name)

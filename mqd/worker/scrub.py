@@ -32,14 +32,15 @@ import heapq
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from mqd import native
 from mqd.base import clock, logging
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.log import damage, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch
 from mqd.log.damage import Damage
@@ -164,8 +165,8 @@ class Scrubber:
         self._partitions = partitions
         self._background = background
         self._run_dir = run_dir
-        self._interval_ms = int(broker_value(config, "log.scrub.interval.ms"))  # type: ignore[arg-type]
-        self._rate = int(broker_value(config, "log.scrub.bytes.per.second"))  # type: ignore[arg-type]
+        self._interval_ms = broker_number(config, "log.scrub.interval.ms")
+        self._rate = broker_number(config, "log.scrub.bytes.per.second")
         self._plan = ScrubPlan(self._interval_ms)
         # partition -> log start, active segment at the last listing
         self._surveyed: dict[Key, tuple[int, int]] = {}
@@ -177,7 +178,7 @@ class Scrubber:
         self._replacements: dict[Key, int] = {}
         self._log = logging.get("worker.scrub")
 
-    def tasks(self) -> list[Awaitable[None]]:
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""
         return [self._run()]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from mqd import native
 from mqd.base import cluster_config, logging, watchdog
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.host.messages import (
     AclsPut,
@@ -140,7 +140,7 @@ class Worker:
         files, self._background = NativeFiles(), Background()
         self._catalog = Catalog(self._index, config, client.control.generation)
         descriptors = _raise_descriptor_limit()
-        reserve = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
+        reserve = broker_number(config, "log.dirs.free.bytes.min")
         self._log_dirs = [
             LogDirectory(index, Path(path), self._index, worker_count, reserve, files, scan_max_timestamp)
             for index, path in enumerate(config["log.dirs"].split(","))
@@ -149,12 +149,12 @@ class Worker:
             client.welcome.control_name,
             client.welcome.generation,
             self._run_dir / "credits.lock",
-            int(broker_value(config, "max.connections")),
-            worker_count,  # type: ignore[arg-type]
+            broker_number(config, "max.connections"),
+            worker_count,
         )
         self._credits.adjust(0)
         self._local = LocalBudget.attach(client, self._run_dir / "credits.lock", config, worker_count)
-        reading = int(broker_value(config, "read.fd.count.max"))  # type: ignore[arg-type]
+        reading = broker_number(config, "read.fd.count.max")
         connection_max = min(self._credits.budget.connection_count, max(16, descriptors - reading - _DESCRIPTORS_SPARE))
         own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
         self._reactor = native.Reactor(

@@ -56,8 +56,14 @@ class _Connection:
                 await self._writable()
 
     async def _writable(self) -> None:
-        room = self._room = self._loop.create_future()
-        self._loop.add_writer(self.socket, lambda: room.done() or room.set_result(None))
+        room: asyncio.Future[None] = self._loop.create_future()
+
+        def has_room() -> None:
+            if not room.done():
+                room.set_result(None)
+
+        self._room = room
+        self._loop.add_writer(self.socket, has_room)
         try:
             await room
         finally:

@@ -135,7 +135,8 @@ async def read_frame(connection: socket.socket) -> bytes | None:
 
 async def _read_exactly(connection: socket.socket, size: int) -> bytes:
     """Returns fewer bytes only at the end: none, otherwise raises EOFError."""
-    loop, parts, left = asyncio.get_running_loop(), [], size
+    loop, left = asyncio.get_running_loop(), size
+    parts: list[bytes] = []
     while left:
         part = await loop.sock_recv(connection, min(left, 1 << 18))
         if not part:

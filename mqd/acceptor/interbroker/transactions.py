@@ -117,11 +117,11 @@ class RemoteMarkers:
                 node=node_id,
                 markers=len(markers),
             )
-        for (_, future), error in zip(markers, errors, strict=True):
+        for (_, future), code in zip(markers, errors, strict=True):
             if future.done():
                 continue
-            if error:
-                future.set_exception(AppendError(error, unknown=True))
+            if code:
+                future.set_exception(AppendError(code, unknown=True))
             else:
                 future.set_result(None)
 

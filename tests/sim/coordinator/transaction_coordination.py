@@ -109,6 +109,9 @@ class SimBroker:
     def broker_value(self, name: str) -> configuration.Value | None:
         return configuration.broker_value({}, name)
 
+    def broker_number(self, name: str) -> int:
+        return configuration.broker_number({}, name)
+
     def effective(self) -> dict[str, str]:
         return configuration.broker_effective({}, {})
 

@@ -63,7 +63,7 @@ def test_it_names_the_leader_and_the_epoch_of_that_moment() -> None:
     partitions = {("t", 0): SimpleNamespace(leader=3, leader_epoch=5)}
     broker = SimpleNamespace(
         node_id=1,
-        broker_value=lambda _name: 1_000,
+        broker_number=lambda _name: 1_000,
         metadata=SimpleNamespace(may_exist=None, successor_of=lambda *_: -1),
         partition_of=lambda *key: partitions[key],
     )

@@ -104,7 +104,7 @@ class Written:
         self.error, self.then, self.markers, self.posted = error, then, [], asyncio.Event()
         self.metadata = Metadata()
         self.metadata.apply(messages.Image(1, "cluster", 1, [], [topic_of(4, 4)], {}, node_id=1))
-        self.node_id, self.broker_value = 1, lambda _name: 1_000
+        self.node_id, self.broker_number = 1, lambda _name: 1_000
 
     def partition_of(self, name: str, index: int) -> object:
         topic = self.metadata.topics.get(name)

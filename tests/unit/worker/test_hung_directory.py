@@ -155,7 +155,9 @@ def test_a_worker_that_cannot_end_says_where_and_goes(
 
     monkeypatch.setattr(worker.threading, "Timer", Timer)
     one = object.__new__(worker.Worker)
-    nothing = SimpleNamespace(close=lambda: None, watch=lambda *_: None, run=asyncio.Event().wait, tasks=list)
+    nothing = SimpleNamespace(
+        close=lambda: None, watch=lambda *_: None, run=asyncio.Event().wait, tasks=list, exit_status=0
+    )
     vars(one).update(
         _client=nothing,
         _set_up=lambda loop: None,

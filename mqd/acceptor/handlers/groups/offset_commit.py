@@ -68,7 +68,7 @@ async def _commit(
             request.retention_time_ms,
         )
 
-    timeout_s = int(broker.broker_value("offsets.commit.timeout.ms")) / 1000  # type: ignore[arg-type]
+    timeout_s = broker.broker_number("offsets.commit.timeout.ms") / 1000
     try:
         return await broker.coordinators.groups.request(request.group_id, event, timeout_s)  # type: ignore[return-value]
     except CoordinatorError as error:

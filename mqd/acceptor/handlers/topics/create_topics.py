@@ -30,7 +30,7 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
 def _partition_count(broker: Broker, topic: CreateTopicsRequest.Topic) -> int:
     if topic.assignments:
         return len(topic.assignments)
-    return int(broker.broker_value("num.partitions")) if topic.num_partitions == -1 else max(topic.num_partitions, 0)
+    return broker.broker_number("num.partitions") if topic.num_partitions == -1 else max(topic.num_partitions, 0)
 
 
 async def _create(

@@ -36,7 +36,7 @@ class ConfigRules:
         known = {name: value for name, value in config.items() if self.known(resource_type, name)}
         unknown = {name: value for name, value in config.items() if name not in known}
         if resource_type == RESOURCE_TOPIC:
-            request_bytes_max = int(tables.broker_value(self._static, "socket.request.max.bytes"))  # type: ignore[arg-type]
+            request_bytes_max = tables.broker_number(self._static, "socket.request.max.bytes")
             clustered = cluster_config.listens(self._static)
             return {**unknown, **tables.validate_topic(known, clustered, request_bytes_max)}
         if resource_type == RESOURCE_GROUP:
@@ -68,3 +68,6 @@ class ConfigRules:
 
     def broker_value(self, name: str, dynamic: Mapping[str, str]) -> tables.Value | None:
         return tables.broker_value(tables.broker_effective(self._static, dynamic), name)
+
+    def broker_number(self, name: str, dynamic: Mapping[str, str]) -> int:
+        return tables.broker_number(tables.broker_effective(self._static, dynamic), name)

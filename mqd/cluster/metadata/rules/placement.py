@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mqd import native
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicState
 
 # A log directory counts as full below this fraction (1/100) of the largest free space on any host.
@@ -189,7 +189,7 @@ class Directories:
         """Below this number of free bytes the host refuses records, or soon will. Uses the reserve
         in the metadata log, since the host's own file is not known here.
         """
-        reserve = int(broker_value(self._state.broker_config(node), "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
+        reserve = broker_number(self._state.broker_config(node), "log.dirs.free.bytes.min")
         # it accepts records again above this much free space (mqd.log.space)
         kept = reserve + reserve // 4
         return max(kept if kept <= self._largest else 0, -(-self._largest // FULL_SHARE))

@@ -148,7 +148,7 @@ def _keep_min_in_sync(
     """
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
-    value = int(rules.broker_value(MIN_IN_SYNC, {}))  # type: ignore[arg-type]
+    value = rules.broker_number(MIN_IN_SYNC, {})
     if value != int(rules.built_in(MIN_IN_SYNC)):
         config[MIN_IN_SYNC] = str(value)
     elif replica_count == 2 and name not in INTERNAL_TOPICS:
@@ -223,9 +223,9 @@ def _automatic_assignments(
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if count == -1:
-        count = int(rules.broker_value("num.partitions", config))  # type: ignore[arg-type]
+        count = rules.broker_number("num.partitions", config)
     if factor == -1:
-        factor = int(rules.broker_value("default.replication.factor", config))  # type: ignore[arg-type]
+        factor = rules.broker_number("default.replication.factor", config)
     if factor == DEFAULT:
         factor = default_replication_factor(place.directories.usable_hosts(place.view.nodes()))
     check_replicas(factor)
