@@ -10,7 +10,7 @@ discards the cores of that partition and loads them again from the log: no core 
 Order within one list matters: a Reply that depends on a Persist comes after it.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,11 +34,11 @@ class Persist(msgspec.Struct, frozen=True):
 PERSIST_BYTES = 1 << 20  # limit of each Persist that persists() returns
 
 
-def persists(records: list[KeyValue]) -> list["Persist"]:
+def persists(records: list[KeyValue]) -> list["Action"]:
     """Splits many records that need not be written together into Persists of at most PERSIST_BYTES,
     or of one record each. After every one of them the log must hold a state that can be loaded.
     """
-    found: list[Persist] = []
+    found: list[Action] = []
     first = size = 0
     for number, (key, value) in enumerate(records):
         more = len(key) + len(value or b"") + 32
@@ -55,7 +55,7 @@ class Reply(msgspec.Struct, frozen=True):
     """
 
     request: int
-    response: object
+    response: Any
 
 
 class Timer(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ Concurrency: the event loop's thread; a loading thread builds cores before they 
 import asyncio
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
@@ -557,10 +558,12 @@ class Coordinator:
         missed, place.missed = place.missed, []
         for _, event, names, failed in missed:
             self._tell(place, event, names, failed)
-        for name, core in shard.items() if self._after_load is not None else ():
-            event = self._after_load(core)  # type: ignore[misc]
+        if self._after_load is None:
+            return
+        for name, core in shard.items():
+            event = self._after_load(core)
             if event is not None and place.shard is shard:
-                self._tell(place, event, lambda _, name=name: (name,))
+                self._tell(place, event, partial(_only, name))
 
     def _unload(self, place: Place, error: int, reason: str, quiet: bool = False) -> None:
         """Discards the cores of a partition. Waiting requests get a retriable error."""
@@ -585,6 +588,10 @@ class Coordinator:
             if future is not None and not future.done():
                 future.set_exception(CoordinatorError(error))
         place.requests = set()
+
+
+def _only(name: str, _shard: Shard) -> tuple[str, ...]:
+    return (name,)
 
 
 def _expire(future: asyncio.Future[object]) -> None:

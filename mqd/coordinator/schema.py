@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -38,7 +39,7 @@ class Shape:
         self.name = name
         self._message: Message = parse(name, -1, Versions.parse(versions), flexible_from, text)
         nested = {one.name: _make_class(f"{name}.{one.name}", one, {}) for one in self._message.structs.values()}
-        self.cls = _make_class(name, self._message.root, dict(nested))
+        self.cls: Any = _make_class(name, self._message.root, dict(nested))
         self._decoders: dict[int, Callable] = {}
         self._encoders: dict[int, Callable] = {}
 

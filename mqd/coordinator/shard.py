@@ -98,7 +98,7 @@ class Unit:
             and last.marker is None
             and (last.producer_id, last.producer_epoch) == (persist.producer_id, persist.producer_epoch)
         )
-        if not (fits and same):
+        if last is None or not (fits and same):
             if size + _OVERHEAD_BYTES > BATCH_BYTES_MAX or len(persist.records) > RECORDS_MAX:
                 raise TooLarge(f"{len(persist.records)} records of {size} bytes; a batch holds {BATCH_BYTES_MAX}")
             if persist.producer_id < 0 and any(batch.producer_id < 0 for batch in self.batches):
@@ -240,10 +240,9 @@ class Shard:
 
     def _run(self, name: str, entry: _Entry, actions: list[Action]) -> None:
         for action in actions:
-            kind = type(action)
-            if kind is Timer:
+            if isinstance(action, Timer):
                 self._arm(name, entry, action)
-            elif kind is Persist:
+            elif isinstance(action, Persist):
                 if action.records:
                     self._persist(name, entry, action)
             elif entry.unit is None:
@@ -254,7 +253,7 @@ class Shard:
             self._drop(name, entry)
 
     def _say(self, name: str, action: Reply | Effect) -> None:
-        if type(action) is Reply:
+        if isinstance(action, Reply):
             self._reply(action.request, action.response)
         else:
             self._carry_out(name, action)

@@ -403,7 +403,7 @@ class Group:
 
     def empty_since_ms(self) -> int | None:
         if self.consumer is not None:
-            return self.consumer.empty_since_ms()
+            return None  # as in Kafka: offsets age from their commit, those of subscribed topics not at all
         classic = self.classic
         if classic.protocol_type is None:
             return None

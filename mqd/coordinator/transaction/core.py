@@ -379,7 +379,7 @@ class Transaction(TransactionState):
 
     # -- waiting and timers -----------------------------------------------------------------------
 
-    def _hold(self, event: object, now_ms: int, actions: list[Action]) -> None:
+    def _hold(self, event: events.Request, now_ms: int, actions: list[Action]) -> None:
         """Keeps the request until the markers are written (T7)."""
         if len(self._held) >= HELD_MAX:
             self._give_up(event, actions)
@@ -387,7 +387,7 @@ class Transaction(TransactionState):
         wait_ms = self._settings.answer_ms if type(event) is events.EndTransaction else self._settings.hold_ms
         self._held.append(Held(now_ms + wait_ms, event))
 
-    def _give_up(self, event: object, actions: list[Action]) -> None:
+    def _give_up(self, event: events.Request, actions: list[Action]) -> None:
         """The markers take too long. An end is already decided and is answered; other requests must
         be retried.
         """

@@ -111,17 +111,17 @@ class Describe(msgspec.Struct, frozen=True):
     request: int
 
 
-Event = (
+Request = (
     InitProducerId
     | AddPartitions
     | VerifyPartitions
     | EndTransaction
     | AbortByAdministrator
-    | MarkersWritten
     | Enlist
     | EndJoint
     | Describe
 )
+Event = Request | MarkersWritten
 
 
 class Identity(msgspec.Struct, frozen=True):

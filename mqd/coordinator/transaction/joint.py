@@ -135,7 +135,7 @@ class JointTransaction(JointState):
         return JointAnswer(NONE, event.producer_id, event.producer_epoch, self.committed_batch_id)
 
     def _overtake(
-        self, event: object, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
+        self, event: events.Request, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
     ) -> JointAnswer | None:
         """Another batch or another run while one is open. The open one is aborted unless it is the
         later one.
@@ -254,7 +254,7 @@ class JointTransaction(JointState):
         return self._hold(event, now_ms, actions) if self.state in PREPARING else self._answer()
 
     def _finish(
-        self, event: object, state: State, winners: frozenset[int], now_ms: int, actions: list[Action]
+        self, event: events.Request, state: State, winners: frozenset[int], now_ms: int, actions: list[Action]
     ) -> JointAnswer | None:
         self._decide(state, now_ms, actions, winners)
         return self._hold(event, now_ms, actions) if self.state in PREPARING else self._answer()
@@ -366,7 +366,7 @@ class JointTransaction(JointState):
 
     # -- waiting and timers -----------------------------------------------------------------------
 
-    def _hold(self, event: object, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+    def _hold(self, event: events.Request, now_ms: int, actions: list[Action]) -> JointAnswer | None:
         """Keeps the request until the markers are written (J7). Returns the answer if it cannot
         wait.
         """
@@ -376,7 +376,7 @@ class JointTransaction(JointState):
         self._held.append(Held(now_ms + wait_ms, event))
         return None
 
-    def _late_answer(self, event: object) -> JointAnswer:
+    def _late_answer(self, event: events.Request) -> JointAnswer:
         """The markers take too long. An end is already decided and is answered; other requests must
         be retried.
         """
@@ -395,7 +395,7 @@ class JointTransaction(JointState):
             answer = self._late_answer(waiting)
             actions.append(
                 Reply(waiting.request, answer.error if type(waiting) is events.AbortByAdministrator else answer)
-            )  # type: ignore[attr-defined]
+            )
         if self.state == State.ONGOING:
             if now_ms >= self._seen_ms + self.timeout_ms:
                 self._decide(State.PREPARE_ABORT, now_ms, actions)  # J9

@@ -5,6 +5,7 @@ invariants that check() asserts, are in core.py.
 import msgspec
 
 from mqd.coordinator.actions import Action, Persist
+from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.events import VERSION_2, Description, Partition
 from mqd.coordinator.transaction.records import (
     NO_PARTITIONS,
@@ -34,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 class Held(msgspec.Struct, frozen=True):
     until_ms: int
-    event: object
+    event: events.Request
 
 
 class TransactionState:

@@ -38,6 +38,9 @@ KIP-62, 134, 345, 394, 559, 800, 814 and Kafka's own behaviour.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from mqd.coordinator.actions import Action, Reply, Timer, TimerFired
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.members import NEVER, Member, Pending
@@ -67,6 +70,7 @@ from mqd.protocol.messages import (
     JoinGroupResponse,
     LeaveGroupRequest,
     LeaveGroupResponse,
+    SyncGroupRequest,
     SyncGroupResponse,
 )
 
@@ -80,7 +84,7 @@ class ClassicGroup(Rebalancing):
 
     def __init__(self, group_id: str, settings: ClassicSettings) -> None:
         super().__init__(group_id, settings)
-        self._handlers = {
+        self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             Heartbeat: self._on_heartbeat,
             JoinGroup: self._on_join,
             SyncGroup: self._on_sync,
@@ -175,7 +179,10 @@ class ClassicGroup(Rebalancing):
     def _on_join(self, event: JoinGroup, now_ms: int, actions: list[Action]) -> None:
         message = event.message
         member_id = message.member_id
-        if not self._has_room_for(member_id or self.members.static.get(message.group_instance_id, "")):
+        instance_id = message.group_instance_id
+        if not self._has_room_for(
+            member_id or (self.members.static.get(instance_id, "") if instance_id is not None else "")
+        ):
             self._drop_refused(member_id, now_ms, actions)
             return self._refuse_join(event, "", int(ErrorCode.GROUP_MAX_SIZE_REACHED), actions)
         protocols: dict[str, bytes] = {}
@@ -398,7 +405,7 @@ class ClassicGroup(Rebalancing):
         if member.member_id == self.leader:
             self._assign({one.member_id: one.assignment for one in message.assignments}, now_ms, actions)
 
-    def _validate_sync(self, message: object) -> int:
+    def _validate_sync(self, message: SyncGroupRequest) -> int:
         error = self.validate_member(message.member_id, message.group_instance_id)
         if error != NONE:
             return error

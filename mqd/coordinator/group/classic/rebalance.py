@@ -37,6 +37,7 @@ class Rebalancing(ClassicState):
         self, member: Member, leader: str | None = None, skip_assignment: bool = False
     ) -> JoinGroupResponse:
         told_leader = leader if leader is not None else self.leader
+        assert told_leader is not None  # whom Stable and CompletingRebalance have
         return JoinGroupResponse(
             generation_id=self.generation,
             protocol_type=self.protocol_type,
@@ -47,9 +48,10 @@ class Rebalancing(ClassicState):
             members=self._joined() if told_leader == member.member_id else [],
         )
 
-    def _joined(self) -> list:
+    def _joined(self) -> list[JoinGroupResponse.Member]:
         """The members that the leader assigns partitions to."""
         make, protocol = JoinGroupResponse.Member, self.protocol
+        assert protocol is not None  # it goes with a leader
         return [
             make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
             for one in self.members.by_id.values()

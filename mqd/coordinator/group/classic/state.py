@@ -231,6 +231,7 @@ class ClassicState:
         )
         if not record.members:
             return
+        assert record.protocol is not None  # refused above
         self.state, self.protocol, self.leader = STABLE, record.protocol, record.leader
         for one in record.members:
             member = Member(
@@ -256,7 +257,9 @@ class ClassicState:
             )
         if state in (COMPLETING, STABLE):
             assert self.leader in members.by_id, "G1: the leader is no member"
-            assert members.votes.get(self.protocol, 0) == len(members), f"G1: not all support {self.protocol}"
+            assert self.protocol is not None and members.votes.get(self.protocol, 0) == len(members), (
+                f"G1: not all support {self.protocol}"
+            )
         for member in members.by_id.values():
             assert member.join_request is None or state is PREPARING, (
                 f"G2: {member.member_id} waits for a join in {state}"

@@ -37,6 +37,9 @@ docs/decisions/coordinators/2026-11-21-consumer-groups.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, persists
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.members import Deadlines
@@ -98,7 +101,7 @@ class ConsumerGroup:
         self._armed_ms: int | None = None
         self._loading: dict[str, tuple[Description | None, Current | None]] = {}
         self._loaded_keys: set[bytes] = set()
-        self._handlers = {
+        self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ConsumerHeartbeat: self._on_heartbeat,
             ConsumerDescribe: self._on_describe,
             TimerFired: self._on_timer,
@@ -140,11 +143,6 @@ class ConsumerGroup:
         if not self.subscriptions.is_current():
             self.subscriptions.refresh()
         return topic in self.subscriptions.all_names()
-
-    def empty_since_ms(self) -> None:
-        """Offsets of a consumer group age from their commit, as in Kafka; offsets of subscribed
-        topics do not age.
-        """
 
     def commit_error(self, event: CommitOffsets) -> int:
         if event.generation < 0 and (not self.members or (event.is_transactional and not event.member_id)):
@@ -390,9 +388,7 @@ class ConsumerGroup:
         if self.assignment_epoch and size > SMALL and now_ms < self._assign_after_ms and not at_once:
             return
         specs = {
-            member_id: MemberSpec(
-                member.resolved.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id
-            )
+            member_id: MemberSpec(member.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id)
             for member_id, member in self.members.items()
         }
         found = ASSIGNORS[self.assignor](specs, counts)
@@ -412,7 +408,7 @@ class ConsumerGroup:
         target = self.target.get(member.member_id, NOTHING)
         # the target may be older than the member's subscription
         if self.epoch != self.assignment_epoch:
-            ids = member.resolved.topic_ids
+            ids = member.topic_ids
             target = {topic_id: indexes for topic_id, indexes in target.items() if topic_id in ids}
         current = reconciled(member, target, self.assignment_epoch, self.owners, owned)
         if current == member.current:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mqd.coordinator.group.consumer.core import ConsumerGroup
 
 _Group = ConsumerGroupDescribeResponse.Group
-_Member, _Assignment = ConsumerGroupDescribeResponse.Member, ConsumerGroupDescribeResponse.Assignment
+_Member = ConsumerGroupDescribeResponse.Member
+_Assignment = ConsumerGroupDescribeResponse.Assignment
 _TopicPartitions = ConsumerGroupDescribeResponse.TopicPartitions
 TYPE_CLASSIC, TYPE_CONSUMER = 0, 1
 

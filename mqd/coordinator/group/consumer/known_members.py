@@ -36,7 +36,7 @@ def find(group: ConsumerGroup, event: ConsumerHeartbeat) -> Member | None:
 
 
 def _find_static(group: ConsumerGroup, message: ConsumerGroupHeartbeatRequest) -> Member | None:
-    owner = group.static.get(message.instance_id)
+    owner = group.static.get(message.instance_id) if message.instance_id is not None else None
     if message.member_epoch == 0:
         if owner is None:
             known = group.members.get(message.member_id)

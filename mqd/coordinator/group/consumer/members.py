@@ -107,6 +107,12 @@ class Member(Watched):
         return self.description.topic_names, self.description.topic_regex
 
     @property
+    def topic_ids(self) -> frozenset[bytes]:
+        """Of the topics that it is subscribed to; only while it is in the group."""
+        assert self.resolved is not None
+        return self.resolved.topic_ids
+
+    @property
     def current(self) -> Current:
         return Current(self.epoch, self.previous_epoch, self.state, self.assigned, self.revoking)
 
