@@ -228,6 +228,7 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
         _background=here.set._background,
         _reactor=SimpleNamespace(stop=lambda: held.wait(60)),
         _files=SimpleNamespace(sync_directory=sync),
+        _client=SimpleNamespace(exit_status=0),
         _stopping=asyncio.Event(),
         _log_dirs=here.log_dirs,
         _credits=gone,
@@ -290,6 +291,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
     one = object.__new__(worker.Worker)
     ends = SimpleNamespace(close=nothing)
     runs = SimpleNamespace(
+        exit_status=0,
         close=lambda: None,
         watch=lambda *_: None,
         run=asyncio.Event().wait,
