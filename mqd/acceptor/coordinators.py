@@ -16,6 +16,7 @@ from mqd.base import logging
 from mqd.cluster.host import messages
 from mqd.coordinator import load
 from mqd.coordinator.actions import Core, Cores, Effect
+from mqd.coordinator.group.budget import GroupBudget
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings, PartitionsGone
@@ -138,6 +139,7 @@ class Coordinators:
     ) -> None:
         self.clock = SteadyClock()
         self.log = Log(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
+        self.budget = GroupBudget(int(broker.broker_value("group.coordinator.memory.bytes")))  # type: ignore[arg-type]
         self.groups = Coordinator(
             GROUPS,
             GroupCores(self._make_group),
@@ -145,6 +147,7 @@ class Coordinators:
             self.log,
             self.clock.now_ms,
             after_load=self._gone_before,
+            budget=self.budget,
         )
         self.transactions: Coordinator | None = None
         if transaction_cores is not None:

@@ -915,6 +915,15 @@ def _coordinators() -> list[Property]:
             "group.max.size", "int", str(INT_MAX), "Members that a group of the classic protocol may have.", minimum=1
         ),
         Property(
+            "group.coordinator.memory.bytes",
+            "long",
+            "268435456",
+            "(mqd) Memory that all groups coordinated by this host may take together: members with their metadata and"
+            " assignments, offsets with theirs. New groups are refused from three quarters on, new members from seven"
+            " eighths, with an error on which clients try again (COORDINATOR_LOAD_IN_PROGRESS); groups that exist go on.",
+            minimum=64 << 20,
+        ),
+        Property(
             "group.consumer.session.timeout.ms",
             "int",
             "45000",

@@ -108,6 +108,10 @@ class Core(Protocol):
         """Called after the last record: arms timers. May return Persists."""
 
     @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, roughly. O(1). Only where there is a budget (budget.py)."""
+
+    @property
     def is_empty(self) -> bool:
         """True if the core holds nothing that the next request could not recreate. The shell then
         drops it.

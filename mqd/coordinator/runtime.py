@@ -40,6 +40,7 @@ from functools import partial
 
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
+from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
 from mqd.coordinator.log import AppendError, Log
 from mqd.coordinator.place import Missed, Place
@@ -76,6 +77,7 @@ class Coordinator:
         now_ms: Callable[[], int],
         carry_out: Callable[[str, Effect, int], None] | None = None,
         after_load: Callable[[Core], object | None] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.topic = topic
         self._cores = cores
@@ -84,6 +86,7 @@ class Coordinator:
         self._now_ms = now_ms
         self._carry_out = carry_out
         self._after_load = after_load
+        self._budget = budget
         self._places: list[Place] = []
         self._futures: dict[int, asyncio.Future[object]] = {}
         self._number = 0
@@ -165,7 +168,10 @@ class Coordinator:
         self._futures[number] = future
         place.requests.add(number)
         try:
-            self._handle(place, shard, name, make_event(number))
+            event = make_event(number)
+            if self._budget is not None and (error := self._budget.refusal(name, shard.core(name), event)):
+                raise CoordinatorError(error)
+            self._handle(place, shard, name, event)
             if future.done():
                 return future.result()
             if timeout_s is None:
@@ -524,6 +530,7 @@ class Coordinator:
                 functools.partial(self._on_effect, source.leader_epoch),
                 functools.partial(self._wake, place),
                 self._armed,
+                self._budget,
             )
             place.shard = shard
             shard.on_loaded(self._now_ms())

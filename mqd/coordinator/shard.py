@@ -15,11 +15,13 @@ Invariants (check())
     H5  a marker ends its producer's open transaction only if that has the marker's epoch or an
         older one; a bumped marker (KIP-890) requires an older one. Otherwise it is refused, because
         it has been written before
+    H6  with a budget, every core's bytes are charged to it, and given back when the core is dropped
 """
 
 from collections.abc import Callable, Iterable
 
 from mqd.coordinator.actions import Action, Core, Cores, Effect, KeyValue, Persist, Reply, Timer, TransactionEnded
+from mqd.coordinator.budget import Budget
 from mqd.coordinator.log import BATCH_BYTES_MAX, RECORDS_MAX, marker_batch, record_size_max, records_batch
 from mqd.coordinator.timers import Timers
 from mqd.protocol.errors import ErrorCode
@@ -128,12 +130,13 @@ class Loaded:
 
 
 class _Entry:
-    __slots__ = ("core", "timers", "unit")
+    __slots__ = ("core", "size_bytes", "timers", "unit")
 
     def __init__(self, core: Core) -> None:
         self.core = core
         self.unit: Unit | None = None  # the newest unwritten unit that holds records of this core
         self.timers: set[str] = set()
+        self.size_bytes = 0  # as charged to the budget
 
 
 class Shard:
@@ -150,6 +153,7 @@ class Shard:
         carry_out: Callable[[str, Effect], None],
         wake: Callable[[], None],
         armed: Callable[[int], None],
+        budget: Budget | None = None,
     ) -> None:
         self.leader_epoch = leader_epoch
         # expected base offset of the next batch: there is no other writer
@@ -163,6 +167,7 @@ class Shard:
         self._carry_out = carry_out
         self._wake = wake
         self._armed = armed
+        self._budget = budget
         self._units: list[Unit] = []  # the first one may be in flight
         self.under_way = False
         self.written_count = 0  # units
@@ -249,8 +254,15 @@ class Shard:
                 self._say(name, action)
             else:
                 entry.unit.held.append((name, action))  # H2
+        if self._budget is not None:
+            self._charge(self._budget, entry, entry.core.size_bytes)
         if entry.unit is None and entry.core.is_empty:
             self._drop(name, entry)
+
+    @staticmethod
+    def _charge(budget: Budget, entry: _Entry, size_bytes: int) -> None:
+        budget.used_bytes += size_bytes - entry.size_bytes
+        entry.size_bytes = size_bytes
 
     def _say(self, name: str, action: Reply | Effect) -> None:
         if isinstance(action, Reply):
@@ -269,6 +281,8 @@ class Shard:
     def _drop(self, name: str, entry: _Entry) -> None:
         for timer in entry.timers:
             self.timers.set((name, timer), None)
+        if self._budget is not None:
+            self._charge(self._budget, entry, 0)
         del self._entries[name]
 
     # -- units -------------------------------------------------------------------------------------
@@ -336,6 +350,9 @@ class Shard:
         units, self._units = self._units, []
         for unit in units:
             _tell(unit, error)
+        if self._budget is not None:
+            for entry in self._entries.values():
+                self._charge(self._budget, entry, 0)
         self._entries.clear()
 
     @property
@@ -356,6 +373,7 @@ class Shard:
         for name, entry in self._entries.items():
             assert entry.unit is None or (entry.unit in self._units and name in entry.unit.names), "H2"
             assert entry.unit is not None or not entry.core.is_empty, "H4"
+            assert self._budget is None or entry.size_bytes == entry.core.size_bytes, "H6"
 
 
 def _tell(unit: Unit, error: int | None) -> None:

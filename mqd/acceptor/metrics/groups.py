@@ -10,7 +10,7 @@ metric too. Sums by topic cover the shown ones.
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.broker import Broker
 from mqd.coordinator.group.group import Group
@@ -56,6 +56,15 @@ def collect(broker: Broker) -> Iterator[Any]:
                 lag_sum.add_metric([group.group_id, topic], total)
     left_out.add_metric([], left)
     yield from (offset, lag, lag_sum, members, left_out)
+    if broker.coordinators is not None:
+        budget = broker.coordinators.budget
+        yield GaugeMetricFamily("mqd_group_memory_bytes", "Memory of all groups, roughly", budget.used_bytes)
+        yield GaugeMetricFamily("mqd_group_memory_max_bytes", "group.coordinator.memory.bytes", budget.limit_bytes)
+        yield CounterMetricFamily(
+            "mqd_group_memory_refusals",
+            "Requests refused because groups would take too much memory",
+            budget.refused_count,
+        )
 
 
 def _groups(broker: Broker) -> list[Group]:

@@ -11,6 +11,7 @@ Invariants (check())
     O2  what is committed or pending can be decoded
     O3  the expiration timer is armed when something is committed
     O4  write counters are kept only while something is pending
+    O5  `size_bytes` is the sum over all committed and pending offsets
 Bounds: one record for each partition that clients name. The handler checks that the partition
 exists. A record is slightly longer than offset.metadata.max.bytes at most. The same holds for the
 pending records of each open transaction. A commit is one batch of at most commit_bytes_max;
@@ -45,6 +46,11 @@ EXPIRATION_TIMER = "offsets.expiration"
 # the coordinators of all groups would do nothing else.
 CHECK_INTERVAL_MS_MIN = 100
 TIME_MAX_MS = 2**63 - 1
+# What an offset takes in memory apart from its value's bytes, and a topic with one: measured,
+# rounded up.
+OFFSET_BYTES = 100
+TOPIC_BYTES = 400
+_VALUE_BYTES = 24  # of an offset's value without metadata
 _RECORD_BYTES = 80  # upper bound on one offset's record without its names and metadata
 KEEP = -1  # Membership.empty_since_ms: nothing expires now
 
@@ -176,6 +182,7 @@ class Offsets:
         self._written: dict[tuple[str, int], int] = {}
         self._now = 0  # write counter
         self._armed = False
+        self.size_bytes = 0  # of memory, roughly
 
     @property
     def is_empty(self) -> bool:
@@ -248,7 +255,7 @@ class Offsets:
             records.append((encode_offset_key(self.group_id, one.topic, one.partition), value))
             self._now += 1
             if event.is_transactional:
-                self._pending.setdefault(event.producer_id, {})[one.topic, one.partition] = (self._now, value)
+                self._put_pending(event.producer_id, one.topic, one.partition, value)
             else:
                 self._put(one.topic, one.partition, value, self._now)
         actions = group.committed(event, now_ms)
@@ -281,18 +288,34 @@ class Offsets:
         return encode_offset_value(one.offset, one.leader_epoch, one.metadata, now_ms)
 
     def _put(self, topic: str, partition: int, value: bytes, written: int) -> None:
-        self._committed.setdefault(topic, {})[partition] = value
+        partitions = self._committed.get(topic)
+        if partitions is None:
+            partitions = self._committed[topic] = {}
+            self.size_bytes += TOPIC_BYTES + len(topic)
+        before = partitions.get(partition)
+        self.size_bytes += len(value) - len(before) if before is not None else OFFSET_BYTES + len(value)
+        partitions[partition] = value
         if self._pending:
             self._written[topic, partition] = written
 
+    def _put_pending(self, producer_id: int, topic: str, partition: int, value: bytes | None) -> None:
+        pending = self._pending.setdefault(producer_id, {})
+        before = pending.get((topic, partition))
+        if before is not None:
+            self.size_bytes -= _pending_bytes(topic, before[1])
+        self.size_bytes += _pending_bytes(topic, value)
+        pending[topic, partition] = (self._now, value)
+
     def _remove(self, topic: str, partition: int) -> None:
         partitions = self._committed[topic]
-        del partitions[partition]
+        self.size_bytes -= OFFSET_BYTES + len(partitions.pop(partition))
         if not partitions:
             del self._committed[topic]
+            self.size_bytes -= TOPIC_BYTES + len(topic)
 
     def _end_transaction(self, producer_id: int, committed: bool) -> None:
         pending = self._pending.pop(producer_id, {})
+        self.size_bytes -= sum(_pending_bytes(topic, value) for (topic, _), (_, value) in pending.items())
         if committed:
             for (topic, partition), (written, value) in pending.items():
                 if value is not None and self._written.get((topic, partition), -1) < written:
@@ -402,6 +425,7 @@ class Offsets:
         ]
 
     def on_loaded(self, now_ms: int) -> list[Action]:
+        self.size_bytes = self._measured()
         return self._arm(now_ms)
 
     def on_expiration_timer(self, group: Membership, now_ms: int) -> tuple[list[Action], bool]:
@@ -459,7 +483,32 @@ class Offsets:
         if value is not None:
             decode_offset_value(value)
         self._now += 1
-        self._pending.setdefault(producer_id, {})[topic, partition] = (self._now, value)
+        self._put_pending(producer_id, topic, partition, value)
+
+    def _measured(self) -> int:
+        committed = sum(
+            TOPIC_BYTES + len(topic) + OFFSET_BYTES * len(values) + sum(map(len, values.values()))
+            for topic, values in self._committed.items()
+        )
+        return committed + sum(
+            _pending_bytes(topic, value)
+            for pending in self._pending.values()
+            for (topic, _), (_, value) in pending.items()
+        )
+
+    def growth_bytes(self, event: CommitOffsets) -> int:
+        """How much more memory the offsets take after this commit, at most. 0 for one that only
+        replaces others by the like.
+        """
+        metadata_max, growth, new_topics = self._settings.metadata_bytes_max, 0, set()
+        for one in event.offsets:
+            value = _VALUE_BYTES + min(len(one.metadata.encode()), metadata_max)
+            partitions = self._committed.get(one.topic)
+            before = partitions.get(one.partition) if partitions is not None and not event.is_transactional else None
+            growth += 2 * OFFSET_BYTES + value if before is None else max(0, value - len(before))
+            if partitions is None:
+                new_topics.add(one.topic)
+        return growth + sum(TOPIC_BYTES + len(topic) for topic in new_topics)
 
     def check(self) -> None:
         assert all(self._committed.values()) and all(self._pending.values()), "O1"
@@ -468,3 +517,8 @@ class Offsets:
                 decode_offset_value(value)
         assert not self._committed or self._armed, "O3"
         assert self._pending or not self._written, "O4"
+        assert self.size_bytes == self._measured(), f"O5: {self.size_bytes} != {self._measured()}"
+
+
+def _pending_bytes(topic: str, value: bytes | None) -> int:
+    return 2 * OFFSET_BYTES + len(topic) + len(value or b"")

@@ -421,7 +421,7 @@ class ClassicGroup(Rebalancing):
         back), then sent. A member that the leader left out gets an empty one.
         """
         for member in self.members.by_id.values():
-            member.assignment = assignment.get(member.member_id, b"")
+            self.members.set_assignment(member, assignment.get(member.member_id, b""))
         stable_since_ms, self.state_since_ms = self.state_since_ms, now_ms
         if not self._persist(actions):
             self.state_since_ms = stable_since_ms

@@ -8,6 +8,7 @@ Invariants (check())
     M4  no id is a member's and pending (assigned to a client that has not joined with it) at once;
         at most PENDING_MAX are pending
     M5  everything with a deadline has a heap entry that is not later than it, so none is overlooked
+    M6  `size_bytes` is the sum over all members and pending ids
 Bounds: the heap holds at most twice the entries that are in force, plus HEAP_SLACK.
 
 A heartbeat moves a deadline and nothing else: O(1). The heap is updated only when the old deadline
@@ -23,6 +24,14 @@ from collections.abc import Iterable
 PENDING_MAX = 10_000
 HEAP_SLACK = 64
 NEVER = -1
+# What the objects take apart from the bytes of a client: measured, rounded up.
+MEMBER_BYTES = 1_000
+PENDING_BYTES = 600
+PROTOCOL_BYTES = 150
+
+
+def protocols_size_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
+    return sum(PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in protocols)
 
 
 class Watched:
@@ -45,6 +54,10 @@ class Pending(Watched):
     def __init__(self, member_id: str, client_id: str, client_host: str, since_ms: int) -> None:
         super().__init__(member_id)
         self.client_id, self.client_host, self.since_ms = client_id, client_host, since_ms
+
+    @property
+    def size_bytes(self) -> int:
+        return PENDING_BYTES + len(self.member_id) + len(self.client_id)
 
 
 class Member(Watched):
@@ -89,6 +102,11 @@ class Member(Watched):
         self.join_request: int | None = None
         self.sync_request: int | None = None
         self.seen_ms = -1  # not since this coordinator started
+
+    @property
+    def size_bytes(self) -> int:
+        names = len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        return MEMBER_BYTES + names + protocols_size_bytes(self.protocols.items()) + len(self.assignment)
 
     def matches(self, protocols: dict[str, bytes]) -> bool:
         """The same protocols with the same metadata in the same order."""
@@ -183,6 +201,7 @@ class Members:
         self.pending: OrderedDict[str, Pending] = OrderedDict()
         self.votes: dict[str, int] = {}  # protocol -> number of members that support it
         self.awaiting_join_count = 0
+        self.size_bytes = 0  # of memory, roughly
         self.deadlines = Deadlines()
 
     def __len__(self) -> int:
@@ -197,6 +216,7 @@ class Members:
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
         self._count(member, 1)
+        self.size_bytes += member.size_bytes
         if member.join_request is not None:
             self.awaiting_join_count += 1
 
@@ -206,6 +226,7 @@ class Members:
         if member.instance_id is not None:
             del self.static[member.instance_id]
         self._count(member, -1)
+        self.size_bytes -= member.size_bytes
         if member.join_request is not None:
             self.awaiting_join_count -= 1
         self.deadlines.drop(member)
@@ -223,8 +244,14 @@ class Members:
 
     def set_protocols(self, member: Member, protocols: dict[str, bytes]) -> None:
         self._count(member, -1)
+        self.size_bytes -= member.size_bytes
         member.protocols = protocols
+        self.size_bytes += member.size_bytes
         self._count(member, 1)
+
+    def set_assignment(self, member: Member, assignment: bytes) -> None:
+        self.size_bytes += len(assignment) - len(member.assignment)
+        member.assignment = assignment
 
     def await_join(self, member: Member, request: int) -> int | None:
         """Returns the number of the request that waited before, if any; it is superseded."""
@@ -246,11 +273,13 @@ class Members:
         if len(self.pending) >= PENDING_MAX:
             self.remove_pending(next(iter(self.pending)))
         self.pending[pending.member_id] = pending
+        self.size_bytes += pending.size_bytes
         self.deadlines.move(pending, deadline_ms)
 
     def remove_pending(self, member_id: str) -> bool:
         pending = self.pending.pop(member_id, None)
         if pending is not None:
+            self.size_bytes -= pending.size_bytes
             self.deadlines.drop(pending)
             self.deadlines.tidy(len(self.by_id) + len(self.pending))
         return pending is not None
@@ -293,5 +322,7 @@ class Members:
             member.instance_id is not None for member in self.by_id.values()
         ), f"M3: {static} != {self.static}"
         assert not self.by_id.keys() & self.pending.keys() and len(self.pending) <= PENDING_MAX, "M4"
+        size = sum(one.size_bytes for one in (*self.by_id.values(), *self.pending.values()))
+        assert size == self.size_bytes, f"M6: {size} != {self.size_bytes}"
         self.deadlines.check(self.by_id.values())
         self.deadlines.check(self.pending.values())

@@ -88,7 +88,7 @@ class Rebalancing(ClassicState):
         """
         if self.state is COMPLETING:
             for member in self.members.by_id.values():
-                member.assignment = b""
+                self.members.set_assignment(member, b"")
                 if member.sync_request is not None:
                     self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
                     self.members.deadlines.move(member, now_ms + member.session_timeout_ms)

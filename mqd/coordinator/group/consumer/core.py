@@ -28,6 +28,7 @@ Invariants (check())
         heartbeat does not move
     U8  an instance id names the one member that carries it
     U9  a reply depends only on records persisted before it; each request is answered once
+    U10 `described_bytes` is the sum over all members
 Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists
 nothing; one Persist holds actions.PERSIST_BYTES at most, the target's epoch last.
 
@@ -42,7 +43,7 @@ from typing import Any
 
 from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, persists
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.coordinator.group.classic.members import Deadlines
+from mqd.coordinator.group.classic.members import Deadlines, protocols_size_bytes
 from mqd.coordinator.group.consumer import records, requests
 from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
@@ -73,7 +74,19 @@ SMALL = 1000  # members plus partitions up to which every epoch gets its target 
 # answer.
 SOON_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
+# What a member, and a partition that it owns (with its target), take apart from the bytes of a
+# client: measured, rounded up.
+MEMBER_BYTES = 1_500
+PARTITION_BYTES = 200
 REVOKE = "revoke"  # what a member of this protocol may owe
+
+
+def size_bytes_of(member_id: str, description: Description) -> int:
+    """Of a member, without its partitions."""
+    texts = (member_id, description.instance_id, description.client_id, description.topic_regex)
+    names = sum(len(text or "") for text in texts) + sum(50 + len(name) for name in description.topic_names)
+    protocols = description.classic.protocols if description.classic is not None else ()
+    return MEMBER_BYTES + names + protocols_size_bytes(protocols)
 
 
 class ConsumerGroup:
@@ -92,6 +105,7 @@ class ConsumerGroup:
         self.subscriptions = Subscriptions(cluster)
         self.assignor_votes: dict[str, int] = {}
         self.deadlines = Deadlines()
+        self.described_bytes = 0  # of the members' descriptions
         self.classic = ClassicSide(self)
         self.is_persisted = False
         # wants to become a classic group: no member speaks the consumer protocol any more
@@ -116,6 +130,11 @@ class ConsumerGroup:
     @property
     def is_empty(self) -> bool:
         return not self.members
+
+    @property
+    def size_bytes(self) -> int:
+        """Of memory, roughly."""
+        return self.described_bytes + PARTITION_BYTES * self.owners.count
 
     @property
     def state_name(self) -> str:
@@ -280,6 +299,7 @@ class ConsumerGroup:
                 self.assignor_votes.get(description.server_assignor, 0) + 1
             )
         self.classic.count(description, 1)
+        self.described_bytes += size_bytes_of(member.member_id, description)
 
     def _forget_description(self, member: Member) -> None:
         if member.resolved is None:
@@ -294,6 +314,7 @@ class ConsumerGroup:
             if not self.assignor_votes[description.server_assignor]:
                 del self.assignor_votes[description.server_assignor]
         self.classic.count(description, -1)
+        self.described_bytes -= size_bytes_of(member.member_id, description)
 
     def _add(self, member: Member) -> None:
         self.members[member.member_id] = member

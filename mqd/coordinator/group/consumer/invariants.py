@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 def check(group: ConsumerGroup) -> None:
+    from mqd.coordinator.group.consumer.core import size_bytes_of
+
     assert not group.pending, "U9: records that were not persisted"
     _check_owners(group)
     _check_epochs(group)
@@ -33,6 +35,8 @@ def check(group: ConsumerGroup) -> None:
             votes[member.description.server_assignor] = votes.get(member.description.server_assignor, 0) + 1
     assert votes == group.assignor_votes, f"{votes} != {group.assignor_votes}"
     group.classic.check()
+    described = sum(size_bytes_of(member_id, member.description) for member_id, member in group.members.items())
+    assert described == group.described_bytes, f"U10: {described} != {group.described_bytes}"
 
 
 def _check_owners(group: ConsumerGroup) -> None:
@@ -46,7 +50,7 @@ def _check_owners(group: ConsumerGroup) -> None:
                         f"U1: {topic_id.hex()}-{index} belongs to {owners[topic_id, index]} and {member_id}"
                     )
                     owners[topic_id, index] = member_id
-    assert owners == group.owners.all(), "U2"
+    assert owners == group.owners.all() and len(owners) == group.owners.count, "U2"
 
 
 def _check_epochs(group: ConsumerGroup) -> None:

@@ -34,6 +34,7 @@ class Owners:
 
     def __init__(self) -> None:
         self._by_topic: dict[bytes, dict[int, str]] = {}
+        self.count = 0
 
     def get(self, topic_id: bytes, index: int) -> str | None:
         owners = self._by_topic.get(topic_id)
@@ -46,6 +47,7 @@ class Owners:
                 assert owners.get(index, member_id) == member_id, (
                     f"U1: {topic_id.hex()}-{index} would have two owners, {owners[index]} and {member_id}"
                 )
+                self.count += index not in owners
                 owners[index] = member_id
 
     def release(self, member_id: str, partitions: Partitions) -> None:
@@ -56,6 +58,7 @@ class Owners:
                     f"U1: {member_id} lets go of {topic_id.hex()}-{index}, which {owners[index]} owns"
                 )
                 del owners[index]
+                self.count -= 1
             if not owners:
                 del self._by_topic[topic_id]
 

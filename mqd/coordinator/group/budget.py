@@ -1,0 +1,108 @@
+"""group.coordinator.memory.bytes: what all groups of this host may take together.
+
+Members' metadata, assignments and names, and offsets with their metadata are what clients choose
+the size of; 200 members with 1 MB of metadata each, or 50,000 group ids, are one client's work.
+
+Refusals in stages, so that groups which exist go on when others have filled the budget:
+
+    NEW_GROUPS  of the budget: no group that does not exist yet
+    MEMBERS     of the budget: no new member, no more metadata of one
+    all of it   no commit that adds offsets, no assignment
+
+What adds nothing is never refused: heartbeats, a member that joins again with the same metadata, a
+commit over earlier ones. Why these codes: docs/decisions/2026-11-26-memory-of-groups.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mqd.base import logging
+from mqd.coordinator.group.classic.events import JoinGroup, SyncGroup
+from mqd.coordinator.group.classic.members import MEMBER_BYTES, protocols_size_bytes
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.group import GROUP_BYTES, Group
+from mqd.coordinator.group.offsets import CommitOffsets
+from mqd.protocol.errors import ErrorCode
+
+NEW_GROUPS, MEMBERS = 0.75, 0.875
+# Below this share nothing is computed: no single request can take the rest.
+CAREFREE = 0.5
+
+log = logging.get("coordinator")
+
+
+class GroupBudget:
+    """budget.Budget."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.refused_count = 0
+
+    def refusal(self, name: str, core: Group | None, event: object) -> int:
+        if self.used_bytes <= CAREFREE * self.limit_bytes:
+            return 0
+        growth = _growth_bytes(core, event)
+        if not growth:
+            return 0
+        share = NEW_GROUPS if core is None else MEMBERS if type(event) in (JoinGroup, ConsumerHeartbeat) else 1.0
+        if self.used_bytes + growth <= share * self.limit_bytes:
+            return 0
+        self.refused_count += 1
+        log.warning(
+            "a group's request is refused: all groups together have nearly as much memory as"
+            " group.coordinator.memory.bytes allows",
+            group=name[:200],
+            event=type(event).__name__,
+            used_bytes=self.used_bytes,
+            limit_bytes=self.limit_bytes,
+        )
+        # a member takes any other code of SyncGroup for a fatal error
+        return int(
+            ErrorCode.REBALANCE_IN_PROGRESS if type(event) is SyncGroup else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        )
+
+
+def _growth_bytes(group: Group | None, event: object) -> int:
+    """How much more memory the group takes after this event, at most."""
+    more = GROUP_BYTES if group is None else 0
+    if type(event) is JoinGroup:
+        message = event.message
+        held = protocols_size_bytes((one.name, one.metadata) for one in message.protocols)
+        return more + _beyond(group, message.member_id, message.group_instance_id, held)
+    if type(event) is ConsumerHeartbeat:
+        if event.message.member_epoch < 0:
+            return 0
+        names = event.message.subscribed_topic_names
+        held = _size_bytes(names or ()) + len(event.message.subscribed_topic_regex or "")
+        return more + _beyond(group, event.message.member_id, event.message.instance_id, held)
+    if type(event) is SyncGroup and group is not None:
+        before = sum(len(member.assignment) for member in group.classic.members.by_id.values())
+        return max(0, sum(len(one.assignment) for one in event.message.assignments) - before)
+    if type(event) is CommitOffsets:
+        if group is None:
+            return more + sum(300 + len(one.topic) + len(one.metadata) for one in event.offsets)
+        return group.offsets.growth_bytes(event)
+    return 0
+
+
+def _size_bytes(names: Iterable[str]) -> int:
+    return sum(50 + len(name) for name in names)
+
+
+def _beyond(group: Group | None, member_id: str, instance_id: str | None, held_bytes: int) -> int:
+    """`held_bytes`: of what the member brings along, less what it has already."""
+    if group is not None:
+        classic = group.classic.members.by_id.get(group.classic.members.static.get(instance_id or "", member_id))
+        if classic is not None:
+            return max(0, held_bytes - protocols_size_bytes(classic.protocols.items()))
+        consumer = group.consumer
+        if consumer is not None:
+            known = consumer.members.get(consumer.static.get(instance_id or "", member_id))
+            if known is not None:
+                description = known.description
+                protocols = description.classic.protocols if description.classic is not None else ()
+                before = _size_bytes(description.topic_names) + len(description.topic_regex or "")
+                return max(0, held_bytes - before - protocols_size_bytes(protocols))
+    return MEMBER_BYTES + held_bytes + len(member_id) + len(instance_id or "")
