@@ -310,6 +310,8 @@ def _check_broker(config: Mapping[str, str]) -> None:
     parse_cpus(config["worker.cpus"])
     found = listeners.parse_listeners(config)
     listeners.check_overrides(config, found)
+    for listener in found:
+        listeners.check_authentication(config, listener)
     for name in listeners.advertised_listeners(config):
         _require(
             name in {listener.name for listener in found},

@@ -159,3 +159,29 @@ def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> Non
             raise ConfigError(
                 f"{key} is for a listener {found[0]}, which listeners has not: {config['listeners']}", key, config[key]
             )
+
+
+_OAUTH_REQUIRED = ("jwks.endpoint.url", "expected.issuer", "expected.audience")
+
+
+def check_authentication(config: Mapping[str, str], listener: Listener) -> None:
+    """Raises ConfigError: a mechanism of this listener lacks what it needs."""
+    own = of_listener(config, listener.name)
+    if not listener.has_sasl or "OAUTHBEARER" not in own["sasl.enabled.mechanisms"].split(","):
+        return
+    for key in _OAUTH_REQUIRED:
+        name = f"sasl.oauthbearer.{key}"
+        if not own.get(name):
+            raise ConfigError(
+                f"{name} is not set, and listener {listener.name} takes OAUTHBEARER: tokens of any issuer, for any"
+                " audience, would let their bearers in",
+                name,
+            )
+    url = own["sasl.oauthbearer.jwks.endpoint.url"]
+    if not url.startswith(("https://", "file:///")):
+        raise ConfigError(
+            f"sasl.oauthbearer.jwks.endpoint.url={url} is neither https:// nor file:///: keys that come in the clear"
+            " can be replaced on the way",
+            "sasl.oauthbearer.jwks.endpoint.url",
+            url,
+        )

@@ -215,8 +215,16 @@ class Metrics:
                 value=self._broker.metadata.version,
             )
 
+            yield self._authentications()
+
     def describe(self) -> list[Any]:
         return []
+
+    def _authentications(self) -> CounterMetricFamily:
+        found = CounterMetricFamily("mqd_authentications", "Authentications of clients, by result", labels=["result"])
+        found.add_metric(["succeeded"], self._broker.authentication.succeeded_count)
+        found.add_metric(["failed"], self._broker.authentication.failed_count)
+        return found
 
     def _workers(self) -> Iterator[Any]:
         families: dict[str, Any] = {}

@@ -421,3 +421,25 @@ def test_a_setting_of_one_listener():
     assert of_clients.override_of("listener.name.INSIDE.some.key") == ("INSIDE", "some.key")
     assert of_clients.override_name("INSIDE", "some.key") == "listener.name.inside.some.key"
     assert of_clients.override_of("listener.name.inside") is None
+
+
+OAUTH = {
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:9092",
+    "sasl.enabled.mechanisms": "OAUTHBEARER",
+    "sasl.oauthbearer.jwks.endpoint.url": "https://issuer.example/keys",
+    "sasl.oauthbearer.expected.issuer": "https://issuer.example",
+    "sasl.oauthbearer.expected.audience": "kafka",
+}
+
+
+def test_oauthbearer_is_told_whose_tokens_it_takes():
+    assert c.load_broker(None, {}, OAUTH)["sasl.enabled.mechanisms"] == "OAUTHBEARER"
+    for name in list(OAUTH)[2:]:
+        given = {key: value for key, value in OAUTH.items() if key != name}
+        refused(lambda given=given: c.load_broker(None, {}, given), name, "listener SASL_PLAINTEXT takes OAUTHBEARER")
+    refused(
+        lambda: c.load_broker(None, {}, {**OAUTH, "sasl.oauthbearer.jwks.endpoint.url": "http://issuer.example/keys"}),
+        "neither https:// nor file:///",
+    )
+    own = {name.replace("sasl.", "listener.name.sasl_plaintext.sasl."): value for name, value in OAUTH.items()}
+    assert c.load_broker(None, {}, own)["listeners"] == OAUTH["listeners"]
