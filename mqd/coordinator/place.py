@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mqd.coordinator.internal_topic import Source
+from mqd.coordinator.internal_topic import CoordinatorError, Source
 from mqd.coordinator.shard import Shard
+from mqd.protocol.errors import ErrorCode
 
 
 class Missed(NamedTuple):
@@ -46,3 +47,14 @@ class Place:
     def forget_missed(self) -> None:
         """Another host leads the partition, or may have led it. Posted events were handled there."""
         self.epoch, self.missed = -1, []
+
+
+def expire(future: asyncio.Future[object]) -> None:
+    """Its request has waited for the partition for too long."""
+    if not future.done():
+        future.set_exception(CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+
+def only(name: str, _shard: Shard) -> tuple[str, ...]:
+    """The cores that an event for one core concerns."""
+    return (name,)

@@ -43,7 +43,7 @@ from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
 from mqd.coordinator.log import AppendError, Log
-from mqd.coordinator.place import Missed, Place
+from mqd.coordinator.place import Missed, Place, expire, only
 from mqd.coordinator.shard import Shard, TooLarge, Unit
 from mqd.protocol.errors import ErrorCode
 
@@ -176,7 +176,7 @@ class Coordinator:
                 return future.result()
             if timeout_s is None:
                 return await future
-            alarm = loop.call_later(timeout_s, _expire, future)
+            alarm = loop.call_later(timeout_s, expire, future)
             try:
                 return await future
             finally:
@@ -570,7 +570,7 @@ class Coordinator:
         for name, core in shard.items():
             event = self._after_load(core)
             if event is not None and place.shard is shard:
-                self._tell(place, event, partial(_only, name))
+                self._tell(place, event, partial(only, name))
 
     def _unload(self, place: Place, error: int, reason: str, quiet: bool = False) -> None:
         """Discards the cores of a partition. Waiting requests get a retriable error."""
@@ -595,12 +595,3 @@ class Coordinator:
             if future is not None and not future.done():
                 future.set_exception(CoordinatorError(error))
         place.requests = set()
-
-
-def _only(name: str, _shard: Shard) -> tuple[str, ...]:
-    return (name,)
-
-
-def _expire(future: asyncio.Future[object]) -> None:
-    if not future.done():
-        future.set_exception(CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
