@@ -54,6 +54,7 @@ from mqd.cluster.broker.events import (
 )
 from mqd.cluster.broker.reports import Change, Proposal, Reports
 from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
@@ -272,7 +273,9 @@ class BrokerCore(Reports):
             and broker.epoch == self.broker_epoch
             and (broker.incarnation, broker.directory_id) == (registration.incarnation, registration.directory_id)
         )
-        self.ready = own and (self.ready or self.in_force_version > self.broker_epoch or "R10" in self._options.mutants)
+        self.ready = own and (
+            self.ready or broker_rules.has_applied_registration(self.in_force_version, self.broker_epoch)
+        )
 
     # -- in-sync sets ------------------------------------------------------------------------------
 
@@ -478,14 +481,17 @@ class BrokerCore(Reports):
             self._lease_until_ms in (0, self._inherited[1])
             or self._lease_until_ms <= self._answered_ms + self._options.session_ms
         ), "B1"
-        if self.ready and "R10" not in self._options.mutants:
-            broker = self._state.brokers.get(self.node_id)
-            assert self.broker_epoch >= 0 and broker is not None and broker.epoch >= self.broker_epoch, "B2"
+        self._check_registered()
         assert all(key == (entry.proposal.topic_id, entry.proposal.index) for key, entry in self._proposals.items()), (
             "B3"
         )
         assert len(self._changes) <= CHANGES_WAITING_MAX, "B4"
         assert not (self.fenced and self._lease_until_ms), "B1"
+
+    def _check_registered(self) -> None:
+        if self.ready:
+            broker = self._state.brokers.get(self.node_id)
+            assert self.broker_epoch >= 0 and broker is not None and broker.epoch >= self.broker_epoch, "B2"
 
 
 _HANDLERS: dict[type, Callable[[BrokerCore, Any, int], list[Action]]] = {

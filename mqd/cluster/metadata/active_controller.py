@@ -30,6 +30,7 @@ from mqd.cluster.metadata.records import (
     RETIRE_REDIRECTED,
     BrokerChanged,
     BrokerRegistered,
+    BrokerState,
     PartitionChange,
     Record,
     TopicState,
@@ -78,7 +79,7 @@ class ActiveController(Maintenance):
             )
 
         try:
-            records = broker_rules.register(state, message, self._options.mutants, self._unable_in(state))
+            records = broker_rules.register(state, message, self._unable_in(state))
         except Refusal as refusal:
             return [], answer(refusal.error, refusal.message)
         first = records[0] if records else None
@@ -108,7 +109,7 @@ class ActiveController(Maintenance):
         if self._phases:
             # retired partitions follow the leaders of other partitions
             self._next_upkeep_ms = now_ms
-        return broker_rules.fence(state, nodes, self._options.mutants, self._unable_in(state))
+        return broker_rules.fence(state, nodes, self._unable_in(state))
 
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
@@ -136,7 +137,7 @@ class ActiveController(Maintenance):
         elif (
             broker.fenced
             and lease_valid
-            and (message.metadata_version > message.broker_epoch or "R10" in self._options.mutants)
+            and broker_rules.has_applied_registration(message.metadata_version, message.broker_epoch)
         ):
             records = self._return(state, node, now_ms)
         elif message.directories:
@@ -175,7 +176,7 @@ class ActiveController(Maintenance):
         self._fenced_since.pop(node, None)
         self._unfenced_since[node] = now_ms
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
-        return broker_rules.unfence(state, node, self._options.mutants, self._unable_in(state))
+        return broker_rules.unfence(state, node, self._unable_in(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15: no new leaderships; its leaderships and in-sync places move to others; every broker
@@ -198,7 +199,7 @@ class ActiveController(Maintenance):
             )
         )
         records, done = broker_rules.move_away(
-            state, node, self._options.shutdown_moves_max, self._options.mutants, coming, self._unable_in(state)
+            state, node, self._options.shutdown_moves_max, coming, self._unable_in(state)
         )
         if records or not done:
             shutdown.moved_at = -1
@@ -218,18 +219,21 @@ class ActiveController(Maintenance):
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
 
     def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
-        broker, mutants = state.brokers.get(message.node_id), self._options.mutants
-        if broker is None or broker.fenced or (broker.epoch != message.broker_epoch and "PROOF_BROKER" not in mutants):
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.fenced or not self._is_of_this_life(message, broker):
             return []
-        if (
-            message.controller_epoch != self.epoch
-            and not (message.led and message.controller_epoch == self._before)
-            and "PROOF_CONTROLLER" not in mutants
-        ):
+        if not self._is_for_this_controller(message):
             return []  # another controller may have granted it a lease since
         if message.sent_ms <= self._sent.get(message.node_id, -1):
             return []  # late: the host may be back
         return self.fence(state, [message.node_id], now_ms)
+
+    def _is_of_this_life(self, message: peer.ProofOfDeath, broker: BrokerState) -> bool:
+        return broker.epoch == message.broker_epoch
+
+    def _is_for_this_controller(self, message: peer.ProofOfDeath) -> bool:
+        """Or for its direct predecessor, whose process is among the dead."""
+        return message.controller_epoch == self.epoch or (message.led and message.controller_epoch == self._before)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
         """Skips partitions that have changed in the meantime. Leaderships of the dead process move
@@ -285,14 +289,14 @@ class ActiveController(Maintenance):
             return []
         self._unable = {key: said_ms for key, said_ms in self._unable.items() if now_ms - said_ms < UNABLE_MS}
         self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
-        failed = broker_rules.failed(
-            state, message.node_id, message.partitions, self._options.mutants, self._unable_in(state, UNABLE_MS)
-        )
-        return failed or broker_rules.full(
-            state, message.node_id, message.full, self._options.mutants, self._unable_in(state)
-        )
+        failed = broker_rules.failed(state, message.node_id, message.partitions, self._unable_in(state, UNABLE_MS))
+        return failed or broker_rules.full(state, message.node_id, message.full, self._unable_in(state))
 
     # -- in-sync sets ------------------------------------------------------------------------------
+
+    def _is_addressed(self, message: peer.AlterPartition) -> bool:
+        """R6b: handled proposals are remembered for one controller epoch."""
+        return message.controller_epoch == self.epoch
 
     def alter_partition(
         self, state: MetadataState, message: peer.AlterPartition
@@ -300,7 +304,7 @@ class ActiveController(Maintenance):
         """The answer may be sent once everything up to the tail, including these records, is
         committed.
         """
-        if message.controller_epoch != self.epoch and "R6b" not in self._options.mutants:
+        if not self._is_addressed(message):
             return [], peer.AlterPartitionAnswer(
                 self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), []
             )

@@ -74,7 +74,7 @@ class Maintenance:
         self._own = own
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
-        self.proposals = Proposals(options.mutants)
+        self.proposals = Proposals()
         self._reported: dict[int, tuple[Directory, ...]] = {}
         self._versions: dict[int, int] = {}  # node id -> metadata version applied there
         self._shutdowns: dict[int, Shutdown] = {}
@@ -107,13 +107,15 @@ class Maintenance:
                 if broker.fenced:
                     self._fenced_since[node] = now_ms
                 else:
-                    self.sessions.heard(
-                        node, now_ms if "L2_SESSION" not in options.mutants else now_ms - options.session_ms
-                    )
-                    self._unfenced_since[node] = now_ms
+                    self._begin_session(node, now_ms)
+
+    def _begin_session(self, node: int, now_ms: int) -> None:
+        """L2: a broker that an earlier controller may have heard has a whole session from now on."""
+        self.sessions.heard(node, now_ms)
+        self._unfenced_since[node] = now_ms
 
     def view(self, state: MetadataState) -> View:
-        return View(state, self._options.mutants, unable=self._unable_in(state))
+        return View(state, unable=self._unable_in(state))
 
     def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
         """Live brokers that recently reported that they do not serve their replica of a partition.

@@ -4,9 +4,7 @@ import msgspec
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
-    """The defaults are those of docs/configuration.md. `mutants` names rules that are switched off:
-    only the simulator sets it, to prove that its checkers detect the effect.
-    """
+    """The defaults are those of docs/configuration.md."""
 
     # broker.session.timeout.ms: a broker that is silent for this long is fenced
     session_ms: int = 6_000
@@ -37,9 +35,6 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # unclean.leader.election.enable in this host's file: for topics that do not set it
     unclean_elections: bool = False
     register_retry_ms: int = 200  # retry interval of a broker's registration
-    # R6 R6b R8_ELR R9 R10 KIP903 UNCLEAN R14 L2_SESSION PROOF_BROKER PROOF_CONTROLLER (see the
-    # heads of the rules)
-    mutants: frozenset[str] = frozenset()
 
 
 DEFAULTS = ControllerOptions()

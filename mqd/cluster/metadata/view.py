@@ -25,13 +25,12 @@ class View:
     def __init__(
         self,
         state: MetadataState,
-        mutants: frozenset[str] = frozenset(),
         gone: frozenset[int] = frozenset(),
         back: frozenset[int] = frozenset(),
         unable: Unable = nobody_unable,
     ) -> None:
         """`back`: brokers that this decision unfences."""
-        self.state, self.mutants, self.unable = state, mutants, unable
+        self.state, self.unable = state, unable
         brokers = state.brokers.values()
         self._unfenced = {
             broker.node_id
@@ -87,14 +86,11 @@ class View:
                 and able(node)
             )
 
-        change = settle(target, self.wanted_min(topic), live, self.mutants)
+        change = settle(target, self.wanted_min(topic), live)
         after = leader if change is None or change.leader is None else change.leader
         if after < 0 and self._ending:
             return settle(
-                target,
-                self.wanted_min(topic),
-                lambda node: node != leaving and node in self._unfenced and able(node),
-                self.mutants,
+                target, self.wanted_min(topic), lambda node: node != leaving and node in self._unfenced and able(node)
             )
         return change
 

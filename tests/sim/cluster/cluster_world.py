@@ -32,6 +32,7 @@ from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import QuorumSettings
 from mqd.cluster.raft.messages import DATA, Batch, SnapshotMeta, Voter
+from tests.planted import plant
 from tests.sim.clients import Asker, Client, Consumer, Producer
 from tests.sim.cluster import retirement
 from tests.sim.cluster.cluster_faults import Faults
@@ -67,6 +68,7 @@ class ClusterWorld:
         random = kernel.random
         self.plan = plan = plan if plan is not None else draw_plan(random)
         self.off = off
+        plant(off)
         self.host_count = plan.hosts
         self.client_node = plan.hosts
         self.network = Network(kernel, plan.hosts + 1)
@@ -79,7 +81,6 @@ class ClusterWorld:
             shutdown_wait_ms=5_000,
             retire_barrier_ms=retirement.BARRIER_MS,
             retire_grace_ms=retirement.GRACE_MS,
-            mutants=frozenset([CONTROLLER_MUTANTS.get(rule, rule) for rule in off]),
         )
         self.quorum_settings = QuorumSettings(
             promise_ns=plan.promise_ms * 1_000_000,
@@ -524,14 +525,3 @@ class ClusterWorld:
                     f" {quorum.log.end_offset} applied {quorum.applied_offset}"
                 )
         return "; ".join(parts)
-
-
-# our name -> the controller's
-CONTROLLER_MUTANTS = {
-    "proof": "PROOF_BROKER",
-    "proof of any epoch": "PROOF_CONTROLLER",
-    "R8": "R8_ELR",
-    "903": "KIP903",
-    "R13": "UNCLEAN",
-    "L2": "L2_SESSION",
-}

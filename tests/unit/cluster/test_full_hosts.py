@@ -21,7 +21,6 @@ from mqd.cluster.metadata.rules.reassignments import GROW_ELSEWHERE_MS
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from tests.unit.cluster.test_brokers import partitions, run
-from tests.unit.cluster.test_replicas import NONE
 from tests.unit.cluster.test_rules import cluster, do, topic
 from tests.unit.controller.controller_world import World
 
@@ -98,7 +97,7 @@ def test_one_directory_with_space_is_enough_and_nothing_said_is_nothing_known() 
     assert [found.full(1, name) for name in ("a", "b", "c", "")] == [True, False, True, False] and not found.full(
         2, "d2"
     )
-    do(topic(state), broker_rules.fence(state, [2], NONE))
+    do(topic(state), broker_rules.fence(state, [2]))
     assert disks(state, h1=20 * MIB, h2=10_000 * MIB, h3=20 * MIB).full_hosts([1, 3]) == set(), (
         "the disk of a lost host is no measure"
     )
@@ -150,7 +149,7 @@ def test_a_balance_leaves_topics_alone_that_are_being_retired() -> None:
 def test_a_full_host_attracts_no_moves() -> None:
     """The least loaded one, as the one that is full often is."""
     state = topic(cluster(6), replicas=(1, 2, 3), count=10)
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     to = begin(state, disks(state, h6=3 * MIB), 1)
     assert Counter(node for added in to for node in added) == {4: 5, 5: 5}
 
@@ -158,7 +157,7 @@ def test_a_full_host_attracts_no_moves() -> None:
 def test_what_only_full_hosts_are_left_for_holds_nothing_up() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3, 4), count=20, name="u", topic_id=b"u" * 16)
     topic(state, replicas=(1, 2, 3), count=20)
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     directories = disks(state, h5=0)
     assert Counter(begin(state, directories, 1, moves_max=3)) == {(5,): 3, (4,): 3}
     assert begin(state, directories, 1, moves_max=3) == [], "as many of either"
@@ -171,7 +170,7 @@ def stuck(state: MetadataState) -> PartitionState:
 
 def test_a_move_to_a_directory_that_failed_gets_another_goal() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3))
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     (added,) = begin(state, disks(state), 1)[0]
     other = 9 - added
     bad = {f"h{added}": -1}
@@ -183,7 +182,7 @@ def test_a_move_to_a_directory_that_failed_gets_another_goal() -> None:
 
 def test_a_move_that_has_filled_a_disk_waits_and_fills_no_other() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3), count=2)
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     ((added,),) = begin(state, disks(state), 1, moves_max=1)
     for _ in range(3):
         assert begin(state, disks(state, **{f"h{added}": 0}), 1, moves_max=1) in ([(9 - added,)], []), (
@@ -203,7 +202,7 @@ def test_a_host_that_is_drained_is_no_measure_of_the_others() -> None:
 
 def test_a_move_whose_directory_failed_goes_to_another_host_also_when_this_one_has_space() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3))
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     (added,) = begin(state, disks(state), 1)[0]
     topic(state, replicas=(9 - added,), count=5, name="busy", topic_id=b"b" * 16)
     reported = {

@@ -19,7 +19,8 @@ from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
 from tests.unit.cluster.test_brokers import partitions, run
-from tests.unit.cluster.test_replicas import NONE, begin, cancel, elect, in_sync, move, phases, together, until
+from tests.unit.cluster.test_replica_placement import begin
+from tests.unit.cluster.test_replicas import cancel, elect, in_sync, move, phases, together, until
 from tests.unit.cluster.test_rules import cluster, do, topic
 from tests.unit.controller.controller_world import World
 
@@ -47,8 +48,8 @@ def returned(state: MetadataState, node: int, clean: bool = False, anew: str = "
         clean_epoch,
         dict(old.features),
     )
-    do(state, broker_rules.register(state, message, NONE))
-    return do(state, broker_rules.unfence(state, node, NONE))
+    do(state, broker_rules.register(state, message))
+    return do(state, broker_rules.unfence(state, node))
 
 
 def in_sync_by(state: MetadataState, *members: int) -> PartitionState:
@@ -68,10 +69,10 @@ def only_the_added_one_is_left(config: dict[str, str], clean: bool = True) -> Me
     move(state, 3, 4)
     assert in_sync(state, 1, 2, 3).adding_replicas == (3, 4)
     for node in (1, 2):
-        do(state, broker_rules.fence(state, [node], NONE))
+        do(state, broker_rules.fence(state, [node]))
         if not config:
             returned(state, node, anew="new")
-    partition = do(state, broker_rules.fence(state, [3], NONE))
+    partition = do(state, broker_rules.fence(state, [3]))
     assert (partition.leader, partition.in_sync_replicas, partition.eligible_leader_replicas) == (-1, (), (3,))
     return state
 
@@ -123,15 +124,15 @@ def test_a_copy_that_counts_while_too_few_are_in_sync_stays_until_enough_are() -
     state = topic(cluster(6))
     move(state, 4, 5, 6)
     in_sync(state, 1, 2, 3, 4)
-    do(state, broker_rules.fence(state, [2, 3], NONE))
-    do(state, broker_rules.fence(state, [4], NONE))
+    do(state, broker_rules.fence(state, [2, 3]))
+    do(state, broker_rules.fence(state, [4]))
     partition = move(state, 1, 2, 3)
     assert (
         partition.in_sync_replicas == (1,)
         and 4 in partition.eligible_leader_replicas
         and partition.removing_replicas == (4,)
     )
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     assert returned(state, 4, clean=True).leader == 4, "it has all that was acknowledged, and the three are away"
     returned(state, 2)
     partition = in_sync_by(state, 2, 4)
@@ -148,7 +149,7 @@ def sent_astray() -> tuple[MetadataState, int]:
     state = topic(cluster(6), replicas=(1, 2, 3))
     begin(state, 1)
     (first,) = state.topics["t"].partitions[0].adding_replicas
-    do(state, broker_rules.fence(state, [2, 3], NONE))
+    do(state, broker_rules.fence(state, [2, 3]))
     assert in_sync(state, 1, first).in_sync_replicas == (first, 1)
     begin(state, 1, first)
     partition = state.topics["t"].partitions[0]
@@ -229,7 +230,7 @@ def of_another_goal() -> MetadataState:
     state = topic(cluster(7))
     move(state, 4, 5, 6)
     in_sync(state, 1, 2, 3, 4)
-    do(state, broker_rules.fence(state, [2, 3], NONE))
+    do(state, broker_rules.fence(state, [2, 3]))
     partition = move(state, 1, 2, 7)
     assert (partition.adding_replicas, set(partition.removing_replicas), set(partition.in_sync_replicas)) == (
         (7,),

@@ -102,10 +102,10 @@ def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_
     """R6b goes by the newest leader epoch that was judged: that of the old one would have stood for
     good.
     """
-    proposals, state = Proposals(frozenset()), topic(cluster(), count=2)
+    proposals, state = Proposals(), topic(cluster(), count=2)
 
     def judge(wanted) -> int:
-        return proposals.judge(View(state, frozenset()), 1, 10, wanted)[0].error
+        return proposals.judge(View(state), 1, 10, wanted)[0].error
 
     old = proposal([1, 2], sequence=9, index=1)
     assert judge(old) == 0

@@ -27,7 +27,6 @@ from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E
 from tests.unit.cluster.test_brokers import partitions, run
-from tests.unit.cluster.test_replicas import NONE
 from tests.unit.cluster.test_rules import cluster, do, topic
 from tests.unit.controller.controller_world import World
 
@@ -114,16 +113,14 @@ def test_directories_with_the_fewest_replicas_first() -> None:
 
 def test_a_failed_replica_leads_no_more() -> None:
     state = topic(cluster(), config={"flush.on.ack": "false"})
-    after = do(
-        state, broker_rules.failed(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)], NONE)
-    )
+    after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)]))
     assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (
         2,
         6,
         (2, 3),
         (),
     )
-    after = do(state, broker_rules.failed(state, 3, [(b"t" * 16, 0)], NONE))
+    after = do(state, broker_rules.failed(state, 3, [(b"t" * 16, 0)]))
     assert (
         after.leader,
         after.leader_epoch,
@@ -131,7 +128,7 @@ def test_a_failed_replica_leads_no_more() -> None:
         after.eligible_leader_replicas,
         after.last_known_eligible,
     ) == (2, 6, (2,), (), (3,))
-    after = do(state, broker_rules.failed(state, 2, [(b"t" * 16, 0)], NONE))
+    after = do(state, broker_rules.failed(state, 2, [(b"t" * 16, 0)]))
     assert (
         after.leader,
         after.leader_epoch,
@@ -143,7 +140,7 @@ def test_a_failed_replica_leads_no_more() -> None:
 
 def test_what_was_counted_on_disk_stays_eligible_when_the_disk_fails() -> None:
     state = topic(cluster(), in_sync_replicas=(1, 2), config={"flush.on.ack": "true"})
-    after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0)], NONE))
+    after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0)]))
     assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (2, (2,), (1,))
 
 
@@ -164,9 +161,7 @@ def test_a_failed_disk_is_told_until_others_lead() -> None:
 
 def test_a_replica_on_a_full_disk_leaves_where_enough_are_in_sync_without_it() -> None:
     state = topic(cluster(), config={"flush.on.ack": "false"})
-    after = do(
-        state, broker_rules.full(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)], NONE)
-    )
+    after = do(state, broker_rules.full(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)]))
     assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (
         2,
         6,
@@ -175,11 +170,11 @@ def test_a_replica_on_a_full_disk_leaves_where_enough_are_in_sync_without_it() -
     )
     before = state.copy()
     for node in (1, 2, 3):
-        assert broker_rules.full(state, node, [(b"t" * 16, 0)], NONE) == [] and state == before, (
+        assert broker_rules.full(state, node, [(b"t" * 16, 0)]) == [] and state == before, (
             "acks=all would be refused either way"
         )
     state = topic(cluster(), config={"min.insync.replicas": "1"}, in_sync_replicas=(1, 2))
-    after = do(state, broker_rules.full(state, 2, [(b"t" * 16, 0)], NONE))
+    after = do(state, broker_rules.full(state, 2, [(b"t" * 16, 0)]))
     assert (after.leader, after.leader_epoch, after.in_sync_replicas) == (1, 6, (1,)), (
         "a follower that nobody waits for, and that is not taken back for what it had before"
     )
@@ -288,7 +283,7 @@ def test_records_of_the_version_before_clusters_are_read() -> None:
     registered = do(
         state,
         broker_rules.register(
-            state, broker_messages.RegisterBroker(1, "meta", 6, "h", 1, None, "", 0, "", 0, 2, [], -1, {}), NONE
+            state, broker_messages.RegisterBroker(1, "meta", 6, "h", 1, None, "", 0, "", 0, 2, [], -1, {})
         ),
     )
     assert registered.leader_epoch == 4 and state.brokers[1].directory_id == "meta", (
@@ -309,17 +304,17 @@ def begin(state: MetadataState, *leaving: int, moves_max: int = 50) -> list:
 def test_what_cannot_be_copied_does_not_hold_up_what_can() -> None:
     state = topic(cluster(4), replicas=(1,), count=60, name="alone", topic_id=b"a" * 16)
     topic(state, replicas=(1, 2, 3))
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     (change,) = begin(state, 1, moves_max=5)
     assert change.adding_replicas == (4,) and state.topics["t"].partitions[0].replacing == 1
 
 
 def test_a_move_to_a_host_that_is_lost_too_gets_another_goal() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3))
-    do(state, broker_rules.fence(state, [1], NONE))
+    do(state, broker_rules.fence(state, [1]))
     begin(state, 1)
     (first,) = state.topics["t"].partitions[0].adding_replicas
-    do(state, broker_rules.fence(state, [first], NONE))
+    do(state, broker_rules.fence(state, [first]))
     begin(state, 1, first)
     partition = state.topics["t"].partitions[0]
     assert (
@@ -338,7 +333,7 @@ def test_an_internal_topic_that_grew_towards_a_lost_host_grows_elsewhere() -> No
     grown = state.topics["__consumer_offsets"].partitions[0]
     assert len(grown.adding_replicas) == 2
     lost = grown.adding_replicas[0]
-    for record in broker_rules.fence(state, [lost], NONE):
+    for record in broker_rules.fence(state, [lost]):
         state.apply(record)
     for step in (reassign_rules.replacements(View(state), [lost], Directories(state, {}), 10), None):
         for entry, change in (

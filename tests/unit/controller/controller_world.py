@@ -82,16 +82,10 @@ class Host:
 
 class World(Chance, Checks):
     def __init__(
-        self,
-        seed: int,
-        host_count: int = 4,
-        racks: int = 0,
-        mutants: tuple[str, ...] = (),
-        static: dict[str, str] | None = None,
-        lossy: bool = True,
+        self, seed: int, host_count: int = 4, racks: int = 0, static: dict[str, str] | None = None, lossy: bool = True
     ) -> None:
         self.random = random.Random(seed)
-        self.options = msgspec.structs.replace(OPTIONS, mutants=frozenset(mutants))
+        self.options = OPTIONS
         self.static = static if static is not None else {"cluster.seeds": "127.0.0.1:9094"}
         self.lossy = lossy
         self.now_ms = 1_000_000

@@ -91,9 +91,7 @@ def _targets_without(
                 yield topic, target
 
 
-def fence(
-    state: MetadataState, nodes: Iterable[int], mutants: frozenset[str], unable: Unable = nobody_unable
-) -> list[Record]:
+def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = nobody_unable) -> list[Record]:
     """Fences all of them at once: removes them from every in-sync set and elects other leaders for
     their partitions (R8).
     """
@@ -101,7 +99,7 @@ def fence(
     if not unfenced:
         return []
     gone = frozenset(unfenced)
-    view = View(state, mutants, gone=gone, unable=unable)
+    view = View(state, gone=gone, unable=unable)
     records: list[Record] = [
         BrokerChanged(node, state.brokers[node].epoch, fenced=True, in_controlled_shutdown=False)
         for node in sorted(gone)
@@ -112,9 +110,7 @@ def fence(
 # -- joining ---------------------------------------------------------------------------------------
 
 
-def register(
-    state: MetadataState, message: RegisterBroker, mutants: frozenset[str], unable: Unable = nobody_unable
-) -> list[Record]:
+def register(state: MetadataState, message: RegisterBroker, unable: Unable = nobody_unable) -> list[Record]:
     """Raises Refusal. No records: it is registered already. The broker's epoch is the offset of its
     BrokerRegistered record, which is always the first one.
     """
@@ -133,21 +129,22 @@ def register(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
             f"Another broker is registered as node {message.node_id} and alive; give this host a node.id of its own.",
         )
-    view = View(state, mutants, gone=frozenset((message.node_id,)), unable=unable)
+    view = View(state, gone=frozenset((message.node_id,)), unable=unable)
     new = _registered(message, state.version, old)
     clean = old is not None and same_place and message.clean_epoch == old.epoch
-    lost = -1 if clean or "R9" in mutants else message.node_id
-    fresh = (
-        frozenset(entry.directory_id for entry in message.directories if entry.fresh)
-        if "R9" not in mutants
-        else frozenset()
-    )
+    lost, fresh = _lost(message, clean)
     changes = view.changes(
         _targets_without(state, frozenset((message.node_id,)), lost, same_place, message.node_id, fresh)
     )
     if old is not None and not same_place:
         changes += _placed_anew(state, message)
     return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]
+
+
+def _lost(message: RegisterBroker, clean: bool) -> tuple[int, frozenset[str]]:
+    """R9: (the node, if its logs may have lost records, or -1; its directories that begin empty)."""
+    fresh = frozenset(entry.directory_id for entry in message.directories if entry.fresh)
+    return -1 if clean else message.node_id, fresh
 
 
 def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) -> BrokerState:
@@ -215,10 +212,15 @@ def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
     return records
 
 
-def unfence(state: MetadataState, node: int, mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
+def has_applied_registration(metadata_version: int, broker_epoch: int) -> bool:
+    """R10: metadata of this version include the registration that has this broker epoch."""
+    return metadata_version > broker_epoch
+
+
+def unfence(state: MetadataState, node: int, unable: Unable = nobody_unable) -> list[Record]:
     """The broker knows its own registration: it may lead partitions without a leader."""
     broker = state.brokers[node]
-    view = View(state, mutants, back=frozenset((node,)), unable=unable)
+    view = View(state, back=frozenset((node,)), unable=unable)
     wanted = (
         (topic, Target(partition))
         for topic in state.topics.values()
@@ -229,18 +231,14 @@ def unfence(state: MetadataState, node: int, mutants: frozenset[str], unable: Un
 
 
 def failed(
-    state: MetadataState,
-    node: int,
-    partitions: Iterable[tuple[bytes, int]],
-    mutants: frozenset[str],
-    unable: Unable = nobody_unable,
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = nobody_unable
 ) -> list[Record]:
     """The broker is alive but cannot serve these partitions. Another replica that may lead takes
     over. Where none can, the broker stays in sync, because its copy is the only one; but it no
     longer leads, so that the partition visibly has no leader (elections.found_again restores it
     when it can serve again).
     """
-    view = View(state, mutants, unable=unable)
+    view = View(state, unable=unable)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
@@ -263,11 +261,7 @@ def failed(
 
 
 def full(
-    state: MetadataState,
-    node: int,
-    partitions: Iterable[tuple[bytes, int]],
-    mutants: frozenset[str],
-    unable: Unable = nobody_unable,
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = nobody_unable
 ) -> list[Record]:
     """The broker has these partitions but cannot write more to them at present. It leaves the
     in-sync sets where enough other replicas are in sync. Elsewhere acks=all would be refused either
@@ -275,7 +269,7 @@ def full(
     again. It cannot join earlier: in a new leader epoch a replica counts as having the log only
     after it has fetched.
     """
-    view = View(state, mutants, unable=unable)
+    view = View(state, unable=unable)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
@@ -315,7 +309,6 @@ def move_away(
     state: MetadataState,
     node: int,
     moves_max: int,
-    mutants: frozenset[str],
     coming: frozenset[int] = frozenset(),
     unable: Unable = nobody_unable,
 ) -> tuple[list[Record], bool]:
@@ -324,7 +317,7 @@ def move_away(
     Partitions that no other replica can lead stay as they are. Those with just enough replicas in
     sync, while another one is `coming` (its broker was heard recently), count as not done.
     """
-    view = View(state, mutants, unable=unable)
+    view = View(state, unable=unable)
     wanted: list[tuple[TopicState, Target]] = []
     done = True
     for topic in state.topics.values():

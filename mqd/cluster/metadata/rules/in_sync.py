@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from mqd.cluster.broker.messages import InSyncProposal, InSyncResult
-from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
+from mqd.cluster.metadata.records import BrokerState, PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.rules.partitions import Target
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
@@ -35,8 +35,7 @@ class Handled(NamedTuple):
 class Proposals:
     """The handled proposals: R6b. At most one entry per partition."""
 
-    def __init__(self, mutants: frozenset[str]) -> None:
-        self._mutants = mutants
+    def __init__(self) -> None:
         self._handled: dict[tuple[bytes, int], Handled] = {}
 
     def judge(
@@ -47,11 +46,7 @@ class Proposals:
         """
         key = (proposal.topic_id, proposal.index)
         handled = self._handled.get(key)
-        if (
-            handled is not None
-            and (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch)
-            and "R6b" not in self._mutants
-        ):
+        if handled is not None and _is_comparable(handled, broker_epoch, proposal):
             if proposal.sequence < handled.sequence:
                 return _result(proposal, ErrorCode.OPERATION_NOT_ATTEMPTED), None
             if proposal.sequence == handled.sequence:
@@ -111,6 +106,35 @@ class Proposals:
                 self._handled[key] = handled._replace(result=result)
 
 
+def _is_comparable(handled: Handled, broker_epoch: int, proposal: InSyncProposal) -> bool:
+    """R6b: their sequences count the proposals of one leader."""
+    return (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch)
+
+
+def _stale(
+    broker: BrokerState | None, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal
+) -> int:
+    """R6: the error if the proposal was made in another state than the current one, else 0."""
+    if broker is None or broker.epoch != broker_epoch:
+        return ErrorCode.STALE_BROKER_EPOCH
+    if proposal.leader_epoch < partition.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    # It knows more than this controller has decided: one of them is stale, and it is not the
+    # leader.
+    if proposal.leader_epoch > partition.leader_epoch:
+        return ErrorCode.NOT_CONTROLLER
+    if partition.leader != node_id:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if proposal.partition_epoch != partition.partition_epoch:
+        return ErrorCode.INVALID_UPDATE_VERSION
+    return 0
+
+
+def _fetched_as_registered(member: BrokerState, epoch: int) -> bool:
+    """KIP-903: it has not restarted since the fetches that the leader counted."""
+    return member.epoch == epoch
+
+
 def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal) -> int:
     broker = view.state.brokers.get(node_id)
     members = [node for node, _ in proposal.in_sync]
@@ -121,21 +145,9 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
         or node_id not in members
     ):
         return ErrorCode.INVALID_REQUEST
-    if "R6" not in view.mutants:
-        if broker is None or broker.epoch != broker_epoch:
-            return ErrorCode.STALE_BROKER_EPOCH
-        if proposal.leader_epoch < partition.leader_epoch:
-            return ErrorCode.FENCED_LEADER_EPOCH
-        # It knows more than this controller has decided: one of them is stale, and it is not the
-        # leader.
-        if proposal.leader_epoch > partition.leader_epoch:
-            return ErrorCode.NOT_CONTROLLER
-        if partition.leader != node_id:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if proposal.partition_epoch != partition.partition_epoch:
-            return ErrorCode.INVALID_UPDATE_VERSION
-    elif partition.leader != node_id:
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    error = _stale(broker, node_id, broker_epoch, partition, proposal)
+    if error != 0:
+        return error
     for node, epoch in proposal.in_sync:
         member = view.state.brokers.get(node)
         if (
@@ -144,7 +156,7 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
             or (node not in partition.in_sync_replicas and not view.may_lead(node))
         ):
             return ErrorCode.INELIGIBLE_REPLICA
-        if member.epoch != epoch and "KIP903" not in view.mutants:
+        if not _fetched_as_registered(member, epoch):
             return ErrorCode.INELIGIBLE_REPLICA
     return 0
 

@@ -101,19 +101,15 @@ def there_before(partition: PartitionState) -> tuple[int, ...]:
     return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
 
 
-def settle(
-    target: Target, wanted_min: int, live: Callable[[int], bool], mutants: frozenset[str] = frozenset()
-) -> PartitionChange | None:
+def settle(target: Target, wanted_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
     """The change that reaches the target; None if nothing changes. `wanted_min`:
     wanted_min_in_sync(). `live`: brokers that may lead (unfenced and not shutting down).
     """
     old = target.old
-    if "UNCLEAN" in mutants and target.elect == ONLINE:
-        target.elect = UNCLEAN
-    _maybe_complete_reassignment(target, wanted_min, mutants)
+    _maybe_complete_reassignment(target, wanted_min)
     in_sync = target.in_sync
     minimum = effective_min_in_sync(wanted_min, len(target.replicas), len(target.adding))
-    eligible, last_known = _eligible(target, in_sync, minimum, mutants)
+    eligible, last_known = _eligible(target, in_sync, minimum)
     leader, unclean = _elected(target, in_sync, eligible, live)
     recovering = target.recovering
     if unclean:
@@ -161,11 +157,9 @@ def _difference(
     return None if change == PartitionChange(old.index) else change
 
 
-def _eligible(
-    target: Target, in_sync: tuple[int, ...], minimum: int, mutants: frozenset[str]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(eligible, last known eligible) for this in-sync set."""
-    if len(in_sync) >= minimum or "R8_ELR" in mutants:
+    if len(in_sync) >= minimum:
         return (), ()
     old = target.old
     were = old.eligible_leader_replicas + old.in_sync_replicas
@@ -213,18 +207,20 @@ def _elected(
     return -1, False
 
 
-def _maybe_complete_reassignment(target: Target, wanted_min: int, mutants: frozenset[str]) -> None:
-    """R14: ends it when all added replicas are in sync and the remaining ones include
-    min.insync.replicas in-sync ones.
+def _may_complete(target: Target, replicas: tuple[int, ...], in_sync: tuple[int, ...], wanted_min: int) -> bool:
+    """R14: all added replicas are in sync, and the remaining ones include min.insync.replicas
+    in-sync ones.
     """
+    enough = len(in_sync) >= effective_min_in_sync(wanted_min, len(replicas))
+    return enough and all(node in in_sync for node in target.adding)
+
+
+def _maybe_complete_reassignment(target: Target, wanted_min: int) -> None:
     if target.held or (not target.adding and not target.removing):
         return
     replicas = without(target.replicas, target.removing)
     in_sync = without(target.in_sync, target.removing)
-    enough = len(in_sync) >= effective_min_in_sync(wanted_min, len(replicas))
-    if (not enough or any(node not in in_sync for node in target.adding)) and "R14" not in mutants:
-        return
-    if not replicas or not in_sync:
+    if not _may_complete(target, replicas, in_sync, wanted_min) or not replicas or not in_sync:
         return
     by_node = dict(zip(target.replicas, target.directories))
     target.replicas, target.directories = replicas, tuple(by_node[node] for node in replicas)

@@ -1,0 +1,76 @@
+"""Planted bugs of the controller's and the brokers' cores: one rule each is replaced where it is
+defined, so that the simulators and the random histories can show that they find what it prevents.
+
+plant() breaks exactly the named rules in this process until it is called again; names that are not
+in RULES are those of rules elsewhere. A simulated cluster plants what it is made with, and a fixture
+of tests/sim/conftest.py removes it after each test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from mqd.cluster.broker.core import BrokerCore
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.rules import brokers, in_sync, partitions
+from mqd.protocol.errors import ErrorCode
+
+
+def _begins_at_its_end(self: ActiveController, node: int, now_ms: int) -> None:
+    self.sessions.heard(node, now_ms - self._options.session_ms)
+    self._unfenced_since[node] = now_ms
+
+
+def _of_any_state(_broker: Any, node_id: int, _epoch: int, partition: Any, _proposal: Any) -> int:
+    return 0 if partition.leader == node_id else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+_elected = partitions._elected
+
+
+def _elects_uncleanly(target: partitions.Target, *given: Any) -> tuple[int, bool]:
+    if target.elect == partitions.ONLINE:
+        target.elect = partitions.UNCLEAN
+    return _elected(target, *given)
+
+
+def _true(*_: Any) -> bool:
+    return True
+
+
+def _false(*_: Any) -> bool:
+    return False
+
+
+# rule -> (where it is, its name there, what takes its place)
+RULES: dict[str, list[tuple[Any, str, Any]]] = {
+    "R6": [(in_sync, "_stale", _of_any_state)],
+    "R6b": [(in_sync, "_is_comparable", _false), (ActiveController, "_is_addressed", _true)],
+    "R8": [(partitions, "_eligible", lambda *_: ((), ()))],
+    "R9": [(brokers, "_lost", lambda *_: (-1, frozenset()))],
+    "R10": [(brokers, "has_applied_registration", _true), (BrokerCore, "_check_registered", lambda _: None)],
+    "R13": [(partitions, "_elected", _elects_uncleanly)],
+    "R14": [(partitions, "_may_complete", _true)],
+    "903": [(in_sync, "_fetched_as_registered", _true)],
+    "L2": [(ActiveController, "_begin_session", _begins_at_its_end)],
+    "proof": [(ActiveController, "_is_of_this_life", _true)],
+    "proof of any epoch": [(ActiveController, "_is_for_this_controller", _true)],
+}
+_KEPT = {rule: [(owner, name, getattr(owner, name)) for owner, name, _ in places] for rule, places in RULES.items()}
+
+
+def plant(rules: Collection[str] = ()) -> None:
+    for rule in RULES:
+        for owner, name, function in (RULES if rule in rules else _KEPT)[rule]:
+            setattr(owner, name, function)
+
+
+@contextlib.contextmanager
+def planted(*rules: str) -> Iterator[None]:
+    plant(rules)
+    try:
+        yield
+    finally:
+        plant()

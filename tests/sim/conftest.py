@@ -1,0 +1,15 @@
+"""No planted bug outlives its test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.planted import plant
+
+
+@pytest.fixture(autouse=True)
+def nothing_planted() -> Iterator[None]:
+    yield
+    plant()
