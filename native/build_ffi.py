@@ -9,6 +9,7 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 HEADERS = (
     "native.h",
+    "tls/api.h",
     "server/api.h",
     "replica/rules.h",
     "log/compaction/api.h",
@@ -25,7 +26,7 @@ def declarations() -> str:
     return re.sub(r"^#(ifndef|endif|define MQD_\w+_H$).*$", "", text, flags=re.M)
 
 
-ROOMS = ("base", "shm", "io", "wire", "replica", "log", "server", "client")
+ROOMS = ("base", "shm", "io", "tls", "wire", "replica", "log", "server", "client")
 
 
 def files(pattern: str) -> list[str]:
@@ -53,7 +54,7 @@ ffibuilder.set_source(
         "-pthread",
         "-DNDEBUG",
     ],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-ldl"],
 )
 
 if __name__ == "__main__":

@@ -115,6 +115,13 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count);
  * together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
+/* The certificates and settings of a TLS listener (tls/api.h), also while it has connections: they
+ * keep what they began with. The reactor takes ownership of the context, also when the command
+ * fails. */
+struct mqd_tls_context;
+int mqd_reactor_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
+                             struct mqd_tls_context *context);
+
 /* Replication. A partition with several replicas has an assignment (replica/rules.h) from the
  * metadata; without one, this host leads it and is its only replica. A follower refuses Produce
  * with NOT_LEADER_OR_FOLLOWER and publishes its positions in the slot as usual. event.offset = the

@@ -14,6 +14,8 @@
 #include "log/compaction/api.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
+#include "server/tls/secure.h"
+#include "tls/api.h"
 
 /* ---- events ---- */
 
@@ -334,6 +336,9 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     case MQD_COMMAND_RELAY_REMOVE:
         mqd_relay_command(r, command);
         break;
+    case MQD_COMMAND_LISTENER_TLS:
+        mqd_secure_command(r, command);
+        break;
     default:
         with_owned(r, command);
     }
@@ -373,6 +378,7 @@ void mqd_command_free(struct mqd_command *command)
     free(command->assignment);
     free(command->fetcher);
     free(command->relay);
+    mqd_tls_context_free(command->tls_context);
 }
 
 void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
@@ -540,4 +546,17 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *r, uint32_t count)
 {
     mqd_store_relaxed(&r->connection_count_max, count < r->connection_capacity ? count : r->connection_capacity);
     return 0;
+}
+
+int mqd_reactor_listener_tls(struct mqd_reactor *r, uint64_t token, uint32_t listener_id,
+                             struct mqd_tls_context *context)
+{
+    struct mqd_command command = {
+        .kind = MQD_COMMAND_LISTENER_TLS, .token = token, .number = listener_id, .tls_context = context};
+    if (listener_id >= MQD_LISTENER_COUNT_MAX) {
+        mqd_command_free(&command);
+        return mqd_error_set(MQD_E_INVALID, "there is no listener %u; a broker has at most %d", listener_id,
+                             MQD_LISTENER_COUNT_MAX);
+    }
+    return mqd_command_post(r, &command);
 }

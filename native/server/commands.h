@@ -29,7 +29,8 @@ enum mqd_command_kind {
     MQD_COMMAND_FETCHER_RATE,
     MQD_COMMAND_RELAY_PUT,
     MQD_COMMAND_RELAY_REFUSE,
-    MQD_COMMAND_RELAY_REMOVE
+    MQD_COMMAND_RELAY_REMOVE,
+    MQD_COMMAND_LISTENER_TLS
 };
 struct mqd_command {
     uint32_t kind;
@@ -44,6 +45,7 @@ struct mqd_command {
     struct mqd_replica_assignment *assignment; /* malloc'd, like text and slots */
     struct mqd_fetcher_options *fetcher;
     struct mqd_relay_options *relay;
+    struct mqd_tls_context *tls_context;
     struct mqd_command *next;
 };
 

@@ -9,7 +9,6 @@
  * (frames beyond it stay as bytes); MQD_OUT_BYTES_MAX unsent bytes; heap_bytes_max for everything
  * on the heap. A connection that has reached a bound is not read.
  */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -20,9 +19,11 @@
 #include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/tls/secure.h"
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
+#define SEALED_STEP_BYTES (256u << 10)
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200 /* while others wait for room in the arena or for memory */
 #define RELIEVE_MS 10
@@ -31,6 +32,7 @@
 #define HANGUP_PROBED 2
 #define GONE_MS 2000    /* long enough that a short stall of the threads that answer loses nothing that was sent */
 #define WINDOW_SHARE 16 /* this fraction of the arena is not available to large frames */
+#define TLS_RECORD_BEGIN 0x1603 /* a handshake record, where a frame has the upper half of its length */
 
 /* ---- closing ---- */
 
@@ -52,6 +54,8 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_log(r, 7, c->id, UINT32_MAX, "connection closed: %s", reason ? reason : "done");
     if (c->local)
         mqd_local_close(r, c);
+    if (c->tls)
+        mqd_secure_close(r, c);
     mqd_poll_remove(r->poll, c->fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index));
     close(c->fd);
     c->fd = -1;
@@ -77,32 +81,6 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     r->connection_count--;
     mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
     mqd_stat(r, MQD_COUNT_CONNECTIONS_CLOSED, 1);
-}
-
-/* " (client ADDRESS:PORT)"; "" if it has no address. */
-static void describe_peer(int fd, char *text, size_t size_bytes)
-{
-    struct sockaddr_storage address;
-    socklen_t address_bytes = sizeof address;
-    char host[INET6_ADDRSTRLEN];
-    const struct sockaddr_in *four = (const struct sockaddr_in *)&address;
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address;
-    text[0] = 0;
-    if (fd < 0 || getpeername(fd, (struct sockaddr *)&address, &address_bytes) < 0)
-        return;
-    if (address.ss_family == AF_INET && inet_ntop(AF_INET, &four->sin_addr, host, sizeof host))
-        snprintf(text, size_bytes, " (client %s:%u)", host, ntohs(four->sin_port));
-    else if (address.ss_family == AF_INET6 && inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof host))
-        snprintf(text, size_bytes, " (client [%s]:%u)", host, ntohs(six->sin6_port));
-}
-
-void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
-{
-    mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
-    char peer[INET6_ADDRSTRLEN + 24];
-    describe_peer(c->fd, peer, sizeof peer);
-    mqd_log(r, 4, c->id, UINT32_MAX, "closing the connection: %s%s", reason, peer);
-    mqd_connection_close(r, c, reason);
 }
 
 /* ---- when to read ---- */
@@ -143,8 +121,10 @@ static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32
         return true;
     char reason[160];
     if ((int32_t)length < 0 || length < c->frame_bytes_min)
+        snprintf(reason, sizeof reason, "a frame says it has %d bytes: not the Kafka protocol", (int32_t)length);
+    else if (length >> 16 == TLS_RECORD_BEGIN)
         snprintf(reason, sizeof reason,
-                 "a frame says it has %d bytes: not the Kafka protocol (TLS against a plain port?)", (int32_t)length);
+                 "TLS on a plain-text listener: the client needs security.protocol=PLAINTEXT, or SASL_PLAINTEXT");
     else
         snprintf(reason, sizeof reason, "a frame of %u bytes is larger than %s=%u", length,
                  c->authentication == MQD_AUTHENTICATION_WANTED ? "sasl.server.max.receive.size"
@@ -330,6 +310,8 @@ int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint
 /* 1: received bytes, 0: none now, -1: closed. */
 static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got)
 {
+    if (c->tls)
+        return mqd_secure_receive(r, c, at, capacity, got);
     ssize_t n = recv(c->fd, at, capacity, MSG_DONTWAIT);
     if (n > 0) {
         *got = (uint32_t)n;
@@ -363,8 +345,13 @@ void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8
 static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint8_t *frame = r->options.arenas[r->options.self] + c->run_offset;
-    uint32_t got;
-    if (receive(r, c, frame + c->run_filled, c->run_bytes - c->run_filled, &got) != 1)
+    uint32_t got, room = c->run_bytes - c->run_filled;
+    if (c->tls && mqd_frame_is_large(r, (uint64_t)c->run_offset)) { /* decrypted by stores, not by a system call */
+        room = room < SEALED_STEP_BYTES ? room : SEALED_STEP_BYTES;
+        if (!mqd_large_touch(r, c, c->run_filled, room))
+            return;
+    }
+    if (receive(r, c, frame + c->run_filled, room, &got) != 1)
         return;
     if (c->run_filled + got == c->run_bytes && c->readable == 0)
         c->readable = 1; /* the frame limited the read, so more may be in the socket */
@@ -454,7 +441,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
 static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
 {
     if (total > r->run_bytes_max) {
-        if (!mqd_large_begin(r, c, total) || !mqd_large_touch(r, c, c->partial_bytes))
+        if (!mqd_large_begin(r, c, total) || !mqd_large_touch(r, c, 0, c->partial_bytes))
             return false;
         memcpy(r->options.arenas[r->options.self] + c->run_offset, c->partial, c->partial_bytes);
         c->run_filled = c->partial_bytes;
@@ -485,6 +472,10 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0)) {
         if (r->run_first == c)
             r->run_first = NULL; /* it may be muted for minutes: no other connection waits behind it */
+        return;
+    }
+    if (c->tls && !mqd_secure_established(c)) {
+        mqd_secure_handshake(r, c);
         return;
     }
     if (c->local) {
@@ -560,7 +551,7 @@ static void probe(struct mqd_connection *c)
 static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 {
     const char *overdue = mqd_large_overdue(r, c);
-    if (overdue || (overdue = mqd_authentication_overdue(r, c))) {
+    if (overdue || (overdue = mqd_secure_overdue(r, c)) || (overdue = mqd_authentication_overdue(r, c))) {
         mqd_connection_fail(r, c, overdue);
         return;
     }

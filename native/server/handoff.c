@@ -1,5 +1,6 @@
-/* Connections: accepted from the acceptor, and found by the token of their events. Reading and
- * closing: server/connection.c. */
+/* Connections: accepted from the acceptor, found by the token of their events, and ended with the
+ * address of a client that broke the protocol. Reading and closing: server/connection.c. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/tls/secure.h"
 
 #define HANDOFF_MAGIC 0x31434e4fu
 #define MQD_HANDOFF_PEER 2u /* flag: a connection of another host, from the listener between hosts */
@@ -112,7 +114,9 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
     c->local_port = handoff->local_port;
     if (!client)
         c->peer_node = handoff->peer_node;
-    else if (r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
+    else if (r->options.listeners[handoff->listener_id] & MQD_LISTENER_TLS && !mqd_secure_begin(r, c))
+        return;
+    if (client && r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
         mqd_authentication_begin(r, c);
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (memcmp(handoff->local_ip, mapped, 12) == 0)
@@ -175,4 +179,30 @@ struct mqd_connection *mqd_connection_by_token(struct mqd_reactor *r, uint64_t v
         return NULL;
     struct mqd_connection *c = r->connections[index];
     return c && c->fd >= 0 && c->generation == generation ? c : NULL;
+}
+
+/* " (client ADDRESS:PORT)"; "" if it has no address. */
+static void describe_peer(int fd, char *text, size_t size_bytes)
+{
+    struct sockaddr_storage address;
+    socklen_t address_bytes = sizeof address;
+    char host[INET6_ADDRSTRLEN];
+    const struct sockaddr_in *four = (const struct sockaddr_in *)&address;
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address;
+    text[0] = 0;
+    if (fd < 0 || getpeername(fd, (struct sockaddr *)&address, &address_bytes) < 0)
+        return;
+    if (address.ss_family == AF_INET && inet_ntop(AF_INET, &four->sin_addr, host, sizeof host))
+        snprintf(text, size_bytes, " (client %s:%u)", host, ntohs(four->sin_port));
+    else if (address.ss_family == AF_INET6 && inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof host))
+        snprintf(text, size_bytes, " (client [%s]:%u)", host, ntohs(six->sin6_port));
+}
+
+void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
+{
+    mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
+    char peer[INET6_ADDRSTRLEN + 24];
+    describe_peer(c->fd, peer, sizeof peer);
+    mqd_log(r, 4, c->id, UINT32_MAX, "closing the connection: %s%s", reason, peer);
+    mqd_connection_close(r, c, reason);
 }

@@ -76,9 +76,9 @@ bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t s
     return false;
 }
 
-bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes)
 {
-    uint8_t *at = r->options.arenas[r->options.self] + c->run_offset;
+    uint8_t *at = r->options.arenas[r->options.self] + c->run_offset + from;
     while (size_bytes) {
         ssize_t got = read(r->zero_fd, at, size_bytes); /* B3 */
         if (got < 0 && errno == EINTR)

@@ -14,13 +14,14 @@
 
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/tls/secure.h"
 
 #define OUT_KEEP_BYTES 8192 /* an idle connection keeps no larger buffer */
 #define SENDFILE_STEP_BYTES (1u << 20)
 
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c)
 {
-    return c->out_base + c->out.size_bytes - c->out_sent;
+    return c->out_base + c->out.size_bytes - c->out_sent + c->sealed_bytes;
 }
 
 bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c)
@@ -29,7 +30,7 @@ bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connectio
     return pending == 0 || (pending <= MQD_OUT_BYTES_MAX && !mqd_heap_pressed(r));
 }
 
-static void want_send(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_output_want(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!mqd_list_linked(&c->output_node))
         mqd_list_append(&r->to_send, &c->output_node);
@@ -38,7 +39,7 @@ static void want_send(struct mqd_reactor *r, struct mqd_connection *c)
 void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c)
 {
     c->closing = 1;
-    want_send(r, c);
+    mqd_output_want(r, c);
 }
 
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes)
@@ -54,7 +55,7 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
         memcpy(c->out.bytes + c->out.size_bytes, bytes, size_bytes);
         c->out.size_bytes += size_bytes;
     }
-    want_send(r, c);
+    mqd_output_want(r, c);
 }
 
 static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
@@ -167,6 +168,19 @@ static ssize_t transfer(struct mqd_reactor *r, struct mqd_connection *c, const s
     return n < 0 && errno == EAGAIN ? 0 : n;
 }
 
+void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range)
+{
+    mqd_log(r, 3, c->id, UINT32_MAX, "a segment file ended %u bytes before its published end; closing the connection",
+            range->size_bytes);
+}
+
+void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    mqd_range_release(r->reader, &c->chunks[c->chunk_head].range);
+    c->chunk_head = (c->chunk_head + 1) & (c->chunk_capacity - 1);
+    c->chunk_count--;
+}
+
 static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_range *range)
 {
     bool file_end;
@@ -176,8 +190,7 @@ static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mq
     if (n == 0 && !file_end)
         return 0;
     if (n == 0) { /* shorter than published: the file was damaged under us, and half an answer cannot be repaired */
-        mqd_log(r, 3, c->id, UINT32_MAX,
-                "a segment file ended %u bytes before its published end; closing the connection", range->size_bytes);
+        mqd_output_short_file(r, c, range);
         return -1;
     }
     mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
@@ -199,9 +212,7 @@ static int send_next(struct mqd_reactor *r, struct mqd_connection *c)
         if (result != 1 || chunk->range.size_bytes)
             return result;
     }
-    mqd_range_release(r->reader, &chunk->range);
-    c->chunk_head = (c->chunk_head + 1) & (c->chunk_capacity - 1);
-    c->chunk_count--;
+    mqd_output_chunk_done(r, c);
     return 1;
 }
 
@@ -209,7 +220,7 @@ void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_work_begin(r, c) : 0;
     while (c->writable && (c->chunk_count || mqd_output_pending_bytes(c))) {
-        int result = send_next(r, c);
+        int result = c->tls ? mqd_secure_send(r, c) : send_next(r, c);
         if (result < 0) {
             mqd_connection_close(r, c, "the client closed the connection while it was being answered");
             return;

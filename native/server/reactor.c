@@ -8,6 +8,7 @@
  */
 #include "server/reactor.h"
 
+#include "server/tls/secure.h"
 #include "shm/quota.h"
 #include "shm/ring.h"
 
@@ -138,6 +139,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
         return;
     case MQD_TOKEN_TRUNCATION:
         mqd_truncation_on_done(r, value, event->result);
+        return;
+    case MQD_TOKEN_SECURE:
+        mqd_secure_on_event(r);
         return;
     case MQD_TOKEN_READ_AHEAD:
         mqd_fetch_on_read_ahead(r, value, event->result);
@@ -427,7 +431,7 @@ static bool open_poll(struct mqd_reactor *r)
         return false;
     r->backend = mqd_poll_backend(r->poll);
     return mqd_poll_add(r->poll, o->eventfds[o->self], mqd_token(MQD_TOKEN_WAKE, 0)) == 0 &&
-           mqd_poll_add(r->poll, r->command_fd, mqd_token(MQD_TOKEN_COMMAND, 0)) == 0 &&
+           mqd_poll_add(r->poll, r->command_fd, mqd_token(MQD_TOKEN_COMMAND, 0)) == 0 && mqd_secure_watch(r) &&
            (o->handoff_fd < 0 || mqd_poll_add(r->poll, o->handoff_fd, mqd_token(MQD_TOKEN_HANDOFF, 0)) == 0);
 }
 

@@ -115,6 +115,8 @@ struct mqd_control_entry {
     uint64_t key_hash;
 };
 
+struct mqd_secure;
+
 struct mqd_reactor {
     struct mqd_reactor_options options;
     uint64_t generation; /* of our endpoint */
@@ -187,6 +189,7 @@ struct mqd_reactor {
     struct mqd_text producing_client;            /* its client id */
     struct mqd_node to_write, to_wake;
     struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
+    struct mqd_secure *secure;     /* NULL until a listener has TLS */
     struct mqd_relays *relays;     /* NULL until a local client writes to a partition led elsewhere */
     uint32_t truncations_waiting;  /* waiting for a helper thread */
     bool lease_lost;               /* this host may no longer lead; evaluated once a turn */
@@ -269,7 +272,8 @@ enum mqd_token_kind {
     MQD_TOKEN_FETCHER,
     MQD_TOKEN_TRUNCATION,
     MQD_TOKEN_RELAY,
-    MQD_TOKEN_LOCAL_MEMORY
+    MQD_TOKEN_LOCAL_MEMORY,
+    MQD_TOKEN_SECURE
 };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value)
 {
@@ -389,8 +393,8 @@ void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_release(struct mqd_reactor *r, uint64_t offset);
 /* reserves a run of at least size_bytes in c->run_offset; false: c waits, unread */
 bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
-/* makes the first bytes of its run safe to store to; false: out of memory, c is closed */
-bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
+/* zeroes bytes of its run, which are then safe to store to; false: out of memory, c is closed */
+bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes);
 void mqd_large_grant(struct mqd_reactor *r); /* grants memory to waiting connections, in their order */
 /* why c may not hold its run any longer; NULL: it may */
 const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
@@ -410,6 +414,12 @@ bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connectio
 /* closes once the pending output is sent */
 void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c);
+/* there is output to send */
+void mqd_output_want(struct mqd_reactor *r, struct mqd_connection *c);
+/* the first chunk is sent */
+void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c);
+/* reports that a segment file ends before what remains of `range` */
+void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range);
 
 /* server/request.c */
 struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c,

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "server/reactor.h"
+#include "server/tls/secure.h"
 #include "shm/quota.h"
 #include "shm/ring.h"
 
@@ -154,6 +155,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
             close(r->log_dirs[i].fd);
     }
     mqd_relays_destroy(r);
+    mqd_secure_destroy(r);
     destroy_requests(r);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++) {
         struct mqd_owned *owned = r->owned[i];

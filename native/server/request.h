@@ -17,6 +17,7 @@ struct mqd_fetch_set;
 struct mqd_local;
 struct mqd_look_up;
 struct mqd_request;
+struct mqd_tls;
 
 /* ---- appends: one batch for one partition, for our own request or forwarded by a peer ---- */
 
@@ -230,6 +231,9 @@ struct mqd_connection {
     uint16_t listener_id;
     int32_t peer_node;       /* the authenticated host at the other end; -1 = a client */
     struct mqd_local *local; /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
+    struct mqd_tls *tls;     /* seals what is sent (server/tls/secure.h); NULL = plain */
+    uint32_t sealed_bytes;   /* sealed and not sent */
+    int64_t secure_by_ms;    /* with tls: when its handshake must have ended */
     int64_t last_active_ms;
     /* authentication (server/authentication.h) */
     uint8_t authentication; /* enum mqd_authentication */

@@ -98,7 +98,7 @@ static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
     *run = size_bytes > MQD_EXTENT_BYTES;
     if (size_bytes > r->run_bytes_max) {
-        if (!mqd_large_begin(r, c, size_bytes) || !mqd_large_touch(r, c, size_bytes))
+        if (!mqd_large_begin(r, c, size_bytes) || !mqd_large_touch(r, c, 0, size_bytes))
             return -1;
         int64_t offset = c->run_offset;
         c->run_offset = -1;

@@ -1,0 +1,178 @@
+/* See server/tls/secure.h. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "server/tls/state.h"
+
+#define THREAD_COUNT 2
+
+uint32_t mqd_secure_handshake_ms = 10000;
+
+/* ---- the listeners ---- */
+
+static void secure_free(struct mqd_secure *secure)
+{
+    mqd_tls_pool_destroy(secure->pool);
+    for (uint32_t i = 0; i < MQD_LISTENER_COUNT_MAX; i++)
+        mqd_tls_context_free(secure->contexts[i]);
+    if (secure->event_fd >= 0)
+        close(secure->event_fd);
+    free(secure->plain);
+    free(secure->scratch);
+    free(secure);
+}
+
+static struct mqd_secure *secure_new(void)
+{
+    struct mqd_secure *secure = calloc(1, sizeof *secure);
+    if (!secure) {
+        mqd_error_system(ENOMEM, "no memory for TLS");
+        return NULL;
+    }
+    secure->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    secure->plain = malloc(MQD_TLS_WRITE_BYTES_MAX);
+    secure->scratch = malloc(MQD_TLS_SCRATCH_BYTES);
+    if (secure->event_fd < 0 || !secure->plain || !secure->scratch)
+        mqd_error_system(errno, "no memory for TLS");
+    else if ((secure->pool = mqd_tls_pool_create(secure->event_fd, THREAD_COUNT)))
+        return secure;
+    secure_free(secure);
+    return NULL;
+}
+
+bool mqd_secure_watch(struct mqd_reactor *r)
+{
+    return !r->secure || mqd_poll_add(r->poll, r->secure->event_fd, mqd_token(MQD_TOKEN_SECURE, 0)) == 0;
+}
+
+void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command)
+{
+    bool first = !r->secure;
+    if (first)
+        r->secure = secure_new();
+    if (!r->secure || (first && r->poll && !mqd_secure_watch(r))) {
+        mqd_command_done(r, command->token, mqd_error_code(), UINT32_MAX, 0, NULL, mqd_error_message());
+        if (r->secure)
+            secure_free(r->secure);
+        r->secure = NULL;
+        return;
+    }
+    struct mqd_tls_context *before = r->secure->contexts[command->number];
+    r->secure->contexts[command->number] = command->tls_context;
+    command->tls_context = NULL;
+    mqd_tls_context_free(before); /* its connections keep it */
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+void mqd_secure_destroy(struct mqd_reactor *r)
+{
+    if (r->secure)
+        secure_free(r->secure);
+    r->secure = NULL;
+}
+
+/* ---- connections ---- */
+
+bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_tls_context *context = r->secure ? r->secure->contexts[c->listener_id] : NULL;
+    c->tls = context ? mqd_tls_create(context, c->fd) : NULL;
+    if (!c->tls) {
+        mqd_log(r, 3, c->id, UINT32_MAX, "connection refused: %s",
+                context ? mqd_error_message() : "its TLS listener has no certificate");
+        mqd_connection_close(r, c, "no TLS");
+        return false;
+    }
+    c->secure_by_ms = r->now_ms + mqd_secure_handshake_ms;
+    mqd_tls_link(c->tls)->token = (uint64_t)c->generation << 24 | c->index;
+    return true;
+}
+
+bool mqd_secure_established(const struct mqd_connection *c)
+{
+    return !mqd_tls_link(c->tls)->lent && mqd_tls_established(c->tls);
+}
+
+void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    ssize_t n = mqd_tls_receive(c->tls);
+    if (n < 0) {
+        mqd_connection_close(r, c, errno ? strerror(errno) : "closed by the client during the TLS handshake");
+        return;
+    }
+    if (n == 0) {
+        c->readable = 0;
+        return;
+    }
+    c->last_active_ms = r->now_ms;
+    if (mqd_tls_plain(c->tls)) {
+        mqd_connection_fail(r, c, "plain text on a TLS listener: the client needs security.protocol=SSL, or SASL_SSL");
+        return;
+    }
+    c->blocked++; /* not read meanwhile */
+    mqd_tls_pool_submit(r->secure->pool, c->tls);
+}
+
+/* The pool has carried out one step. */
+static void on_step(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    const struct mqd_tls_link *link = mqd_tls_link(c->tls);
+    int flushed = mqd_tls_flush(c->tls);
+    c->blocked--;
+    if (link->result < 0) {
+        char reason[224];
+        snprintf(reason, sizeof reason, "the TLS handshake failed: %s", link->reason);
+        mqd_connection_fail(r, c, reason);
+        return;
+    }
+    if (flushed < 0) {
+        mqd_connection_close(r, c, strerror(errno));
+        return;
+    }
+    c->writable = flushed;
+    mqd_secure_count(r, c);
+    if (link->result == 1 && mqd_load_relaxed(&r->header->log_level) >= 7) {
+        char text[96];
+        mqd_tls_describe(c->tls, text, sizeof text);
+        mqd_log(r, 7, c->id, UINT32_MAX, "TLS established: %s", text);
+    }
+    c->readable = 1; /* more may have arrived, or lie in the session */
+    mqd_connection_resume(r, c);
+}
+
+void mqd_secure_on_event(struct mqd_reactor *r)
+{
+    struct mqd_tls *tls;
+    while ((tls = mqd_tls_pool_collect(r->secure->pool))) {
+        struct mqd_connection *c =
+            mqd_tls_link(tls)->abandoned ? NULL : mqd_connection_by_token(r, mqd_tls_link(tls)->token);
+        if (c && c->tls == tls)
+            on_step(r, c);
+        else
+            mqd_tls_free(tls);
+    }
+}
+
+const char *mqd_secure_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return c->tls && r->now_ms >= c->secure_by_ms && !mqd_secure_established(c)
+               ? "the TLS handshake did not end in time"
+               : NULL;
+}
+
+void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_tls *tls = c->tls;
+    c->tls = NULL;
+    mqd_heap_give(r, c->sealed_bytes);
+    c->sealed_bytes = 0;
+    if (mqd_tls_link(tls)->lent) {
+        mqd_tls_link(tls)->abandoned = true; /* T2 */
+        return;
+    }
+    mqd_tls_close(tls);
+    mqd_tls_free(tls);
+}

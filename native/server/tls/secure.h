@@ -1,0 +1,55 @@
+/* Connections of TLS listeners.
+ *
+ *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
+ *
+ * Invariants
+ *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
+ *   T2  a lent session is not touched: its connection is not read (`blocked`) and has no output.
+ *       When the connection closes meanwhile, the session is freed when it comes back.
+ *   T3  nothing of a frame is read before the handshake has ended.
+ *   T4  plain text is sealed only when everything sealed before it has left; what the socket did
+ *       not take (`sealed_bytes`) counts as the connection's output and in heap_bytes.
+ * Bounds: 10 s for the handshake (checked once a second), max.connections, see
+ * tls/session.h. Concurrency: the reactor's thread.
+ */
+#ifndef MQD_SECURE_H
+#define MQD_SECURE_H
+
+#include "native.h"
+#include "server/request.h"
+
+struct mqd_command;
+struct mqd_reactor;
+struct mqd_secure;
+struct mqd_tls_context;
+
+/* ---- handshake.c ---- */
+
+extern uint32_t mqd_secure_handshake_ms; /* tests make it short */
+
+/* MQD_COMMAND_LISTENER_TLS */
+void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command);
+/* on the reactor's thread, once r->poll exists; false with the reason */
+bool mqd_secure_watch(struct mqd_reactor *r);
+void mqd_secure_destroy(struct mqd_reactor *r);
+/* c was opened for a client of a TLS listener; false: c is closed */
+bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c);
+bool mqd_secure_established(const struct mqd_connection *c);
+/* c is readable, and its handshake has not ended; may close c */
+void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_secure_on_event(struct mqd_reactor *r);
+/* NULL, or why c may not stay open */
+const char *mqd_secure_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
+void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
+
+/* ---- transfer.c ---- */
+
+/* As recv: 1 received bytes, 0 none now, -1 closed. The memory must be safe to store to. */
+int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got);
+/* Seals and sends the next part of the output: 1 progress, 0 the socket is full, -1 the connection
+ * is broken. */
+int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
+/* counts what is sealed and unsent */
+void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c);
+
+#endif

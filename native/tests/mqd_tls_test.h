@@ -1,0 +1,169 @@
+/* For tests of TLS: certificates that are made here, and clients over OpenSSL's own client side.
+ * What only tests need of OpenSSL is found by name, as the rest is. */
+#ifndef MQD_TLS_TEST_H
+#define MQD_TLS_TEST_H
+
+#include <dlfcn.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "tls/api.h"
+#include "tls/library.h"
+
+#define openssl mqd_tls_library
+
+/* A function of OpenSSL: its result and parameters as the call needs them. */
+#define TLS_CALL(result, name, parameters, ...) ((result(*) parameters)tls_symbol(#name))(__VA_ARGS__)
+static void *tls_symbol(const char *name)
+{
+    static void *handle;
+    if (!handle)
+        handle = dlopen("libssl.so.3", RTLD_NOW);
+    void *found = handle ? dlsym(handle, name) : NULL;
+    if (!found) {
+        fprintf(stderr, "OpenSSL has no %s\n", name);
+        abort();
+    }
+    return found;
+}
+
+/* false: the tests are left out, with the reason */
+static bool tls_works(void)
+{
+    if (mqd_tls_available() == 1)
+        return true;
+    test_message("left out: %s", mqd_error_message());
+    return false;
+}
+
+struct tls_identity {
+    EVP_PKEY *key;
+    X509 *certificate;
+    char key_pem[4096], certificate_pem[4096];
+};
+
+static void tls_pem(BIO *bio, char *text, size_t size_bytes)
+{
+    int length = openssl.BIO_read(bio, text, (int)size_bytes - 1);
+    text[length > 0 ? length : 0] = 0;
+    openssl.BIO_free(bio);
+}
+
+/* P-256, signed by itself, or by `issuer`; valid from a day ago for `days`. */
+static struct tls_identity tls_identity_signed(const char *common_name, const struct tls_identity *issuer, int days)
+{
+    struct tls_identity identity = {0};
+    identity.key =
+        TLS_CALL(EVP_PKEY *, EVP_PKEY_Q_keygen, (void *, const char *, const char *, ...), NULL, NULL, "EC", "P-256");
+    X509 *x = identity.certificate = TLS_CALL(X509 *, X509_new, (void));
+    TLS_CALL(int, X509_set_version, (X509 *, long), x, 2);
+    TLS_CALL(int, ASN1_INTEGER_set, (void *, long), TLS_CALL(void *, X509_get_serialNumber, (X509 *), x), 7);
+    TLS_CALL(void *, X509_gmtime_adj, (void *, long), TLS_CALL(void *, X509_getm_notBefore, (X509 *), x), -86400);
+    TLS_CALL(void *, X509_gmtime_adj, (void *, long), TLS_CALL(void *, X509_getm_notAfter, (X509 *), x), 86400l * days);
+    X509_NAME *name = openssl.X509_get_subject_name(x);
+    TLS_CALL(int, X509_NAME_add_entry_by_txt, (X509_NAME *, const char *, int, const unsigned char *, int, int, int),
+             name, "O", 0x1000, (const unsigned char *)"mqd, tests", -1, -1, 0);
+    TLS_CALL(int, X509_NAME_add_entry_by_txt, (X509_NAME *, const char *, int, const unsigned char *, int, int, int),
+             name, "CN", 0x1000, (const unsigned char *)common_name, -1, -1, 0);
+    TLS_CALL(int, X509_set_issuer_name, (X509 *, X509_NAME *), x,
+             issuer ? openssl.X509_get_subject_name(issuer->certificate) : name);
+    TLS_CALL(int, X509_set_pubkey, (X509 *, EVP_PKEY *), x, identity.key);
+    if (!issuer) { /* it may sign others */
+        void *ca = TLS_CALL(void *, X509V3_EXT_conf_nid, (void *, void *, int, const char *), NULL, NULL, 87,
+                            "critical,CA:TRUE");
+        TLS_CALL(int, X509_add_ext, (X509 *, void *, int), x, ca, -1);
+        TLS_CALL(void, X509_EXTENSION_free, (void *), ca);
+    }
+    int size = TLS_CALL(int, X509_sign, (X509 *, EVP_PKEY *, const void *), x, issuer ? issuer->key : identity.key,
+                        TLS_CALL(const void *, EVP_sha256, (void)));
+    if (size <= 0)
+        abort();
+    BIO *bio = openssl.BIO_new(openssl.BIO_s_mem());
+    TLS_CALL(int, PEM_write_bio_X509, (BIO *, X509 *), bio, x);
+    tls_pem(bio, identity.certificate_pem, sizeof identity.certificate_pem);
+    bio = openssl.BIO_new(openssl.BIO_s_mem());
+    TLS_CALL(int, PEM_write_bio_PrivateKey, (BIO *, EVP_PKEY *, const void *, void *, int, void *, void *), bio,
+             identity.key, NULL, NULL, 0, NULL, NULL);
+    tls_pem(bio, identity.key_pem, sizeof identity.key_pem);
+    return identity;
+}
+
+static inline struct tls_identity tls_identity(const char *common_name)
+{
+    return tls_identity_signed(common_name, NULL, 1);
+}
+
+static void tls_identity_free(struct tls_identity *identity)
+{
+    openssl.EVP_PKEY_free(identity->key);
+    openssl.X509_free(identity->certificate);
+}
+
+static struct mqd_tls_file tls_file(const char *text)
+{
+    return (struct mqd_tls_file){.bytes = (const uint8_t *)text, .size_bytes = strlen(text)};
+}
+
+/* settings of a listener, whose `identities` the caller sets */
+static struct mqd_tls_settings tls_settings(const struct mqd_tls_identity *identities, uint32_t count)
+{
+    return (struct mqd_tls_settings){.identities = identities,
+                                     .identity_count = count,
+                                     .version_min = 0x303,
+                                     .version_max = 0x304,
+                                     .ciphers_12 = "ECDHE+AESGCM:ECDHE+CHACHA20",
+                                     .ciphers_13 = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384"};
+}
+
+/* one identity, nothing else */
+__attribute__((unused)) static struct mqd_tls_context *tls_context(const struct tls_identity *identity)
+{
+    struct mqd_tls_identity pair = {.chain = tls_file(identity->certificate_pem), .key = tls_file(identity->key_pem)};
+    struct mqd_tls_settings settings = tls_settings(&pair, 1);
+    return mqd_tls_context_create(&settings);
+}
+
+/* ---- clients ---- */
+
+struct tls_client {
+    SSL_CTX *context;
+    SSL *ssl;
+    int fd;
+};
+
+/* A client on `fd`, before its handshake. version: 0x303, 0x304; 0 = any. */
+__attribute__((unused)) static struct tls_client tls_client(int fd, int version)
+{
+    struct tls_client client = {.fd = fd};
+    client.context = openssl.SSL_CTX_new(TLS_CALL(const SSL_METHOD *, TLS_client_method, (void)));
+    if (version) {
+        openssl.SSL_CTX_ctrl(client.context, SSL_CTRL_SET_MIN_PROTO_VERSION, version, NULL);
+        openssl.SSL_CTX_ctrl(client.context, SSL_CTRL_SET_MAX_PROTO_VERSION, version, NULL);
+    }
+    client.ssl = openssl.SSL_new(client.context);
+    TLS_CALL(int, SSL_set_fd, (SSL *, int), client.ssl, fd);
+    return client;
+}
+
+__attribute__((unused)) static bool tls_client_connect(struct tls_client *client)
+{
+    int n = TLS_CALL(int, SSL_connect, (SSL *), client->ssl);
+    if (n != 1 && getenv("MQD_TEST_LOG")) {
+        char reason[128];
+        mqd_tls_error_take(reason, sizeof reason);
+        fprintf(stderr, "SSL_connect: %s\n", reason);
+    }
+    openssl.ERR_clear_error();
+    return n == 1;
+}
+
+__attribute__((unused)) static void tls_client_free(struct tls_client *client)
+{
+    openssl.SSL_free(client->ssl);
+    openssl.SSL_CTX_free(client->context);
+}
+
+#endif

@@ -1,0 +1,451 @@
+/* Clients over TLS on both back ends: what they send and get, and what bad ones do to the others.
+ * Listener 0 is plain, listener 1 has TLS. */
+#include "mqd_counter_test.h"
+
+#include "mqd_tls_test.h"
+#include "server/tls/secure.h"
+
+enum { PLAIN, SECURE };
+
+static struct tls_identity broker;
+
+static void set_context(struct bench *b, struct mqd_tls_context *context)
+{
+    CHECK_OR(context, fprintf(stderr, "%s\n", mqd_error_message()); abort());
+    CHECK_EQUAL(mqd_reactor_listener_tls(b->reactors[0], ++b->token, SECURE, context), 0);
+    CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+}
+
+static void with_tls(struct bench *b)
+{
+    b->options[0].listeners[SECURE] = MQD_LISTENER_TLS;
+    b->log_options.max_message_bytes = 4 << 20;
+    b->log_options.segment_bytes = 64 << 20;
+}
+
+static struct bench *secure_start(int backend)
+{
+    mqd_secure_handshake_ms = 10000;
+    struct bench *b = bench_start(backend, with_tls);
+    broker = tls_identity("localhost");
+    set_context(b, tls_context(&broker));
+    return b;
+}
+
+static void secure_stop(struct bench *b)
+{
+    tls_identity_free(&broker);
+    bench_stop(b);
+}
+
+static void wait_for_log(struct bench *b, const char *part)
+{
+    struct mqd_event event;
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    while (test_now_ns() < end_ns) {
+        while (mqd_reactor_next_event(b->reactors[0], &event))
+            if (event.kind == MQD_EVENT_LOG && strstr(event.text, part))
+                return;
+        usleep(500);
+    }
+    TEST_FAIL("no line in the log with: %s", part);
+}
+
+/* ---- a client as the other tests have it, through a thread that speaks TLS ---- */
+
+struct tunnel {
+    struct client client; /* speaks plain text */
+    struct tls_client tls;
+    int far;              /* the other end of client.fd */
+    uint32_t key_updates; /* wanted */
+    bool one_by_one;      /* sends single bytes */
+    pthread_t thread;
+};
+
+struct half {
+    uint8_t bytes[65536];
+    int size, at;
+};
+
+static bool wants(struct tunnel *tunnel, int n)
+{
+    int error = openssl.SSL_get_error(tunnel->tls.ssl, n);
+    return error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE;
+}
+
+/* Moves what can be moved at once; false: one side has ended. */
+static bool move(struct tunnel *tunnel, struct half *out, struct half *in)
+{
+    if (out->at == out->size) {
+        ssize_t n = recv(tunnel->far, out->bytes, tunnel->one_by_one ? 1 : sizeof out->bytes, MSG_DONTWAIT);
+        if (n == 0)
+            return false;
+        out->size = n > 0 ? (int)n : 0;
+        out->at = 0;
+    }
+    if (__atomic_load_n(&tunnel->key_updates, __ATOMIC_SEQ_CST)) {
+        __atomic_sub_fetch(&tunnel->key_updates, 1, __ATOMIC_SEQ_CST);
+        openssl.SSL_key_update(tunnel->tls.ssl, SSL_KEY_UPDATE_REQUESTED);
+        openssl.SSL_do_handshake(tunnel->tls.ssl);
+    }
+    if (out->at < out->size) {
+        int n = openssl.SSL_write(tunnel->tls.ssl, out->bytes + out->at, out->size - out->at);
+        if (n <= 0 && !wants(tunnel, n))
+            return false;
+        out->at += n > 0 ? n : 0;
+    }
+    if (in->at == in->size) {
+        int n = openssl.SSL_read(tunnel->tls.ssl, in->bytes, sizeof in->bytes);
+        if (n <= 0 && !wants(tunnel, n))
+            return false;
+        in->size = n > 0 ? n : 0;
+        in->at = 0;
+    }
+    if (in->at < in->size) {
+        ssize_t n = send(tunnel->far, in->bytes + in->at, (size_t)(in->size - in->at), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno != EAGAIN)
+            return false;
+        in->at += n > 0 ? (int)n : 0;
+    }
+    return true;
+}
+
+static void *tunnel_main(void *argument)
+{
+    struct tunnel *tunnel = argument;
+    static _Thread_local struct half out, in;
+    out.size = out.at = in.size = in.at = 0;
+    while (move(tunnel, &out, &in)) {
+        struct pollfd fds[2] = {
+            {tunnel->far, (short)((out.at == out.size ? POLLIN : 0) | (in.at < in.size ? POLLOUT : 0)), 0},
+            {tunnel->tls.fd, (short)((in.at == in.size ? POLLIN : 0) | (out.at < out.size ? POLLOUT : 0)), 0}};
+        if (openssl.SSL_has_pending(tunnel->tls.ssl) && in.at == in.size)
+            continue;
+        poll(fds, 2, 5);
+    }
+    openssl.SSL_shutdown(tunnel->tls.ssl);
+    openssl.ERR_clear_error();
+    shutdown(tunnel->far, SHUT_RDWR);
+    return NULL;
+}
+
+static struct tunnel *tunnel_open(struct bench *b, int version)
+{
+    struct tunnel *tunnel = calloc(1, sizeof *tunnel);
+    int pair[2];
+    CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, abort());
+    tunnel->tls = tls_client(client_open_by(b, 0, SECURE, -1).fd, version);
+    CHECK_OR(tls_client_connect(&tunnel->tls), abort());
+    int flags = fcntl(tunnel->tls.fd, F_GETFL);
+    fcntl(tunnel->tls.fd, F_SETFL, flags | O_NONBLOCK);
+    tunnel->client.fd = pair[0];
+    tunnel->far = pair[1];
+    struct timeval limit = {LIMIT_MS / 1000, 0};
+    setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    CHECK_OR(pthread_create(&tunnel->thread, NULL, tunnel_main, tunnel) == 0, abort());
+    return tunnel;
+}
+
+static void tunnel_close(struct tunnel *tunnel)
+{
+    client_close(&tunnel->client);
+    pthread_join(tunnel->thread, NULL);
+    close(tunnel->far);
+    close(tunnel->tls.fd);
+    tls_client_free(&tunnel->tls);
+    free(tunnel);
+}
+
+static void produce(struct client *client, int32_t partition, uint64_t mark, int32_t body_bytes)
+{
+    struct part part = {partition, {.mark = mark, .record_count = 1, .body_bytes = body_bytes}};
+    struct produced out = client_produce(client, -1, &part, 1);
+    CHECK_EQUAL(out.count, 1);
+    CHECK_EQUAL(out.error[0], 0);
+}
+
+static void fetch_all(struct client *client, int32_t partition, uint32_t count)
+{
+    static struct fetched fetched;
+    uint32_t seen = 0;
+    while (seen < count) {
+        struct asked asked = {partition, seen};
+        client_fetch(client, (struct fetch){.bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1,
+                     &fetched);
+        CHECK(fetched.batch_count > 0);
+        for (uint32_t i = 0; i < fetched.batch_count; i++, seen++)
+            CHECK_EQUAL(fetched.batches[i].mark, seen + 1);
+    }
+}
+
+static void served(struct bench *b)
+{
+    struct tunnel *tunnel = tunnel_open(b, 0);
+    produce(&tunnel->client, 1, 1, 0); /* a partition of worker 1, which nothing else reads */
+    tunnel_close(tunnel);
+}
+
+/* ---- tests ---- */
+
+BOTH(records_go_in_and_out)
+{
+    if (!tls_works())
+        return;
+    static const int32_t bodies[] = {0, 20, 5000, 16000, 16384, 70000, 300000, 1500000};
+    for (int version = 0x303; version <= 0x304; version++) {
+        struct bench *b = secure_start(backend);
+        struct tunnel *tunnel = tunnel_open(b, version);
+        uint32_t count = sizeof bodies / sizeof *bodies;
+        for (uint32_t i = 0; i < count; i++)
+            produce(&tunnel->client, 0, i + 1, bodies[i]);
+        fetch_all(&tunnel->client, 0, count);
+        tunnel_close(tunnel);
+        CHECK(connections_left(b, 0));
+        secure_stop(b);
+    }
+}
+
+BOTH(single_bytes)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tunnel *tunnel = tunnel_open(b, 0);
+    tunnel->one_by_one = true; /* a record for each byte */
+    produce(&tunnel->client, 0, 1, 3000);
+    fetch_all(&tunnel->client, 0, 1);
+    tunnel_close(tunnel);
+    secure_stop(b);
+}
+
+BOTH(a_long_poll_is_answered)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tunnel *waiting = tunnel_open(b, 0), *producer = tunnel_open(b, 0);
+    struct frame frame = {0};
+    struct asked asked = {0, 0};
+    put_fetch(&frame,
+              (struct fetch){
+                  .correlation_id = 1, .wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+              &asked, 1);
+    CHECK(client_send(&waiting->client, &frame));
+    frame_free(&frame);
+    produce(&producer->client, 0, 1, 100000);
+    static struct fetched fetched;
+    CHECK_EQUAL(client_receive(&waiting->client), 1);
+    take_fetched(&waiting->client, &fetched);
+    CHECK_EQUAL(fetched.batch_count, 1);
+    tunnel_close(waiting);
+    tunnel_close(producer);
+    secure_stop(b);
+}
+
+BOTH(a_slow_reader_gets_everything_and_delays_no_other)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tunnel *slow = tunnel_open(b, 0);
+    static struct fetched fetched;
+    for (uint32_t i = 0; i < 4; i++)
+        produce(&slow->client, 0, i + 1, 900000);
+    struct frame frame = {0};
+    struct asked asked = {0, 0};
+    for (int32_t i = 0; i < 8; i++)
+        put_fetch(&frame,
+                  (struct fetch){.correlation_id = i, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1},
+                  &asked, 1);
+    CHECK(client_send(&slow->client, &frame));
+    frame_free(&frame);
+    wait_for_count(b, MQD_COUNT_BYTES_OUT, 1 << 20);
+    served(b);
+    for (int32_t i = 0; i < 8; i++) { /* 29 MB, more than sockets hold */
+        CHECK_EQUAL(client_receive(&slow->client), 1);
+        take_fetched(&slow->client, &fetched);
+        CHECK_EQUAL(fetched.correlation_id, i);
+        CHECK_EQUAL(fetched.batch_count, 4);
+    }
+    tunnel_close(slow);
+    CHECK(connections_left(b, 0));
+    secure_stop(b);
+}
+
+BOTH(key_updates_under_load)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tunnel *tunnel = tunnel_open(b, 0x304);
+    for (uint32_t i = 0; i < 30; i++) {
+        __atomic_add_fetch(&tunnel->key_updates, 3, __ATOMIC_SEQ_CST);
+        produce(&tunnel->client, 0, i + 1, (int32_t)(i * 7000));
+    }
+    __atomic_add_fetch(&tunnel->key_updates, 1000, __ATOMIC_SEQ_CST);
+    fetch_all(&tunnel->client, 0, 30);
+    tunnel_close(tunnel);
+    secure_stop(b);
+}
+
+BOTH(a_client_that_renegotiates_harms_itself_alone)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tls_client client = tls_client(client_open_by(b, 0, SECURE, -1).fd, 0x303);
+    CHECK(tls_client_connect(&client));
+    for (int i = 0; i < 100; i++) {
+        TLS_CALL(int, SSL_renegotiate, (SSL *), client.ssl);
+        if (openssl.SSL_do_handshake(client.ssl) != 1)
+            break;
+    }
+    openssl.ERR_clear_error();
+    served(b);
+    close(client.fd);
+    tls_client_free(&client);
+    CHECK(connections_left(b, 0));
+    secure_stop(b);
+}
+
+BOTH(plain_text_on_a_tls_listener_is_named)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct client client = client_open_by(b, 0, SECURE, -1);
+    struct part part = {0, {.mark = 1, .record_count = 1}};
+    struct frame frame = {0};
+    put_produce(&frame, 1, -1, 1000, &part, 1);
+    CHECK(client_send(&client, &frame));
+    CHECK_EQUAL(client_receive(&client), 0);
+    wait_for_log(b, "plain text on a TLS listener");
+    CHECK_EQUAL(mqd_partition_log_end_offset(b->partitions[0]), 0);
+    frame_free(&frame);
+    client_close(&client);
+    served(b);
+    secure_stop(b);
+}
+
+BOTH(tls_on_a_plain_listener_is_named)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tls_client client = tls_client(client_open_by(b, 0, PLAIN, -1).fd, 0);
+    CHECK(!tls_client_connect(&client));
+    wait_for_log(b, "TLS on a plain-text listener");
+    close(client.fd);
+    tls_client_free(&client);
+    secure_stop(b);
+}
+
+BOTH(half_open_handshakes_end_and_delay_no_other)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    mqd_secure_handshake_ms = 1500;
+    static const uint8_t hello[] = {22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3};
+    struct client half[300];
+    for (int i = 0; i < 300; i++) {
+        half[i] = client_open_by(b, 0, SECURE, -1);
+        CHECK(send(half[i].fd, hello, (size_t)i % (sizeof hello + 1), MSG_NOSIGNAL) >= 0);
+    }
+    served(b);
+    wait_for_log(b, "the TLS handshake did not end in time");
+    CHECK(connections_left(b, 0));
+    for (int i = 0; i < 300; i++)
+        client_close(&half[i]);
+    secure_stop(b);
+}
+
+BOTH(garbage_and_clients_that_leave)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    uint64_t seed = 7;
+    for (int i = 0; i < 300; i++) {
+        struct client client = client_open_by(b, 0, SECURE, -1);
+        uint8_t bytes[600];
+        for (uint32_t at = 0; at < sizeof bytes; at++)
+            bytes[at] = (uint8_t)test_random(&seed);
+        bytes[0] = 22, bytes[1] = 3, bytes[2] = (uint8_t)(i % 5); /* looks like a handshake */
+        if (i % 2)
+            bytes[3] = 2, bytes[4] = 0, bytes[5] = 1;
+        CHECK(send(client.fd, bytes, 1 + (size_t)(test_random(&seed) % sizeof bytes), MSG_NOSIGNAL) > 0);
+        client_close(&client);
+    }
+    for (int i = 0; i < 100; i++) { /* leave while the pool computes */
+        struct tls_client client = tls_client(client_open_by(b, 0, SECURE, -1).fd, 0);
+        int flags = fcntl(client.fd, F_GETFL);
+        fcntl(client.fd, F_SETFL, flags | O_NONBLOCK);
+        TLS_CALL(int, SSL_connect, (SSL *), client.ssl);
+        openssl.ERR_clear_error();
+        close(client.fd);
+        tls_client_free(&client);
+    }
+    served(b);
+    CHECK(connections_left(b, 0));
+    secure_stop(b);
+}
+
+BOTH(a_broker_that_stops_during_handshakes)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tls_client clients[40];
+    for (int i = 0; i < 40; i++) {
+        clients[i] = tls_client(client_open_by(b, 0, SECURE, -1).fd, 0);
+        int flags = fcntl(clients[i].fd, F_GETFL);
+        fcntl(clients[i].fd, F_SETFL, flags | O_NONBLOCK);
+        TLS_CALL(int, SSL_connect, (SSL *), clients[i].ssl);
+    }
+    openssl.ERR_clear_error();
+    secure_stop(b);
+    for (int i = 0; i < 40; i++) {
+        close(clients[i].fd);
+        tls_client_free(&clients[i]);
+    }
+}
+
+BOTH(a_new_certificate_serves_new_clients)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tunnel *before = tunnel_open(b, 0);
+    struct tls_identity next = tls_identity("next.example");
+    set_context(b, tls_context(&next));
+    produce(&before->client, 0, 1, 100000);
+    struct tls_client client = tls_client(client_open_by(b, 0, SECURE, -1).fd, 0);
+    CHECK(tls_client_connect(&client));
+    X509 *seen = openssl.SSL_get1_peer_certificate(client.ssl);
+    CHECK_EQUAL(TLS_CALL(int, X509_cmp, (const X509 *, const X509 *), seen, next.certificate), 0);
+    openssl.X509_free(seen);
+    close(client.fd);
+    tls_client_free(&client);
+    fetch_all(&before->client, 0, 1);
+    tunnel_close(before);
+    tls_identity_free(&next);
+    secure_stop(b);
+}
+
+BOTH(without_a_certificate_nothing_is_served_in_the_clear)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = bench_start(backend, with_tls);
+    struct client client = client_open_by(b, 0, SECURE, -1);
+    struct part part = {0, {.mark = 1, .record_count = 1}};
+    struct frame frame = {0};
+    put_produce(&frame, 1, -1, 1000, &part, 1);
+    client_send(&client, &frame);
+    CHECK_EQUAL(client_receive(&client), 0);
+    wait_for_log(b, "its TLS listener has no certificate");
+    frame_free(&frame);
+    client_close(&client);
+    bench_stop(b);
+}

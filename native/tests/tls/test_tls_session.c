@@ -1,0 +1,373 @@
+/* One connection without a reactor: the broker's side is stepped here, the client's is OpenSSL in
+ * the same thread. */
+#include "mqd_test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+
+#include "mqd_tls_test.h"
+#include "tls/session.h"
+
+struct session {
+    struct mqd_tls *tls;
+    struct tls_client client;
+    int fds[2];
+    int broker, peer; /* of the handshakes: 1 established, -1 failed */
+    uint8_t scratch[MQD_TLS_SCRATCH_BYTES];
+};
+
+static struct session *session_open(struct mqd_tls_context *context, int version)
+{
+    struct session *s = calloc(1, sizeof *s);
+    CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, s->fds) == 0, abort());
+    s->tls = mqd_tls_create(context, s->fds[0]);
+    s->client = tls_client(s->fds[1], version);
+    return s;
+}
+
+static void session_close(struct session *s)
+{
+    mqd_tls_free(s->tls);
+    tls_client_free(&s->client);
+    close(s->fds[0]);
+    close(s->fds[1]);
+    free(s);
+}
+
+static void shake_hands(struct session *s)
+{
+    for (int i = 0; i < 100 && (s->broker == 0 || s->peer == 0); i++) {
+        if (s->peer == 0) {
+            int n = TLS_CALL(int, SSL_connect, (SSL *), s->client.ssl);
+            int error = n == 1 ? 0 : openssl.SSL_get_error(s->client.ssl, n);
+            s->peer = n == 1 ? 1 : error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE ? 0 : -1;
+            openssl.ERR_clear_error();
+        }
+        ssize_t got = s->broker == 0 ? mqd_tls_receive(s->tls) : 0;
+        if (got > 0) {
+            s->broker = mqd_tls_handshake(s->tls);
+            mqd_tls_flush(s->tls);
+        } else if (got < 0) {
+            s->broker = -1;
+        }
+    }
+}
+
+/* TLS 1.3: a client learns that it is refused when it reads. */
+static int client_read(struct session *s, void *bytes, int size_bytes)
+{
+    int n = openssl.SSL_read(s->client.ssl, bytes, size_bytes);
+    openssl.ERR_clear_error();
+    return n;
+}
+
+static bool echoes(struct session *s)
+{
+    uint8_t bytes[64];
+    bool drained;
+    if (openssl.SSL_write(s->client.ssl, "ping", 4) != 4 || mqd_tls_read(s->tls, bytes, 64, &drained) != 4 || !drained)
+        return false;
+    if (memcmp(bytes, "ping", 4) || mqd_tls_flush(s->tls) != 1 ||
+        mqd_tls_write(s->tls, (const uint8_t *)"pong", 4, s->scratch) != 0)
+        return false;
+    return client_read(s, bytes, 64) == 4 && memcmp(bytes, "pong", 4) == 0;
+}
+
+static struct mqd_tls_context *context_with(const struct tls_identity *identities, uint32_t count, int client_auth,
+                                            const struct tls_identity *ca, const uint8_t *ticket_key)
+{
+    struct mqd_tls_identity pairs[4] = {0};
+    for (uint32_t i = 0; i < count; i++)
+        pairs[i] = (struct mqd_tls_identity){.chain = tls_file(identities[i].certificate_pem),
+                                             .key = tls_file(identities[i].key_pem)};
+    struct mqd_tls_settings settings = tls_settings(pairs, count);
+    settings.client_auth = client_auth;
+    if (ca)
+        settings.trust = tls_file(ca->certificate_pem);
+    if (ticket_key)
+        memcpy(settings.ticket_key, ticket_key, sizeof settings.ticket_key);
+    struct mqd_tls_context *context = mqd_tls_context_create(&settings);
+    CHECK_OR(context, fprintf(stderr, "%s\n", mqd_error_message()); abort());
+    return context;
+}
+
+TEST(the_named_host_selects_the_certificate)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity both[2] = {tls_identity("one.example"), tls_identity("two.example")};
+    struct mqd_tls_context *context = context_with(both, 2, 0, NULL, NULL);
+    static const struct {
+        const char *name;
+        int identity;
+    } cases[] = {{"one.example", 0}, {"two.example", 1}, {"TWO.example", 1}, {"three.example", 0}, {NULL, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct session *s = session_open(context, 0);
+        if (cases[i].name)
+            openssl.SSL_ctrl(s->client.ssl, SSL_CTRL_SET_TLSEXT_HOSTNAME, 0, (void *)cases[i].name);
+        shake_hands(s);
+        CHECK_EQUAL(s->broker, 1);
+        X509 *seen = openssl.SSL_get1_peer_certificate(s->client.ssl);
+        CHECK_EQUAL(TLS_CALL(int, X509_cmp, (const X509 *, const X509 *), seen, both[cases[i].identity].certificate),
+                    0);
+        openssl.X509_free(seen);
+        CHECK(echoes(s));
+        session_close(s);
+    }
+    mqd_tls_context_free(context);
+    tls_identity_free(&both[0]);
+    tls_identity_free(&both[1]);
+}
+
+static struct session *with_certificate(struct mqd_tls_context *context, const struct tls_identity *identity,
+                                        int version)
+{
+    struct session *s = session_open(context, version);
+    if (identity) {
+        TLS_CALL(int, SSL_use_certificate, (SSL *, X509 *), s->client.ssl, identity->certificate);
+        TLS_CALL(int, SSL_use_PrivateKey, (SSL *, EVP_PKEY *), s->client.ssl, identity->key);
+    }
+    shake_hands(s);
+    return s;
+}
+
+TEST(certificates_of_clients)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity ca = tls_identity("ca"), other_ca = tls_identity("ca"), broker = tls_identity("localhost");
+    struct tls_identity good = tls_identity_signed("alice", &ca, 1), late = tls_identity_signed("late", &ca, -1),
+                        foreign = tls_identity_signed("mallory", &other_ca, 1);
+    for (int version = 0x303; version <= 0x304; version++) {
+        struct mqd_tls_context *required = context_with(&broker, 1, MQD_TLS_CLIENT_AUTH_REQUIRED, &ca, NULL);
+        char name[64];
+        struct session *s = with_certificate(required, &good, version);
+        CHECK_EQUAL(s->broker, 1);
+        uint32_t length = mqd_tls_peer_name(s->tls, name, sizeof name);
+        CHECK(length < sizeof name);
+        name[length] = 0;
+        CHECK_TEXT(name, "CN=alice,O=mqd\\, tests");
+        CHECK_EQUAL(mqd_tls_peer_name(s->tls, name, 5), 6); /* more than fits */
+        CHECK(echoes(s));
+        session_close(s);
+        s = with_certificate(required, NULL, version);
+        CHECK_EQUAL(s->broker, -1);
+        CHECK_CONTAINS(mqd_error_message(), "peer did not return a certificate");
+        session_close(s);
+        s = with_certificate(required, &late, version);
+        CHECK_EQUAL(s->broker, -1);
+        CHECK_CONTAINS(mqd_error_message(), "certificate has expired");
+        session_close(s);
+        s = with_certificate(required, &foreign, version);
+        CHECK_EQUAL(s->broker, -1);
+        CHECK_CONTAINS(mqd_error_message(), "the client's certificate is refused");
+        session_close(s);
+        mqd_tls_context_free(required);
+
+        struct mqd_tls_context *requested = context_with(&broker, 1, MQD_TLS_CLIENT_AUTH_REQUESTED, &ca, NULL);
+        s = with_certificate(requested, NULL, version);
+        CHECK_EQUAL(s->broker, 1);
+        CHECK_EQUAL(mqd_tls_peer_name(s->tls, name, sizeof name), 0);
+        session_close(s);
+        s = with_certificate(requested, &foreign, version); /* none is fine, a bad one is not */
+        CHECK_EQUAL(s->broker, -1);
+        session_close(s);
+        mqd_tls_context_free(requested);
+    }
+    struct tls_identity *all[] = {&ca, &other_ca, &broker, &good, &late, &foreign};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        tls_identity_free(all[i]);
+}
+
+/* The session that a client got from `first`, offered to `second`. */
+static bool resumes(struct mqd_tls_context *first, struct mqd_tls_context *second, int version)
+{
+    struct session *s = session_open(first, version);
+    shake_hands(s);
+    CHECK_OR(s->broker == 1 && echoes(s), return false);
+    void *kept = TLS_CALL(void *, SSL_get1_session, (SSL *), s->client.ssl);
+    openssl.SSL_shutdown(s->client.ssl);
+    session_close(s);
+    s = session_open(second, version);
+    TLS_CALL(int, SSL_set_session, (SSL *, void *), s->client.ssl, kept);
+    shake_hands(s);
+    CHECK_OR(s->broker == 1 && echoes(s), return false);
+    bool reused = openssl.SSL_session_reused(s->client.ssl);
+    TLS_CALL(void, SSL_SESSION_free, (void *), kept);
+    session_close(s);
+    return reused;
+}
+
+TEST(sessions_resume_where_the_key_is_the_same)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity broker = tls_identity("localhost");
+    uint8_t one[MQD_TLS_TICKET_KEY_BYTES], other[MQD_TLS_TICKET_KEY_BYTES];
+    memset(one, 1, sizeof one);
+    memset(other, 2, sizeof other);
+    struct mqd_tls_context *here = context_with(&broker, 1, 0, NULL, one),
+                           *there = context_with(&broker, 1, 0, NULL, one),
+                           *elsewhere = context_with(&broker, 1, 0, NULL, other),
+                           *never = context_with(&broker, 1, 0, NULL, NULL),
+                           *verified = context_with(&broker, 1, MQD_TLS_CLIENT_AUTH_REQUESTED, &broker, one);
+    for (int version = 0x303; version <= 0x304; version++) {
+        CHECK(resumes(here, here, version));
+        CHECK(resumes(here, there, version)); /* another worker */
+        CHECK(!resumes(here, elsewhere, version));
+        CHECK(!resumes(never, never, version));
+        CHECK(!resumes(here, verified, version));
+        CHECK(!resumes(verified, verified, version));
+    }
+    struct mqd_tls_context *all[] = {here, there, elsewhere, never, verified};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        mqd_tls_context_free(all[i]);
+    tls_identity_free(&broker);
+}
+
+TEST(what_the_socket_does_not_take_waits)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity broker = tls_identity("localhost");
+    struct mqd_tls_context *context = tls_context(&broker);
+    for (int version = 0x303; version <= 0x304; version++) {
+        struct session *s = session_open(context, version);
+        shake_hands(s);
+        static uint8_t bytes[MQD_TLS_WRITE_BYTES_MAX], seen[MQD_TLS_WRITE_BYTES_MAX];
+        for (uint32_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = (uint8_t)(i * 7);
+        uint32_t writes = 0;
+        while (!mqd_tls_unsent(s->tls) && writes < 1000) {
+            CHECK_EQUAL(mqd_tls_write(s->tls, bytes, sizeof bytes, s->scratch), 0);
+            memset(s->scratch, 0xee, sizeof s->scratch); /* it is the caller's again */
+            writes++;
+        }
+        CHECK(writes > 1 && writes < 1000);
+        CHECK_EQUAL(mqd_tls_flush(s->tls), 0);
+        for (uint32_t i = 0; i < writes; i++) {
+            for (uint32_t got = 0; got < sizeof seen;) {
+                int n = client_read(s, seen + got, (int)(sizeof seen - got));
+                CHECK_OR(n > 0 || mqd_tls_flush(s->tls) >= 0, return);
+                got += n > 0 ? (uint32_t)n : 0;
+            }
+            CHECK(memcmp(seen, bytes, sizeof seen) == 0);
+        }
+        CHECK_EQUAL(mqd_tls_unsent(s->tls), 0);
+        session_close(s);
+    }
+    mqd_tls_context_free(context);
+    tls_identity_free(&broker);
+}
+
+TEST(a_flood_of_key_updates_is_survived)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity broker = tls_identity("localhost");
+    struct mqd_tls_context *context = tls_context(&broker);
+    struct session *s = session_open(context, 0x304);
+    shake_hands(s);
+    for (int i = 0; i < 1000; i++) {
+        openssl.SSL_key_update(s->client.ssl, SSL_KEY_UPDATE_REQUESTED);
+        if (openssl.SSL_do_handshake(s->client.ssl) != 1)
+            break;
+    }
+    openssl.ERR_clear_error();
+    uint8_t byte;
+    bool drained = false;
+    uint32_t calls = 0;
+    while (!drained && calls++ < 1000)
+        CHECK_EQUAL(mqd_tls_read(s->tls, &byte, 1, &drained), 0);
+    CHECK(drained);
+    CHECK(mqd_tls_unsent(s->tls) > 0); /* each is answered */
+    while (mqd_tls_flush(s->tls) == 0)
+        CHECK(client_read(s, &byte, 1) <= 0);
+    CHECK(echoes(s));
+    session_close(s);
+    mqd_tls_context_free(context);
+    tls_identity_free(&broker);
+}
+
+TEST(ends_of_connections)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity broker = tls_identity("localhost");
+    struct mqd_tls_context *context = tls_context(&broker);
+    uint8_t bytes[16];
+    bool drained;
+    for (int how = 0; how < 3; how++) {
+        struct session *s = session_open(context, 0);
+        shake_hands(s);
+        CHECK(echoes(s));
+        openssl.SSL_write(s->client.ssl, "last", 4);
+        if (how == 0) { /* close_notify, then the end of the stream */
+            openssl.SSL_shutdown(s->client.ssl);
+            shutdown(s->fds[1], SHUT_WR);
+        } else if (how == 1) { /* the end of the stream alone */
+            shutdown(s->fds[1], SHUT_WR);
+        } else { /* no record */
+            CHECK(write(s->fds[1], "0123456789", 10) == 10);
+        }
+        CHECK_EQUAL(mqd_tls_read(s->tls, bytes, sizeof bytes, &drained), 4);
+        CHECK(!drained || how == 1); /* the end of the stream is announced by itself */
+        CHECK_EQUAL(mqd_tls_read(s->tls, bytes, sizeof bytes, &drained), -1);
+        CHECK_EQUAL(errno, how == 2 ? EPROTO : 0);
+        CHECK_EQUAL(mqd_tls_read(s->tls, bytes, sizeof bytes, &drained), -1); /* and stays so */
+        if (how < 2)                                                          /* the broker may still answer */
+            CHECK_EQUAL(mqd_tls_write(s->tls, (const uint8_t *)"answer", 6, s->scratch), 0);
+        mqd_tls_close(s->tls);
+        session_close(s);
+    }
+    mqd_tls_context_free(context);
+    tls_identity_free(&broker);
+}
+
+TEST(the_broker_says_close_notify)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity broker = tls_identity("localhost");
+    struct mqd_tls_context *context = tls_context(&broker);
+    struct session *s = session_open(context, 0);
+    shake_hands(s);
+    CHECK(echoes(s));
+    mqd_tls_close(s->tls);
+    uint8_t byte;
+    int n = client_read(s, &byte, 1);
+    CHECK_EQUAL(openssl.SSL_get_error(s->client.ssl, n), SSL_ERROR_ZERO_RETURN);
+    session_close(s);
+    mqd_tls_context_free(context);
+    tls_identity_free(&broker);
+}
+
+TEST(damaged_records_end_the_connection)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity broker = tls_identity("localhost");
+    struct mqd_tls_context *context = tls_context(&broker);
+    uint64_t seed = 3;
+    for (int i = 0; i < 200; i++) {
+        struct session *s = session_open(context, i % 2 ? 0x303 : 0x304);
+        shake_hands(s);
+        uint8_t record[600] = {23, 3, 3, 0, (uint8_t)(test_random(&seed) % 200 + 17)};
+        for (uint32_t at = 5; at < sizeof record; at++)
+            record[at] = (uint8_t)test_random(&seed);
+        if (i % 3 == 0)
+            record[0] = (uint8_t)test_random(&seed), record[3] = (uint8_t)test_random(&seed);
+        CHECK(write(s->fds[1], record, sizeof record) == sizeof record);
+        shutdown(s->fds[1], SHUT_WR);
+        uint8_t bytes[64];
+        bool drained;
+        ssize_t n;
+        for (int calls = 0; calls < 100 && (n = mqd_tls_read(s->tls, bytes, sizeof bytes, &drained)) == 0; calls++)
+            ;
+        CHECK_EQUAL(n, -1);
+        mqd_tls_close(s->tls);
+        session_close(s);
+    }
+    mqd_tls_context_free(context);
+    tls_identity_free(&broker);
+}

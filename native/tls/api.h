@@ -1,0 +1,48 @@
+/* TLS for Python: whether it is available, and the settings of listeners. Read by build_ffi.py like
+ * native.h, under the same rules. The connections: tls/session.h.
+ */
+#ifndef MQD_TLS_API_H
+#define MQD_TLS_API_H
+/* MQD_CDEF_OFF */
+#include "native.h"
+/* MQD_CDEF_ON */
+
+/* 1; -1 with the reason and the way out when OpenSSL 3.0 or later cannot be used. The first call
+ * opens it. */
+int mqd_tls_available(void);
+const char *mqd_tls_version(void); /* "OpenSSL 3.0.19 27 Jan 2026"; "" = not available */
+
+enum mqd_tls_client_auth { MQD_TLS_CLIENT_AUTH_NONE, MQD_TLS_CLIENT_AUTH_REQUESTED, MQD_TLS_CLIENT_AUTH_REQUIRED };
+/* The contents of a file, PEM or PKCS12. password: NULL = none. */
+struct mqd_tls_file {
+    const uint8_t *bytes;
+    uint64_t size_bytes;
+    const char *password;
+    uint8_t pkcs12;
+};
+/* A private key and its certificate, with the certificates that lead to the CA. PKCS12: both are in
+ * `chain`. */
+struct mqd_tls_identity {
+    struct mqd_tls_file chain, key;
+};
+#define MQD_TLS_IDENTITY_COUNT_MAX 64
+#define MQD_TLS_TICKET_KEY_BYTES 80
+struct mqd_tls_settings {
+    /* the first one serves clients that name no host, or one that no certificate has */
+    const struct mqd_tls_identity *identities;
+    uint32_t identity_count;
+    int client_auth;              /* enum mqd_tls_client_auth */
+    struct mqd_tls_file trust;    /* the CAs of clients' certificates; none: size_bytes is 0 */
+    int version_min, version_max; /* 0x303 = TLS 1.2, 0x304 = TLS 1.3 */
+    const char *ciphers_12;       /* OpenSSL's names, separated by colons */
+    const char *ciphers_13;
+    /* equal for all that may resume each other's sessions; all zero = sessions are not resumed */
+    uint8_t ticket_key[80];
+};
+struct mqd_tls_context;
+/* NULL with the reason: what is wrong with which of the files. */
+struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *settings);
+/* sessions that use it keep what they need */
+void mqd_tls_context_free(struct mqd_tls_context *context);
+
+#endif

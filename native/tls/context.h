@@ -1,0 +1,11 @@
+/* A context and its sessions (tls/context.c). Any thread. */
+#ifndef MQD_TLS_CONTEXT_H
+#define MQD_TLS_CONTEXT_H
+
+#include "tls/api.h"
+#include "tls/library.h"
+
+/* one more holder, until mqd_tls_context_free */
+SSL_CTX *mqd_tls_context_hold(struct mqd_tls_context *context);
+
+#endif

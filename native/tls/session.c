@@ -1,0 +1,434 @@
+/* See tls/session.h. OpenSSL reads and writes through a BIO of ours, `transport`: it takes received
+ * bytes from memory, then (only when established) from the socket, and leaves sealed bytes in
+ * memory. */
+#include "tls/session.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/assert.h"
+#include "base/error.h"
+#include "tls/context.h"
+
+#define openssl mqd_tls_library
+#define RECEIVE_BYTES 16384
+#define BIO_CTRL_EOF 2
+#define BIO_FLAGS_RETRY (BIO_FLAGS_READ | BIO_FLAGS_WRITE | BIO_FLAGS_SHOULD_RETRY)
+#define X509_V_OK 0
+
+struct mqd_tls {
+    struct mqd_tls_link link;
+    SSL *ssl;
+    struct mqd_tls_context *context;
+    int fd;
+    bool established;
+    bool drained; /* the last recv took all that was there */
+    bool end_of_stream;
+    bool ended;             /* by ended_errno, with ended_reason */
+    int socket_errno;       /* of the recv that failed */
+    uint32_t receive_bytes; /* left of MQD_TLS_READ_BYTES_MAX */
+    uint8_t *in;            /* received during the handshake, from in_at on not taken yet */
+    uint32_t in_bytes, in_at;
+    bool first_is_record; /* what was received first may be a TLS record */
+    bool first_seen;
+    uint8_t *out; /* sealed; the memory of a caller during its call */
+    uint32_t out_bytes, out_sent, out_capacity;
+    bool out_lent;
+    int ended_errno;
+    char ended_reason[160];
+};
+
+struct mqd_tls_link *mqd_tls_link(struct mqd_tls *tls)
+{
+    return &tls->link;
+}
+
+/* ---- the transport ---- */
+
+static int retry(BIO *bio, int flag)
+{
+    openssl.BIO_set_flags(bio, flag | BIO_FLAGS_SHOULD_RETRY);
+    return -1;
+}
+
+static int transport_read(BIO *bio, char *bytes, int size)
+{
+    struct mqd_tls *tls = openssl.BIO_get_data(bio);
+    openssl.BIO_clear_flags(bio, BIO_FLAGS_RETRY);
+    if (size <= 0)
+        return 0;
+    uint32_t left = tls->in_bytes - tls->in_at;
+    if (left) {
+        uint32_t count = left < (uint32_t)size ? left : (uint32_t)size;
+        memcpy(bytes, tls->in + tls->in_at, count);
+        tls->in_at += count;
+        return (int)count;
+    }
+    if (!tls->established || tls->receive_bytes == 0)
+        return retry(bio, BIO_FLAGS_READ);
+    uint32_t capacity = tls->receive_bytes < (uint32_t)size ? tls->receive_bytes : (uint32_t)size;
+    ssize_t n = recv(tls->fd, bytes, capacity, MSG_DONTWAIT);
+    if (n > 0) {
+        tls->receive_bytes -= (uint32_t)n;
+        tls->drained = (uint32_t)n < capacity;
+        return (int)n;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        tls->drained = errno == EAGAIN;
+        return retry(bio, BIO_FLAGS_READ);
+    }
+    tls->end_of_stream = n == 0;
+    tls->socket_errno = n == 0 ? 0 : errno;
+    return n == 0 ? 0 : -1;
+}
+
+static bool out_reserve(struct mqd_tls *tls, uint32_t more)
+{
+    uint32_t need = tls->out_bytes + more, capacity = tls->out_capacity ? tls->out_capacity : 1024;
+    if (need <= tls->out_capacity)
+        return true;
+    if (need > MQD_TLS_UNSENT_BYTES_MAX)
+        return false;
+    while (capacity < need)
+        capacity *= 2;
+    uint8_t *bigger = tls->out_lent ? malloc(capacity) : realloc(tls->out, capacity);
+    if (!bigger)
+        return false;
+    if (tls->out_lent)
+        memcpy(bigger, tls->out, tls->out_bytes);
+    tls->out = bigger;
+    tls->out_capacity = capacity;
+    tls->out_lent = false;
+    return true;
+}
+
+static int transport_write(BIO *bio, const char *bytes, int size)
+{
+    struct mqd_tls *tls = openssl.BIO_get_data(bio);
+    openssl.BIO_clear_flags(bio, BIO_FLAGS_RETRY);
+    if (size <= 0)
+        return 0;
+    if (!out_reserve(tls, (uint32_t)size)) {
+        tls->socket_errno = ENOBUFS;
+        return -1;
+    }
+    memcpy(tls->out + tls->out_bytes, bytes, (size_t)size);
+    tls->out_bytes += (uint32_t)size;
+    return size;
+}
+
+static long transport_control(BIO *bio, int command, long number, void *pointer)
+{
+    const struct mqd_tls *tls = openssl.BIO_get_data(bio);
+    (void)number, (void)pointer;
+    return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && tls && tls->end_of_stream);
+}
+
+BIO_METHOD *mqd_tls_transport_create(void)
+{
+    int type = openssl.BIO_get_new_index();
+    BIO_METHOD *method = type < 0 ? NULL : openssl.BIO_meth_new(type | BIO_TYPE_SOURCE_SINK, "mqd");
+    if (!method || openssl.BIO_meth_set_read(method, transport_read) != 1 ||
+        openssl.BIO_meth_set_write(method, transport_write) != 1 ||
+        openssl.BIO_meth_set_ctrl(method, transport_control) != 1)
+        return NULL;
+    return method;
+}
+
+/* ---- life ---- */
+
+struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd)
+{
+    struct mqd_tls *tls = calloc(1, sizeof *tls);
+    BIO *bio = tls ? openssl.BIO_new(openssl.transport) : NULL;
+    if (!bio) {
+        free(tls);
+        mqd_error_system(ENOMEM, "no memory for a TLS connection");
+        return NULL;
+    }
+    openssl.BIO_set_data(bio, tls);
+    openssl.BIO_set_init(bio, 1);
+    tls->fd = fd;
+    tls->context = context;
+    tls->ssl = openssl.SSL_new(mqd_tls_context_hold(context));
+    if (!tls->ssl) {
+        openssl.BIO_free(bio);
+        mqd_tls_context_free(context);
+        free(tls);
+        openssl.ERR_clear_error();
+        mqd_error_system(ENOMEM, "no memory for a TLS connection");
+        return NULL;
+    }
+    openssl.SSL_set_bio(tls->ssl, bio, bio);
+    openssl.SSL_set_accept_state(tls->ssl);
+    return tls;
+}
+
+void mqd_tls_free(struct mqd_tls *tls)
+{
+    if (!tls)
+        return;
+    openssl.SSL_free(tls->ssl); /* and the BIO */
+    mqd_tls_context_free(tls->context);
+    free(tls->in);
+    free(tls->out);
+    free(tls);
+}
+
+/* ---- the handshake ---- */
+
+ssize_t mqd_tls_receive(struct mqd_tls *tls)
+{
+    if (tls->in_at < tls->in_bytes)
+        return tls->in_bytes - tls->in_at;
+    if (!tls->in && !(tls->in = malloc(RECEIVE_BYTES))) {
+        errno = ENOMEM;
+        return -1;
+    }
+    ssize_t n = recv(tls->fd, tls->in, RECEIVE_BYTES, MSG_DONTWAIT);
+    tls->in_at = 0;
+    tls->in_bytes = n > 0 ? (uint32_t)n : 0;
+    if (n > 0) {
+        if (!tls->first_seen)
+            /* a handshake record of any version: 22, 3 */
+            tls->first_is_record = tls->in[0] == 22 && (n == 1 || tls->in[1] == 3);
+        tls->first_seen = true;
+        return n;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    if (n == 0)
+        errno = 0;
+    return -1;
+}
+
+bool mqd_tls_plain(const struct mqd_tls *tls)
+{
+    return tls->first_seen && !tls->first_is_record;
+}
+
+static void keep_reason(struct mqd_tls *tls, int result)
+{
+    char reason[128];
+    mqd_tls_error_take(reason, sizeof reason);
+    long verified = openssl.SSL_get_verify_result(tls->ssl);
+    if (verified != X509_V_OK)
+        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the client's certificate is refused: %s",
+                 openssl.X509_verify_cert_error_string(verified));
+    else if (strstr(reason, " alert "))
+        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the client refuses: %s", reason);
+    else
+        snprintf(tls->ended_reason, sizeof tls->ended_reason, "%s",
+                 reason[0]                     ? reason
+                 : result == SSL_ERROR_SYSCALL ? "too many unsent bytes"
+                                               : "protocol error");
+}
+
+int mqd_tls_handshake(struct mqd_tls *tls)
+{
+    openssl.ERR_clear_error();
+    int n = openssl.SSL_do_handshake(tls->ssl);
+    if (n == 1) {
+        tls->established = true;
+        return 1;
+    }
+    int error = openssl.SSL_get_error(tls->ssl, n);
+    if (error == SSL_ERROR_WANT_READ) {
+        free(tls->in); /* a client that never goes on holds little */
+        tls->in = NULL;
+        tls->in_bytes = tls->in_at = 0;
+        return 0;
+    }
+    keep_reason(tls, error);
+    return mqd_error_set(EPROTO, "%s", tls->ended_reason);
+}
+
+bool mqd_tls_established(const struct mqd_tls *tls)
+{
+    return tls->established;
+}
+
+void mqd_tls_describe(const struct mqd_tls *tls, char *text, uint32_t size_bytes)
+{
+    const SSL_CIPHER *cipher = openssl.SSL_get_current_cipher(tls->ssl);
+    snprintf(text, size_bytes, "%s, %s%s", openssl.SSL_get_version(tls->ssl),
+             cipher ? openssl.SSL_CIPHER_get_name(cipher) : "no cipher",
+             openssl.SSL_session_reused(tls->ssl) ? ", resumed" : "");
+}
+
+uint32_t mqd_tls_peer_name(const struct mqd_tls *tls, char *name, uint32_t size_bytes)
+{
+    X509 *certificate = openssl.SSL_get1_peer_certificate(tls->ssl);
+    BIO *bio = certificate ? openssl.BIO_new(openssl.BIO_s_mem()) : NULL;
+    int length = 0;
+    if (bio && openssl.X509_NAME_print_ex(bio, openssl.X509_get_subject_name(certificate), 0, XN_FLAG_RFC2253_UTF8) > 0)
+        length = openssl.BIO_read(bio, name, (int)size_bytes);
+    char more;
+    if (length == (int)size_bytes && openssl.BIO_read(bio, &more, 1) == 1)
+        length++;
+    openssl.BIO_free(bio);
+    openssl.X509_free(certificate);
+    openssl.ERR_clear_error();
+    return length > 0 ? (uint32_t)length : 0;
+}
+
+/* ---- established ---- */
+
+static ssize_t end(struct mqd_tls *tls)
+{
+    if (tls->ended_reason[0])
+        mqd_error_set(tls->ended_errno, "%s", tls->ended_reason);
+    errno = tls->ended_errno;
+    return -1;
+}
+
+/* SSL_read gave no bytes and no reason to try again. */
+static void on_end(struct mqd_tls *tls, int error)
+{
+    tls->ended = true;
+    if (error == SSL_ERROR_ZERO_RETURN || (error == SSL_ERROR_SYSCALL && tls->end_of_stream)) {
+        tls->ended_errno = 0;
+    } else if (tls->socket_errno) {
+        tls->ended_errno = tls->socket_errno;
+    } else {
+        tls->ended_errno = EPROTO;
+        keep_reason(tls, error);
+    }
+    openssl.ERR_clear_error();
+}
+
+/* Bytes from SSL_read, 0: it needs more, -1: ended. */
+static int read_once(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes)
+{
+    openssl.ERR_clear_error();
+    int n = openssl.SSL_read(tls->ssl, bytes, (int)size_bytes);
+    if (n > 0)
+        return n;
+    int error = openssl.SSL_get_error(tls->ssl, n);
+    if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE)
+        return 0;
+    on_end(tls, error);
+    return -1;
+}
+
+ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, bool *drained)
+{
+    uint32_t total = 0;
+    *drained = false;
+    if (tls->ended)
+        return end(tls);
+    tls->receive_bytes = MQD_TLS_READ_BYTES_MAX;
+    tls->drained = false;
+    while (total < size_bytes) {
+        int n = read_once(tls, bytes + total, size_bytes - total);
+        if (n < 0)
+            return total ? total : end(tls);
+        total += (uint32_t)n;
+        /* SSL_has_pending is 1 for half a record too: then the next round receives, and is drained */
+        if (tls->drained && (n == 0 || !openssl.SSL_has_pending(tls->ssl))) {
+            *drained = true;
+            break;
+        }
+        if (tls->receive_bytes == 0)
+            break;
+    }
+    if (tls->in && tls->in_at == tls->in_bytes) {
+        free(tls->in);
+        tls->in = NULL;
+        tls->in_bytes = tls->in_at = 0;
+    }
+    return total;
+}
+
+uint32_t mqd_tls_unsent(const struct mqd_tls *tls)
+{
+    return tls->out_bytes - tls->out_sent;
+}
+
+static void out_drop(struct mqd_tls *tls)
+{
+    if (!tls->out_lent)
+        free(tls->out);
+    tls->out = NULL;
+    tls->out_bytes = tls->out_sent = tls->out_capacity = 0;
+    tls->out_lent = false;
+}
+
+int mqd_tls_flush(struct mqd_tls *tls)
+{
+    while (mqd_tls_unsent(tls)) {
+        ssize_t n = send(tls->fd, tls->out + tls->out_sent, mqd_tls_unsent(tls), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN ? 0 : -1;
+        tls->out_sent += (uint32_t)n;
+    }
+    out_drop(tls);
+    return 1;
+}
+
+/* What the socket did not take moves from the caller's memory to ours. */
+static int out_keep(struct mqd_tls *tls)
+{
+    uint32_t left = mqd_tls_unsent(tls);
+    if (!tls->out_lent)
+        return 0;
+    uint8_t *own = left ? malloc(left) : NULL;
+    if (own)
+        memcpy(own, tls->out + tls->out_sent, left);
+    out_drop(tls);
+    if (!left)
+        return 0;
+    if (!own) {
+        errno = ENOMEM;
+        return -1;
+    }
+    tls->out = own;
+    tls->out_bytes = tls->out_capacity = left;
+    return 0;
+}
+
+static void out_lend(struct mqd_tls *tls, uint8_t *scratch, uint32_t size_bytes)
+{
+    tls->out = scratch;
+    tls->out_capacity = size_bytes;
+    tls->out_bytes = tls->out_sent = 0;
+    tls->out_lent = true;
+}
+
+int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch)
+{
+    MQD_ASSERT(!mqd_tls_unsent(tls), "nothing is unsent when more is sealed");
+    out_lend(tls, scratch, MQD_TLS_SCRATCH_BYTES);
+    openssl.ERR_clear_error();
+    /* `transport` takes everything, so this never says WANT and is never repeated */
+    int n = openssl.SSL_write(tls->ssl, bytes, (int)size_bytes);
+    if (n != (int)size_bytes) {
+        out_drop(tls);
+        openssl.ERR_clear_error();
+        errno = EPROTO;
+        return -1;
+    }
+    int flushed = mqd_tls_flush(tls), error = errno;
+    int kept = out_keep(tls);
+    if (flushed < 0)
+        errno = error;
+    return flushed < 0 || kept < 0 ? -1 : 0;
+}
+
+void mqd_tls_close(struct mqd_tls *tls)
+{
+    uint8_t scratch[256];
+    if (!tls->established || tls->ended || mqd_tls_unsent(tls))
+        return;
+    out_drop(tls);
+    out_lend(tls, scratch, sizeof scratch);
+    openssl.SSL_shutdown(tls->ssl);
+    openssl.ERR_clear_error();
+    if (mqd_tls_flush(tls) != 1)
+        out_drop(tls);
+}

@@ -1,0 +1,79 @@
+/* One TLS connection over a TCP socket: the handshake, then bytes.
+ *
+ * The thread that owns the socket receives and sends. The handshake is computed elsewhere
+ * (tls/pool.h) on bytes in memory: receive -> handshake -> flush, until it is established. Then the
+ * owner reads and writes.
+ *
+ * Records are sealed into memory of the caller, up to MQD_TLS_WRITE_BYTES_MAX of plain text at a
+ * time, and leave by one send. What the socket does not take waits here and is flushed before more
+ * is written: SSL_write never blocks and is never repeated.
+ *
+ * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (a peer that makes
+ * us send more without reading ends its connection), MQD_TLS_READ_BYTES_MAX received bytes for one
+ * read, also when they are key updates and no data. Concurrency: one thread at a time.
+ */
+#ifndef MQD_TLS_SESSION_H
+#define MQD_TLS_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define MQD_TLS_WRITE_BYTES_MAX 65536u
+#define MQD_TLS_SCRATCH_BYTES (MQD_TLS_WRITE_BYTES_MAX + 4096u)
+#define MQD_TLS_UNSENT_BYTES_MAX 262144u
+#define MQD_TLS_READ_BYTES_MAX 98304u
+
+struct mqd_tls;
+struct mqd_tls_context;
+
+/* NULL with the reason. fd stays the caller's. */
+struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
+void mqd_tls_free(struct mqd_tls *tls);
+
+/* ---- the handshake ---- */
+
+/* Receives what the next step needs: the number of bytes, 0: none there, -1: error (errno), or the
+ * peer has closed the connection (errno 0). */
+ssize_t mqd_tls_receive(struct mqd_tls *tls);
+/* what was received first is no TLS record */
+bool mqd_tls_plain(const struct mqd_tls *tls);
+/* Computes, without a system call that waits: 1 established, 0 more bytes are needed, -1 failed
+ * with the reason. Call flush after all three. */
+int mqd_tls_handshake(struct mqd_tls *tls);
+/* whether a handshake has ended with 1 */
+bool mqd_tls_established(const struct mqd_tls *tls);
+/* "TLSv1.3, TLS_AES_128_GCM_SHA256" */
+void mqd_tls_describe(const struct mqd_tls *tls, char *text, uint32_t size_bytes);
+/* The distinguished name of the client's verified certificate (RFC 2253, UTF-8). Its length; 0: it
+ * has none; more than size_bytes: it does not fit. Not terminated. */
+uint32_t mqd_tls_peer_name(const struct mqd_tls *tls, char *name, uint32_t size_bytes);
+
+/* ---- established ---- */
+
+/* Bytes read; 0: none now; -1: closed by the peer (errno 0), a system error (errno), or an invalid
+ * record (errno EPROTO, and the reason). *drained: nothing is left in the socket or here; the next
+ * byte is announced. */
+ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, bool *drained);
+/* Seals and sends up to MQD_TLS_WRITE_BYTES_MAX bytes. Only while nothing is unsent. All are taken:
+ * 0; -1: error (errno). `scratch`: MQD_TLS_SCRATCH_BYTES, used only during the call. */
+int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch);
+/* Sends what is unsent: 1 nothing is left, 0 the socket is full, -1 error (errno). */
+int mqd_tls_flush(struct mqd_tls *tls);
+uint32_t mqd_tls_unsent(const struct mqd_tls *tls);
+/* Says close_notify, if that is possible at once. */
+void mqd_tls_close(struct mqd_tls *tls);
+
+/* ---- for the pool and the owner ---- */
+
+struct mqd_tls_link {
+    struct mqd_tls *next;
+    uint64_t token; /* of the owner */
+    bool lent;      /* to the pool */
+    bool abandoned; /* the owner has closed the connection meanwhile */
+    int result;     /* of the handshake */
+    char reason[160];
+};
+struct mqd_tls_link *mqd_tls_link(struct mqd_tls *tls);
+
+#endif
