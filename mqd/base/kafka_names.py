@@ -58,6 +58,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
     "The classic and the consumer protocol are always on.": "group.coordinator.rebalance.protocols",
     "Internal topics are written uncompressed.": "offsets.topic.compression.codec",
+    "TLS is the system's OpenSSL. Hosts of a cluster do not use TLS between each other yet.": (
+        "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
+        " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
+    ),
     "Producers, and transactions that are over time, are looked at continuously.": (
         "producer.id.expiration.check.interval.ms transaction.abort.timed.out.transaction.cleanup.interval.ms"
         " transaction.remove.expired.transaction.cleanup.interval.ms"
@@ -127,7 +131,8 @@ _POLICY = "what it forbids would be allowed: the broker loads no Java classes"
 
 # Prefix of the name -> error text. Ignoring these would break a promise.
 REFUSED: dict[str, str] = {
-    "ssl.": "TLS is not available yet",
+    "ssl.principal.mapping.rules": _AUTHORIZATION,
+    "ssl.engine.factory.class": "the broker loads no Java classes",
     "sasl.jaas.config": _USERS,
     "plain.sasl.jaas.config": _USERS,
     "scram-sha-256.sasl.jaas.config": _USERS,
@@ -137,7 +142,7 @@ REFUSED: dict[str, str] = {
     "sasl.": "it belongs to what the broker does not use: see sasl.enabled.mechanisms",
     "delegation.token.secret.key": "delegation tokens are not available yet",
     "principal.builder.class": "the broker loads no Java classes",
-    "security.providers": "TLS is not available yet",
+    "security.providers": "the broker loads no Java classes; TLS is the system's OpenSSL",
     "authorizer.": _AUTHORIZATION,
     "super.users": _AUTHORIZATION,
     "allow.everyone.if.no.acl.found": _AUTHORIZATION,
@@ -164,5 +169,5 @@ ASKS_FOR_NOTHING = {
     "max.connections.per.ip": "2147483647",
     "max.connections.per.ip.overrides": "",
     "remote.log.storage.system.enable": "false",
-    "ssl.client.auth": "none",
+    "ssl.principal.mapping.rules": "DEFAULT",
 }

@@ -11,10 +11,9 @@ from mqd.base.property_values import ConfigError
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 OVERRIDE_PREFIX = "listener.name."
+LISTENER_COUNT_MAX = 64  # MQD_LISTENER_COUNT_MAX
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _LISTENER = re.compile(r"([A-Za-z0-9_.-]+)://(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})")
-# protocols that clients cannot use yet, and why
-_MISSING = {"SSL": "TLS is not available yet", "SASL_SSL": "TLS is not available yet"}
 
 
 class Listener(msgspec.Struct, frozen=True):
@@ -68,6 +67,12 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
             ):
                 raise ConfigError(f"{_where(listener)} twice", "listeners", config["listeners"])
         listeners.append(listener)
+    if len(listeners) > LISTENER_COUNT_MAX:
+        raise ConfigError(
+            f"listeners has {len(listeners)} listeners; at most {LISTENER_COUNT_MAX} are possible",
+            "listeners",
+            config["listeners"],
+        )
     if not listeners:
         raise ConfigError(
             "listeners has none for clients, such as PLAINTEXT://127.0.0.1:9092", "listeners", config.get("listeners")
@@ -92,21 +97,21 @@ def _checked(config: Mapping[str, str], listener: Listener, protocol: str) -> Li
             config["listeners"],
         )
     listener = msgspec.structs.replace(listener, protocol=protocol)
-    if protocol in _MISSING:
-        raise ConfigError(
-            f"{where}, whose protocol {protocol} is not PLAINTEXT; {_MISSING[protocol]}",
-            "listeners",
-            config["listeners"],
-        )
-    if config.get("listeners.insecure.allow") == "true":
+    proven = protocol == "SASL_SSL" or (
+        protocol == "SSL" and of_listener(config, listener.name).get("ssl.client.auth") == "required"
+    )
+    if proven or config.get("listeners.insecure.allow") == "true":
         return listener
     if not listener.host:
         return msgspec.structs.replace(listener, host="127.0.0.1")
     if not _LOOPBACK.fullmatch(listener.host):
         lack = "where other hosts' passwords and records are not encrypted" if listener.has_sasl else ""
         lack = lack or "which other hosts can reach without authentication"
+        way_out = "ssl.client.auth=required, or " if protocol == "SSL" else ""
         raise ConfigError(
-            f"{where}, {lack}; use 127.0.0.1, or say listeners.insecure.allow=true", "listeners", config["listeners"]
+            f"{where}, {lack}; use 127.0.0.1, or say {way_out}listeners.insecure.allow=true",
+            "listeners",
+            config["listeners"],
         )
     return listener
 

@@ -63,8 +63,8 @@ def _listeners() -> list[Property]:
             "listener.security.protocol.map",
             "list",
             "PLAINTEXT:PLAINTEXT",
-            "Listener names and their security protocols, NAME:PROTOCOL: PLAINTEXT, SASL_PLAINTEXT. A listener whose"
-            " name is a protocol needs no entry.",
+            "Listener names and their security protocols, NAME:PROTOCOL: PLAINTEXT, SSL, SASL_PLAINTEXT,"
+            " SASL_SSL. A listener whose name is a protocol needs no entry.",
         ),
         Property(
             "controller.listener.names",
@@ -1291,6 +1291,94 @@ def _topic_table() -> list[Property]:
     return table
 
 
+def _tls() -> list[Property]:
+    suites = (
+        "TLS_AES_128_GCM_SHA256",
+        "TLS_AES_256_GCM_SHA384",
+        "TLS_CHACHA20_POLY1305_SHA256",
+        *(
+            f"TLS_ECDHE_{key}_WITH_{cipher}"
+            for cipher in ("AES_128_GCM_SHA256", "AES_256_GCM_SHA384", "CHACHA20_POLY1305_SHA256")
+            for key in ("ECDSA", "RSA")
+        ),
+    )
+    old = "it is broken; use TLSv1.2 or TLSv1.3"
+    rows = [
+        Property(
+            "ssl.keystore.location",
+            "string",
+            None,
+            "File with the certificate chain and the private key of SSL and SASL_SSL listeners, PEM or PKCS12. A PEM"
+            " file may have several keys, each with its chain: clients get the one for the host they name (SNI), else"
+            " the first. Changed files are loaded within seconds; one that does not fit leaves the previous in use.",
+        ),
+        Property(
+            "ssl.keystore.type",
+            "enum",
+            None,
+            "PEM or PKCS12. Not set: recognised by the file's content.",
+            choices=("PEM", "PKCS12"),
+            refused={
+                "JKS": "only Java reads it; convert the file by keytool -importkeystore ... -deststoretype PKCS12"
+            },
+        ),
+        Property("ssl.keystore.password", "string", None, "Password of a PKCS12 keystore.", sensitive=True),
+        Property("ssl.key.password", "string", None, "Password of an encrypted private key in PEM.", sensitive=True),
+        Property(
+            "ssl.keystore.certificate.chain",
+            "string",
+            None,
+            "The certificate chain as PEM text, instead of ssl.keystore.location; with ssl.keystore.key.",
+        ),
+        Property(
+            "ssl.keystore.key", "string", None, "The private key as PEM text (PKCS#8 or traditional).", sensitive=True
+        ),
+        Property(
+            "ssl.truststore.location",
+            "string",
+            None,
+            "File with the CAs of clients' certificates, PEM or PKCS12. Needed when ssl.client.auth is not none.",
+        ),
+        Property(
+            "ssl.truststore.type",
+            "enum",
+            None,
+            "PEM or PKCS12. Not set: recognised by the file's content.",
+            choices=("PEM", "PKCS12"),
+            refused={
+                "JKS": "only Java reads it; convert the file by keytool -importkeystore ... -deststoretype PKCS12"
+            },
+        ),
+        Property("ssl.truststore.password", "string", None, "Password of a PKCS12 trust store.", sensitive=True),
+        Property(
+            "ssl.truststore.certificates", "string", None, "The CAs as PEM text, instead of ssl.truststore.location."
+        ),
+        Property(
+            "ssl.client.auth",
+            "enum",
+            "none",
+            "Whether clients of SSL listeners must have a certificate that a CA of the trust store has signed.",
+            choices=("none", "requested", "required"),
+        ),
+        Property(
+            "ssl.enabled.protocols",
+            "list",
+            "TLSv1.2,TLSv1.3",
+            "Versions of TLS.",
+            choices=("TLSv1.2", "TLSv1.3"),
+            refused={"SSLv3": old, "TLSv1": old, "TLSv1.1": old},
+        ),
+        Property(
+            "ssl.cipher.suites",
+            "list",
+            None,
+            "Cipher suites, if not all of these: " + ", ".join(suites) + ".",
+            pattern="|".join(suites),
+        ),
+    ]
+    return [msgspec.structs.replace(row, per_listener=True) for row in rows]
+
+
 def _by_name(rows: list[Property]) -> dict[str, Property]:
     table = {row.name: row for row in rows}
     assert len(table) == len(rows), "a property is listed twice"
@@ -1300,6 +1388,7 @@ def _by_name(rows: list[Property]) -> dict[str, Property]:
 BROKER: dict[str, Property] = _by_name(
     _listeners()
     + _authentication()
+    + _tls()
     + _cluster()
     + _topics()
     + _log()

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import heapq
 import os
+import secrets
 import select
 import selectors
 import signal
@@ -84,6 +85,7 @@ class Keeper(BrokerState):
         self._timer_count = 0
         self._leaving = ""  # reason of the leave phase before the shutdown
         self._done = False
+        self._tls_secret = secrets.token_bytes(32)
         self._proven = self._turning_away = False
         self._prove: Callable[..., bool] | None = None
         if resources.cluster is not None:
@@ -381,6 +383,7 @@ class Keeper(BrokerState):
             controller_listener=between.controller_told if between is not None else None,
             inter_broker_listener=between.inter_broker_told if between is not None else None,
             config=self.settings.config,
+            tls_secret=self._tls_secret if process.role == "worker" else b"",
         )
         sockets = (*handoffs, *listeners), (*local, *cluster)
         return message, [

@@ -17,6 +17,7 @@ import msgspec
 from mqd.native.control import Control
 from mqd.native.core import E_INVALID, NativeError, bytes_of, check, checked_topic_id, failure, ffi, lib
 from mqd.native.partitions import LogOptions, Partition
+from mqd.native.tls import TlsContext
 
 SLOT_NONE = 0xFFFFFFFF  # "no slot" in an event
 
@@ -358,6 +359,10 @@ class Reactor:
     def set_connection_max(self, connection_count_max: int) -> None:
         """Not a queued command: no event answers it."""
         check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max))
+
+    def listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
+        """For its new connections; the reactor owns the context from here on, whatever happens."""
+        check(lib.mqd_reactor_listener_tls(self._reactor, token, listener_id, context.give_away()))
 
     def endpoint_died(self, token: int, endpoint: int) -> None:
         check(lib.mqd_reactor_endpoint_died(self._reactor, token, endpoint))

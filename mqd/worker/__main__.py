@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mqd.base import logging
 from mqd.base.paths import default_data_dir, keep_private, layout
+from mqd.base.property_values import ConfigError
 from mqd.native import NativeError
 from mqd.shm.attach import KeeperClient, KeeperError
 from mqd.shm.segments import SegmentError
@@ -51,9 +52,9 @@ def main() -> int:
     try:
         return asyncio.run(life())
     except Exception as error:
-        # mqd up shows the cause and remedy of the native side's errors, because the user can fix
-        # them
-        log.exception(f"worker failed: {error}" if isinstance(error, NativeError) else "worker failed")
+        # mqd up shows the cause and remedy of errors that the user can fix
+        mendable = isinstance(error, (NativeError, ConfigError))
+        log.exception(f"worker failed: {error}" if mendable else "worker failed")
         os._exit(1)  # the reactor's thread still runs in memory that an orderly exit would unmap
 
 

@@ -65,6 +65,7 @@ from mqd.worker.partition_reporter import Telling
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
+from mqd.worker.tls import TlsListeners
 
 _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0
@@ -103,6 +104,7 @@ class Worker:
         tasks = [
             asyncio.create_task(self._start_and_follow()),
             asyncio.create_task(self._retry_failed()),
+            asyncio.create_task(self._tls.run()),
             *(
                 asyncio.create_task(work)
                 for work in [
@@ -186,6 +188,7 @@ class Worker:
             config,
             files,
         )
+        self._tls = TlsListeners(config, self._reactor, self._commands, client.welcome.tls_secret)
         self._upkeep = Upkeep(
             self._index,
             worker_count,
@@ -247,6 +250,7 @@ class Worker:
         for log_dir in self._log_dirs:  # remove the markers before anything else is written
             for leftover in await self._background.urgent(log_dir.index, log_dir.open):
                 self._partitions.delete_later(log_dir, leftover)
+        await asyncio.to_thread(self._tls.load)
         self._reactor.start()
         self._commands.watch()
         self._log.info("reactor runs", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted)

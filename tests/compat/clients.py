@@ -63,7 +63,7 @@ class Confluent:
         left = producer.flush(DEADLINE_SECONDS)
         assert left == 0 and reported == len(messages) and not failures, (left, reported, failures[:3])
 
-    def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
+    def consume(self, bootstrap: str, topic: str, counts: dict[int, int], **options: object) -> Read:
         consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -72,6 +72,7 @@ class Confluent:
                 "check.crcs": True,
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 50,  # closing waits for the last long poll
+                **options,
             }
         )
         try:
@@ -121,13 +122,14 @@ class KafkaPython:
         finally:
             producer.close(DEADLINE_SECONDS)
 
-    def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
+    def consume(self, bootstrap: str, topic: str, counts: dict[int, int], **options: object) -> Read:
         consumer = kafka.KafkaConsumer(
             bootstrap_servers=bootstrap,
             group_id=None,
             enable_auto_commit=False,
             check_crcs=True,
             auto_offset_reset="none",
+            **options,
         )
         try:
             partitions = [kafka.TopicPartition(topic, partition) for partition in counts]
@@ -178,7 +180,7 @@ class Aiokafka:
 
         asyncio.run(run())
 
-    def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
+    def consume(self, bootstrap: str, topic: str, counts: dict[int, int], **options: object) -> Read:
         async def run() -> Read:
             consumer = aiokafka.AIOKafkaConsumer(
                 bootstrap_servers=bootstrap,
@@ -186,6 +188,7 @@ class Aiokafka:
                 enable_auto_commit=False,
                 check_crcs=True,
                 auto_offset_reset="none",
+                **options,
             )
             consumer.assign([aiokafka.TopicPartition(topic, partition) for partition in counts])
             async with consumer:
@@ -218,10 +221,11 @@ class KcatClient:
     ) -> None:
         self.kcat.produce(bootstrap, topic, messages, compression, **options)
 
-    def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
+    def consume(self, bootstrap: str, topic: str, counts: dict[int, int], **options: object) -> Read:
         """Headers come joined, as one named "joined": compare with as_read()."""
         found: Read = {partition: [] for partition in counts}
-        for partition, offset, timestamp_ms, key, value, headers in self.kcat.consume(bootstrap, topic):
+        settings = [word for name, setting in options.items() for word in ("-X", f"{name}={setting}")]
+        for partition, offset, timestamp_ms, key, value, headers in self.kcat.consume(bootstrap, topic, *settings):
             _put(found, offset, Message(partition, key, value, (("joined", headers),), timestamp_ms))
         assert _is_complete(found, counts, time.monotonic() + 1), {
             partition: len(records) for partition, records in found.items()

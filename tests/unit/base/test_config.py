@@ -94,7 +94,7 @@ def test_names_in_the_wrong_place():
     )
     refused(lambda: c.validate_topic({"log.retention.bytes": "1"}), "of brokers, not of topics", "retention.bytes")
     refused(lambda: c.validate_topic({"node.id": "1"}), "of brokers, not of topics")
-    refused(lambda: c.load_broker(None, {}, {"ssl.keystore.location": "x"}), "TLS is not available yet")
+    refused(lambda: c.load_broker(None, {}, {"sasl.jaas.config": "x"}), "kept in the cluster's metadata")
     refused(lambda: c.validate_topic({"remote.storage.enable": "true"}), "tiered storage")
     refused(lambda: c.validate_topic({"zzzz": "true"}), "not a known property", "docs/configuration.md")
 
@@ -134,9 +134,9 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
         ("sasl.enabled.mechanisms", "GSSAPI", "Kerberos is not available"),
         ("listener.name.plaintext.log.retention.ms", "1000", "is the same for all listeners"),
         (
-            "listener.name.external.ssl.keystore.location",
-            "k.jks",
-            "listener.name.external.ssl.keystore.location cannot be set: TLS is not available yet",
+            "listener.name.external.ssl.engine.factory.class",
+            "a.B",
+            "listener.name.external.ssl.engine.factory.class cannot be set: the broker loads no Java classes",
         ),
         ("authorizer.class.name", "a.B", "authorization is not available yet"),
         ("create.topic.policy.class.name", "a.B", "what it forbids would be allowed"),
@@ -296,7 +296,7 @@ def test_sensitive_values_are_not_shown():
         ({"listeners": "PLAINTEXT://127.0.0.1.example.org:9092"}, "listeners.insecure.allow=true"),
         ({"listeners": "PLAINTEXT://127.0.0.1:99999"}, "not NAME://HOST:PORT"),
         ({"listeners": "127.0.0.1:9092"}, "not NAME://HOST:PORT"),
-        ({"listeners": "SSL://127.0.0.1:9092"}, "TLS is not available yet"),
+        ({"listeners": "SSL://0.0.0.0:9092"}, "without authentication"),
         ({"listeners": "INSIDE://127.0.0.1:9092"}, "add INSIDE:PROTOCOL to listener.security.protocol.map"),
         ({"listeners": "PLAINTEXT://127.0.0.1:9092,PLAINTEXT://127.0.0.1:9093"}, "twice"),
         (
@@ -395,8 +395,13 @@ def test_every_property_that_is_not_ignored_is_read_somewhere():
 def test_every_property_that_is_ignored_is_read_nowhere():
     code = code_beside_the_tables()
     read = [name for table in (BROKER, TOPIC) for name, prop in table.items() if prop.ignored and f'"{name}"' in code]
-    # checked beside flush.on.ack; a property of clients, too; handed to the core, which does not count records
-    assert read == ["log.flush.interval.messages", "request.timeout.ms", "flush.messages"]
+    # checked beside flush.on.ack; properties of clients, too; handed to the core, which does not count records
+    assert read == [
+        "log.flush.interval.messages",
+        "request.timeout.ms",
+        "ssl.endpoint.identification.algorithm",
+        "flush.messages",
+    ]
 
 
 def test_what_has_no_effect_is_named():
@@ -443,3 +448,22 @@ def test_oauthbearer_is_told_whose_tokens_it_takes():
     )
     own = {name.replace("sasl.", "listener.name.sasl_plaintext.sasl."): value for name, value in OAUTH.items()}
     assert c.load_broker(None, {}, own)["listeners"] == OAUTH["listeners"]
+
+
+def test_listeners_with_tls_beyond_loopback_demand_certificates():
+    def read(**more: str):
+        own = {name.replace("_", "."): value for name, value in more.items()}
+        return of_clients.parse_listeners({"listeners": "SSL://:9093", **own})
+
+    assert read()[0].host == "127.0.0.1"
+    assert read(ssl_client_auth="required")[0].host == ""
+    refused(
+        lambda: read(listeners="SSL://0.0.0.0:9093", ssl_client_auth="requested"),
+        "without authentication",
+        "ssl.client.auth=required, or listeners.insecure.allow=true",
+    )
+    own = {"listener.name.ssl.ssl.client.auth": "required"}
+    assert read(listeners="SSL://0.0.0.0:9093", **own)[0].host == "0.0.0.0"
+    many = ",".join(f"PLAINTEXT{number}://127.0.0.1:{number}" for number in range(1, 66))
+    names = ",".join(f"PLAINTEXT{number}:PLAINTEXT" for number in range(1, 66))
+    refused(lambda: read(listeners=many, listener_security_protocol_map=names), "at most 64")

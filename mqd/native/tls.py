@@ -1,0 +1,97 @@
+"""TLS of listeners by the system's OpenSSL: certificates in, a context for the reactor out.
+
+The native side opens `libssl.so.3` at the first call; without it every call here raises NativeError
+with the way out. Contexts do not change; a reloaded certificate is another context.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from mqd.native.core import bytes_of, check, enumeration, failure, ffi, lib
+
+TICKET_KEY_BYTES: int = lib.MQD_TLS_TICKET_KEY_BYTES
+IDENTITY_COUNT_MAX: int = lib.MQD_TLS_IDENTITY_COUNT_MAX
+TLS_1_2, TLS_1_3 = 0x303, 0x304
+ClientAuth = IntEnum("ClientAuth", enumeration("mqd_tls_client_auth", "MQD_TLS_CLIENT_AUTH_"))
+
+
+class TlsFile(msgspec.Struct, frozen=True):
+    """The content of a file. Its repr shows none of it."""
+
+    content: bytes
+    password: str | None = None
+    pkcs12: bool = False
+
+    def __repr__(self) -> str:
+        return f"TlsFile({len(self.content)} bytes)"
+
+
+class TlsIdentity(msgspec.Struct, frozen=True):
+    """A certificate with its chain, and the key. PKCS12: both are in `chain`."""
+
+    chain: TlsFile
+    key: TlsFile | None = None
+
+
+class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """struct mqd_tls_settings."""
+
+    identities: tuple[TlsIdentity, ...]
+    client_auth: int = 0  # ClientAuth
+    trust: TlsFile | None = None
+    version_min: int = TLS_1_2
+    version_max: int = TLS_1_3
+    ciphers_12: str  # OpenSSL's names, separated by colons
+    ciphers_13: str
+    ticket_key: bytes = bytes(TICKET_KEY_BYTES)  # zeros: sessions are not resumed
+
+
+def tls_version() -> str:
+    """The version of OpenSSL in use. Raises NativeError: there is none that can be used."""
+    check(lib.mqd_tls_available())
+    return ffi.string(lib.mqd_tls_version()).decode()
+
+
+class TlsContext:
+    """Checked settings of a listener. Raises NativeError: what is wrong with which file."""
+
+    def __init__(self, settings: TlsSettings):
+        held: list[Any] = []
+        native = ffi.new("struct mqd_tls_settings *")
+        identities = ffi.new("struct mqd_tls_identity[]", len(settings.identities))
+        for target, identity in zip(identities, settings.identities, strict=True):
+            _fill(target.chain, identity.chain, held)
+            if identity.key is not None:
+                _fill(target.key, identity.key, held)
+        native.identities, native.identity_count = identities, len(settings.identities)
+        native.client_auth = settings.client_auth
+        if settings.trust is not None:
+            _fill(native.trust, settings.trust, held)
+        native.version_min, native.version_max = settings.version_min, settings.version_max
+        held += [ffi.new("char[]", settings.ciphers_12.encode()), ffi.new("char[]", settings.ciphers_13.encode())]
+        native.ciphers_12, native.ciphers_13 = held[-2:]
+        native.ticket_key = settings.ticket_key
+        context = lib.mqd_tls_context_create(native)
+        ffi.memmove(native.ticket_key, bytes(TICKET_KEY_BYTES), TICKET_KEY_BYTES)
+        if context == ffi.NULL:
+            raise failure()
+        self._context = ffi.gc(context, lib.mqd_tls_context_free)
+
+    def give_away(self) -> Any:
+        """For the reactor, which frees it."""
+        context, self._context = self._context, None
+        ffi.gc(context, None)  # no longer freed by us
+        return context
+
+
+def _fill(target: Any, file: TlsFile, held: list[Any]) -> None:
+    memory = bytes_of(file.content, writable=False)
+    held.append(memory)
+    target.bytes, target.size_bytes, target.pkcs12 = memory, len(file.content), file.pkcs12
+    if file.password is not None:
+        held.append(ffi.new("char[]", file.password.encode()))
+        target.password = held[-1]

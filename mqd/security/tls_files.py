@@ -1,0 +1,275 @@
+"""The TLS settings of a listener, read from its properties and the files that they name: Kafka's
+`ssl.*` names, PEM or PKCS12.
+
+Errors are ConfigErrors that name the property, the file and the way out. What is in the files is
+checked by mqd.native.TlsContext (`check` below does both).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mqd.base.config import broker_value
+from mqd.base.listeners import Listener, of_listener, override_name, parse_listeners
+from mqd.base.property_values import ConfigError
+from mqd.native import NativeError
+from mqd.native.tls import (
+    IDENTITY_COUNT_MAX,
+    TICKET_KEY_BYTES,
+    TLS_1_2,
+    TLS_1_3,
+    ClientAuth,
+    TlsContext,
+    TlsFile,
+    TlsIdentity,
+    TlsSettings,
+)
+
+FILE_BYTES_MAX = 16 << 20
+LOCATIONS = ("ssl.keystore.location", "ssl.truststore.location")
+_VERSIONS = {"TLSv1.2": TLS_1_2, "TLSv1.3": TLS_1_3}
+# Names of the IANA, which Kafka and Java use, -> OpenSSL's. Only forward secrecy with authenticated
+# encryption.
+CIPHERS_12 = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+}
+CIPHERS_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
+_JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")  # JKS, JCEKS
+# Tickets of one epoch are not accepted in the next: the client shakes hands in full.
+TICKET_EPOCH_S = 12 * 3600
+
+
+def listeners_with_tls(config: Mapping[str, str]) -> list[tuple[int, Listener]]:
+    """(listener id, listener)"""
+    return [(index, listener) for index, listener in enumerate(parse_listeners(config)) if listener.has_tls]
+
+
+def absolute(config: Mapping[str, str]) -> dict[str, str]:
+    """The configuration with absolute paths: processes of the broker have other working directories
+    than the command line.
+    """
+    return {
+        name: os.path.abspath(value) if name.endswith(LOCATIONS) and value.strip() else value
+        for name, value in config.items()
+    }
+
+
+def files(config: Mapping[str, str], listener: Listener) -> list[Path]:
+    """The files that the listener's settings are read from."""
+    own = of_listener(config, listener.name)
+    return [Path(own[name]) for name in LOCATIONS if own.get(name, "").strip()]
+
+
+def check(config: Mapping[str, str]) -> None:
+    """Raises ConfigError: a TLS listener could not start with what the configuration names."""
+    for _, listener in listeners_with_tls(config):
+        context(config, listener)
+
+
+def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", now_s: float = 0.0) -> TlsContext:
+    """`secret`: shared by all processes that may resume each other's sessions; empty: none are
+    resumed. Raises ConfigError.
+    """
+    settings = read(config, listener, ticket_key(secret, listener, config, now_s) if secret else None)
+    try:
+        return TlsContext(settings)
+    except NativeError as error:
+        where = " and ".join(map(str, files(config, listener))) or "its ssl. properties"
+        raise ConfigError(
+            f"listener {listener.name} cannot use {where}: {error.strerror}", "ssl.keystore.location"
+        ) from None
+
+
+def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now_s: float) -> bytes:
+    """Differs by listener and by what it demands of clients: a ticket opens no other door."""
+    own = of_listener(config, listener.name)
+    about = [listener.name, own.get("ssl.client.auth", ""), own.get("ssl.truststore.location", "")]
+    text = "\0".join(["mqd TLS tickets", *about, str(int(now_s) // TICKET_EPOCH_S)]).encode()
+    blocks = [hmac.digest(secret, bytes([number]) + text, hashlib.sha512) for number in range(2)]
+    return b"".join(blocks)[:TICKET_KEY_BYTES]
+
+
+def read(config: Mapping[str, str], listener: Listener, tickets: bytes | None = None) -> TlsSettings:
+    """Raises ConfigError."""
+    own = _Own(config, listener)
+    client_auth = ClientAuth[str(own.value("ssl.client.auth")).upper()]
+    trust = own.trust()
+    if client_auth and trust is None:
+        raise own.error(
+            "ssl.truststore.location",
+            f"ssl.client.auth={client_auth.name.lower()} needs the CAs of the clients' certificates: set"
+            " ssl.truststore.location to a PEM or PKCS12 file",
+        )
+    versions, ciphers_12, ciphers_13 = own.versions_and_ciphers()
+    return TlsSettings(
+        identities=own.identities(),
+        client_auth=client_auth,
+        trust=trust,
+        version_min=min(versions),
+        version_max=max(versions),
+        ciphers_12=ciphers_12,
+        ciphers_13=ciphers_13,
+        ticket_key=tickets or bytes(TICKET_KEY_BYTES),
+    )
+
+
+class _Own:
+    """The properties of one listener."""
+
+    def __init__(self, config: Mapping[str, str], listener: Listener):
+        self._config = of_listener(config, listener.name)
+        self._set = config
+        self._listener = listener
+
+    def value(self, name: str):  # type: ignore[no-untyped-def]
+        return broker_value(self._config, name)
+
+    def text(self, name: str) -> str | None:
+        found = self._config.get(name, "").strip()
+        return found or None
+
+    def error(self, name: str, message: str) -> ConfigError:
+        override = override_name(self._listener.name, name)
+        return ConfigError(f"listener {self._listener.name}: {message}", override if override in self._set else name)
+
+    def _content(self, name: str) -> bytes | None:
+        path = self.text(name)
+        if path is None:
+            return None
+        try:
+            with open(path, "rb") as file:
+                content = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise self.error(name, f"{name}={path} cannot be read: {error.strerror}") from None
+        if not content or len(content) > FILE_BYTES_MAX:
+            raise self.error(name, f"{name}={path} is {'empty' if not content else 'too large'}")
+        return content
+
+    def _is_pkcs12(self, store: str, content: bytes) -> bool:
+        """`store`: ssl.keystore or ssl.truststore."""
+        types = {"ssl.keystore": "ssl.keystore.type", "ssl.truststore": "ssl.truststore.type"}
+        kind, path = str(self.value(types[store]) or ""), self.text(f"{store}.location")
+        if content.startswith(_JKS):
+            raise self.error(
+                f"{store}.location",
+                f"{path} is a Java keystore (JKS), which only Java reads. Convert it: keytool -importkeystore"
+                f" -srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12",
+            )
+        found = "PEM" if b"-----BEGIN " in content else "PKCS12" if content.startswith(b"\x30") else ""
+        if not found:
+            raise self.error(f"{store}.location", f"{path} is neither PEM nor PKCS12")
+        if kind and kind != found:
+            raise self.error(f"{store}.type", f"{path} is {found}, but {store}.type={kind}; correct it or leave it out")
+        return found == "PKCS12"
+
+    def identities(self) -> tuple[TlsIdentity, ...]:
+        chain, key = self.text("ssl.keystore.certificate.chain"), self.text("ssl.keystore.key")
+        password = self.text("ssl.key.password")
+        if chain or key:
+            if not chain or not key:
+                raise self.error(
+                    "ssl.keystore.key",
+                    "ssl.keystore.certificate.chain and ssl.keystore.key belong together: set both, as PEM text",
+                )
+            return (TlsIdentity(TlsFile(_pem(chain)), TlsFile(_pem(key), password)),)
+        content = self._content("ssl.keystore.location")
+        if content is None:
+            raise self.error(
+                "ssl.keystore.location",
+                f"{self._listener.protocol} needs a certificate and its key: set ssl.keystore.location to a PEM file"
+                " with both (or a PKCS12 file)",
+            )
+        if self._is_pkcs12("ssl.keystore", content):
+            store = self.text("ssl.keystore.password")
+            if password and password != store:
+                raise self.error("ssl.key.password", "a PKCS12 file has one password: ssl.keystore.password")
+            return (TlsIdentity(TlsFile(content, store, pkcs12=True)),)
+        found = tuple(
+            TlsIdentity(TlsFile(certificates), TlsFile(key_text, password)) for certificates, key_text in split(content)
+        )
+        path = self.text("ssl.keystore.location")
+        if not found:
+            raise self.error(
+                "ssl.keystore.location",
+                f"{path} needs a private key and its certificate chain, both as PEM, in one file",
+            )
+        if len(found) > IDENTITY_COUNT_MAX:
+            raise self.error("ssl.keystore.location", f"{path} has more than {IDENTITY_COUNT_MAX} private keys")
+        return found
+
+    def trust(self) -> TlsFile | None:
+        text = self.text("ssl.truststore.certificates")
+        if text:
+            return TlsFile(_pem(text))
+        content = self._content("ssl.truststore.location")
+        if content is None:
+            return None
+        pkcs12 = self._is_pkcs12("ssl.truststore", content)
+        return TlsFile(content, self.text("ssl.truststore.password") if pkcs12 else None, pkcs12)
+
+    def versions_and_ciphers(self) -> tuple[list[int], str, str]:
+        """The versions, and the suites of TLS 1.2 and 1.3 by OpenSSL's names. A version that is left
+        without a suite is not offered.
+        """
+        versions = {_VERSIONS[name] for name in self.value("ssl.enabled.protocols")}
+        named = list(self.value("ssl.cipher.suites") or [])
+        old = [CIPHERS_12[name] for name in named if name in CIPHERS_12]
+        new = [name for name in named if name in CIPHERS_13]
+        if named:
+            versions &= ({TLS_1_2} if old else set()) | ({TLS_1_3} if new else set())
+        if not versions:
+            raise self.error(
+                "ssl.cipher.suites", "ssl.cipher.suites has none for the versions of ssl.enabled.protocols"
+            )
+        return sorted(versions), ":".join(old or CIPHERS_12.values()), ":".join(new or CIPHERS_13)
+
+
+def _pem(text: str) -> bytes:
+    """Properties files have such text on one line, its line breaks as blanks or as \\n."""
+    text = text.replace("\\n", "\n")
+    return re.sub(
+        r"(-----BEGIN [A-Z0-9 ]+-----)\s+(.*?)\s+(-----END [A-Z0-9 ]+-----)",
+        # headers, as of an encrypted traditional key, have colons and need their lines
+        lambda found: "\n".join([found[1], *found[2].split(), found[3], ""]) if ":" not in found[2] else found[0],
+        text,
+        flags=re.DOTALL,
+    ).encode()
+
+
+def split(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """(certificates, key) for each private key in a PEM file. Its certificates follow the key, or
+    precede it when the file begins with a certificate.
+    """
+    blocks = [(found[1].endswith(b"PRIVATE KEY"), found[0] + b"\n") for found in _BLOCK.finditer(content)]
+    if blocks and not blocks[0][0]:
+        # read backwards, every key comes first
+        blocks.reverse()
+        for certificates, key in list(_by_key(blocks))[::-1]:
+            yield b"".join(reversed(certificates)), key
+        return
+    for certificates, key in _by_key(blocks):
+        yield b"".join(certificates), key
+
+
+def _by_key(blocks: list[tuple[bool, bytes]]) -> Iterator[tuple[list[bytes], bytes]]:
+    key, certificates = b"", []
+    for is_key, block in blocks:
+        if is_key:
+            if key:
+                yield certificates, key
+            key, certificates = block, []
+        elif key:
+            certificates.append(block)
+    if key:
+        yield certificates, key
