@@ -65,7 +65,7 @@ class Cluster:
         if node_id not in self._brokers:
             if node_id not in self._nodes:
                 raise CliError(f"broker {node_id} is not there at the moment; try again")
-            broker = Broker(self._nodes[node_id])
+            broker = Broker(self._nodes[node_id], advertised_by=node_id)
             broker.__enter__()
             self._brokers[node_id] = broker
         return self._brokers[node_id]

@@ -129,7 +129,7 @@ class Versions:
         for one in seen.brokers:
             if one.is_fenced:
                 continue
-            with Broker(address(one.host, one.port)) as broker:
+            with Broker(address(one.host, one.port), advertised_by=one.broker_id) as broker:
                 answer = broker.ask(_API_VERSIONS, asked)
             self.supported[one.broker_id] = {
                 feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features

@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 class Broker:
     """`with Broker(bootstrap) as broker: broker.ask(48, DescribeClientQuotasRequest(...))`. Raises
-    CliError.
+    CliError. `advertised_by`: the node whose address this is, according to another broker.
     """
 
-    def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
-        self._bootstrap, self._timeout_s = bootstrap, timeout_s
+    def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S, advertised_by: int | None = None) -> None:
+        self._bootstrap, self._timeout_s, self._advertised_by = bootstrap, timeout_s, advertised_by
         self._socket: socket.socket | None = None
         self._versions: dict[int, tuple[int, int]] = {}
         self._correlation_id = 0
@@ -45,11 +45,11 @@ class Broker:
 
     def _connect(self) -> None:
         security = client_security.current()
-        address = require_broker(self._bootstrap, plaintext=not security.has_tls)
+        address = require_broker(self._bootstrap, plaintext=not security.has_tls, advertised_by=self._advertised_by)
         try:
             self._socket = security.secure(socket.create_connection(address, self._timeout_s), address[0])
         except OSError as error:
-            raise unreachable(self._bootstrap, error.strerror or str(error)) from None
+            raise unreachable(self._bootstrap, error.strerror or str(error), self._advertised_by) from None
         spoken = self._call(
             API_VERSIONS_KEY,
             message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"),

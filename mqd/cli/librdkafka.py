@@ -56,14 +56,23 @@ def _addresses(bootstrap: str) -> list[tuple[str, int]]:
     return found
 
 
-def unreachable(bootstrap: str, reason: str = "") -> CliError:
+def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = None) -> CliError:
+    """`advertised_by`: the node whose address this is, according to another broker."""
     why = f" ({reason})" if reason else ""
+    if advertised_by is not None:
+        return CliError(
+            f"cannot reach broker {advertised_by} at {bootstrap}, the address that it advertises{why}; is it running? If"
+            " so, set advertised.listeners on it to an address that clients can reach",
+            EXIT_UNREACHABLE,
+        )
     return CliError(
         f"cannot reach a broker at {bootstrap}{why}; is it running? start one with: mqd up", EXIT_UNREACHABLE
     )
 
 
-def require_broker(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, plaintext: bool = True) -> tuple[str, int]:
+def require_broker(
+    bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, plaintext: bool = True, advertised_by: int | None = None
+) -> tuple[str, int]:
     """The first address that accepts a connection and, if it is to speak without TLS, answers as a
     Kafka broker does; librdkafka alone would wait out its time limit to say that none does. Raises
     CliError.
@@ -79,13 +88,16 @@ def require_broker(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, plainte
             continue
         if found is None:
             return address
+        if advertised_by is not None:
+            reason = found
+            continue
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         stranger = CliError(
             f"{host}:{address[1]} is no Kafka broker: {found}; give the broker's port for clients with -b HOST:PORT"
             " (mqd status shows it)",
             EXIT_UNREACHABLE,
         )
-    raise stranger or unreachable(bootstrap, reason)
+    raise stranger or unreachable(bootstrap, reason, advertised_by)
 
 
 def _stranger(connection: socket.socket, timeout_s: float) -> str | None:

@@ -34,6 +34,7 @@ from supervisor.states import SupervisorStates
 from supervisor.supervisord import Supervisor
 
 from mqd.base.paths import Layout
+from mqd.shm.keeper_messages import CANNOT_START
 
 KEEPER = "mqd-keeper"
 START_FAILURE_COUNT_MAX = 5
@@ -236,7 +237,7 @@ class BrokerSupervisor(Supervisor):
             process.exitstatus = -1
         elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1
-            if self._failures[name] >= START_FAILURE_COUNT_MAX:
+            if process.exitstatus == CANNOT_START or self._failures[name] >= START_FAILURE_COUNT_MAX:
                 words = self._last_words(name) or "it said nothing"
                 self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words}; see {self._log(name)}"
                 self._end()

@@ -34,13 +34,24 @@ import msgspec
 from mqd import native
 from mqd.base.crash_on_error import vital
 from mqd.shm import segments
-from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Leave, Left, Ready, Refused, Shutdown, Waiting, Welcome
+from mqd.shm.keeper_messages import (
+    STARTED_AGAIN,
+    Death,
+    FromKeeper,
+    Hello,
+    Leave,
+    Left,
+    Ready,
+    Refused,
+    Shutdown,
+    Waiting,
+    Welcome,
+)
 
 MESSAGE_BYTES_MAX = 128 << 10
 DESCRIPTOR_COUNT_MAX = 253  # the kernel's SCM_MAX_FD
 CONNECT_TIMEOUT_S = 10.0
 SO_PEERPIDFD = 77  # Linux 6.5
-STARTED_AGAIN = 3  # exit status after the keeper's death, where supervisord starts the keeper again
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode

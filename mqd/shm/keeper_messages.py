@@ -9,6 +9,10 @@ long as the process lives; its end, together with the pidfd, is the keeper's pro
 
 import msgspec
 
+# Exit statuses of processes: the next life would fail alike; the keeper has died, and supervisord
+# starts it again.
+CANNOT_START, STARTED_AGAIN = 2, 3
+
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
     role: str  # "acceptor" | "controller" | "worker"

@@ -4,8 +4,10 @@ by supervisord.
 
 import argparse
 import asyncio
+import errno
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from mqd.base import logging
@@ -13,6 +15,7 @@ from mqd.base.paths import default_data_dir, keep_private, layout
 from mqd.base.property_values import ConfigError
 from mqd.native import NativeError
 from mqd.shm.attach import KeeperClient, KeeperError
+from mqd.shm.keeper_messages import CANNOT_START
 from mqd.shm.segments import SegmentError
 
 
@@ -29,6 +32,12 @@ def _arguments() -> argparse.Namespace:
     if arguments.index is None:
         parser.error("which worker? say its index, from 0")
     return arguments
+
+
+def _is_final(error: Exception, config: Mapping[str, str]) -> bool:
+    """The next life would meet the same: a setting, or io_uring demanded where it is forbidden."""
+    refused = isinstance(error, NativeError) and error.code in (errno.EPERM, errno.ENOSYS)
+    return isinstance(error, ConfigError) or (refused and config.get("io.backend") == "io_uring")
 
 
 def main() -> int:
@@ -55,7 +64,8 @@ def main() -> int:
         # mqd up shows the cause and remedy of errors that the user can fix
         mendable = isinstance(error, (NativeError, ConfigError))
         log.exception(f"worker failed: {error}" if mendable else "worker failed")
-        os._exit(1)  # the reactor's thread still runs in memory that an orderly exit would unmap
+        # the reactor's thread still runs in memory that an orderly exit would unmap
+        os._exit(CANNOT_START if _is_final(error, client.config) else 1)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from datetime import datetime
 
 import click
 
-from mqd.cli.common import Settings, complete_topic, options, pairs
+from mqd.cli.common import Settings, complete_topic, error_line, options, pairs
 from mqd.cli.records import Start, compile_format, envelope, parse_start, parse_time
+
+SILENT_COUNT = 4  # looks in a row that found no record: two seconds
 
 
 @click.command(
@@ -62,9 +64,14 @@ def command(
 
     reader = Reader(settings.bootstrap, topic, config)
     out = sys.stdout.buffer
+    silent_count, said = 0, exit_at_end or stop is not None
     try:
         reader.assign(reader.partitions(list(partitions)), start, stop)
         for batch in reader.batches(count, exit_at_end):
+            silent_count = 0 if batch else silent_count + 1
+            if silent_count == SILENT_COUNT and not said:
+                said = True
+                error_line("waiting for more records; Ctrl-C stops, and -e stops at the end of the partitions")
             if batch:
                 out.write(b"".join([render(message) for message in batch]))
                 out.flush()

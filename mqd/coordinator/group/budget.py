@@ -10,7 +10,7 @@ Refusals in stages, so that groups which exist go on when others have filled the
     all of it   no commit that adds offsets, no assignment
 
 What adds nothing is never refused: heartbeats, a member that joins again with the same metadata, a
-commit over earlier ones. Why these codes: docs/decisions/2026-11-26-memory-of-groups.md.
+commit over earlier ones. Why these codes: docs/decisions/coordinators/2026-11-26-memory-of-groups.md.
 """
 
 from __future__ import annotations

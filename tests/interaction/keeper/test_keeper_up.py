@@ -358,6 +358,34 @@ def test_json_log_lines(start):
     assert any(json.loads(line)["message"] == "the broker serves" for line in lines)
 
 
+FORBID_IO_URING = """
+import ctypes, os, struct, sys
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]  # setup: EPERM
+text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(text))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_io_uring_that_is_forced_and_forbidden_is_said_at_once(tmp_path):
+    """By a seccomp profile, as containers have: the first worker's word is enough."""
+    data_dir = tmp_path / "data"
+    done = subprocess.run(
+        [sys.executable, "-c", FORBID_IO_URING, "-m", "mqd.cli.main", "up", "--data-dir", data_dir]
+        + ["--port", str(free_port()), "--workers", "1", "--set", "io.backend=io_uring"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 1 and "mqd-worker-0 does not start (exit status 2): " in done.stderr, done.stderr
+    assert "set io.backend=auto" in done.stderr
+    log = (data_dir / "logs" / "mqd-worker-0.log").read_text()
+    assert log.count("set io.backend=auto") <= 2, log  # the line, and its traceback: one life
+
+
 @pytest.mark.parametrize("end", ["supervisord", "keeper"])
 def test_a_supervisord_of_the_users_own(start, tmp_path, end):
     data_dir, port = tmp_path / "own", free_port()

@@ -140,7 +140,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     found = World()
 
     class Broker:
-        def __init__(self, bootstrap: str) -> None:
+        def __init__(self, bootstrap: str, advertised_by: int | None = None) -> None:
             self._bootstrap = bootstrap
 
         def __enter__(self) -> Broker:

@@ -7,9 +7,11 @@ import io
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -212,3 +214,24 @@ def test_a_pipeline_ends_well_when_nobody_reads_its_progress(
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     assert main._run(["pipeline", "run", "p"]) == code
     assert capfd.readouterr().err == told and stopped == [True]
+
+
+def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:
+    """A tenth of a second in which a KeyboardInterrupt would print a traceback."""
+    (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "mqd", "up"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout.readline() == "importing\n"
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=20)
+    assert running.returncode == 130 and errors == ""
+
+
+def test_the_installed_command_begins_there_too() -> None:
+    (command,) = (one for one in metadata.distribution("mqd").entry_points if one.name == "mqd")
+    assert command.value == "mqd.__main__:main"

@@ -12,7 +12,8 @@ import pytest
 
 from mqd.cli import librdkafka
 from mqd.cli import main as main_module
-from mqd.cli.common import EXIT_UNREACHABLE
+from mqd.cli.broker_lookup import Cluster
+from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.kafka_request import Broker
 
 Serve = Callable[[socket.socket], None]
@@ -71,7 +72,7 @@ def silent(connection: socket.socket) -> None:
 def test_a_port_that_is_no_kafka_is_named_with_what_answered(
     port, serve: Serve, what: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(librdkafka.require_broker, "__defaults__", (0.2, True))
+    monkeypatch.setattr(librdkafka.require_broker, "__defaults__", (0.2, True, None))
     monkeypatch.setattr(librdkafka.base_config, "__defaults__", (0.2, None))
     address = port(serve)
     started = time.monotonic()
@@ -121,3 +122,22 @@ def test_a_client_with_tls_is_not_held_to_plaintext(port) -> None:
     address = port(says(b"\x15\x03\x01\x00\x02\x02\x46"))
     for protocol in ("ssl", "SASL_SSL"):
         assert librdkafka.base_config(address, properties={"security.protocol": protocol})
+
+
+@pytest.mark.parametrize("where", ["closed", "unresolved", "stranger"])
+def test_an_advertised_address_that_does_not_lead_to_its_broker(port: Callable[[Serve], str], where: str) -> None:
+    """Of group, txn, quota and cluster, which ask the broker that another one names."""
+    address, reason = {
+        "closed": ("127.0.0.1:1", "Connection refused"),
+        "unresolved": ("nohost.invalid:9092", "Name or service not known"),
+        "stranger": (port(says(b"SSH-2.0-OpenSSH_9.6\r\n")), "it answered 'SSH-2.0-OpenSSH_9.6'"),
+    }[where]
+    cluster = Cluster("127.0.0.1:9092")
+    cluster._nodes = {1: "127.0.0.1:9092", 2: address}
+    with pytest.raises(CliError) as told:
+        cluster.node(2)
+    assert told.value.exit_code == EXIT_UNREACHABLE
+    assert told.value.message.startswith(
+        f"cannot reach broker 2 at {address}, the address that it advertises ({reason})"
+    )
+    assert "advertised.listeners" in told.value.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError, KafkaException  # noqa: E402
 
+from mqd.cli import main as main_module  # noqa: E402
 from mqd.cli import topic_reading as reading  # noqa: E402
 from mqd.cli.records import Start  # noqa: E402
 from mqd.cli.topic_reading import Reader  # noqa: E402
+from mqd.cli.verbs import consume  # noqa: E402
 
 NOW = 10_000
 END = KafkaError._PARTITION_EOF
@@ -173,3 +176,35 @@ def test_what_came_before_an_error_is_shown(monkeypatch: pytest.MonkeyPatch, clo
     )
     found, problem = shown(monkeypatch, consumer, None)
     assert found == [(0, 0), (0, 1)] and problem is not None
+
+
+@pytest.mark.parametrize(("arguments", "waits"), [((), True), (("-e",), False), (("--until", "-1h"), False)])
+def test_consume_says_once_that_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], waits: bool
+) -> None:
+    class Silent:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def partitions(self, _wanted: object) -> list[int]:
+            return [0]
+
+        def assign(self, *_: object) -> None:
+            pass
+
+        def batches(self, *_: object) -> Iterator[list[Any]]:
+            yield from [[] for _ in range(consume.SILENT_COUNT - 1)]
+            yield [SimpleNamespace()]  # from here on the silence counts again
+            yield from [[] for _ in range(consume.SILENT_COUNT - 1)]
+            assert capsys.readouterr().err == ""
+            yield from [[] for _ in range(20)]
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(reading, "Reader", Silent)
+    monkeypatch.setattr(consume, "compile_format", lambda *_: lambda _message: b"")
+    assert main_module._run(["consume", "t", *arguments]) == 130
+    told = ["mqd: waiting for more records; Ctrl-C stops, and -e stops at the end of the partitions"]
+    assert [line for line in capsys.readouterr().err.splitlines() if line] == told * waits
