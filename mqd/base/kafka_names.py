@@ -131,7 +131,6 @@ _POLICY = "what it forbids would be allowed: the broker loads no Java classes"
 
 # Prefix of the name -> error text. Ignoring these would break a promise.
 REFUSED: dict[str, str] = {
-    "ssl.principal.mapping.rules": _AUTHORIZATION,
     "ssl.engine.factory.class": "the broker loads no Java classes",
     "sasl.jaas.config": _USERS,
     "plain.sasl.jaas.config": _USERS,
@@ -169,5 +168,4 @@ ASKS_FOR_NOTHING = {
     "max.connections.per.ip": "2147483647",
     "max.connections.per.ip.overrides": "",
     "remote.log.storage.system.enable": "false",
-    "ssl.principal.mapping.rules": "DEFAULT",
 }

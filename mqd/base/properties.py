@@ -1361,6 +1361,14 @@ def _tls() -> list[Property]:
             choices=("none", "requested", "required"),
         ),
         Property(
+            "ssl.principal.mapping.rules",
+            "string",
+            "DEFAULT",
+            "Which user a client's certificate stands for, by its subject such as CN=alice,O=Example:"
+            " RULE:pattern/replacement/[LU] and DEFAULT, separated by commas; the first that matches decides."
+            " DEFAULT: the whole subject is the user's name. A client whose subject no rule matches is refused.",
+        ),
+        Property(
             "ssl.enabled.protocols",
             "list",
             "TLSv1.2,TLSv1.3",

@@ -38,6 +38,7 @@ class EventKind(IntEnum):
     RETIRED_USED = lib.MQD_EVENT_RETIRED_USED
     RELAY_WANTED = lib.MQD_EVENT_RELAY_WANTED
     RELAY_ENDED = lib.MQD_EVENT_RELAY_ENDED
+    TLS_NAME = lib.MQD_EVENT_TLS_NAME
 
 
 class Backend(IntEnum):
@@ -363,6 +364,10 @@ class Reactor:
     def listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
         """For its new connections; the reactor owns the context from here on, whatever happens."""
         check(lib.mqd_reactor_listener_tls(self._reactor, token, listener_id, context.give_away()))
+
+    def tls_principal(self, token: int, connection: int, principal: str) -> None:
+        """Answers TLS_NAME, whose token is `connection`; "": the client is refused."""
+        check(lib.mqd_reactor_tls_principal(self._reactor, token, connection, principal.encode()))
 
     def endpoint_died(self, token: int, endpoint: int) -> None:
         check(lib.mqd_reactor_endpoint_died(self._reactor, token, endpoint))

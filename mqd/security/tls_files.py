@@ -29,6 +29,7 @@ from mqd.native.tls import (
     TlsIdentity,
     TlsSettings,
 )
+from mqd.security.principal import MappingRule, mapping_rules
 
 FILE_BYTES_MAX = 16 << 20
 LOCATIONS = ("ssl.keystore.location", "ssl.truststore.location")
@@ -75,6 +76,16 @@ def check(config: Mapping[str, str]) -> None:
     """Raises ConfigError: a TLS listener could not start with what the configuration names."""
     for _, listener in listeners_with_tls(config):
         context(config, listener)
+        principal_rules(config, listener)
+
+
+def principal_rules(config: Mapping[str, str], listener: Listener) -> tuple[MappingRule, ...]:
+    """Raises ConfigError."""
+    own, name = _Own(config, listener), "ssl.principal.mapping.rules"
+    try:
+        return mapping_rules(str(own.value(name)))
+    except ValueError as error:
+        raise own.error(name, f"{name}: {error}") from None
 
 
 def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", now_s: float = 0.0) -> TlsContext:

@@ -17,9 +17,10 @@ from typing import NamedTuple
 from mqd.base import logging
 from mqd.base.listeners import Listener
 from mqd.base.property_values import ConfigError
-from mqd.native import NativeError, Reactor
+from mqd.native import Event, NativeError, Reactor
 from mqd.native.tls import TlsContext, tls_version
 from mqd.security import tls_files
+from mqd.security.principal import mapped, user
 from mqd.worker.commands import ReactorCommands
 
 LOOK_S = 2.0
@@ -42,6 +43,7 @@ class TlsListeners:
         self._secret = secret
         self._listeners = tls_files.listeners_with_tls(config)
         self._seen: dict[int, _State] = {}
+        self._rules = {index: tls_files.principal_rules(config, listener) for index, listener in self._listeners}
 
     def load(self) -> None:
         """Before the reactor starts. Raises ConfigError."""
@@ -74,6 +76,19 @@ class TlsListeners:
             return
         if files_changed:
             log.info("certificate loaded again", listener=listener.name)
+
+    def principal(self, listener_id: int, name: str) -> str:
+        """What a certificate's subject stands for; "": no rule matches, or the user cannot exist."""
+        found = mapped(self._rules[listener_id], name)
+        try:
+            return user(found) if found is not None else ""
+        except ValueError as error:
+            log.warning("a certificate's subject maps to no user", subject=name, reason=str(error))
+            return ""
+
+    async def on_name(self, event: Event) -> None:
+        """A client has proved a name by its certificate and waits for its principal."""
+        await self._commands.run(self._reactor.tls_principal, event.token, self.principal(event.slot, event.text))
 
     def _context(self, listener: Listener) -> TlsContext:
         return tls_files.context(self._config, listener, self._secret, time.time())

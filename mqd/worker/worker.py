@@ -489,6 +489,8 @@ class Worker:
             self._forwarding.on_wanted(event)
         elif kind == native.EventKind.RELAY_ENDED:
             self._forwarding.on_ended(event)
+        elif kind == native.EventKind.TLS_NAME:
+            self._aside(self._tls.on_name(event))
         elif kind == native.EventKind.RETIRED_USED:
             self._telling.on_used(event)
         elif event.proposal is not None:

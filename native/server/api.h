@@ -121,6 +121,9 @@ int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint6
 struct mqd_tls_context;
 int mqd_reactor_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
                              struct mqd_tls_context *context);
+/* Answers MQD_EVENT_TLS_NAME, whose connection it names: the client's principal, "User:alice". "":
+ * the client is refused. Nothing happens when the connection has been closed. */
+int mqd_reactor_tls_principal(struct mqd_reactor *reactor, uint64_t token, uint64_t connection, const char *principal);
 
 /* Replication. A partition with several replicas has an assignment (replica/rules.h) from the
  * metadata; without one, this host leads it and is its only replica. A follower refuses Produce
@@ -218,7 +221,10 @@ enum mqd_event_kind {
     MQD_EVENT_RETIRED_USED,
     /* request for a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
     MQD_EVENT_RELAY_WANTED,
-    MQD_EVENT_RELAY_ENDED /* the relay connection put with `token` has ended: error, text */
+    MQD_EVENT_RELAY_ENDED, /* the relay connection put with `token` has ended: error, text */
+    /* a client of listener `slot` has proved by its certificate that it is `text`, a distinguished
+     * name. Its connection, `token`, waits for mqd_reactor_tls_principal */
+    MQD_EVENT_TLS_NAME
 };
 struct mqd_event {
     uint32_t kind;

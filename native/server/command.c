@@ -339,6 +339,9 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     case MQD_COMMAND_LISTENER_TLS:
         mqd_secure_command(r, command);
         break;
+    case MQD_COMMAND_TLS_PRINCIPAL:
+        mqd_secure_principal(r, command);
+        break;
     default:
         with_owned(r, command);
     }
@@ -558,5 +561,14 @@ int mqd_reactor_listener_tls(struct mqd_reactor *r, uint64_t token, uint32_t lis
         return mqd_error_set(MQD_E_INVALID, "there is no listener %u; a broker has at most %d", listener_id,
                              MQD_LISTENER_COUNT_MAX);
     }
+    return mqd_command_post(r, &command);
+}
+
+int mqd_reactor_tls_principal(struct mqd_reactor *r, uint64_t token, uint64_t connection, const char *principal)
+{
+    struct mqd_command command = {
+        .kind = MQD_COMMAND_TLS_PRINCIPAL, .token = token, .offset = (int64_t)connection, .text = strdup(principal)};
+    if (!command.text)
+        return mqd_error_set_static(ENOMEM, "out of memory for a principal");
     return mqd_command_post(r, &command);
 }

@@ -30,7 +30,8 @@ enum mqd_command_kind {
     MQD_COMMAND_RELAY_PUT,
     MQD_COMMAND_RELAY_REFUSE,
     MQD_COMMAND_RELAY_REMOVE,
-    MQD_COMMAND_LISTENER_TLS
+    MQD_COMMAND_LISTENER_TLS,
+    MQD_COMMAND_TLS_PRINCIPAL
 };
 struct mqd_command {
     uint32_t kind;

@@ -160,6 +160,13 @@ __attribute__((unused)) static bool tls_client_connect(struct tls_client *client
     return n == 1;
 }
 
+/* the certificate that the client shows */
+__attribute__((unused)) static void tls_client_use(struct tls_client *client, const struct tls_identity *identity)
+{
+    TLS_CALL(int, SSL_use_certificate, (SSL *, X509 *), client->ssl, identity->certificate);
+    TLS_CALL(int, SSL_use_PrivateKey, (SSL *, EVP_PKEY *), client->ssl, identity->key);
+}
+
 __attribute__((unused)) static void tls_client_free(struct tls_client *client)
 {
     openssl.SSL_free(client->ssl);

@@ -116,6 +116,49 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
 
+/* The client's certificate names it: its principal is awaited. False: c is closed. */
+static bool ask_for_principal(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_TLS_NAME, .slot = c->listener_id, .token = mqd_tls_link(c->tls)->token};
+    if (r->options.listeners[c->listener_id] & MQD_LISTENER_SASL)
+        return true;
+    uint32_t length = mqd_tls_peer_name(c->tls, event.text, sizeof event.text - 1);
+    if (!length)
+        return true;
+    if (length >= sizeof event.text || memchr(event.text, 0, length)) {
+        mqd_connection_fail(r, c, "the subject of the client's certificate is too long for a principal");
+        return false;
+    }
+    if (!mqd_reactor_emit(r, &event)) {
+        mqd_connection_fail(r, c, "too many clients wait for their principals");
+        return false;
+    }
+    c->naming = 1;
+    c->blocked++;
+    return true;
+}
+
+void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_connection *c = mqd_connection_by_token(r, (uint64_t)command->offset);
+    size_t size_bytes = strlen(command->text);
+    if (c && c->tls && c->naming) {
+        c->naming = 0;
+        c->blocked--;
+        if (!size_bytes || size_bytes > MQD_PRINCIPAL_BYTES_MAX) {
+            mqd_connection_fail(r, c, "the client's certificate stands for no principal (ssl.principal.mapping.rules)");
+        } else if (!(c->principal = malloc(size_bytes))) {
+            mqd_connection_fail(r, c, "out of memory for its principal");
+        } else {
+            memcpy(c->principal, command->text, size_bytes);
+            c->principal_bytes = (uint16_t)size_bytes;
+            c->principal_kind = MQD_PRINCIPAL_TLS;
+            mqd_connection_resume(r, c);
+        }
+    }
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
 /* The pool has carried out one step. */
 static void on_step(struct mqd_reactor *r, struct mqd_connection *c)
 {
@@ -134,6 +177,8 @@ static void on_step(struct mqd_reactor *r, struct mqd_connection *c)
     }
     c->writable = flushed;
     mqd_secure_count(r, c);
+    if (link->result == 1 && !ask_for_principal(r, c))
+        return;
     if (link->result == 1 && mqd_load_relaxed(&r->header->log_level) >= 7) {
         char text[96];
         mqd_tls_describe(c->tls, text, sizeof text);
@@ -158,9 +203,11 @@ void mqd_secure_on_event(struct mqd_reactor *r)
 
 const char *mqd_secure_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    return c->tls && r->now_ms >= c->secure_by_ms && !mqd_secure_established(c)
-               ? "the TLS handshake did not end in time"
-               : NULL;
+    if (!c->tls || r->now_ms < c->secure_by_ms)
+        return NULL;
+    return !mqd_secure_established(c) ? "the TLS handshake did not end in time"
+           : c->naming                ? "its certificate was not mapped to a principal in time"
+                                      : NULL;
 }
 
 void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c)

@@ -2,11 +2,14 @@
  *
  *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
  *
+ * A client that has proved a name by a certificate waits, after that, until the worker's Python has
+ * mapped the name to a principal (`naming`), unless the listener has SASL, which names it.
+ *
  * Invariants
  *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
  *   T2  a lent session is not touched: its connection is not read (`blocked`) and has no output.
  *       When the connection closes meanwhile, the session is freed when it comes back.
- *   T3  nothing of a frame is read before the handshake has ended.
+ *   T3  nothing of a frame is read before the handshake has ended and the principal is known.
  *   T4  plain text is sealed only when everything sealed before it has left; what the socket did
  *       not take (`sealed_bytes`) counts as the connection's output and in heap_bytes.
  * Bounds: 10 s for the handshake (checked once a second), max.connections, see
@@ -31,6 +34,8 @@ extern uint32_t mqd_secure_handshake_ms; /* tests make it short */
 void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command);
 /* on the reactor's thread, once r->poll exists; false with the reason */
 bool mqd_secure_watch(struct mqd_reactor *r);
+/* MQD_COMMAND_TLS_PRINCIPAL */
+void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_secure_destroy(struct mqd_reactor *r);
 /* c was opened for a client of a TLS listener; false: c is closed */
 bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c);

@@ -449,3 +449,78 @@ BOTH(without_a_certificate_nothing_is_served_in_the_clear)
     client_close(&client);
     bench_stop(b);
 }
+
+/* A listener that demands certificates, whose names the worker's main thread maps: here the test. */
+static struct tls_client named_client(struct bench *b, const struct tls_identity *ca, const struct tls_identity *alice)
+{
+    struct mqd_tls_identity pair = {.chain = tls_file(broker.certificate_pem), .key = tls_file(broker.key_pem)};
+    struct mqd_tls_settings settings = tls_settings(&pair, 1);
+    settings.client_auth = MQD_TLS_CLIENT_AUTH_REQUIRED;
+    settings.trust = tls_file(ca->certificate_pem);
+    set_context(b, mqd_tls_context_create(&settings));
+    struct tls_client client = tls_client(client_open_by(b, 0, SECURE, -1).fd, 0);
+    tls_client_use(&client, alice);
+    CHECK_OR(tls_client_connect(&client), abort());
+    return client;
+}
+
+static struct mqd_event wait_for_name(struct bench *b)
+{
+    struct mqd_event event = {0};
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    while (event.kind != MQD_EVENT_TLS_NAME && test_now_ns() < end_ns)
+        if (!mqd_reactor_next_event(b->reactors[0], &event))
+            usleep(500);
+    CHECK_OR(event.kind == MQD_EVENT_TLS_NAME, abort());
+    return event;
+}
+
+static void answer_name(struct bench *b, uint64_t connection, const char *principal)
+{
+    CHECK_EQUAL(mqd_reactor_tls_principal(b->reactors[0], ++b->token, connection, principal), 0);
+    CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+}
+
+BOTH(a_certificate_names_its_client_before_anything_is_read)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    struct tls_identity ca = tls_identity("ca"), alice = tls_identity_signed("alice", &ca, 1);
+    struct tls_client client = named_client(b, &ca, &alice);
+    struct frame frame = {0};
+    frame_end(&frame, frame_begin(&frame, 10, 1, 77)); /* FindCoordinator: the acceptor's */
+    CHECK_EQUAL(openssl.SSL_write(client.ssl, frame.bytes, (int)frame.size_bytes), (int)frame.size_bytes);
+    struct mqd_event event = wait_for_name(b);
+    CHECK_TEXT(event.text, "CN=alice,O=mqd\\, tests");
+    CHECK_EQUAL(event.slot, SECURE);
+    struct mqd_descriptor descriptor;
+    uint32_t from;
+    CHECK(!bench_take(b, ACCEPTOR, &descriptor, &from, 50)); /* it waits for its principal */
+    answer_name(b, event.token + 1, "User:mallory");         /* of no connection */
+    CHECK(!bench_take(b, ACCEPTOR, &descriptor, &from, 50));
+    answer_name(b, event.token, "User:alice");
+    descriptor = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    CHECK(descriptor.flags & MQD_REQUEST_PRINCIPAL);
+    struct mqd_request_principal block;
+    const uint8_t *bytes = b->arenas[0] + descriptor.offset;
+    memcpy(&block, bytes, sizeof block);
+    CHECK_EQUAL(block.kind, MQD_PRINCIPAL_TLS);
+    CHECK_EQUAL(block.size_bytes, 10);
+    CHECK(memcmp(bytes + sizeof block, "User:alice", 10) == 0);
+    answer_name(b, event.token, "User:mallory"); /* once is enough */
+    openssl.SSL_write(client.ssl, frame.bytes, (int)frame.size_bytes);
+    close(client.fd);
+    tls_client_free(&client);
+
+    client = named_client(b, &ca, &alice);
+    CHECK_EQUAL(mqd_reactor_tls_principal(b->reactors[0], ++b->token, wait_for_name(b).token, ""), 0);
+    wait_for_log(b, "stands for no principal");
+    CHECK(connections_left(b, 0));
+    close(client.fd);
+    tls_client_free(&client);
+    frame_free(&frame);
+    tls_identity_free(&ca);
+    tls_identity_free(&alice);
+    secure_stop(b);
+}

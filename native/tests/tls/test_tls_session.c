@@ -123,10 +123,8 @@ static struct session *with_certificate(struct mqd_tls_context *context, const s
                                         int version)
 {
     struct session *s = session_open(context, version);
-    if (identity) {
-        TLS_CALL(int, SSL_use_certificate, (SSL *, X509 *), s->client.ssl, identity->certificate);
-        TLS_CALL(int, SSL_use_PrivateKey, (SSL *, EVP_PKEY *), s->client.ssl, identity->key);
-    }
+    if (identity)
+        tls_client_use(&s->client, identity);
     shake_hands(s);
     return s;
 }

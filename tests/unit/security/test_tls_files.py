@@ -180,3 +180,17 @@ def test_without_openssl_the_way_out_is_named(tmp_path: Path, broker: Identity) 
         check=True,
     ).stdout
     assert "libnone.so.9" in said and "TLS needs OpenSSL 3.0 or later" in said and "apt install libssl3" in said
+
+
+def test_principal_rules_of_a_listener(tmp_path: Path, broker: Identity) -> None:
+    from mqd.security.principal import mapped
+
+    settings = {
+        **config(ssl_keystore_location=broker.write(tmp_path / "a.pem")),
+        "listener.name.ssl.ssl.principal.mapping.rules": r"RULE:^CN=([^,]+),.*$/$1/L",
+    }
+    assert mapped(tls_files.principal_rules(settings, SECURE), "CN=Alice,O=mqd") == "alice"
+    assert mapped(tls_files.principal_rules(config(), SECURE), "CN=Alice,O=mqd") == "CN=Alice,O=mqd"
+    settings["listener.name.ssl.ssl.principal.mapping.rules"] = "RULE:(/x/"
+    with pytest.raises(ConfigError, match="listener SSL: ssl.principal.mapping.rules: .*not a regular expression"):
+        tls_files.check(settings)
