@@ -16,6 +16,7 @@ import sys
 from mqd import native
 from mqd.acceptor import authentication, dispatch
 from mqd.acceptor.accepting import Acceptor
+from mqd.acceptor.audit import Audit
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
@@ -75,6 +76,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
     broker.quotas = native.Quotas(client.control)
     broker.authentication = authentication.of_broker(client.config, metadata, places.data_dir)
+    broker.audit = Audit(places.logs_dir / "audit.log")
     metrics = Metrics(broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, places.run_dir)
     link = Link(
         broker,

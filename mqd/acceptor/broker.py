@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mqd import native
+from mqd.acceptor.audit import Audit
 from mqd.acceptor.authentication import Authentication, NoUsers
 from mqd.acceptor.disks import Disks
 from mqd.acceptor.flushes import Flushes
@@ -21,6 +22,8 @@ from mqd.cluster.host import messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
 from mqd.protocol.errors import ErrorCode
+from mqd.security import authorizer
+from mqd.security.acl import CLUSTER_NAME
 from mqd.security.principal import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -152,6 +155,12 @@ class Broker:
         self.flushes = Flushes(table)
         self.quotas: Quotas = NoQuotas()
         self.authentication = Authentication((), NoUsers(), b"", 0)
+        # None: everything is allowed
+        self.authorizer = authorizer.configured(config)
+        if self.authorizer is not None:
+            metadata.rules = self.authorizer  # which the metadata keep up to date
+        self.denials_only_logged = bool(configuration.broker_value(config, "authorizer.log.only"))
+        self.audit = Audit()
 
     @property
     def port(self) -> int:
@@ -274,6 +283,38 @@ class Context:
         self.authenticated: tuple[str, int] | None = None
         # Set by a handler whose answer is the connection's last.
         self.disconnect = False
+
+    # -- rights ------------------------------------------------------------------------------------
+
+    def authorize(self, operation: int, resource_type: int, name: str = CLUSTER_NAME, is_named: bool = True) -> bool:
+        """Whether the client may do this. `is_named` False: the client has not named the resource,
+        so leaving it out is no denial for the audit log. Hosts of the cluster may do everything.
+        """
+        rules, address = self.broker.authorizer, self.address
+        if rules is None or address.peer_node >= 0:
+            return True
+        if rules.decide(address.principal, address.peer_ip, operation, resource_type, name):
+            return True
+        only_logged = self.broker.denials_only_logged
+        if is_named:
+            self.broker.audit.denied(address.principal, address.peer_ip, operation, resource_type, name, only_logged)
+        return only_logged
+
+    def authorize_any(self, operation: int, resource_type: int) -> bool:
+        """Whether the client may do this with at least one resource of the type (KIP-679)."""
+        rules, address = self.broker.authorizer, self.address
+        return (
+            rules is None
+            or self.broker.denials_only_logged
+            or rules.decide_any(address.principal, address.peer_ip, operation, resource_type)
+        )
+
+    def operations(self, resource_type: int, name: str, supported: int) -> int:
+        """Of the operations that the resource supports, those that the client may do (KIP-430)."""
+        rules, address = self.broker.authorizer, self.address
+        if rules is None or self.broker.denials_only_logged:
+            return supported
+        return supported & rules.operations(address.principal, address.peer_ip, resource_type, name)
 
 
 class CloseConnection(Exception):

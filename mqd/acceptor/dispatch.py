@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mqd.acceptor import failures, throttle
+from mqd.acceptor import failures, rights, throttle
 from mqd.acceptor.broker import Address, Broker, CloseConnection, Context
 from mqd.base import logging
-from mqd.protocol.api import decode_request, encode_response
+from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.errors import ProtocolError, TrailingBytes, UnsupportedVersion
 from mqd.protocol.framing import API_VERSIONS_KEY, SUPPORTED, RequestHeader
 
@@ -63,7 +63,8 @@ HANDLERS: dict[int, str] = {
     47: "groups.offset_delete",
     48: "configs.describe_client_quotas",
     49: "configs.alter_client_quotas",
-    50: "security.describe_user_scram_credentials",
+    50: "security.user_scram_credentials",
+    51: "security.user_scram_credentials",
     55: "cluster.describe_quorum",
     57: "cluster.update_features",
     60: "cluster.describe_cluster",
@@ -153,17 +154,27 @@ async def _handled(
 ) -> Outcome:
     context = Context(broker, address)
     handler = handler_of(header.api_key)
+    judged = rights.judge(context, header, request)
+    if judged.request is None:
+        return Outcome(_encode(header, judged.denied))
     if broker.relaying is not None:
+        if judged.denied is not None:
+            frame = encode_request(judged.request, header.api_version, header.correlation_id, header.client_id)
         elsewhere = await broker.relaying.answer(
-            address, header, request, frame, lambda part: handler(context, header, part)
+            address, header, judged.request, frame, lambda part: handler(context, header, part)
         )
         if elsewhere is not None:
-            return Outcome(elsewhere if isinstance(elsewhere, bytes) else _encode(header, elsewhere))
-    handling = handler(context, header, request)
+            if isinstance(elsewhere, bytes) and judged.denied is None:
+                return Outcome(elsewhere)
+            if isinstance(elsewhere, bytes):
+                elsewhere = decode_response(elsewhere, header.api_key, header.api_version)[1]
+            return Outcome(_encode(header, judged.answer(elsewhere)))
+    handling = handler(context, header, judged.request)
     if broker.quotas.refresh() & throttle.REQUEST_BIT:
         response = await throttle.charged(handling, context, header, began)
     else:
         response = await handling
+    response = judged.answer(response)
     return Outcome(
         _encode(header, response) if response is not None else None,
         context.cacheable,

@@ -1,5 +1,5 @@
-"""The answer to a request whose handler failed by a bug of ours: UNKNOWN_SERVER_ERROR in every
-error field of the response, as Kafka's getErrorResponse.
+"""The answer to a request that failed as a whole, as Kafka's getErrorResponse: one error in every
+error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed by a bug of ours.
 
 If the response has an error of its own, that is set. Otherwise every requested item gets the error:
 the arrays are filled from the request's, by the schema. Pure functions.
@@ -8,6 +8,7 @@ the arrays are filled from the request's, by the schema. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,10 +20,18 @@ from mqd.protocol.schema.language import BLOBS, Field, Struct
 MESSAGE = "The broker failed to answer for a reason of its own; its log says why."
 
 
-def failed_response(header: RequestHeader, request: object) -> object | None:
+class Failure(NamedTuple):
+    error: int
+    message: str | None
+
+
+OURS = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), MESSAGE)
+
+
+def failed_response(header: RequestHeader, request: object, failure: Failure = OURS) -> object | None:
     """None: this version of the response has no error field, or nothing was requested."""
     response = message_class(header.api_key, "Response")()
-    return response if _fail(response, request, header.api_version) else None
+    return response if _fail(response, request, header.api_version, failure) else None
 
 
 def _fields(struct: Struct, version: int) -> Iterator[Field]:
@@ -40,26 +49,29 @@ def _tells_errors(struct: Struct, version: int) -> bool:
     )
 
 
-def _fail(response: object, request: object, version: int) -> bool:
+def _fail(response: object, request: object, version: int, failure: Failure) -> bool:
     """Fills in `response`, which answers `request` (each a message, or an element of one of its
     arrays). Returns whether it contains an error now.
     """
     fields = {field.name: field for field in _fields(owner_of(type(response))[1], version)}
     found = False
     for field in filter(_is_error, fields.values()):
-        setattr(response, field.name, int(ErrorCode.UNKNOWN_SERVER_ERROR))
+        setattr(response, field.name, failure.error)
         found = True
+    for field in fields.values():
+        if field.type == "string" and getattr(response, field.name) is None and version not in field.nullable:
+            setattr(response, field.name, "")
     if "error_message" in fields:
-        response.error_message = MESSAGE  # type: ignore[attr-defined]
+        response.error_message = failure.message  # type: ignore[attr-defined]
     for field in fields.values():
         if field.is_array and field.struct is not None:
-            elements = _elements(response, field, request, version)
+            elements = _elements(response, field, request, version, failure)
             setattr(response, field.name, elements)
             found |= bool(elements) and _tells_errors(field.struct, version)
     return found
 
 
-def _elements(response: object, field: Field, request: object, version: int) -> list[object]:
+def _elements(response: object, field: Field, request: object, version: int, failure: Failure) -> list[object]:
     """One element for each element of the matching array in the request: the array of the same name
     or, if the response's array has errors, the first one.
     """
@@ -75,7 +87,7 @@ def _elements(response: object, field: Field, request: object, version: int) -> 
         answer = _class_of(response, field)()
         if not _name(answer, element, source[0], version) and not same:
             return []
-        _fail(answer, element, version)
+        _fail(answer, element, version, failure)
         made.append(answer)
     return made
 

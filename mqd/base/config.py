@@ -305,6 +305,13 @@ def _check_broker(config: Mapping[str, str]) -> None:
         1,
         "members would be put out between two heartbeats",
     )
+    for principal in config["super.users"].split(";"):
+        _require(
+            not principal.strip() or re.fullmatch(r"[^:;]+:.+", principal.strip()) is not None,
+            f"super.users names {principal.strip()!r}: a principal has a type and a name, such as User:admin",
+            "super.users",
+            config,
+        )
     cluster_config.check(config)
     _check_replicas(config, cluster_config.listens(config))
     parse_cpus(config["worker.cpus"])

@@ -124,7 +124,6 @@ ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 
 _USERS = "users and their passwords are kept in the cluster's metadata (kafka-configs --entity-type users)"
 _MECHANISMS = "GSSAPI is not available; SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and OAUTHBEARER are"
-_AUTHORIZATION = "authorization is not available yet"
 _TIERED = "tiered storage is not available"
 _BY_ADDRESS = "limits by address are not available; see max.connections"
 _POLICY = "what it forbids would be allowed: the broker loads no Java classes"
@@ -142,9 +141,6 @@ REFUSED: dict[str, str] = {
     "delegation.token.secret.key": "delegation tokens are not available yet",
     "principal.builder.class": "the broker loads no Java classes",
     "security.providers": "the broker loads no Java classes; TLS is the system's OpenSSL",
-    "authorizer.": _AUTHORIZATION,
-    "super.users": _AUTHORIZATION,
-    "allow.everyone.if.no.acl.found": _AUTHORIZATION,
     "create.topic.policy.class.name": _POLICY,
     "alter.config.policy.class.name": _POLICY,
     "client.quota.callback.class": _POLICY + "; quotas are set by kafka-configs, or `mqd quota set`",
@@ -160,7 +156,6 @@ REFUSED: dict[str, str] = {
 
 # A refused property with this value is harmless: it is what Kafka does by default.
 ASKS_FOR_NOTHING = {
-    "authorizer.class.name": "",
     "config.providers": "",
     "log.local.retention.bytes": "-2",
     "log.local.retention.ms": "-2",

@@ -1057,6 +1057,38 @@ def _coordinators() -> list[Property]:
     ]
 
 
+def _rights() -> list[Property]:
+    return [
+        Property(
+            "authorizer.class.name",
+            "enum",
+            "",
+            "Who may do what: `standard`, or the name of Kafka's StandardAuthorizer, decides by access control lists"
+            " (kafka-acls). Empty: every client may do everything. The same on all hosts.",
+            choices=("", "standard", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
+        ),
+        Property(
+            "super.users",
+            "string",
+            "",
+            "Principals that may do everything, separated by semicolons: User:admin;User:ops.",
+        ),
+        Property(
+            "allow.everyone.if.no.acl.found",
+            "bool",
+            "false",
+            "Everyone may do everything with a resource that no access control list names.",
+        ),
+        Property(
+            "authorizer.log.only",
+            "bool",
+            "false",
+            "(mqd) What access control lists deny is written to logs/audit.log, and done all the same: to see what a"
+            " running cluster's clients need before they are held to it.",
+        ),
+    ]
+
+
 def _quotas() -> list[Property]:
     return [
         Property(
@@ -1401,6 +1433,7 @@ BROKER: dict[str, Property] = _by_name(
     + _topics()
     + _log()
     + _coordinators()
+    + _rights()
     + _quotas()
     + _engine()
     + [

@@ -95,10 +95,11 @@ NOTES = """
   separately. **DescribeQuorum** is the view of the quorum's leader, whichever broker is asked; its
   tagged field 9100, of a partition, is the leader's `controller.quorum.fetch.timeout.ms`. A single
   host is a quorum of one. **ElectLeaders** there: ELECTION_NOT_NEEDED. **UnregisterBroker** is
-  refused while the broker is alive or holds replicas. **DescribeUserScramCredentials**:
-  RESOURCE_NOT_FOUND for every user.
-* **DescribeAcls**, **CreateAcls**, **DeleteAcls**: SECURITY_DISABLED, as by a Kafka broker without
-  an authorizer. Authorized operations, where they are requested, are all that a resource supports.
+  refused while the broker is alive or holds replicas.
+* **CreateAcls**, **DeleteAcls** are answered when all workers of the host that answers apply the
+  change. Without `authorizer.class.name` these and **DescribeAcls** are answered with
+  SECURITY_DISABLED, and authorized operations, where they are requested, are all that a resource
+  supports. What each request needs is in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, of a topic: 1
   retires the partitions from `count` on, 2 does so even where that moves keys of those that remain,
   3 ends the pause of their producers, 4 changes nothing. The response to each has the field of the

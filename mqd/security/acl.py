@@ -108,6 +108,17 @@ class AclFilter(msgspec.Struct, frozen=True):
         return self.name == binding.name
 
 
+def is_known(rule: AclBinding | AclFilter) -> bool:
+    """Whether this version knows all its numbers, of which 0 is Kafka's UNKNOWN."""
+    values = (
+        (ResourceType, rule.resource_type),
+        (PatternType, rule.pattern_type),
+        (Operation, rule.operation),
+        (Permission, rule.permission),
+    )
+    return all(0 < value < len(kind) for kind, value in values)
+
+
 def name_of(kind: type[IntEnum], value: int) -> str:
     """Kafka's name of the value, also of one that this version does not know."""
     try:

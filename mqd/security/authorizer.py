@@ -11,6 +11,8 @@
 For each principal and host the rules of one resource type are compiled into a RightsTable, which
 the reactor gets too (subject.py).
 
+Where the host is not known (""), every denial applies, and of what is allowed only that from `*`.
+
 Invariants
     A1  a RightsTable is never older than the rules: every change drops all of them
     A2  `generation` rises with every change of rules or settings
@@ -21,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from mqd.base.config import broker_value
 from mqd.security.acl import (
     ALLOWS,
     EVERY_USER,
@@ -32,6 +35,7 @@ from mqd.security.acl import (
     Permission,
     canonical_host,
 )
+from mqd.security.principal import super_users
 from mqd.security.rights_table import EVERYTHING, RightsTable, compiled
 
 TABLES_MAX = 4096
@@ -45,6 +49,16 @@ class Verdict(NamedTuple):
     allowed: bool
     reason: str
     binding: AclBinding | None = None
+
+
+def configured(config: Mapping[str, str]) -> "Authorizer | None":
+    """By a broker's properties; None: everything is allowed."""
+    if not broker_value(config, "authorizer.class.name"):
+        return None
+    return Authorizer(
+        super_users(str(broker_value(config, "super.users"))),
+        bool(broker_value(config, "allow.everyone.if.no.acl.found")),
+    )
 
 
 class Authorizer:
@@ -168,7 +182,11 @@ class Authorizer:
             for name in dict.fromkeys((principal, EVERY_USER))
             for binding in self._by_principal.get(name, {}).values()
             if binding.resource_type == resource_type
-            and (binding.host == WILDCARD or canonical_host(binding.host) == host)
+            and (
+                binding.host == WILDCARD
+                or canonical_host(binding.host) == host
+                or (not host and binding.permission == Permission.DENY)
+            )
         ]
 
     def _named(self, resource_type: int) -> list[tuple[int, str]]:

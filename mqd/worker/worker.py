@@ -45,7 +45,7 @@ from mqd.cluster.host.messages import (
     TopicRemoved,
 )
 from mqd.log.files import NativeFiles
-from mqd.security.authorizer import Authorizer
+from mqd.security import authorizer
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
@@ -88,7 +88,8 @@ class Worker:
         self._ready = False
         self._version = -1
         self._cluster_id = ""
-        self.rules = Authorizer()  # the cluster's access control lists
+        # the cluster's access control lists
+        self.rules = authorizer.configured(client.config) or authorizer.Authorizer()
         self._looked_behind = False
         self._side_tasks: set[asyncio.Task[Any]] = set()
 

@@ -13,6 +13,8 @@ __all__ = [
     "AlterPartitionReassignmentsResponse",
     "AlterReplicaLogDirsRequest",
     "AlterReplicaLogDirsResponse",
+    "AlterUserScramCredentialsRequest",
+    "AlterUserScramCredentialsResponse",
     "DescribeClientQuotasRequest",
     "DescribeClientQuotasResponse",
     "DescribeQuorumRequest",
@@ -254,6 +256,36 @@ class DescribeUserScramCredentialsResponse(msgspec.Struct, gc=False):
     error_code: int = 0  # 0+
     error_message: str | None = None  # 0+, null 0+
     results: list[DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult] = []  # 0+
+
+
+class AlterUserScramCredentialsRequest(msgspec.Struct, gc=False):
+    """API key 51, versions 0."""
+
+    class ScramCredentialDeletion(msgspec.Struct, gc=False):
+        name: str = ""  # 0+
+        mechanism: int = 0  # 0+
+
+    class ScramCredentialUpsertion(msgspec.Struct, gc=False):
+        name: str = ""  # 0+
+        mechanism: int = 0  # 0+
+        iterations: int = 0  # 0+
+        salt: bytes = b""  # 0+
+        salted_password: bytes = b""  # 0+
+
+    deletions: list[AlterUserScramCredentialsRequest.ScramCredentialDeletion] = []  # 0+
+    upsertions: list[AlterUserScramCredentialsRequest.ScramCredentialUpsertion] = []  # 0+
+
+
+class AlterUserScramCredentialsResponse(msgspec.Struct, gc=False):
+    """API key 51, versions 0."""
+
+    class AlterUserScramCredentialsResult(msgspec.Struct, gc=False):
+        user: str = ""  # 0+
+        error_code: int = 0  # 0+
+        error_message: str | None = None  # 0+, null 0+
+
+    throttle_time_ms: int = 0  # 0+
+    results: list[AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult] = []  # 0+
 
 
 class DescribeQuorumRequest(msgspec.Struct, gc=False):

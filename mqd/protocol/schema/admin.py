@@ -183,6 +183,31 @@ results: [DescribeUserScramCredentialsResult] 0+
 """,
 )
 
+ALTER_USER_SCRAM_CREDENTIALS = Api(
+    51,
+    "AlterUserScramCredentials",
+    "0",
+    0,
+    """
+deletions: [ScramCredentialDeletion] 0+
+    name: string 0+
+    mechanism: int8 0+
+upsertions: [ScramCredentialUpsertion] 0+
+    name: string 0+
+    mechanism: int8 0+
+    iterations: int32 0+
+    salt: bytes 0+
+    salted_password: bytes 0+
+""",
+    """
+throttle_time_ms: int32 0+
+results: [AlterUserScramCredentialsResult] 0+
+    user: string 0+
+    error_code: int16 0+
+    error_message: string 0+ null=0+
+""",
+)
+
 DESCRIBE_QUORUM = Api(
     55,
     "DescribeQuorum",
@@ -327,6 +352,7 @@ APIS = (
     DESCRIBE_CLIENT_QUOTAS,
     ALTER_CLIENT_QUOTAS,
     DESCRIBE_USER_SCRAM_CREDENTIALS,
+    ALTER_USER_SCRAM_CREDENTIALS,
     DESCRIBE_QUORUM,
     UPDATE_FEATURES,
     UNREGISTER_BROKER,

@@ -34,14 +34,8 @@ def test_brokers(kafka_tools: KafkaTools) -> None:
         name for name in sorted(kafkas) if not (kafka_names.ALIASES.get(name, name) in BROKER or refused(name))
     ] == []
     unused = [prefix for prefix in kafka_names.REFUSED if not any(name.startswith(prefix) for name in kafkas)]
-    # an authorizer's, a listener's, a topic's, and of an older Kafka
-    assert unused == [
-        "super.users",
-        "allow.everyone.if.no.acl.found",
-        "zookeeper.",
-        "local.retention.",
-        "errors.deadletterqueue.",
-    ]
+    # a listener's, a topic's, and of an older Kafka
+    assert unused == ["zookeeper.", "local.retention.", "errors.deadletterqueue."]
 
 
 def test_topics(kafka_tools: KafkaTools) -> None:

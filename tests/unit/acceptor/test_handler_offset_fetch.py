@@ -28,7 +28,8 @@ def answered(
 ) -> OffsetFetchResponse:
     """As it comes out of the wire; without an error: of a host that has no coordinators yet."""
     context = SimpleNamespace(
-        broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Refusing(error)) if error else None)
+        authorize=lambda *_rights, **_options: True,
+        broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Refusing(error)) if error else None),
     )
     response = asyncio.run(handle(context, RequestHeader(9, version, 1, "client"), request))  # type: ignore[arg-type]
     decoded: OffsetFetchResponse = codec.decode(OffsetFetchResponse, version, codec.encode(response, version))

@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.rights import DENIED
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
+from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the request has none
 
@@ -26,9 +28,12 @@ async def handle(
     targets: dict[tuple[str, int], set[str]] = {}
     for name, index, path in asked:
         targets.setdefault((name, index), set()).add(path)
-    errors = await asyncio.gather(
-        *(_move(context.broker, name, index, paths) for (name, index), paths in targets.items())
-    )
+    if context.authorize(Operation.ALTER, ResourceType.CLUSTER):
+        errors = await asyncio.gather(
+            *(_move(context.broker, name, index, paths) for (name, index), paths in targets.items())
+        )
+    else:
+        errors = [DENIED[ResourceType.CLUSTER]] * len(targets)
     results: dict[str, list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
     for (name, index), error in zip(targets, errors, strict=True):
         results.setdefault(name, []).append(

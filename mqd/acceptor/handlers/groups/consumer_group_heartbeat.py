@@ -10,6 +10,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from mqd.security.acl import Operation, ResourceType
 
 DISABLED = "The feature group.version is not in force: raise it to 1 (UpdateFeatures)."
 
@@ -26,6 +27,11 @@ async def handle(
         )
         if problem is not None:
             return ConsumerGroupHeartbeatResponse(error_code=problem[0], error_message=problem[1])
+    if not all(
+        context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in request.subscribed_topic_names or ()
+    ):
+        denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return ConsumerGroupHeartbeatResponse(error_code=denied, error_message=error_message(denied))
     client_id, host = header.client_id or "", f"/{context.address.peer_ip}"
     new_member_id = str(uuid4()) if not request.member_id else ""
     try:

@@ -10,6 +10,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
+from mqd.security.acl import ResourceType
 
 _VERSION_NOT_FOUND = 6
 
@@ -22,7 +23,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeGroup
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
-                group.authorized_operations = GROUP_OPERATIONS
+                group.authorized_operations = context.operations(ResourceType.GROUP, group.group_id, GROUP_OPERATIONS)
     return DescribeGroupsResponse(groups=groups)
 
 

@@ -8,6 +8,7 @@ from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListGroupsRequest, ListGroupsResponse
+from mqd.security.acl import Operation, ResourceType
 
 
 async def handle(context: Context, header: RequestHeader, request: ListGroupsRequest) -> ListGroupsResponse:
@@ -19,12 +20,15 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
         found = [core.listed() for _, core in groups.items() if isinstance(core, Group) and core.exists]
     except CoordinatorError as error:
         return ListGroupsResponse(error_code=error.error_code)
+    sees_all = context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, is_named=False)
     return ListGroupsResponse(
         groups=[
             ListGroupsResponse.Group(
                 group_id=one.group_id, protocol_type=one.protocol_type, group_state=one.state, group_type=one.kind
             )
             for one in found
-            if (not states or one.state.lower() in states) and (not types or one.kind in types)
+            if (not states or one.state.lower() in states)
+            and (not types or one.kind in types)
+            and (sees_all or context.authorize(Operation.DESCRIBE, ResourceType.GROUP, one.group_id, is_named=False))
         ]
     )

@@ -11,13 +11,16 @@ that was no longer the coordinator for that of a group without commits, and read
 
 import asyncio
 
-from mqd.acceptor.broker import Broker, Context
+import msgspec
+
+from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.topics.topic_names import name_of
 from mqd.coordinator.group.offsets import FetchOffsets, OffsetsFetched
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
+from mqd.security.acl import Operation, ResourceType
 
 _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
@@ -25,13 +28,14 @@ TIMEOUT_S = 5.0
 # coordinator again (as KAFKA-17267).
 _ASKED_AGAIN = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
 
+UNAUTHORIZED = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 Topics = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 async def handle(context: Context, header: RequestHeader, request: OffsetFetchRequest) -> OffsetFetchResponse:
     if header.api_version >= _VERSION_GROUPS:
         groups = await asyncio.gather(
-            *(_group(context.broker, header.api_version, group, request.require_stable) for group in request.groups)
+            *(_group(context, header.api_version, group, request.require_stable) for group in request.groups)
         )
         return OffsetFetchResponse(groups=list(groups))
     asked = (
@@ -39,16 +43,22 @@ async def handle(context: Context, header: RequestHeader, request: OffsetFetchRe
         if request.topics is None
         else tuple((topic.name, tuple(topic.partition_indexes)) for topic in request.topics)
     )
-    fetched = await _fetch(context.broker, request.group_id, asked, request.require_stable, None, -1)
+    denied = tuple(topic for topic in asked or () if not _may_describe(context, topic[0]))
+    asked = asked and tuple(topic for topic in asked if topic not in denied)
+    fetched = await _fetch(context, request.group_id, asked, request.require_stable, None, -1)
     if fetched.error:
         topics = [
             (name, [_refused(OffsetFetchResponse.Partition, index, fetched.error) for index in indexes])
-            for name, indexes in asked or ()
+            for name, indexes in (*(asked or ()), *denied)
         ]
     else:
         topics = [
             (name, [_partition(OffsetFetchResponse.Partition, one) for one in partitions])
             for name, partitions in fetched.topics
+        ]
+        topics += [
+            (name, [_refused(OffsetFetchResponse.Partition, index, UNAUTHORIZED) for index in indexes])
+            for name, indexes in denied
         ]
     return OffsetFetchResponse(
         topics=[OffsetFetchResponse.Topic(name=name, partitions=partitions) for name, partitions in topics],
@@ -57,23 +67,28 @@ async def handle(context: Context, header: RequestHeader, request: OffsetFetchRe
 
 
 async def _group(
-    broker: Broker, version: int, group: OffsetFetchRequest.Group, require_stable: bool
+    context: Context, version: int, group: OffsetFetchRequest.Group, require_stable: bool
 ) -> OffsetFetchResponse.Group:
+    broker = context.broker
     by_id = version >= _VERSION_TOPIC_IDS
     asked, refused = None, []
     if group.topics is not None:
         known: list[tuple[str, tuple[int, ...]]] = []
         for topic in group.topics:
             name, error = name_of(broker, topic.name, topic.topic_id, by_id)
+            if not error and not _may_describe(context, name):
+                error = UNAUTHORIZED
             if error:
                 partitions = [
                     _refused(OffsetFetchResponse.GroupPartition, index, error) for index in topic.partition_indexes
                 ]
-                refused.append(OffsetFetchResponse.GroupTopic(topic_id=topic.topic_id, partitions=partitions))
+                refused.append(
+                    OffsetFetchResponse.GroupTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+                )
             else:
                 known.append((name, tuple(topic.partition_indexes)))
         asked = tuple(known)
-    fetched = await _fetch(broker, group.group_id, asked, require_stable, group.member_id, group.member_epoch)
+    fetched = await _fetch(context, group.group_id, asked, require_stable, group.member_id, group.member_epoch)
     if fetched.error:
         return OffsetFetchResponse.Group(group_id=group.group_id, topics=[], error_code=fetched.error)
     topics = []
@@ -92,15 +107,36 @@ async def _group(
     return OffsetFetchResponse.Group(group_id=group.group_id, topics=topics + refused)
 
 
+def _may_describe(context: Context, topic: str) -> bool:
+    return context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic)
+
+
 async def _fetch(
-    broker: Broker, group_id: str, topics: Topics | None, require_stable: bool, member_id: str | None, member_epoch: int
+    context: Context,
+    group_id: str,
+    topics: Topics | None,
+    require_stable: bool,
+    member_id: str | None,
+    member_epoch: int,
 ) -> OffsetsFetched:
+    """Of all topics (None), those that the client may describe."""
+    broker = context.broker
+    if not context.authorize(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+        return OffsetsFetched(int(ErrorCode.GROUP_AUTHORIZATION_FAILED))
     if broker.coordinators is None:
         return OffsetsFetched(int(ErrorCode.NOT_COORDINATOR))
     try:
-        return await broker.coordinators.groups.request(  # type: ignore[return-value]
+        fetched: OffsetsFetched = await broker.coordinators.groups.request(  # type: ignore[return-value]
             group_id, lambda number: FetchOffsets(number, topics, require_stable, member_id, member_epoch), TIMEOUT_S
         )
+        if topics is None:
+            shown = tuple(
+                topic
+                for topic in fetched.topics
+                if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic[0], is_named=False)
+            )
+            fetched = msgspec.structs.replace(fetched, topics=shown)
+        return fetched
     except CoordinatorError as error:
         return OffsetsFetched(_ASKED_AGAIN.get(error.error_code, error.error_code))
 

@@ -1,8 +1,12 @@
-"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): there is no authorizer, and each
-request is answered as by a Kafka broker without one.
+"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): rules of the cluster, by the controller;
+answered when all workers of this host apply them. Without an authorizer each request is answered as
+by a Kafka broker without one.
+
+An element that this version does not know makes the whole request invalid, as in Kafka.
 """
 
-from mqd.acceptor.broker import Context
+from mqd.acceptor.broker import CloseConnection, Context
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import (
@@ -13,15 +17,161 @@ from mqd.protocol.messages import (
     DescribeAclsRequest,
     DescribeAclsResponse,
 )
+from mqd.security.acl import (
+    CLUSTER_NAME,
+    AclBinding,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    is_known,
+)
 
 DISABLED = {"error_code": int(ErrorCode.SECURITY_DISABLED), "error_message": "No Authorizer is configured."}
+TIMEOUT_MS = 30_000  # the requests have none
 
 
 async def handle(
     context: Context, header: RequestHeader, request: DescribeAclsRequest | CreateAclsRequest | DeleteAclsRequest
 ) -> DescribeAclsResponse | CreateAclsResponse | DeleteAclsResponse:
     if isinstance(request, CreateAclsRequest):
-        return CreateAclsResponse(results=[CreateAclsResponse.AclCreationResult(**DISABLED) for _ in request.creations])
+        return await _create(context, request)
     if isinstance(request, DeleteAclsRequest):
-        return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in request.filters])
-    return DescribeAclsResponse(**DISABLED)
+        return await _delete(context, request)
+    return _describe(context, request)
+
+
+# -- creating --------------------------------------------------------------------------------------
+
+
+async def _create(context: Context, request: CreateAclsRequest) -> CreateAclsResponse:
+    bindings = [_binding(creation) for creation in request.creations]
+    if not all(is_known(binding) for binding in bindings):
+        raise CloseConnection("CreateAcls names a type, operation or permission that is not known")
+    if context.broker.authorizer is None:
+        return CreateAclsResponse(results=[CreateAclsResponse.AclCreationResult(**DISABLED) for _ in bindings])
+    refusals = [_refusal(binding) for binding in bindings]
+    valid = [binding for binding, refusal in zip(bindings, refusals, strict=True) if refusal is None]
+    error, message = 0, None
+    if valid:
+        answer = await context.broker.controller.request(messages.CreateAcls(valid), TIMEOUT_MS)
+        error, message = answer.error, answer.message
+        if not error:
+            for binding in valid:
+                context.broker.audit.write("acl created", by=context.address.principal, acl=str(binding))
+    return CreateAclsResponse(
+        results=[
+            CreateAclsResponse.AclCreationResult(error_code=error, error_message=message)
+            if refusal is None
+            else CreateAclsResponse.AclCreationResult(error_code=int(ErrorCode.INVALID_REQUEST), error_message=refusal)
+            for refusal in refusals
+        ]
+    )
+
+
+def _binding(creation: CreateAclsRequest.AclCreation) -> AclBinding:
+    return AclBinding(
+        creation.resource_type,
+        creation.resource_pattern_type,
+        creation.resource_name,
+        creation.principal,
+        creation.host,
+        creation.operation,
+        creation.permission_type,
+    )
+
+
+def _refusal(binding: AclBinding) -> str | None:
+    """In the words of Kafka."""
+    if binding.resource_type == ResourceType.CLUSTER and binding.name != CLUSTER_NAME:
+        return f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}"
+    if not binding.name:
+        return "Invalid empty resource name"
+    if binding.resource_type == ResourceType.ANY:
+        return "Invalid resourceType ANY"
+    if binding.pattern_type not in (PatternType.LITERAL, PatternType.PREFIXED):
+        return f"Invalid patternType {PatternType(binding.pattern_type).name}"
+    if binding.operation == Operation.ANY:
+        return f"Invalid operation {Operation(binding.operation).name}"
+    if binding.permission == Permission.ANY:
+        return f"Invalid permissionType {Permission(binding.permission).name}"
+    if ":" not in binding.principal:
+        return (
+            f"Could not parse principal from `{binding.principal}` (no colon is present separating the principal type"
+            " from the principal name)"
+        )
+    return None
+
+
+# -- filters ---------------------------------------------------------------------------------------
+
+
+def _filter(asked: DescribeAclsRequest | DeleteAclsRequest.Filter) -> AclFilter:
+    return AclFilter(
+        asked.resource_type_filter,
+        asked.pattern_type_filter,
+        asked.resource_name_filter,
+        asked.principal_filter,
+        asked.host_filter,
+        asked.operation,
+        asked.permission_type,
+    )
+
+
+def _describe(context: Context, request: DescribeAclsRequest) -> DescribeAclsResponse:
+    wanted = _filter(request)
+    if not is_known(wanted):
+        raise CloseConnection("DescribeAcls names a type, operation or permission that is not known")
+    if context.broker.authorizer is None:
+        return DescribeAclsResponse(**DISABLED)
+    resources: dict[tuple[int, str, int], list[DescribeAclsResponse.AclDescription]] = {}
+    for binding in sorted(context.broker.authorizer.matching(wanted).values()):
+        resources.setdefault((binding.resource_type, binding.name, binding.pattern_type), []).append(
+            DescribeAclsResponse.AclDescription(
+                principal=binding.principal,
+                host=binding.host,
+                operation=binding.operation,
+                permission_type=binding.permission,
+            )
+        )
+    return DescribeAclsResponse(
+        resources=[
+            DescribeAclsResponse.Resource(
+                resource_type=resource_type, resource_name=name, pattern_type=pattern_type, acls=acls
+            )
+            for (resource_type, name, pattern_type), acls in resources.items()
+        ]
+    )
+
+
+async def _delete(context: Context, request: DeleteAclsRequest) -> DeleteAclsResponse:
+    filters = [_filter(one) for one in request.filters]
+    if not all(is_known(one) for one in filters):
+        raise CloseConnection("DeleteAcls names a type, operation or permission that is not known")
+    if context.broker.authorizer is None:
+        return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in filters])
+    answer = await context.broker.controller.request(messages.DeleteAcls(filters), TIMEOUT_MS)
+    if answer.error:
+        failed = {"error_code": answer.error, "error_message": answer.message}
+        return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**failed) for _ in filters])
+    for binding in sorted({binding for removed in answer.removed_acls for binding in removed}):
+        context.broker.audit.write("acl removed", by=context.address.principal, acl=str(binding))
+    return DeleteAclsResponse(
+        filter_results=[
+            DeleteAclsResponse.FilterResult(matching_acls=[_matching(binding) for binding in removed])
+            for removed in answer.removed_acls
+        ]
+    )
+
+
+def _matching(binding: AclBinding) -> DeleteAclsResponse.MatchingAcl:
+    return DeleteAclsResponse.MatchingAcl(
+        resource_type=binding.resource_type,
+        resource_name=binding.name,
+        pattern_type=binding.pattern_type,
+        principal=binding.principal,
+        host=binding.host,
+        operation=binding.operation,
+        permission_type=binding.permission,
+    )

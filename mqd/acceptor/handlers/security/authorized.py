@@ -1,16 +1,32 @@
-"""A client's permitted operations, as bits by Kafka's AclOperation (KIP-430): all of them, because
-there is no authorizer.
+"""A client's permitted operations, as bits by Kafka's AclOperation (KIP-430): those that a resource
+supports, of which Context.operations() leaves what the client may do.
 """
 
-READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = range(
-    3, 13
-)
+from mqd.acceptor.broker import Context
+from mqd.security.acl import CLUSTER_NAME, Operation, ResourceType
 
 
-def _bits(*operations: int) -> int:
+def _bits(*operations: Operation) -> int:
     return sum(1 << operation for operation in operations)
 
 
-TOPIC_OPERATIONS = _bits(READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS)
-CLUSTER_OPERATIONS = _bits(CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE)
-GROUP_OPERATIONS = _bits(READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS)
+_CONFIGS = (Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS)
+TOPIC_OPERATIONS = _bits(
+    Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.DESCRIBE, *_CONFIGS
+)
+CLUSTER_OPERATIONS = _bits(
+    Operation.CREATE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+    Operation.CLUSTER_ACTION,
+    Operation.IDEMPOTENT_WRITE,
+    *_CONFIGS,
+)
+GROUP_OPERATIONS = _bits(Operation.READ, Operation.DELETE, Operation.DESCRIBE, *_CONFIGS)
+
+
+def of_cluster(context: Context) -> int:
+    """None without DESCRIBE, as in Kafka."""
+    if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, is_named=False):
+        return 0
+    return context.operations(ResourceType.CLUSTER, CLUSTER_NAME, CLUSTER_OPERATIONS)

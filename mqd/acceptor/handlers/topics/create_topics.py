@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 
+import msgspec
+
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
 from mqd.acceptor.handlers.topics.topic_names import is_possible
@@ -11,6 +13,7 @@ from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreateTopicsRequest, CreateTopicsResponse
+from mqd.security.acl import Operation, ResourceType
 
 PARTITIONS_MAX = 10_000  # per request, as in Kafka
 
@@ -19,11 +22,25 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
     counts = Counter(topic.name for topic in request.topics)
     names = list(dict.fromkeys(topic.name for topic in request.topics))
     by_name = {topic.name: topic for topic in request.topics}
+    everywhere = context.authorize(Operation.CREATE, ResourceType.CLUSTER, is_named=False)
+    denied = [
+        name
+        for name in names
+        if not everywhere and not context.authorize(Operation.CREATE, ResourceType.TOPIC, name) and counts[name] == 1
+    ]
+    if denied:
+        hidden = set(denied)
+        rest = [topic for topic in request.topics if topic.name not in hidden]
+        response = await handle(context, header, msgspec.structs.replace(request, topics=rest))
+        response.topics += [
+            _refused(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.") for name in denied
+        ]
+        return response
     count = sum(_partition_count(context.broker, topic) for topic in request.topics if counts[topic.name] == 1)
     if count > PARTITIONS_MAX:
         text = f"{count} partitions are asked for, a request may ask for {PARTITIONS_MAX}: use several."
         return CreateTopicsResponse(topics=[_refused(name, ErrorCode.POLICY_VIOLATION, text) for name in names])
-    results = await asyncio.gather(*(_create(context.broker, by_name[name], counts[name], request) for name in names))
+    results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request) for name in names))
     return CreateTopicsResponse(topics=list(results))
 
 
@@ -34,8 +51,9 @@ def _partition_count(broker: Broker, topic: CreateTopicsRequest.Topic) -> int:
 
 
 async def _create(
-    broker: Broker, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest
+    context: Context, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest
 ) -> CreateTopicsResponse.TopicResult:
+    broker = context.broker
     if count > 1:
         return _refused(topic.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     if topic.name in INTERNAL_TOPICS and topic.name not in broker.metadata.topics:
@@ -67,6 +85,12 @@ async def _create(
         return _refused(topic.name, answer.error, answer.message)
     created = answer.topic
     assert created is not None
+    if not context.authorize(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_named=False):
+        return CreateTopicsResponse.TopicResult(
+            name=topic.name,
+            topic_id=created.topic_id,
+            topic_config_error_code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        )
     return CreateTopicsResponse.TopicResult(
         name=topic.name,
         topic_id=created.topic_id,

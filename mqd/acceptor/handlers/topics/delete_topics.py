@@ -3,11 +3,12 @@
 import asyncio
 from collections import Counter
 
-from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker import Context
 from mqd.cluster.host import messages
-from mqd.protocol.errors import ErrorCode
+from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
+from mqd.security.acl import Operation, ResourceType
 
 NO_ID = b"\0" * 16
 
@@ -23,16 +24,23 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     wrong = [(name, topic_id) for name, topic_id in asked if (name is None) == (topic_id == NO_ID)]
     results = await asyncio.gather(
         *(
-            _delete(context.broker, header.api_version, name, topic_id, counts[name, topic_id], request.timeout_ms)
+            _delete(context, header.api_version, name, topic_id, counts[name, topic_id], request.timeout_ms)
             for name, topic_id in wrong + once
         )
     )
     return DeleteTopicsResponse(responses=list(results))
 
 
+def _may(context: Context, operation: Operation, name: str) -> bool:
+    everywhere = context.authorize(Operation.DELETE, ResourceType.CLUSTER, is_named=False)
+    return everywhere or context.authorize(operation, ResourceType.TOPIC, name)
+
+
 async def _delete(
-    broker: Broker, version: int, name: str | None, topic_id: bytes, count: int, timeout_ms: int
+    context: Context, version: int, name: str | None, topic_id: bytes, count: int, timeout_ms: int
 ) -> DeleteTopicsResponse.TopicResult:
+    broker = context.broker
+
     def result(error: int, message: str | None = None) -> DeleteTopicsResponse.TopicResult:
         return DeleteTopicsResponse.TopicResult(
             name=name, topic_id=topic_id, error_code=int(error), error_message=message
@@ -43,6 +51,11 @@ async def _delete(
     if count > 1:
         return result(ErrorCode.INVALID_REQUEST, "Duplicate topic.")
     known = broker.metadata.topics.get(name) if name is not None else broker.metadata.by_id(topic_id)
+    own_name = known.name if known is not None else name
+    if own_name is not None and not _may(context, Operation.DELETE, own_name):
+        if name is None and known is not None and _may(context, Operation.DESCRIBE, known.name):
+            name = known.name  # otherwise the name stays a secret
+        return result(ErrorCode.TOPIC_AUTHORIZATION_FAILED, error_message(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
     answer = await broker.controller.request(messages.DeleteTopic(name, topic_id if name is None else None), timeout_ms)
     error = answer.error
     if error == ErrorCode.TOPIC_DELETION_DISABLED and version < 3:

@@ -7,6 +7,7 @@ from mqd.cluster.host.messages import PartitionImage, TopicImage
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
+from mqd.security.acl import Operation, ResourceType
 
 PARTITION_COUNT_MAX = 2000  # per answer, whatever limit the client requests
 NO_ID = b"\0" * 16
@@ -19,17 +20,29 @@ async def handle(
     start_name, start_index = (
         (request.cursor.topic_name, max(request.cursor.partition_index, 0)) if request.cursor is not None else ("", 0)
     )
-    if request.topics:
+    is_named = bool(request.topics)
+    if is_named:
         names = sorted(name for name in {topic.name for topic in request.topics} if name >= start_name)
     else:
         names = broker.metadata.sorted_names(start_name)
+    denied = [name for name in names if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named)]
+    if denied:
+        hidden = set(denied)
+        names = [name for name in names if name not in hidden]
+    unauthorized = [
+        DescribeTopicPartitionsResponse.Topic(
+            error_code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), name=name, topic_id=NO_ID
+        )
+        for name in denied
+        if is_named
+    ]
     room = max(1, min(request.response_partition_limit, PARTITION_COUNT_MAX))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []
     for name in names:
         first = start_index if name == start_name else 0
         if room == 0:
             return DescribeTopicPartitionsResponse(
-                topics=topics,
+                topics=topics + unauthorized,
                 next_cursor=DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first),
             )
         topic = broker.metadata.topics.get(name)
@@ -43,21 +56,22 @@ async def handle(
         shown = broker.metadata.shown(topic)
         page = shown[first : first + room]
         room -= len(page)
-        topics.append(_topic(broker, topic, page))
+        topics.append(_topic(context, topic, page))
         if first + len(page) < len(shown):
             cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first + len(page))
-            return DescribeTopicPartitionsResponse(topics=topics, next_cursor=cursor)
-    return DescribeTopicPartitionsResponse(topics=topics)
+            return DescribeTopicPartitionsResponse(topics=topics + unauthorized, next_cursor=cursor)
+    return DescribeTopicPartitionsResponse(topics=topics + unauthorized)
 
 
-def _topic(broker: Broker, topic: TopicImage, page: list[PartitionImage]) -> DescribeTopicPartitionsResponse.Topic:
+def _topic(context: Context, topic: TopicImage, page: list[PartitionImage]) -> DescribeTopicPartitionsResponse.Topic:
+    broker = context.broker
     visible = broker.metadata.visible_count(topic, broker.table.metadata_version)
     return DescribeTopicPartitionsResponse.Topic(
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=[_partition(broker, partition, partition.index < visible) for partition in page],
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=context.operations(ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS),
     )
 
 

@@ -9,13 +9,14 @@ answer is reused when the lease is back.
 """
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
-from mqd.acceptor.handlers.security.authorized import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS, of_cluster
 from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import MetadataRequest, MetadataResponse
+from mqd.security.acl import Operation, ResourceType
 
 CREATE_TIMEOUT_MS = 10_000
 NO_ID = b"\0" * 16
@@ -32,14 +33,18 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
     ):
         return _refused(request)
     version = broker.metadata.version
-    topics = await _topics(broker, header.api_version, request)
-    context.cacheable = version == broker.metadata.version and not any(
-        topic.error_code or any(partition.error_code for partition in topic.partitions) for topic in topics
+    topics = await _topics(context, header.api_version, request)
+    # with rights, the answer depends on the client
+    context.cacheable = (
+        broker.authorizer is None
+        and version == broker.metadata.version
+        and not any(topic.error_code or any(partition.error_code for partition in topic.partitions) for topic in topics)
     )
     if request.include_topic_authorized_operations:
         # as in Kafka: rights are rights to a name, and an unknown id has none
-        for topic in (topic for topic in topics if topic.name is not None):
-            topic.topic_authorized_operations = TOPIC_OPERATIONS
+        for topic in topics:
+            if topic.name is not None and topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                topic.topic_authorized_operations = context.operations(ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS)
     response = MetadataResponse(
         brokers=[
             MetadataResponse.Broker(node_id=node_id, host=host, port=port, rack=rack)
@@ -50,7 +55,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         topics=topics,
     )
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = of_cluster(context)
     return response
 
 
@@ -67,9 +72,14 @@ def _refused(request: MetadataRequest) -> MetadataResponse:
     )
 
 
-async def _topics(broker: Broker, version: int, request: MetadataRequest) -> list[MetadataResponse.Topic]:
+async def _topics(context: Context, version: int, request: MetadataRequest) -> list[MetadataResponse.Topic]:
+    broker = context.broker
     if request.topics is None or (version == 0 and not request.topics):
-        return [_topic(broker, broker.metadata.topics[name]) for name in broker.metadata.sorted_names()]
+        return [
+            _topic(broker, broker.metadata.topics[name])
+            for name in broker.metadata.sorted_names()
+            if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=False)
+        ]
     found = []
     seen: set[bytes | str] = set()
     for asked in request.topics:
@@ -80,27 +90,43 @@ async def _topics(broker: Broker, version: int, request: MetadataRequest) -> lis
         seen.add(key)
         if by_id:
             topic = broker.metadata.by_id(asked.topic_id)
-            found.append(
-                _topic(broker, topic)
-                if topic is not None
-                else MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=asked.topic_id)
-            )
+            if topic is None:
+                found.append(
+                    MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=asked.topic_id)
+                )
+            elif not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
+                # ids are no secret, names are
+                found.append(_unauthorized(None, asked.topic_id))
+            else:
+                found.append(_topic(broker, topic))
         elif asked.name is None:
             found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), topic_id=NO_ID))
         else:
-            found.append(await _by_name(broker, asked.name, version < 4 or request.allow_auto_topic_creation))
+            found.append(await _by_name(context, asked.name, version < 4 or request.allow_auto_topic_creation))
     return found
 
 
-async def _by_name(broker: Broker, name: str, may_create: bool) -> MetadataResponse.Topic:
+def _unauthorized(name: str | None, topic_id: bytes) -> MetadataResponse.Topic:
+    return MetadataResponse.Topic(
+        error_code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED), name=name, topic_id=topic_id, is_internal=False
+    )
+
+
+async def _by_name(context: Context, name: str, may_create: bool) -> MetadataResponse.Topic:
+    """Whether a topic exists is told only to those who may describe it."""
+    broker = context.broker
+    if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name):
+        return _unauthorized(name, NO_ID)
     topic = broker.metadata.topics.get(name)
     if topic is not None:
         return _topic(broker, topic)
-    error = (
-        await _create(broker, name)
-        if may_create and broker.broker_value("auto.create.topics.enable")
-        else absent_error(name)
-    )
+    creates = may_create and bool(broker.broker_value("auto.create.topics.enable"))
+    if creates and not (
+        context.authorize(Operation.CREATE, ResourceType.CLUSTER, is_named=False)
+        or context.authorize(Operation.CREATE, ResourceType.TOPIC, name)
+    ):
+        return _unauthorized(name, NO_ID)
+    error = await _create(broker, name) if creates else absent_error(name)
     topic = broker.metadata.topics.get(name)
     if topic is not None:
         return _topic(broker, topic)

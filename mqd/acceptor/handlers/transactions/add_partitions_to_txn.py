@@ -5,6 +5,8 @@ Versions 4 and 5 are batches of several transactions, added or only verified; br
 each other.
 """
 
+from collections.abc import Collection
+
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -14,6 +16,7 @@ from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partiti
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+from mqd.security.acl import Operation, ResourceType
 
 KNOWS_PRODUCER_FENCED = 2
 BATCHED_SINCE = 4
@@ -28,6 +31,7 @@ async def handle(
     version = header.api_version
     if version < BATCHED_SINCE:
         asked = _partitions(request.v3_and_below_topics)
+        names = dict.fromkeys(topic.name for topic in request.v3_and_below_topics)
         errors = await _add(
             context.broker,
             request.v3_and_below_transactional_id,
@@ -35,6 +39,7 @@ async def handle(
             request.v3_and_below_producer_epoch,
             asked,
             version,
+            denied={name for name in names if not context.authorize(Operation.WRITE, ResourceType.TOPIC, name)},
         )
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_topics(request.v3_and_below_topics, errors))
     results = []
@@ -77,9 +82,15 @@ def _topics(topics: list, errors: Errors) -> list:
     ]
 
 
-def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...], is_peer: bool) -> Errors | None:
-    """All or nothing: if one partition does not exist or is not for clients, none is added."""
+def _unusable(
+    broker: Broker, transactional_id: str, asked: tuple[Partition, ...], is_peer: bool, denied: Collection[str] = ()
+) -> Errors | None:
+    """All or nothing: if one partition does not exist or is not for this client, none is added.
+    `denied`: topics to which the client may not write.
+    """
     refused = {partition: error for partition in asked if (error := _refusal(broker, *partition, is_peer))}
+    unwritable = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    refused.update({partition: unwritable for partition in asked if partition[0] in denied})
     if refused:
         return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked}
     if not transactional_id or broker.transactions is None:
@@ -105,8 +116,9 @@ async def _add(
     asked: tuple[Partition, ...],
     version: int,
     is_peer: bool = False,
+    denied: Collection[str] = (),
 ) -> Errors:
-    refused = _unusable(broker, transactional_id, asked, is_peer)
+    refused = _unusable(broker, transactional_id, asked, is_peer, denied)
     if refused is not None:
         return refused
     client_version = VERSION_2 if version >= VERSION_2_SINCE else 0

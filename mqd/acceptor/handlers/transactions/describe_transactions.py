@@ -6,6 +6,7 @@ from mqd.coordinator.transaction.events import Describe, Description
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
+from mqd.security.acl import Operation, ResourceType
 
 
 async def handle(
@@ -30,6 +31,8 @@ async def _describe(context: Context, name: str) -> DescribeTransactionsResponse
         return _refused(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
     topics: dict[str, list[int]] = {}
     for topic, index in found.partitions:
+        if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic, is_named=False):
+            continue
         topics.setdefault(topic, []).append(index)
     return DescribeTransactionsResponse.TransactionState(
         error_code=0,

@@ -14,6 +14,7 @@ from mqd.coordinator.transaction.records import STATE_NAMES, State
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListTransactionsRequest, ListTransactionsResponse
+from mqd.security.acl import Operation, ResourceType
 
 _NAMES = {*STATE_NAMES.values(), "PrepareEpochFence"}
 _UNDER_WAY = {STATE_NAMES[state] for state in (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)}
@@ -36,6 +37,9 @@ async def handle(context: Context, header: RequestHeader, request: ListTransacti
         assert isinstance(core, Transaction | JointTransaction)
         description = core.description()
         if description is None or not _is_wanted(description, request, matches, now_ms):
+            continue
+        name = description.transactional_id
+        if not context.authorize(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, is_named=False):
             continue
         for producer_id in _producer_ids(core, description, request):
             found.append(

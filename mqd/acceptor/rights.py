@@ -1,0 +1,264 @@
+"""What each request needs: one table, judged before the handler runs. The rights are those of
+Kafka's KafkaApis and ControllerApis.
+
+A rule is about a request as a Whole, or about Each of its elements. The elements that are denied are
+answered here with Kafka's error code, and the handler gets the request without them. What cannot be
+said in this way is asked for by the handlers (Context.authorize). An API that is not in the table is
+denied to all: BY_HANDLER and OPEN are entries too.
+
+Requests of other hosts of the cluster, which have proven the cluster's key, are not judged.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mqd.acceptor.broker import Context
+from mqd.acceptor.failures import Failure, failed_response
+from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import message_class
+from mqd.security.acl import CLUSTER_NAME, Operation, ResourceType
+
+DENIED: dict[int, int] = {
+    ResourceType.TOPIC: int(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    ResourceType.GROUP: int(ErrorCode.GROUP_AUTHORIZATION_FAILED),
+    ResourceType.CLUSTER: int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+    ResourceType.TRANSACTIONAL_ID: int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+}
+"""By resource type: the error code where it is denied."""
+
+# (context, header, request, the request again or its element) -> 0 or Kafka's error code
+Check = Callable[[Context, RequestHeader, Any, Any], int]
+
+
+class Whole(NamedTuple):
+    check: Check
+
+
+class Each(NamedTuple):
+    field: str  # of the request
+    answer: str  # of the response
+    check: Check
+
+
+class Judged(NamedTuple):
+    """`request`: what the handler is to answer; None: nothing. `denied`: the answer to the rest, to
+    be joined with the handler's.
+    """
+
+    request: object | None
+    denied: object | None = None
+    joined: str = ""  # field of both answers
+
+    def answer(self, answered: object | None) -> object | None:
+        if self.denied is None:
+            return answered
+        if answered is None:
+            return self.denied
+        getattr(answered, self.joined).extend(getattr(self.denied, self.joined))
+        return answered
+
+
+def judge(context: Context, header: RequestHeader, request: object) -> Judged:
+    if context.broker.authorizer is None or context.address.peer_node >= 0:
+        return Judged(request)
+    for rule in RIGHTS.get(header.api_key, (NOT_LISTED,)):
+        if isinstance(rule, Whole):
+            error = rule.check(context, header, request, request)
+            if error:
+                return Judged(None, _failed(header, request, error))
+        else:
+            return _judge_each(context, header, request, rule)
+    return Judged(request)
+
+
+def _judge_each(context: Context, header: RequestHeader, request: object, rule: Each) -> Judged:
+    allowed: list[object] = []
+    denied: dict[int, list[object]] = {}
+    for element in getattr(request, rule.field):
+        error = rule.check(context, header, request, element)
+        (denied.setdefault(error, []) if error else allowed).append(element)
+    if not denied:
+        return Judged(request)
+    elements: list[object] = []
+    for error, some in denied.items():
+        part = msgspec.structs.replace(request, **{rule.field: some})  # type: ignore[type-var]
+        elements += getattr(_failed(header, part, error), rule.answer)
+    answer = message_class(header.api_key, "Response")(**{rule.answer: elements})
+    rest = msgspec.structs.replace(request, **{rule.field: allowed}) if allowed else None  # type: ignore[type-var]
+    return Judged(rest, answer, rule.answer)
+
+
+def _failed(header: RequestHeader, request: object, error: int) -> object:
+    response = failed_response(header, request, Failure(error, error_message(error)))
+    # an answer without an error: nothing was asked for
+    return response if response is not None else message_class(header.api_key, "Response")()
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def _name(attribute: str) -> Callable[[Any], str]:
+    return lambda element: element if isinstance(element, str) else getattr(element, attribute)
+
+
+def on(resource_type: ResourceType, operation: Operation, attribute: str = "name") -> Check:
+    name = _name(attribute)
+
+    def check(context: Context, header: RequestHeader, request: Any, element: Any) -> int:
+        return 0 if context.authorize(operation, resource_type, name(element)) else DENIED[resource_type]
+
+    return check
+
+
+def cluster(operation: Operation) -> Whole:
+    def check(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+        return 0 if context.authorize(operation, ResourceType.CLUSTER, CLUSTER_NAME) else DENIED[ResourceType.CLUSTER]
+
+    return Whole(check)
+
+
+def group(operation: Operation) -> Whole:
+    return Whole(on(ResourceType.GROUP, operation, "group_id"))
+
+
+def transaction(operation: Operation) -> Whole:
+    return Whole(on(ResourceType.TRANSACTIONAL_ID, operation, "transactional_id"))
+
+
+def topics(operation: Operation, field: str = "topics", answer: str = "topics", attribute: str = "name") -> Each:
+    return Each(field, answer, on(ResourceType.TOPIC, operation, attribute))
+
+
+def _committed_topic(context: Context, header: RequestHeader, request: Any, topic: Any) -> int:
+    """A topic that is named by an id that is not known is the handler's."""
+    image = context.broker.metadata.by_id(topic.topic_id) if not topic.name else None
+    name = topic.name or (image.name if image is not None else "")
+    allowed = not name or context.authorize(Operation.READ, ResourceType.TOPIC, name)
+    return 0 if allowed else DENIED[ResourceType.TOPIC]
+
+
+_COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
+
+
+def _coordinator(context: Context, header: RequestHeader, request: Any, key: Any) -> int:
+    kind = _COORDINATED.get(request.key_type)
+    return 0 if kind is None or context.authorize(Operation.DESCRIBE, kind, key) else DENIED[kind]
+
+
+def _one_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+    return _coordinator(context, header, request, request.key) if header.api_version < 4 else 0
+
+
+# Resource types of configurations: 2 topic, 4 broker, 8 broker logger, 16 client metrics, 32 group.
+_CONFIGURED = {2: ResourceType.TOPIC, 32: ResourceType.GROUP}
+
+
+def _configured(operation: Operation) -> Check:
+    def check(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
+        kind = _CONFIGURED.get(resource.resource_type, ResourceType.CLUSTER)
+        name = resource.resource_name if kind != ResourceType.CLUSTER else CLUSTER_NAME
+        return 0 if context.authorize(operation, kind, name) else DENIED[kind]
+
+    return check
+
+
+def _initialises(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+    if request.transactional_id is not None:
+        return on(ResourceType.TRANSACTIONAL_ID, Operation.WRITE, "transactional_id")(context, header, request, request)
+    allowed = context.authorize_any(Operation.WRITE, ResourceType.TOPIC) or context.authorize(
+        Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME
+    )
+    return 0 if allowed else DENIED[ResourceType.CLUSTER]
+
+
+def _adds_partitions(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+    if header.api_version >= 4:  # batches, of other hosts
+        return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
+    name = request.v3_and_below_transactional_id
+    allowed = context.authorize(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
+    return 0 if allowed else DENIED[ResourceType.TRANSACTIONAL_ID]
+
+
+def _writes_markers(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+    allowed = any(
+        context.authorize(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+        for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
+    )
+    return 0 if allowed else DENIED[ResourceType.CLUSTER]
+
+
+NOT_LISTED = Whole(lambda context, header, request, _: DENIED[ResourceType.CLUSTER])
+OPEN: tuple[Whole | Each, ...] = ()
+BY_HANDLER = OPEN
+
+READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = (
+    Operation.READ,
+    Operation.WRITE,
+    Operation.CREATE,
+    Operation.DELETE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+)
+
+RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
+    0: (topics(WRITE, "topic_data", "responses"),),
+    1: OPEN,  # only refused here
+    2: (topics(DESCRIBE),),
+    3: BY_HANDLER,
+    8: (group(READ), Each("topics", "topics", _committed_topic)),
+    9: BY_HANDLER,
+    10: (Whole(_one_coordinator), Each("coordinator_keys", "coordinators", _coordinator)),
+    11: (group(READ),),
+    12: (group(READ),),
+    13: (group(READ),),
+    14: (group(READ),),
+    15: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    16: BY_HANDLER,
+    17: OPEN,
+    18: OPEN,
+    19: BY_HANDLER,
+    20: BY_HANDLER,
+    21: (topics(DELETE),),
+    22: (Whole(_initialises),),
+    23: (topics(DESCRIBE, attribute="topic"),),
+    24: (Whole(_adds_partitions),),
+    25: (transaction(WRITE), group(READ)),
+    26: (transaction(WRITE),),
+    27: (Whole(_writes_markers),),
+    28: (transaction(WRITE), group(READ), topics(READ)),
+    29: (cluster(DESCRIBE),),
+    30: (cluster(ALTER),),
+    31: (cluster(ALTER),),
+    32: (Each("resources", "results", _configured(Operation.DESCRIBE_CONFIGS)),),
+    33: (Each("resources", "responses", _configured(Operation.ALTER_CONFIGS)),),
+    34: BY_HANDLER,
+    35: (cluster(DESCRIBE),),
+    36: OPEN,
+    37: (topics(ALTER, answer="results"),),
+    42: (Each("groups_names", "results", on(ResourceType.GROUP, DELETE)),),
+    43: (cluster(ALTER),),
+    44: (Each("resources", "responses", _configured(Operation.ALTER_CONFIGS)),),
+    45: (cluster(ALTER),),
+    46: (cluster(DESCRIBE),),
+    47: (group(DELETE), topics(READ)),
+    48: (cluster(Operation.DESCRIBE_CONFIGS),),
+    49: (cluster(Operation.ALTER_CONFIGS),),
+    50: (cluster(DESCRIBE),),
+    51: BY_HANDLER,
+    55: (cluster(DESCRIBE),),
+    57: (cluster(ALTER),),
+    60: OPEN,
+    61: (topics(READ),),
+    64: (cluster(ALTER),),
+    65: (Each("transactional_ids", "transaction_states", on(ResourceType.TRANSACTIONAL_ID, DESCRIBE)),),
+    66: BY_HANDLER,
+    68: (group(READ),),
+    69: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    74: (cluster(Operation.DESCRIBE_CONFIGS),),
+    75: BY_HANDLER,
+    80: (cluster(ALTER),),
+    81: (cluster(ALTER),),
+}

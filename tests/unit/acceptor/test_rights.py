@@ -1,0 +1,345 @@
+"""Every API with every missing right: Kafka's code, and nothing of what is hidden in the answer.
+
+A client that has none of the rights of a case (rights_cases.py) is denied in every version; one that
+lacks a single one is denied; one that has all of them is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mqd.acceptor import rights
+from mqd.acceptor.broker import Address
+from mqd.acceptor.dispatch import HANDLERS
+from mqd.protocol import messages as m
+from mqd.protocol.errors import ErrorCode as E
+from mqd.protocol.framing import SUPPORTED
+from mqd.security.acl import CLUSTER_NAME, Operation, Permission
+from tests.unit.acceptor.handler_broker import HandlerBroker
+from tests.unit.acceptor.rights_cases import (
+    CASES,
+    CLUSTER,
+    GROUP,
+    NAME,
+    OTHER,
+    TOPIC,
+    Right,
+    add_partitions,
+    cluster,
+    group,
+    offset_commit,
+    topic,
+    transaction,
+)
+
+ADMIN = Address(principal="User:admin", peer_ip="127.0.0.1")
+ALICE = Address(principal="User:alice", peer_ip="127.0.0.1")
+AUTHORIZATION = {int(rights.DENIED[kind]) for kind in rights.DENIED}
+
+
+def run(test: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def running(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return running
+
+
+# Lists: what may not be seen is left out (test_lists). Open: for all. 0 and 1: the workers'.
+WITHOUT_CODE = {16, 66} | {17, 18, 36, 60} | {0, 1}
+
+
+def test_no_api_is_forgotten() -> None:
+    assert CASES.keys() | WITHOUT_CODE >= HANDLERS.keys()
+    assert rights.RIGHTS.keys() >= HANDLERS.keys()
+
+
+@pytest.fixture
+def broker_of(tmp_path: Path) -> Callable[[], HandlerBroker]:
+    def make(**more: str) -> HandlerBroker:
+        return HandlerBroker(tmp_path, {"authorizer.class.name": "standard", "super.users": "User:admin", **more})
+
+    return make  # type: ignore[return-value]
+
+
+def codes(response: object) -> Iterator[int]:
+    for name in response.__struct_fields__:  # type: ignore[attr-defined]
+        value = getattr(response, name)
+        if name.endswith("error_code") and isinstance(value, int):
+            yield value
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, msgspec.Struct):
+                yield from codes(one)
+
+
+async def start_coordinators(broker: HandlerBroker) -> None:
+    for kind in (0, 1):
+        ask = m.FindCoordinatorRequest(key_type=kind, coordinator_keys=["g"])
+        while (await broker.ask(ask, 4, ADMIN)).coordinators[0].error_code:
+            await asyncio.sleep(0.01)
+
+
+async def make_topic(broker: HandlerBroker, name: str) -> bytes:
+    request = m.CreateTopicsRequest(
+        topics=[m.CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1)], timeout_ms=5000
+    )
+    response = await broker.ask(request, 7, ADMIN)
+    assert response.topics[0].error_code == 0
+    return bytes(response.topics[0].topic_id)
+
+
+async def grant(broker: HandlerBroker, *granted: Right, permission: Permission = Permission.ALLOW) -> None:
+    """The rules are exactly these, for User:alice."""
+    everything = m.DeleteAclsRequest.Filter(
+        resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
+    )
+    await broker.ask(m.DeleteAclsRequest(filters=[everything]), 3, ADMIN)
+    if granted:
+        creations = [
+            m.CreateAclsRequest.AclCreation(
+                resource_type=kind,
+                resource_name=name,
+                principal="User:alice",
+                host="*",
+                operation=operation,
+                permission_type=permission,
+            )
+            for operation, kind, name in granted
+        ]
+        response = await broker.ask(m.CreateAclsRequest(creations=creations), 3, ADMIN)
+        assert not any(result.error_code for result in response.results)
+
+
+@pytest.mark.parametrize("api_key", sorted(CASES))
+@run
+async def test_missing_rights(broker_of: Callable[[], HandlerBroker], api_key: int) -> None:
+    async with broker_of() as broker:
+        topic_id = await make_topic(broker, NAME)
+        await make_topic(broker, OTHER)
+        await start_coordinators(broker)
+        await grant(broker)
+        supported = SUPPORTED[api_key]
+        for case in CASES[api_key]:
+            versions = case.versions or range(supported.min_version, supported.max_version + 1)
+            for version in versions:
+                found = [code for code in codes(await broker.ask(case.make(version, topic_id), version, ALICE)) if code]
+                assert found and set(found) <= {case.denied, E.OPERATION_NOT_ATTEMPTED}, (version, found)
+        for case in CASES[api_key]:
+            newest = (case.versions or range(supported.max_version + 1))[-1]
+            for missing in case.rights:
+                await grant(broker, *(right for right in case.rights if right is not missing))
+                response = await broker.ask(case.make(newest, topic_id), newest, ALICE)
+                expected = case.code_of.get(missing[1], case.denied)
+                assert expected in set(codes(response)), (missing, response)
+                assert set(codes(response)) <= {0, expected, E.OPERATION_NOT_ATTEMPTED}, (missing, response)
+            await grant(broker, *case.rights)
+            response = await broker.ask(case.make(newest, topic_id), newest, ALICE)
+            assert not set(codes(response)) & (AUTHORIZATION - {_own_refusal(api_key)}), response
+            await grant(broker)
+            denied = await broker.ask(case.make(newest, topic_id), newest, ALICE)
+            assert OTHER not in repr(denied), "another topic's name is told"
+
+
+def _own_refusal(api_key: int) -> int:
+    """WriteTxnMarkers: what only hosts may do has this code for clients that have the right too."""
+    return int(E.CLUSTER_AUTHORIZATION_FAILED) if api_key == 27 else 0
+
+
+@run
+async def test_other_rights_are_of_no_use(broker_of: Callable[[], HandlerBroker]) -> None:
+    """Each right on another name, and a denial beside the right."""
+    async with broker_of() as broker:
+        await make_topic(broker, NAME)
+        ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name=NAME)], allow_auto_topic_creation=False)
+        await grant(
+            broker, (Operation.ALL, TOPIC, OTHER), (Operation.ALL, GROUP, NAME), (Operation.ALL, CLUSTER, CLUSTER_NAME)
+        )
+        assert (await broker.ask(ask, 12, ALICE)).topics[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
+        await grant(broker, (Operation.READ, TOPIC, NAME))
+        assert (await broker.ask(ask, 12, ALICE)).topics[0].error_code == 0
+        assert (await broker.ask(ask, 12, Address(principal="User:bob"))).topics[0].error_code
+
+
+@run
+async def test_what_may_not_be_seen_is_not_in_lists(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        await make_topic(broker, NAME)
+        await make_topic(broker, OTHER)
+        await start_coordinators(broker)
+        commit = offset_commit(9, b"")
+        assert not any(codes(await broker.ask(commit, 9, ADMIN)))
+        assert not any(
+            codes(
+                await broker.ask(m.InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=1000), 4, ADMIN)
+            )
+        )
+
+        async def seen(address: Address) -> list[list[str]]:
+            topics = (await broker.ask(m.MetadataRequest(topics=None), 12, address)).topics
+            pages = (await broker.ask(m.DescribeTopicPartitionsRequest(), 0, address)).topics
+            groups = (await broker.ask(m.ListGroupsRequest(), 5, address)).groups
+            transactions = (await broker.ask(m.ListTransactionsRequest(), 2, address)).transaction_states
+            fetched = (await broker.ask(m.OffsetFetchRequest(group_id="g", topics=None), 7, address)).topics
+            return [
+                sorted(one.name for one in topics if not one.is_internal),
+                sorted(one.name for one in pages if not one.is_internal),
+                [one.group_id for one in groups],
+                [one.transactional_id for one in transactions],
+                [one.name for one in fetched],
+            ]
+
+        both = sorted([NAME, OTHER])
+        assert await seen(ADMIN) == [both, both, ["g"], ["x"], [NAME]]
+        await grant(broker)
+        assert await seen(ALICE) == [[], [], [], [], []]
+        await grant(broker, topic(Operation.DESCRIBE))
+        assert await seen(ALICE) == [[NAME], [NAME], [], [], []]
+        await grant(broker, group(Operation.DESCRIBE))
+        assert await seen(ALICE) == [[], [], ["g"], [], []]
+        await grant(broker, group(Operation.READ), topic(Operation.READ))
+        assert await seen(ALICE) == [[NAME], [NAME], ["g"], [], [NAME]]
+        await grant(broker, cluster(Operation.DESCRIBE), transaction(Operation.DESCRIBE))
+        assert await seen(ALICE) == [[], [], ["g"], ["x"], []]
+
+
+@run
+async def test_requests_are_answered_in_part(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        await make_topic(broker, NAME)
+        await make_topic(broker, OTHER)
+        await grant(
+            broker,
+            topic(Operation.DESCRIBE),
+            (Operation.DESCRIBE, TOPIC, "not-there"),
+            (Operation.CREATE, TOPIC, "new"),
+        )
+        asked = [m.MetadataRequest.Topic(name=name) for name in (NAME, OTHER, "not-there", "new", "hidden")]
+        response = await broker.ask(m.MetadataRequest(topics=asked, allow_auto_topic_creation=False), 12, ALICE)
+        found = {one.name: one.error_code for one in response.topics}
+        assert found == {
+            NAME: 0,
+            OTHER: E.TOPIC_AUTHORIZATION_FAILED,
+            "not-there": E.UNKNOWN_TOPIC_OR_PARTITION,
+            "new": E.TOPIC_AUTHORIZATION_FAILED,
+            "hidden": E.TOPIC_AUTHORIZATION_FAILED,
+        }
+        assert all(one.topic_id == bytes(16) for one in response.topics if one.name != NAME)
+        creations = [m.CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1) for name in "xy"]
+        creations.append(m.CreateTopicsRequest.Topic(name="new", num_partitions=1, replication_factor=1))
+        made = await broker.ask(m.CreateTopicsRequest(topics=creations, timeout_ms=5000), 7, ALICE)
+        assert {one.name: one.error_code for one in made.topics} == {
+            "x": E.TOPIC_AUTHORIZATION_FAILED,
+            "y": E.TOPIC_AUTHORIZATION_FAILED,
+            "new": 0,
+        }
+        created = next(one for one in made.topics if one.name == "new")
+        assert created.topic_config_error_code == E.TOPIC_AUTHORIZATION_FAILED
+        assert not created.configs and created.num_partitions == -1
+
+
+@run
+async def test_a_topic_that_is_made_automatically(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name="auto")], allow_auto_topic_creation=True)
+        await grant(broker, (Operation.DESCRIBE, TOPIC, "auto"))
+        assert (await broker.ask(ask, 12, ALICE)).topics[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
+        assert "auto" not in broker.metadata.topics
+        await grant(broker, (Operation.DESCRIBE, TOPIC, "auto"), (Operation.CREATE, TOPIC, "auto"))
+        await broker.ask(ask, 12, ALICE)
+        assert "auto" in broker.metadata.topics
+
+
+@run
+async def test_a_topic_by_id_is_told_without_its_name(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        topic_id = await make_topic(broker, NAME)
+        await grant(broker)
+        ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(topic_id=topic_id, name=None)])
+        one = (await broker.ask(ask, 12, ALICE)).topics[0]
+        assert (one.error_code, one.name, bytes(one.topic_id)) == (E.TOPIC_AUTHORIZATION_FAILED, None, topic_id)
+        doomed = m.DeleteTopicsRequest(topics=[m.DeleteTopicsRequest.TopicState(topic_id=topic_id, name=None)])
+        assert (await broker.ask(doomed, 6, ALICE)).responses[0].name is None
+        await grant(broker, topic(Operation.DESCRIBE))
+        assert (await broker.ask(doomed, 6, ALICE)).responses[0].name == NAME
+        assert NAME in broker.metadata.topics
+
+
+@run
+async def test_authorized_operations(broker_of: Callable[[], HandlerBroker]) -> None:
+    """KIP-430: those that the client has, of those that the resource supports."""
+    async with broker_of() as broker:
+        await make_topic(broker, NAME)
+        ask = m.MetadataRequest(
+            topics=[m.MetadataRequest.Topic(name=NAME)],
+            include_topic_authorized_operations=True,
+            include_cluster_authorized_operations=True,
+        )
+        await start_coordinators(broker)
+        await grant(broker, topic(Operation.READ), (Operation.ALTER_CONFIGS, TOPIC, NAME))
+        response = await broker.ask(ask, 10, ALICE)
+        wanted = (Operation.READ, Operation.DESCRIBE, Operation.ALTER_CONFIGS, Operation.DESCRIBE_CONFIGS)
+        assert response.topics[0].topic_authorized_operations == sum(1 << operation for operation in wanted)
+        assert response.cluster_authorized_operations == 0
+        await grant(broker, cluster(Operation.DESCRIBE), cluster(Operation.ALTER), group(Operation.READ))
+        response = await broker.ask(ask, 10, ALICE)
+        assert response.topics[0].topic_authorized_operations == -(1 << 31)
+        assert response.cluster_authorized_operations == 1 << Operation.DESCRIBE | 1 << Operation.ALTER
+        described = await broker.ask(
+            m.DescribeGroupsRequest(groups=["g"], include_authorized_operations=True), 5, ALICE
+        )
+        assert described.groups[0].authorized_operations == 1 << Operation.READ | 1 << Operation.DESCRIBE
+
+
+@run
+async def test_log_directories_in_versions_without_an_error(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        await make_topic(broker, NAME)
+        await grant(broker)
+        for version in (1, 2):
+            assert (await broker.ask(m.DescribeLogDirsRequest(topics=None), version, ADMIN)).results
+            assert (await broker.ask(m.DescribeLogDirsRequest(topics=None), version, ALICE)).results == []
+
+
+@run
+async def test_no_answer_is_kept_for_another_client(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        await make_topic(broker, NAME)
+        await broker.ask(m.MetadataRequest(topics=None), 12, ADMIN)
+        assert broker.last is not None and not broker.last.cacheable
+
+
+@run
+async def test_denials_are_only_logged(broker_of: Any, tmp_path: Path) -> None:
+    async with broker_of(**{"authorizer.log.only": "true"}) as broker:
+        written: list[tuple[Any, ...]] = []
+        broker.broker.audit.denied = lambda *fields: written.append(fields)
+        await make_topic(broker, NAME)
+        await start_coordinators(broker)
+        response = await broker.ask(m.DescribeGroupsRequest(groups=["g"]), 5, ALICE)
+        assert response.groups[0].error_code == 0
+        assert written == [("User:alice", "127.0.0.1", Operation.DESCRIBE, GROUP, "g", True)]
+        assert (await broker.ask(m.MetadataRequest(topics=None), 12, ALICE)).topics
+
+
+@run
+async def test_other_hosts_are_not_clients(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        await make_topic(broker, NAME)
+        response = await broker.ask(add_partitions(4, b""), 4, Address(peer_node=2))
+        assert not set(codes(response)) & AUTHORIZATION
+
+
+@run
+async def test_without_an_authorizer_all_is_allowed(tmp_path: Path) -> None:
+    async with HandlerBroker(tmp_path) as broker:
+        await make_topic(broker, NAME)
+        assert (await broker.ask(m.MetadataRequest(topics=None), 12, ALICE)).topics
+        creation = CASES[30][0].make(3, b"")
+        assert [one.error_code for one in (await broker.ask(creation, 3, ALICE)).results] == [E.SECURITY_DISABLED]
