@@ -93,7 +93,7 @@ void mqd_client_flush(struct mqd_client *client)
 }
 
 /* See the head of this file. Must precede the publication it announces. */
-static void tell_waiter(struct mqd_client *client)
+static void wake_waiter(struct mqd_client *client)
 {
     if (!client->polling && !(mqd_load_relaxed(&client->signalled) & SIGNAL_TAKEN))
         mqd_fetch_or(&client->signalled, SIGNAL_TAKEN);
@@ -117,7 +117,7 @@ static int take_passed(struct mqd_client *client)
                 mqd_producer_on_passed(client->producer, submitted.batch);
         }
     }
-    tell_waiter(client);
+    wake_waiter(client);
     mqd_store_release(&client->head, head);
     mqd_store_relaxed(&client->wants_room, client->unanswered > 0);
     return 0;
@@ -304,7 +304,7 @@ static int take_replies(struct mqd_client *client)
     while ((more = take_reply(client, tail)) > 0)
         ;
     if (client->reply_head != before) {
-        tell_waiter(client);
+        wake_waiter(client);
         mqd_store_release(&client->header->reply_head, client->reply_head);
         mqd_fence_full();
         if (mqd_load_relaxed(&client->header->worker_wants_room))
@@ -326,7 +326,7 @@ static bool other_end_is_gone(const struct mqd_client *client)
 
 /* The keeper's proof of death costs one load; the socket is checked now and then. Bytes that have
  * arrived are handled first. */
-static int look_for_death(struct mqd_client *client, bool news)
+static int check_peer_alive(struct mqd_client *client, bool news)
 {
     if (news) {
         client->idle_polls = 0;
@@ -374,7 +374,7 @@ int mqd_client_poll(struct mqd_client *client)
     if (result)
         return -1;
     mqd_client_flush(client);
-    return look_for_death(client, reply_head != client->reply_head || head != client->head);
+    return check_peer_alive(client, reply_head != client->reply_head || head != client->head);
 }
 
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
@@ -423,7 +423,7 @@ static bool spin(struct mqd_client *client, int64_t until_ns)
 }
 
 /* Announces that it sleeps, then looks again. True: do not sleep. */
-static bool fall_asleep(struct mqd_client *client)
+static bool announce_sleep(struct mqd_client *client)
 {
     uint32_t wants_room;
     do {
@@ -469,7 +469,7 @@ int mqd_client_wait(struct mqd_client *client, int64_t timeout_us)
         timeout_us < 0 || timeout_us > (INT64_MAX - start) / 1000 ? INT64_MAX : start + timeout_us * 1000;
     if (client->spin_us && spin(client, spin_end < deadline ? spin_end : deadline))
         return 1;
-    return fall_asleep(client) ? 1 : sleep_until(client, deadline);
+    return announce_sleep(client) ? 1 : sleep_until(client, deadline);
 }
 
 void mqd_client_wake(struct mqd_client *client)

@@ -324,7 +324,7 @@ static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch 
 }
 
 /* Sent batches must be sent again; abandoned ones are no longer awaited. */
-static void forget_sent(struct mqd_producer *producer)
+static void untrack_sent(struct mqd_producer *producer)
 {
     for (uint32_t i = 0; i < producer->batches_begun; i++) {
         struct mqd_producer_batch *batch = &producer->batches[i];
@@ -391,7 +391,7 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     producer->serial = ++to->producer_serial;
     to->producer = producer;
     old->producer = NULL;
-    forget_sent(producer);
+    untrack_sent(producer);
     for (uint32_t i = 0; i < producer->batches_begun; i++)
         if (has_bytes(&producer->batches[i]) && producer->batches[i].state != MQD_BATCH_OPEN)
             mqd_producer_batch_put_head(producer, &producer->batches[i]);

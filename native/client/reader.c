@@ -150,7 +150,7 @@ static int64_t readable_end(const struct mqd_segment_reader *reader, const struc
 
 enum { SLOT_OURS, SLOT_UNKNOWN, SLOT_CHANGING };
 
-static int look_at_slot(struct mqd_segment_reader *reader, struct mqd_partition_view *view)
+static int read_slot(struct mqd_segment_reader *reader, struct mqd_partition_view *view)
 {
     if (!reader->slot_known)
         return SLOT_UNKNOWN;
@@ -166,7 +166,7 @@ static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, s
     *bounds = (struct bounds){.end_offset = INT64_MAX, .high_watermark_segment = INT64_MAX};
     if (!reader->source.control)
         return STOP_NONE;
-    int slot = look_at_slot(reader, &view);
+    int slot = read_slot(reader, &view);
     if (slot == SLOT_UNKNOWN) { /* the broker reports what has become of the partition */
         leave_mapping(reader);
         reader->slot_known = false;
@@ -398,7 +398,7 @@ static uint32_t batch_take(struct walk *walk)
 }
 
 /* Queries the segment of the position, unless the call should return first. -1: failed. */
-static int go_on_elsewhere(struct walk *walk, uint32_t *stop)
+static int continue_in_next_segment(struct walk *walk, uint32_t *stop)
 {
     *stop = MQD_READ_SEGMENT;
     if (walk->out->count > 0 || walk->ask_count++ == ASK_COUNT_MAX)
@@ -419,10 +419,10 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     if (!reader->source.control || (!rolled && (!reader->sealed || reader->at < reader->size_bytes)))
         return 0;
     if (rolled) /* kept mapped: the answer may name the same file, which then need not be mapped again */
-        return go_on_elsewhere(walk, stop);
+        return continue_in_next_segment(walk, stop);
     reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
     leave_mapping(reader);
-    return reader->position >= walk->bounds.end_offset ? 0 : go_on_elsewhere(walk, stop);
+    return reader->position >= walk->bounds.end_offset ? 0 : continue_in_next_segment(walk, stop);
 }
 
 /* Handles one batch, a part of it, or the step to the next segment. -1: failed. */
@@ -435,7 +435,7 @@ static int step(struct walk *walk, uint32_t *stop)
         return 0;
     }
     if (!reader->mapping)
-        return go_on_elsewhere(walk, stop);
+        return continue_in_next_segment(walk, stop);
     uint32_t limit = readable_bytes(reader, &walk->bounds, &rolled);
     if (reader->at >= limit)
         return segment_end(walk, rolled, stop);
@@ -502,7 +502,7 @@ int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader)
     int64_t end = -1;
     if (!reader->source.control || enter(reader) < 0)
         return -1;
-    if (look_at_slot(reader, &view) == SLOT_OURS)
+    if (read_slot(reader, &view) == SLOT_OURS)
         end = readable_end(reader, &view.positions);
     leave(reader);
     return end;
@@ -514,7 +514,7 @@ int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader)
     int64_t start = -1;
     if (!reader->source.control || enter(reader) < 0)
         return -1;
-    if (look_at_slot(reader, &view) == SLOT_OURS)
+    if (read_slot(reader, &view) == SLOT_OURS)
         start = view.positions.log_start_offset;
     leave(reader);
     return start;

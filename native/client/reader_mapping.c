@@ -104,13 +104,13 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping)
 
 /* Releases in steps as large as the part that stays: the total cost equals that of unmapping once
  * at the end. */
-static void let_go(struct mqd_segment_mapping *mapping, uint64_t from)
+static void drop_pages(struct mqd_segment_mapping *mapping, uint64_t from)
 {
-    if (from < mapping->let_go_bytes + 2 * (uint64_t)BEHIND_BYTES)
+    if (from < mapping->dropped_bytes + 2 * (uint64_t)BEHIND_BYTES)
         return;
     uint64_t until = (from - BEHIND_BYTES) & ~(uint64_t)(WINDOW_BYTES - 1);
-    madvise((uint8_t *)mapping->bytes + mapping->let_go_bytes, until - mapping->let_go_bytes, MADV_DONTNEED);
-    mapping->let_go_bytes = until;
+    madvise((uint8_t *)mapping->bytes + mapping->dropped_bytes, until - mapping->dropped_bytes, MADV_DONTNEED);
+    mapping->dropped_bytes = until;
 }
 
 int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uint64_t end, uint64_t limit)
@@ -127,7 +127,7 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
     if (madvise(at, stop - start, MADV_POPULATE_READ) < 0 && (errno == EFAULT || errno == EIO || errno == EHWPOISON))
         return mqd_error_system(EIO, "reading a segment file at byte %llu", (unsigned long long)start);
     mapping->populated_bytes = stop;
-    let_go(mapping, start);
+    drop_pages(mapping, start);
     if (stop < limit) /* reads ahead while this part is walked; costs little when it is cached */
         madvise((uint8_t *)mapping->bytes + (stop & ~(page - 1)),
                 (limit - stop < WINDOW_BYTES ? limit - stop : WINDOW_BYTES) + (stop & (page - 1)), MADV_WILLNEED);

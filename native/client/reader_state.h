@@ -28,7 +28,7 @@ struct mqd_segment_mapping {
     uint64_t populated_bytes; /* populated up to here, as far as requested; S1 */
     /* pages up to here are no longer resident in this process; a view that still uses them loads
      * them again from the page cache */
-    uint64_t let_go_bytes;
+    uint64_t dropped_bytes;
     uint64_t device, inode;
     bool mapped;   /* by mmap; otherwise malloc'd (tests), or borrowed */
     bool borrowed; /* memory of the caller, which must keep it as long as it is used */

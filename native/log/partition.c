@@ -195,7 +195,7 @@ int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_sta
     if (mqd_producers_add(&partition->producers, batch, marker, offset, now_ms, &staged->undo) < 0)
         return -1;
     if (batch->attributes & ATTRIBUTE_TRANSACTIONAL)
-        mqd_verifications_forget(&partition->verifications, batch->producer_id);
+        mqd_verifications_revoke(&partition->verifications, batch->producer_id);
     if (marker && !marker->commit && staged->undo.change == MQD_TRANSACTION_ENDED) {
         int64_t ongoing = mqd_transactions_first_ongoing(transactions);
         staged->aborted = (struct mqd_aborted){batch->producer_id,

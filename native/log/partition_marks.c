@@ -121,7 +121,7 @@ bool mqd_partition_replicated(const struct mqd_partition *partition)
     return partition->replicated;
 }
 
-void mqd_partition_forget_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known)
+void mqd_partition_reset_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known)
 {
     if (partition->marks)
         partition->marks->count = 0;

@@ -190,7 +190,7 @@ void mqd_partition_note_mark(struct mqd_partition *partition);
 void mqd_partition_give_back_marks(struct mqd_partition *partition);
 /* Replicated, and just opened: the high watermark starts at the log start, or at the place `known`
  * (NULL = none), which is below the log's end. */
-void mqd_partition_forget_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
+void mqd_partition_reset_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
 /* The log was truncated: drops places above its end and lowers the high watermark to it. */
 void mqd_partition_cut_marks(struct mqd_partition *partition);
 

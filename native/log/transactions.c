@@ -248,7 +248,7 @@ const struct mqd_verification *mqd_verifications_of(const struct mqd_verificatio
     return entry && entry->epoch == batch->producer_epoch ? entry : NULL;
 }
 
-void mqd_verifications_forget(struct mqd_verifications *verifications, int64_t producer_id)
+void mqd_verifications_revoke(struct mqd_verifications *verifications, int64_t producer_id)
 {
     struct mqd_verification *entry = entry_of(verifications, producer_id);
     if (entry)

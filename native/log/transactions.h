@@ -92,7 +92,7 @@ const struct mqd_verification *mqd_verifications_find(const struct mqd_verificat
 /* The same for any guard. */
 const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications,
                                                     const struct mqd_batch *batch);
-void mqd_verifications_forget(struct mqd_verifications *verifications, int64_t producer_id);
+void mqd_verifications_revoke(struct mqd_verifications *verifications, int64_t producer_id);
 void mqd_verifications_expire(struct mqd_verifications *verifications, int64_t before_ms);
 
 #endif

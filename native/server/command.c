@@ -164,7 +164,7 @@ static void partition_close(struct mqd_reactor *r, const struct mqd_command *com
 }
 
 /* Makes readers of all workers list the partition's segments again and close deleted files. */
-static void look_anew(struct mqd_reactor *r, uint32_t number)
+static void reload_segments(struct mqd_reactor *r, uint32_t number)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, number);
     mqd_fetch_add(&slot->segments_generation, 1);
@@ -183,7 +183,7 @@ static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, co
 {
     int gone = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
     if (gone >= 0)
-        look_anew(r, command->slot);
+        reload_segments(r, command->slot);
     mqd_command_done(r, command->token, gone < 0 ? MQD_E_STALE : 0, command->slot, gone, NULL,
                      gone < 0 ? mqd_error_message() : "");
 }
@@ -211,7 +211,7 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
     if (dropped > 0 || again)
-        look_anew(r, command->slot);
+        reload_segments(r, command->slot);
     mqd_partition_positions(owned->partition, &positions);
     mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
 }
@@ -288,7 +288,7 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->flush_on_ack,
                           command->options.flush_on_ack);
         mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
-        mqd_look_ups_tell(r, command->slot);
+        mqd_look_ups_notify(r, command->slot);
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_want(r, owned);
         break;
@@ -305,7 +305,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         set_log_dir(r, command);
         break;
     case MQD_COMMAND_LOG_DIR_FULL:
-        r->log_dirs[command->number].full = r->log_dirs[command->number].full_told = command->offset != 0;
+        r->log_dirs[command->number].full = r->log_dirs[command->number].full_reported = command->offset != 0;
         mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
         break;
     case MQD_COMMAND_TOPIC_PUT:
@@ -347,8 +347,8 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     }
 }
 
-/* Only its truncation may touch a resting partition. Commands for it are deferred, in order. true:
- * deferred. */
+/* Only its truncation may touch a partition that is being truncated. Commands for it are deferred,
+ * in order. true: deferred. */
 static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
 {
     bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL &&
@@ -356,12 +356,12 @@ static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
                         command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED &&
                         command->kind < MQD_COMMAND_FETCHER_PUT;
     struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
-    if (owned && owned->held && owned->resting == MQD_REST_DUE &&
+    if (owned && owned->held && owned->truncating == MQD_TRUNCATION_DUE &&
         (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
         return false; /* the truncation waits for these */
-    struct mqd_command *kept = owned && owned->resting ? malloc(sizeof *kept) : NULL;
+    struct mqd_command *kept = owned && owned->truncating ? malloc(sizeof *kept) : NULL;
     if (!kept) {
-        if (owned && owned->resting)
+        if (owned && owned->truncating)
             abort(); /* out of memory for a small allocation: no sensible way to continue */
         return false;
     }

@@ -39,7 +39,7 @@
 static void partial_drop(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (c->partial) {
-        mqd_heap_give(r, c->partial_capacity);
+        mqd_heap_release(r, c->partial_capacity);
         r->partial_bytes -= c->partial_capacity;
         free(c->partial);
     }
@@ -63,7 +63,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_list_remove(&c->stall_node);
     mqd_list_remove(&c->answer_node);
     mqd_list_remove(&c->control_turn);
-    mqd_throttle_forget(r, c);
+    mqd_throttle_untrack(r, c);
     mqd_authentication_close(c);
     mqd_output_clear(r, c);
     partial_drop(r, c);
@@ -153,7 +153,7 @@ static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connecti
 /* Incomplete requests use their whole share and another one arrives, perhaps with its rest about to
  * follow. Connections awaited longest are closed, approximately in that order, but none that has
  * sent something just now. */
-static void shed_halves(struct mqd_reactor *r, uint32_t capacity)
+static void evict_partial_frames(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
@@ -180,7 +180,7 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
             return false;
         }
         if (!(c->partial = malloc(capacity))) {
-            mqd_heap_give(r, capacity);
+            mqd_heap_release(r, capacity);
             mqd_connection_fail(r, c, "out of memory for another half-received request");
             return false;
         }
@@ -246,7 +246,7 @@ static void evict_runs(struct mqd_reactor *r)
 /* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
  * low end. Its old place may have split the free extents, and the largest frame needs nearly all of
  * them in one piece. */
-static void relieve(struct mqd_reactor *r)
+static void compact_arena(struct mqd_reactor *r)
 {
     if (r->now_ms - r->relieved_ms < RELIEVE_MS)
         return;
@@ -260,7 +260,7 @@ static void relieve(struct mqd_reactor *r)
 
 void mqd_connections_resume_stalled(struct mqd_reactor *r)
 {
-    relieve(r);
+    compact_arena(r);
     if (mqd_arena_extents_used(r->arena) == mqd_arena_extents_total(r->arena))
         return;
     struct mqd_node stalled;
@@ -379,7 +379,7 @@ static bool keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t 
 {
     uint32_t more = capacity > c->partial_capacity ? capacity - c->partial_capacity : 0;
     if (more && !partials_have_room(r, more))
-        shed_halves(r, more);
+        evict_partial_frames(r, more);
     return partial_keep(r, c, bytes, size_bytes, capacity);
 }
 
@@ -438,7 +438,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
 }
 
 /* The frame in `partial` is known to be large but has no run yet: tries to allocate one. */
-static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
+static bool resume_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
 {
     if (total > r->run_bytes_max) {
         if (!mqd_large_begin(r, c, total) || !mqd_large_touch(r, c, 0, c->partial_bytes))
@@ -491,7 +491,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
             read_kept(r, c);
             return;
         }
-        if (total > LARGE_FRAME_BYTES && !revive_large(r, c, total))
+        if (total > LARGE_FRAME_BYTES && !resume_large(r, c, total))
             return;
     }
     if (c->run_offset >= 0) {

@@ -40,7 +40,7 @@
 #define JOIN_GROUP 11
 #define SYNC_GROUP 14
 
-static bool is_question(int16_t api_key)
+static bool is_replayable(int16_t api_key)
 {
     switch (api_key) {
     case 2:
@@ -140,7 +140,7 @@ static void release(struct mqd_reactor *r, struct mqd_request *request)
     request->control_passed = 0;
 }
 
-void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
+void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
 {
     mqd_list_remove(&request->control_node);
     uncount(r, request);
@@ -187,7 +187,7 @@ static bool place(struct mqd_reactor *r, struct mqd_request *request)
         return false;
     request->control_offset = offset;
     memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame, request->frame_bytes);
-    mqd_heap_give(r, request->frame_bytes);
+    mqd_heap_release(r, request->frame_bytes);
     free(request->frame);
     request->frame = NULL;
     return true;
@@ -283,7 +283,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     }
     request->frame_bytes = total_bytes;
     if (!(request->frame = malloc(total_bytes ? total_bytes : 1))) {
-        mqd_heap_give(r, total_bytes);
+        mqd_heap_release(r, total_bytes);
         mqd_connection_fail(r, c, "out of memory for another control request");
         return;
     }
@@ -316,7 +316,7 @@ static void finish(struct mqd_reactor *r, struct mqd_request *request, const str
         entry->key = NULL;
     }
     request->no_reply = (descriptor->flags & MQD_RESPONSE_NONE) != 0;
-    mqd_control_forget(r, request);
+    mqd_control_untrack(r, request);
     if (!request->connection)
         mqd_request_free(r, request);
     else if (!(request->blocks || descriptor->flags & (MQD_RESPONSE_AUTHENTICATED | MQD_RESPONSE_DISCONNECT)) ||
@@ -393,11 +393,11 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     if (!request || !request->sent || request->control_offset < 0)
         return;
     uncount(r, request);
-    if (request->connection && is_question(request->api_key)) {
+    if (request->connection && is_replayable(request->api_key)) {
         if (!mqd_heap_take(r, request->frame_bytes))
             return; /* it stays in the arena */
         if (!(request->frame = malloc(request->frame_bytes))) {
-            mqd_heap_give(r, request->frame_bytes);
+            mqd_heap_release(r, request->frame_bytes);
             return;
         }
         memcpy(request->frame, r->options.arenas[r->options.self] + r->control_arena_base + request->control_offset,
@@ -429,7 +429,7 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
         r->control[request->control_index].sequence++;
         request->reply.size_bytes = 0;
         mqd_list_remove(node);
-        mqd_list_append(request->connection && is_question(request->api_key) ? &again : &refused, node);
+        mqd_list_append(request->connection && is_replayable(request->api_key) ? &again : &refused, node);
     }
     while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests too, here and in `again` */
         struct mqd_request *request = MQD_CONTAINER(refused.next, struct mqd_request, control_node);

@@ -23,7 +23,7 @@ void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descrip
     struct mqd_owned *owned = descriptor->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[descriptor->slot] : NULL;
     if (from != mqd_control_worker_count(r->options.control))
         return;
-    if (!owned || owned->closing || owned->resting || !mqd_owned_leads(owned)) {
+    if (!owned || owned->closing || owned->truncating || !mqd_owned_leads(owned)) {
         answer.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
         mqd_forward_send(r, from, &answer);
         return;

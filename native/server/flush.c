@@ -19,7 +19,8 @@
 static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
-    if (owned->resting || dir->failed || mqd_list_linked(&owned->sync_node) || mqd_partition_syncing(owned->partition))
+    if (owned->truncating || dir->failed || mqd_list_linked(&owned->sync_node) ||
+        mqd_partition_syncing(owned->partition))
         return;
     if (!dir->to_sync_count && r->options.group_commit_us && !r->group_commit_deadline_ns)
         r->group_commit_deadline_ns = r->now_ns + (int64_t)r->options.group_commit_us * 1000;
@@ -34,7 +35,7 @@ static int64_t background_bytes(const struct mqd_log_directory *dir)
 
 void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (owned->resting)
+    if (owned->truncating)
         return; /* the truncation flushes */
     if (!owned->dirty_since_ms)
         owned->dirty_since_ms = r->now_ms;
@@ -64,13 +65,13 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
             enqueue(r, owned);
         mqd_fetcher_flushed(r, owned);
     }
-    mqd_look_ups_tell(r, owned->slot);
+    mqd_look_ups_notify(r, owned->slot);
     mqd_owned_maybe_close(r, owned);
 }
 
 /* Nothing to flush: clean, or the flush could not even start. Requests that wait for it must not
  * wait until they time out. */
-static void nothing_begun(struct mqd_reactor *r, struct mqd_owned *owned)
+static void no_flush_begun(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (mqd_partition_fenced(owned->partition))
         mqd_owner_fence_dir(r, owned->log_dir, mqd_error_code() ? mqd_error_code() : EIO, "flush");
@@ -82,7 +83,7 @@ static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
     struct mqd_sync_fd fds[4];
     int count = mqd_partition_sync_begin(owned->partition, fds);
     if (count == 0) {
-        nothing_begun(r, owned);
+        no_flush_begun(r, owned);
         return;
     }
     owned->sync_started_ns = r->now_ns;
@@ -104,7 +105,7 @@ static void start_syncfs(struct mqd_reactor *r, struct mqd_log_directory *dir, u
         struct mqd_sync_fd fds[4];
         dir->to_sync_count--;
         if (mqd_partition_sync_begin(owned->partition, fds) == 0) {
-            nothing_begun(r, owned);
+            no_flush_begun(r, owned);
             continue;
         }
         owned->sync_started_ns = r->now_ns;
@@ -172,7 +173,7 @@ void mqd_flush_background(struct mqd_reactor *r)
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
-        if (!owned || owned->resting)
+        if (!owned || owned->truncating)
             continue;
         mqd_preallocate_maybe(r, owned);
         busy_count[owned->log_dir] += mqd_partition_dirty_bytes(owned->partition) >= MQD_BUSY_BYTES;
@@ -208,7 +209,7 @@ static int preallocate(void *argument)
 void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_preallocation wanted;
-    if (owned->preallocating || owned->closing || owned->resting || !r->poll ||
+    if (owned->preallocating || owned->closing || owned->truncating || !r->poll ||
         !mqd_partition_preallocate_begin(owned->partition, &wanted))
         return;
     struct preallocate_job *job = malloc(sizeof *job);
@@ -254,7 +255,7 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
     int64_t offset;
     struct snapshot_job *job;
     /* no poll: not started, or stopped; closing the partition writes a snapshot */
-    if (owned->snapshotting || owned->closing || owned->resting || !r->poll || !(job = calloc(1, sizeof *job)))
+    if (owned->snapshotting || owned->closing || owned->truncating || !r->poll || !(job = calloc(1, sizeof *job)))
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
     if (job->bytes &&
@@ -285,9 +286,9 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
         return;
-    if (owned->resting)
+    if (owned->truncating)
         mqd_truncation_maybe(r, owned);
-    if (!owned->closing || owned->resting)
+    if (!owned->closing || owned->truncating)
         return;
     mqd_replication_free(r, owned);
     if (mqd_list_linked(&owned->sync_node))
@@ -300,7 +301,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     }
     mqd_list_remove(&owned->write_node);
     mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
-    mqd_look_ups_tell(r, owned->slot);
+    mqd_look_ups_notify(r, owned->slot);
     r->owned[owned->slot] = NULL;
     r->owned_count--;
     mqd_store_relaxed(&r->slot->partition_count, r->owned_count);

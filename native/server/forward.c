@@ -90,7 +90,7 @@ static uint32_t forward_take(struct mqd_reactor *r)
     return index;
 }
 
-void mqd_forward_forget(struct mqd_reactor *r, struct mqd_append *append)
+void mqd_forward_untrack(struct mqd_reactor *r, struct mqd_append *append)
 {
     if (append->forward_index == UINT32_MAX)
         return;
@@ -162,13 +162,13 @@ static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *desc
     if (!append)
         return;
     if (descriptor->error == MQD_STAGE_VERIFY) {
-        mqd_forward_forget(r, append);
+        mqd_forward_untrack(r, append);
         mqd_list_remove(&append->node);
         mqd_check_verify(r, append, descriptor->a);
         return;
     }
     if (descriptor->error == MQD_STAGE_REDIRECT) {
-        mqd_forward_forget(r, append);
+        mqd_forward_untrack(r, append);
         mqd_list_remove(&append->node);
         mqd_redirect_hand_on(r, append, (uint32_t)descriptor->offset, (int16_t)descriptor->b, descriptor->a);
         return;

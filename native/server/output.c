@@ -108,7 +108,7 @@ void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c)
 
 static void out_free(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    mqd_heap_give(r, c->out.capacity_bytes);
+    mqd_heap_release(r, c->out.capacity_bytes);
     mqd_buffer_free(&c->out);
 }
 

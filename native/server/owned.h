@@ -10,7 +10,7 @@
 
 /* A truncation is due (work under way on the files ends first and no more begins) or running on a
  * helper thread, which then has the partition to itself. */
-enum mqd_rest { MQD_REST_NONE, MQD_REST_DUE, MQD_REST_UNDER_WAY };
+enum mqd_truncation_state { MQD_TRUNCATION_NONE, MQD_TRUNCATION_DUE, MQD_TRUNCATION_UNDER_WAY };
 
 struct mqd_owned {
     struct mqd_partition *partition;
@@ -27,8 +27,8 @@ struct mqd_owned {
     uint32_t syncs_pending; /* fsync calls of the flush that is running */
     int sync_error;
     uint8_t closing, preallocating, in_syncfs, snapshotting;
-    uint8_t resting;   /* enum mqd_rest; meanwhile commands for it wait in `deferred` */
-    uint8_t throttled; /* copied from its assignment */
+    uint8_t truncating; /* enum mqd_truncation_state; meanwhile commands for it wait in `deferred` */
+    uint8_t throttled;  /* copied from its assignment */
     /* as mqd_partition_replicated: it has, or may have, other replicas
      * (server/replication/leading.c) */
     uint8_t replicated;
@@ -36,17 +36,17 @@ struct mqd_owned {
     int32_t retired_epoch; /* leader epoch of the retirement step */
     /* of the partition that takes its records; MQD_SLOT_NONE: not on this host */
     uint32_t redirect_slot, redirect_index;
-    int64_t sealed_end;   /* everything appended before it was sealed ends at or before this offset */
-    int64_t used_told_ms; /* when MQD_EVENT_RETIRED_USED was last sent */
+    int64_t sealed_end;       /* everything appended before it was sealed ends at or before this offset */
+    int64_t used_reported_ms; /* when MQD_EVENT_RETIRED_USED was last sent */
     uint64_t close_token;
-    struct mqd_node followers_waiting;    /* mqd_fetch_entry.waiter of followers' fetches */
-    int64_t told_log_start, told_log_end; /* their values when these fetches were last woken */
+    struct mqd_node followers_waiting;      /* mqd_fetch_entry.waiter of followers' fetches */
+    int64_t woken_log_start, woken_log_end; /* their values when these fetches were last woken */
     /* NULL: the only replica, which leads (see server/replication/replication.c) */
     struct mqd_replica *replica;
     struct mqd_followed *followed; /* while this worker follows (server/replication/fetcher.h) */
     uint32_t leader_worker;        /* the worker that owns it on the leader's host */
     struct mqd_command *deferred;  /* in order, by `next` */
-    struct mqd_cut_job *cut;       /* while it is resting */
+    struct mqd_cut_job *cut;       /* while the log is truncated */
     uint32_t cut_count;            /* truncations that removed something or restarted the log */
     uint8_t held;                  /* compaction is replacing files: no truncation begins */
 };
@@ -54,8 +54,8 @@ struct mqd_owned {
 struct mqd_log_directory {
     char *path;
     bool failed, full;
-    bool full_told; /* MQD_EVENT_LOG_DIR_FULL was sent */
-    int fd;         /* for syncfs */
+    bool full_reported; /* MQD_EVENT_LOG_DIR_FULL was sent */
+    int fd;             /* for syncfs */
     bool syncfs_running;
     struct mqd_node to_sync; /* owned partitions waiting for a flush */
     uint32_t to_sync_count;

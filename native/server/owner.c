@@ -167,8 +167,8 @@ void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, in
     snprintf(event.text, sizeof event.text, "%.180s", text);
     struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
     dir->full = true;
-    if (!dir->full_told)
-        dir->full_told = mqd_reactor_emit(r, &event);
+    if (!dir->full_reported)
+        dir->full_reported = mqd_reactor_emit(r, &event);
 }
 
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
@@ -250,7 +250,7 @@ void mqd_owner_write_all(struct mqd_reactor *r)
 void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
-    if (owned->resting == MQD_REST_UNDER_WAY)
+    if (owned->truncating == MQD_TRUNCATION_UNDER_WAY)
         return; /* published when the truncation has ended */
     if (owned->replica)
         mqd_replication_log(r, owned);
@@ -336,12 +336,12 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
         if (!owned || owned->log_dir != log_dir)
             continue;
         mqd_fetcher_leave(r, owned);
-        if (owned->resting != MQD_REST_UNDER_WAY) /* otherwise when the truncation has ended */
+        if (owned->truncating != MQD_TRUNCATION_UNDER_WAY) /* otherwise when the truncation has ended */
             mqd_partition_fence(owned->partition);
         mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);
         mqd_owner_fail_all(r, owned, MQD_KAFKA_STORAGE_ERROR);
         mqd_owner_wake_slot(r, slot);
-        mqd_look_ups_tell(r, slot);
+        mqd_look_ups_notify(r, slot);
         mqd_fetch_wake_followers(r, owned);
     }
 }

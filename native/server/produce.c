@@ -323,9 +323,9 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         r->free_appends = append;
         return;
     }
-    mqd_forward_forget(r, append);
+    mqd_forward_untrack(r, append);
     if (append->relayed)
-        mqd_relay_forget(r, append);
+        mqd_relay_untrack(r, append);
     if (append->ordered)
         mqd_check_leave(r, append);
     mqd_append_unpin(r, append);
@@ -343,7 +343,7 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
  * durable: the outcome is unknown, which REQUEST_TIMED_OUT says. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
-    int64_t again_ms = INT64_MAX, answer_by_ms = request->order_known ? request->order.answer_by_ms : r->now_ms;
+    int64_t again_ms = INT64_MAX, answer_by_ms = request->order_read ? request->order.answer_by_ms : r->now_ms;
     for (uint32_t i = 0; i < request->append_count && request->complete == 0; i++) {
         struct mqd_append *append = &request->appends[i];
         if (append->done || mqd_check_expire(r, append))
@@ -375,16 +375,16 @@ bool mqd_produce_failed(const struct mqd_request *request)
 static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
                                                        const struct mqd_produce_topic_entry *topic,
                                                        const struct mqd_append *append, struct mqd_current_leader *out,
-                                                       struct mqd_told_nodes *nodes)
+                                                       struct mqd_response_nodes *nodes)
 {
-    bool told = mqd_topics_tell_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key), append->partition_index,
-                                       out, nodes);
+    bool told = mqd_topics_current_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key), append->partition_index,
+                                          out, nodes);
     return told ? out : NULL;
 }
 
 /* Whether Kafka names the log's start beside this error: where the log itself, or its validator,
  * refused the batch. */
-static bool tells_start(int16_t error)
+static bool names_log_start(int16_t error)
 {
     return error == MQD_KAFKA_INVALID_RECORD || error == MQD_KAFKA_INVALID_TIMESTAMP ||
            error == MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER || error == MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER ||
@@ -394,7 +394,7 @@ static bool tells_start(int16_t error)
 static int64_t log_start_offset(const struct mqd_reactor *r, const struct mqd_append *append)
 {
     struct mqd_positions positions;
-    if (!append->error || append->slot >= MQD_PARTITION_SLOT_COUNT || !tells_start(append->error))
+    if (!append->error || append->slot >= MQD_PARTITION_SLOT_COUNT || !names_log_start(append->error))
         return append->log_start_offset;
     mqd_slot_positions(mqd_control_partition(r->options.control, append->slot), &positions);
     return positions.log_start_offset;
@@ -409,7 +409,7 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
     mqd_response_begin(out, MQD_API_PRODUCE, version, request->correlation_id);
     mqd_produce_response_topics(out, version, (int32_t)request->topic_count);
     struct mqd_append *append = request->appends;
-    struct mqd_told_nodes nodes;
+    struct mqd_response_nodes nodes;
     nodes.count = 0;
     for (uint32_t t = 0; t < request->topic_count; t++) {
         struct mqd_produce_topic_entry *topic = &request->topics[t];

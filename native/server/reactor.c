@@ -84,7 +84,7 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
         if (event->flags & MQD_POLL_HANGUP) {
             c->hangup = 1;
             c->broken |= (event->flags & MQD_POLL_BROKEN) != 0;
-            mqd_throttle_forget(r, c);
+            mqd_throttle_untrack(r, c);
             if (c->head && c->head->kind == MQD_REQUEST_FETCH && c->head->set && c->head->set->request == c->head)
                 mqd_fetch_evaluate(r, c->head, true);
         }
@@ -212,7 +212,7 @@ static void housekeeping(struct mqd_reactor *r)
     mqd_flush_background(r);
     mqd_connections_sweep(r);
     if (r->fetchers)
-        mqd_fetchers_tell_again(r);
+        mqd_fetchers_adopt_log_starts(r);
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
     mqd_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);
@@ -223,7 +223,7 @@ static void housekeeping(struct mqd_reactor *r)
         mqd_buffer_free(&r->scratch);
     uint64_t producers = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
-        if (r->owned[slot] && r->owned[slot]->resting != MQD_REST_UNDER_WAY)
+        if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
             producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
     mqd_gauge(r, MQD_GAUGE_PRODUCERS, producers);
 }
@@ -250,7 +250,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     if (!mqd_list_empty(&r->large_waiting))
         mqd_large_grant(r);
     if (r->local_count)
-        mqd_locals_look(r);
+        mqd_locals_poll(r);
     if (!r->stop) {
         read_ready(r);
         if (r->fetchers)
@@ -347,7 +347,7 @@ static bool settled(struct mqd_reactor *r)
         struct mqd_owned *owned = r->owned[slot];
         if (!owned)
             continue;
-        if (owned->resting)
+        if (owned->truncating)
             return false;
         bool dirty = mqd_partition_dirty(owned->partition) && !r->log_dirs[owned->log_dir].failed;
         if (dirty && !owned->syncs_pending && !owned->in_syncfs && !mqd_list_linked(&owned->sync_node)) {
@@ -370,7 +370,7 @@ static bool answered(const struct mqd_reactor *r)
     return true;
 }
 
-static void wind_down(struct mqd_reactor *r, struct mqd_poll_event *events)
+static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
 {
     int64_t began_ms = r->now_ms;
     for (;;) {
@@ -403,7 +403,7 @@ static void end_file_work(struct mqd_reactor *r)
         if (owned->preallocating)
             mqd_partition_preallocate_done(owned->partition, EAGAIN);
         owned->preallocating = owned->snapshotting = 0;
-        if (owned->resting == MQD_REST_UNDER_WAY)
+        if (owned->truncating == MQD_TRUNCATION_UNDER_WAY)
             mqd_truncation_on_done(r, slot, 0); /* the thread pool has ended with it */
         else
             mqd_owned_maybe_close(r, owned);
@@ -454,7 +454,7 @@ static void *run(void *argument)
             int count = wait_events(r, events);
             turn(r, events, count < 0 ? 0 : count);
         }
-        wind_down(r, events);
+        drain(r, events);
     }
     mqd_fetchers_close(r);
     mqd_relays_close(r);

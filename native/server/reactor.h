@@ -352,7 +352,7 @@ void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *se
                            struct mqd_positions *positions);
 
 /* server/fetch/nearest.c */
-void mqd_nearest_tell(struct mqd_reactor *r, const struct mqd_owned *owned);
+void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned);
 /* the consumer's rack; 0: not given, or the rack of this host */
 uint64_t mqd_nearest_rack(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch);
 /* the node in set->rack that the consumer should read from; -1 = this host */
@@ -435,7 +435,7 @@ void mqd_timer_disarm(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_timers_run(struct mqd_reactor *r);
 int64_t mqd_timers_next_ms(const struct mqd_reactor *r); /* -1 = none */
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes);
-void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes);
+void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
 /* the heap is nearly full: connections that hold some get no more */
 bool mqd_heap_pressed(const struct mqd_reactor *r);
 bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
@@ -450,7 +450,7 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
 void mqd_throttle_refresh(struct mqd_reactor *r);
 void mqd_throttle_run(struct mqd_reactor *r); /* reads connections again whose debt is paid */
 /* the connection closes, or its client has hung up */
-void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                              uint32_t size_bytes);
@@ -511,7 +511,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
 /* the append is done; removes it from its check */
 void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append);
 /* its client is gone: parked appends are not written. May free the request */
-void mqd_check_abandon(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append); /* true: it was parked and is refused */
 void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_check_send_queued(struct mqd_reactor *r);
@@ -549,7 +549,7 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
 void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor);
 void mqd_forward_flush(struct mqd_reactor *r);
 bool mqd_forward_pending(const struct mqd_reactor *r);
-void mqd_forward_forget(struct mqd_reactor *r, struct mqd_append *append);
+void mqd_forward_untrack(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_links_drain(struct mqd_reactor *r);
 void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 
@@ -572,7 +572,7 @@ void mqd_look_up_begin(struct mqd_reactor *r, struct mqd_look_up *look_up);
 void mqd_look_up_free(struct mqd_request *request);
 void mqd_look_up_expire(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot);
-void mqd_look_ups_tell(struct mqd_reactor *r, uint32_t slot);
+void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot);
 
 /* server/control_request.c */
 void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
@@ -582,7 +582,7 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 /* sent but unanswered, and its client is gone */
 void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_control_pressed(const struct mqd_reactor *r);
 void mqd_control_send_queued(struct mqd_reactor *r);
 void mqd_control_acceptor_died(struct mqd_reactor *r);

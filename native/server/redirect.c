@@ -118,21 +118,22 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
 
 /* A client library that never accepts a smaller number of partitions (librdkafka) writes to the
  * partition until the client ends: the partition is not deleted before. */
-static void tell_used(struct mqd_reactor *r, struct mqd_owned *owned)
+static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
-    if (owned->retiring < MQD_RETIRING_HIDDEN || (owned->used_told_ms && r->now_ms - owned->used_told_ms < USED_MS))
+    if (owned->retiring < MQD_RETIRING_HIDDEN ||
+        (owned->used_reported_ms && r->now_ms - owned->used_reported_ms < USED_MS))
         return;
-    owned->used_told_ms = r->now_ms;
+    owned->used_reported_ms = r->now_ms;
     mqd_reactor_emit(r, &event);
 }
 
-static bool give_on(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
-                    const struct mqd_batch *batch)
+static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
+                      const struct mqd_batch *batch)
 {
     int64_t offset = -1;
     int16_t verdict = 0;
-    tell_used(r, owned);
+    report_used(r, owned);
     if (!settled(owned) || owned->redirect_slot == MQD_SLOT_NONE) {
         if (batch->producer_id >= 0)
             mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
@@ -168,7 +169,7 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
     if (append->control & MQD_STAGE_COORDINATOR)
         return take_marker(r, owned, append, batch);
     return owned->retiring == MQD_RETIRING_SEALED ? take_sealed(r, owned, append, batch)
-                                                  : give_on(r, owned, append, batch);
+                                                  : hand_over(r, owned, append, batch);
 }
 
 /* ---- the receiver ---- */

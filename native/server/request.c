@@ -17,7 +17,7 @@ bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)
     return true;
 }
 
-void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes)
+void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes)
 {
     MQD_ASSERT(bytes <= r->heap_bytes, "heap: %llu bytes are given back, %llu are taken", (unsigned long long)bytes,
                (unsigned long long)r->heap_bytes);
@@ -68,11 +68,11 @@ static void begin_other(struct mqd_request *request)
 static void end_other(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->set)
-        mqd_fetch_abandon(r, request);
+        mqd_fetch_cancel(r, request);
     if (request->kind == MQD_REQUEST_CONTROL)
-        mqd_control_forget(r, request);
+        mqd_control_untrack(r, request);
     if (request->frame) {
-        mqd_heap_give(r, request->frame_bytes);
+        mqd_heap_release(r, request->frame_bytes);
         free(request->frame);
     }
     mqd_look_up_free(request);
@@ -89,7 +89,7 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
     if (request)
         r->free_requests = request->next;
     else if (!(request = malloc(sizeof *request))) {
-        mqd_heap_give(r, sizeof *request);
+        mqd_heap_release(r, sizeof *request);
         return NULL;
     }
     memset(request, 0, offsetof(struct mqd_request, inline_append));
@@ -146,7 +146,7 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
         free(request->appends);
     if (request->topics != &request->inline_topic)
         free(request->topics);
-    mqd_heap_give(r, request->heap_bytes);
+    mqd_heap_release(r, request->heap_bytes);
     if (request->connection)
         request->connection->held_bytes -= request->heap_bytes;
     request->next = r->free_requests;
@@ -160,7 +160,7 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
     mqd_timer_disarm(r, request);
     if (request->kind == MQD_REQUEST_PRODUCE && request->pending) {
         if (request->undecided)
-            mqd_check_abandon(r, request);
+            mqd_check_cancel(r, request);
         return; /* the appends finish, then mqd_append_done frees it */
     }
     if (request->kind == MQD_REQUEST_FETCH && request->evaluated && request->pending)

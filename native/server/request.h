@@ -145,7 +145,7 @@ struct mqd_request {
     uint32_t awaiting;             /* those of them that the next check will query */
     uint32_t relaying;             /* its appends that wait for leaders on other hosts */
     uint8_t blocks;                /* counted in connection->blocked */
-    uint8_t order_known;           /* `order` is filled */
+    uint8_t order_read;            /* `order` is filled */
     uint8_t transactional_id_kept; /* copied to the heap, because the frame is gone */
     uint8_t refused;               /* an append has a refusal */
     uint32_t topic_count, append_count;
@@ -153,7 +153,7 @@ struct mqd_request {
     struct mqd_append *appends;
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
-    struct mqd_request_order order; /* when order_known */
+    struct mqd_request_order order; /* when order_read */
     /* Fetch; from here on no field is set for a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;

@@ -103,7 +103,7 @@ static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_
     wheel_enter(r, c, until_ns);
 }
 
-void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!c->muted)
         return;
@@ -133,7 +133,7 @@ static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
 static void look(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t owed = owed_ns(r, c);
-    mqd_throttle_forget(r, c);
+    mqd_throttle_untrack(r, c);
     if (owed > 0) {
         wheel_enter(r, c, r->now_ns + owed);
         return;

@@ -11,7 +11,7 @@
 
 /* ---- carrying out ---- */
 
-static void forget_path(struct mqd_reactor *r, uint32_t slot)
+static void clear_path(struct mqd_reactor *r, uint32_t slot)
 {
     if (slot >= MQD_PARTITION_SLOT_COUNT || !r->path_known[slot])
         return;
@@ -29,7 +29,7 @@ static void wake(struct mqd_reactor *r, uint32_t slot)
 static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
 {
     for (uint32_t i = 0; i < topic->partition_count; i++) {
-        forget_path(r, topic->slots[i]);
+        clear_path(r, topic->slots[i]);
         wake(r, topic->slots[i]);
     }
     mqd_topics_remove(&r->topics, topic);
@@ -53,9 +53,9 @@ static void topic_changes(struct mqd_reactor *r, const struct mqd_command *comma
             continue;
         if (!same_slot) {
             memset(r->cursors, 0, sizeof r->cursors);
-            forget_path(r, topic->slots[i]);
+            clear_path(r, topic->slots[i]);
             if (i < command->number)
-                forget_path(r, partitions[i].slot); /* it may have been another partition's slot */
+                clear_path(r, partitions[i].slot); /* it may have been another partition's slot */
         }
         wake(r, topic->slots[i]);
     }
@@ -66,7 +66,7 @@ void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *comm
     const struct mqd_topic *before = mqd_topics_find_id(&r->topics, command->topic_id);
     const struct mqd_topic_partition *partitions = command->list;
     for (uint32_t i = before ? before->partition_count : 0; i < command->number; i++)
-        forget_path(r, partitions[i].slot); /* the slot may have been another partition's */
+        clear_path(r, partitions[i].slot); /* the slot may have been another partition's */
     topic_changes(r, command);
     struct mqd_topic *topic =
         mqd_topics_put(&r->topics, command->topic_id, command->text, command->list, command->number);

@@ -161,8 +161,8 @@ bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_
     return topics->broker_count && place->leader != MQD_LEADER_HERE && place->leader != topics->node_id;
 }
 
-bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
-                            struct mqd_current_leader *out, struct mqd_told_nodes *nodes)
+bool mqd_topics_current_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
+                               struct mqd_current_leader *out, struct mqd_response_nodes *nodes)
 {
     if (!topic || partition_index < 0 || (uint32_t)partition_index >= topic->partition_count)
         return false;

@@ -47,14 +47,14 @@ const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topi
 
 /* The nodes that an answer names as other leaders (KIP-951), each once. */
 #define MQD_TOLD_NODES_MAX 32
-struct mqd_told_nodes {
+struct mqd_response_nodes {
     struct mqd_node_endpoint nodes[MQD_TOLD_NODES_MAX];
     uint32_t count;
 };
 /* Fills *out and adds the node. False: nothing to report, because this host leads the partition, it
  * has no leader, or clients cannot be sent to the leader. */
-bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
-                            struct mqd_current_leader *out, struct mqd_told_nodes *nodes);
+bool mqd_topics_current_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
+                               struct mqd_current_leader *out, struct mqd_response_nodes *nodes);
 bool mqd_topic_is_internal(const struct mqd_topic *topic); /* written only by coordinators */
 
 #endif

@@ -51,7 +51,7 @@ static uint32_t kinds_of(const uint64_t *interval)
 
 /* Forgives debts incurred under the old limits, because intervals have changed. A concurrent charge
  * is lost at most. */
-static void forgive_all(struct mqd_quota_table *table)
+static void clear_debts(struct mqd_quota_table *table)
 {
     for (uint32_t i = 0; i < MQD_QUOTA_BUCKET_COUNT; i++)
         for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
@@ -82,7 +82,7 @@ int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t coun
     mqd_store_release(&to->kinds, kinds);
     mqd_store_release(&to->count, count);
     mqd_store_release(&table->version, next);
-    forgive_all(table);
+    clear_debts(table);
     return 0;
 }
 

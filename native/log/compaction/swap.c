@@ -313,7 +313,7 @@ int mqd_compact_recover(const char *directory)
 /* ---- the owner's list ---- */
 
 /* Segments that readers use by position, or that are not flushed yet, must not be replaced. */
-static bool may_go(const struct mqd_partition *partition, int64_t last)
+static bool may_be_replaced(const struct mqd_partition *partition, int64_t last)
 {
     return last < partition->active.base_offset && last < partition->high_watermark.segment &&
            last < partition->durable.segment;
@@ -327,7 +327,7 @@ int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t fir
     for (j = i; j < partition->segment_count && partition->segments[j] < last; j++)
         ;
     bool there = j < partition->segment_count && partition->segments[i] == first && partition->segments[j] == last;
-    return there && may_go(partition, last)
+    return there && may_be_replaced(partition, last)
                ? (int)(j - i)
                : mqd_error_set_static(MQD_E_STALE, "the partition's segments are not those that were compacted");
 }

@@ -372,7 +372,7 @@ struct mqd_reader *mqd_reader_create(uint32_t fd_count_max)
     return reader;
 }
 
-static void forget(struct mqd_reader *reader, struct mqd_reader_slot *slot)
+static void drop_slot(struct mqd_reader *reader, struct mqd_reader_slot *slot)
 {
     detach_all(reader, slot);
     mqd_list_remove(&slot->node);
@@ -391,7 +391,7 @@ int mqd_reader_set_path(struct mqd_reader *reader, uint32_t number, const char *
     if (slot && path && strcmp(slot->path, path) == 0)
         return 0;
     if (slot)
-        forget(reader, slot);
+        drop_slot(reader, slot);
     if (!path)
         return 0;
     slot = calloc(1, sizeof *slot);
@@ -413,7 +413,7 @@ void mqd_reader_destroy(struct mqd_reader *reader)
     if (!reader)
         return;
     MQD_LIST_EACH(node, spare, &reader->known)
-        forget(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
+        drop_slot(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
     MQD_LIST_EACH(node, spare, &reader->detached) /* ranges that were never released: their holder is gone too */
         destroy(reader, MQD_CONTAINER(node, struct mqd_segment_ref, node));
     free(reader);

@@ -239,7 +239,8 @@ static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions
 }
 
 /* Whether the entry names a batch with its own offset. */
-static bool entry_true(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry entry, uint32_t limit)
+static bool entry_is_exact(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry entry,
+                           uint32_t limit)
 {
     struct mqd_batch batch;
     return entry.position < limit && header_at(reader, segment, entry.position, limit, &batch) == 0 &&
@@ -260,8 +261,8 @@ static int16_t seek(struct mqd_reader *reader, struct place *place, int64_t offs
     }
     bool indexed = index_last(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset,
                               place->limit - 1, &entry);
-    if (indexed && !entry_true(reader, segment, entry, place->limit))
-        indexed = index_previous(reader, segment, &entry) && entry_true(reader, segment, entry, place->limit);
+    if (indexed && !entry_is_exact(reader, segment, entry, place->limit))
+        indexed = index_previous(reader, segment, &entry) && entry_is_exact(reader, segment, entry, place->limit);
     if (indexed) {
         place->position = entry.position;
         place->index_hint = entry.at;
@@ -271,7 +272,7 @@ static int16_t seek(struct mqd_reader *reader, struct place *place, int64_t offs
 }
 
 /* Ensures that the slot's list holds the high watermark's segment; *last is its index. */
-static int16_t know_segments(struct mqd_reader *reader, struct mqd_reader_slot *slot,
+static int16_t list_segments(struct mqd_reader *reader, struct mqd_reader_slot *slot,
                              const struct mqd_positions *positions, uint64_t generation, uint32_t *last)
 {
     for (int attempt = 0; attempt < 2; attempt++) {
@@ -304,7 +305,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
 {
     uint32_t last = 0;
     bool found = false;
-    int16_t code = know_segments(reader, slot, positions, generation, &last);
+    int16_t code = list_segments(reader, slot, positions, generation, &last);
     if (code)
         return code;
     reader->chunk_bytes = 0; /* from another file, or from this one before it grew */

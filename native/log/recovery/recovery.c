@@ -273,7 +273,7 @@ static int restore_high_watermark(struct mqd_partition *partition, int64_t offse
                             &known) < 0)
         return -1;
     mqd_partition_set_replicated(partition, true);
-    mqd_partition_forget_high_watermark(partition, &known);
+    mqd_partition_reset_high_watermark(partition, &known);
     return 0;
 }
 

@@ -74,7 +74,7 @@ struct held {
 /* C1: below the recovery point a header is trusted without its CRC. But when the walk fails after
  * it, or the batch extends beyond what is trusted, its own length or offsets may be wrong. Then the
  * CRC is checked, and with a wrong one the walk steps back before this batch. -1: disk failure. */
-static int doubt(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
+static int check_held(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
 {
     if (!held->present || held->batch.base_offset >= trusted_below ||
         (!walk->reason && mqd_batch_end_offset(&held->batch) <= trusted_below))
@@ -122,7 +122,7 @@ static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct m
     int64_t position;
     for (;;) {
         int more = mqd_walk_next(walk, &batch, &position);
-        if (more < 0 || (more == 0 && doubt(walk, &held, trusted_below) < 0))
+        if (more < 0 || (more == 0 && check_held(walk, &held, trusted_below) < 0))
             return -1;
         if (held.present && tail_take(recovery, tail, &held.batch, held.position) < 0)
             return -1;

@@ -125,12 +125,12 @@ static int16_t gone(const struct mqd_request *request)
 
 /* ---- order ---- */
 
-static void know_order(struct mqd_reactor *r, struct mqd_request *request)
+static void read_order(struct mqd_reactor *r, struct mqd_request *request)
 {
     const struct mqd_produce_request *produce = r->producing;
-    if (request->order_known)
+    if (request->order_read)
         return;
-    request->order_known = 1;
+    request->order_read = 1;
     request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms,
                                                 .required_acks = produce->required_acks,
                                                 .answer_by_ms = INT64_MAX,
@@ -142,7 +142,7 @@ static void know_order(struct mqd_reactor *r, struct mqd_request *request)
 
 void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append)
 {
-    know_order(r, append->request);
+    read_order(r, append->request);
     if (!append->ordered)
         append->request->undecided++;
     append->ordered = 1;
@@ -193,7 +193,7 @@ void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append)
     mqd_check_decided(r, append);
 }
 
-void mqd_check_abandon(struct mqd_reactor *r, struct mqd_request *request)
+void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request)
 {
     request->pending++; /* keeps the request from being freed during the loop */
     for (uint32_t i = 0; i < request->append_count; i++)
@@ -221,7 +221,7 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message)
 {
-    know_order(r, request);
+    read_order(r, request);
     if (request->order.transactional_id.size_bytes < 0) {
         *message = "a transactional batch in a request without transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;

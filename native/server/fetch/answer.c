@@ -36,13 +36,13 @@ static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint
 }
 
 static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version,
-                             uint64_t *file_bytes, struct mqd_told_nodes *nodes)
+                             uint64_t *file_bytes, struct mqd_response_nodes *nodes)
 {
     struct mqd_current_leader leader;
     bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
                  entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
     bool told = other && version >= 12 &&
-                mqd_topics_tell_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
+                mqd_topics_current_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
     entry->outcome.current_leader = told ? &leader : NULL;
     entry->outcome.aborted = entry->aborted.entries;
     entry->outcome.aborted_count = entry->aborted.count;
@@ -91,7 +91,7 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     int16_t version = request->version;
     uint64_t file_bytes = 0;
     bool good = true;
-    struct mqd_told_nodes nodes;
+    struct mqd_response_nodes nodes;
     nodes.count = 0;
     out->size_bytes = 0;
     r->scratch_chunk_count = 0;

@@ -50,7 +50,7 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
             int32_t partition_index;
             if (mqd_fetch_next_forgotten_partition(fetch, &partition_index) < 0)
                 return -1;
-            mqd_fetch_set_forget(set, &topic.key, partition_index);
+            mqd_fetch_set_remove(set, &topic.key, partition_index);
         }
     }
     if (mqd_fetch_end(fetch) < 0)
@@ -508,7 +508,7 @@ void mqd_fetch_run_woken(struct mqd_reactor *r)
 
 /* The request ends (answered, or its client is gone): a session stays, a set for one request is
  * freed. */
-void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request)
+void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
     request->set = NULL;

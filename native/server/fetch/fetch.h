@@ -90,7 +90,7 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 /* request is at the head of its connection */
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired);
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
 
 /* server/fetch/range.c */
 static inline int64_t mqd_fetch_readable_end(const struct mqd_request *request, const struct mqd_positions *positions)
@@ -125,7 +125,7 @@ void mqd_fetch_set_free(struct mqd_reactor *r, struct mqd_fetch_set *set);
 struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetch_set *set,
                                           const struct mqd_topic_key *key, const struct mqd_fetch_partition *partition);
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
-void mqd_fetch_set_forget(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
+void mqd_fetch_set_remove(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
 /* Finds the set for this request: the session it names, a new one, or one of its own. Returns a
  * Kafka error code. */

@@ -65,7 +65,7 @@ static void set_hold(struct mqd_reactor *r, struct mqd_fetch_set *set, int64_t b
 
 static void entry_free(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
-    mqd_heap_give(r, entry->heap_bytes);
+    mqd_heap_release(r, entry->heap_bytes);
     set_hold(r, entry->set, -(int64_t)entry->heap_bytes);
     mqd_list_remove(&entry->waiter);
     mqd_list_remove(&entry->ready);
@@ -207,7 +207,7 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
     return entry;
 }
 
-void mqd_fetch_set_forget(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index)
+void mqd_fetch_set_remove(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index)
 {
     struct mqd_fetch_entry *entry;
     while ((entry = lookup(set, key, partition_index))) /* a request may have named it twice */

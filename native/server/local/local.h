@@ -14,7 +14,7 @@
  *       local_bytes until the memory is freed, whichever process keeps it (server/local/memory.c).
  *   B2  `readable` of its connection is false only when the ring was seen empty up to
  *       submission_head; `writable` is false only when the reply ring was seen full with
- *       reply_head_seen. mqd_locals_look detects changes, each turn and before each sleep; no other
+ *       reply_head_seen. mqd_locals_poll detects changes, each turn and before each sleep; no other
  *       notification is needed.
  *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, and to_client is
  *       a pipe whose write end only the worker has.
@@ -96,8 +96,8 @@ void mqd_local_memory_on_event(struct mqd_reactor *r);
 void mqd_local_memory_destroy(struct mqd_reactor *r);
 
 /* server/local/ring.c */
-void mqd_locals_look(struct mqd_reactor *r);          /* finds clients that have submitted requests or made room */
-bool mqd_locals_waiting(const struct mqd_reactor *r); /* mqd_locals_look would find one */
+void mqd_locals_poll(struct mqd_reactor *r);          /* finds clients that have submitted requests or made room */
+bool mqd_locals_waiting(const struct mqd_reactor *r); /* mqd_locals_poll would find one */
 void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c);
 /* As send() and sendfile(): bytes taken; 0 = the ring is full and its client will notify (or
  * *file_end: the file is shorter than its range); -1 = the connection is broken. */

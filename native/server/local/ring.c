@@ -39,7 +39,7 @@ bool mqd_locals_waiting(const struct mqd_reactor *r)
     return false;
 }
 
-void mqd_locals_look(struct mqd_reactor *r)
+void mqd_locals_poll(struct mqd_reactor *r)
 {
     mqd_list_move_all(&r->asking, &r->asking_later);
     for (uint32_t i = 0; i < r->local_count; i++) {

@@ -110,13 +110,13 @@ static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
 {
     struct mqd_relay *relay = entry->relay;
-    mqd_heap_give(r, entry->frame_bytes);
+    mqd_heap_release(r, entry->frame_bytes);
     unblock(r, entry);
     relay->unsent =
         entry->node.next == &relay->entries ? NULL : MQD_CONTAINER(entry->node.next, struct mqd_relayed, node);
 }
 
-void mqd_relay_forget(struct mqd_reactor *r, struct mqd_append *append)
+void mqd_relay_untrack(struct mqd_reactor *r, struct mqd_append *append)
 {
     struct mqd_relayed *entry = append->relayed;
     append->relayed = NULL;
@@ -133,7 +133,7 @@ struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay 
     struct mqd_relayed *entry = MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
     struct mqd_append *append = entry->append;
     if (append)
-        mqd_relay_forget(r, append);
+        mqd_relay_untrack(r, append);
     if (relay->unsent == entry)
         mqd_relay_entry_sent(r, entry);
     mqd_list_remove(&entry->node);
@@ -320,7 +320,7 @@ void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topi
             bool there = (uint32_t)entry->partition_index < topic->partition_count;
             if (there && topic->places[entry->partition_index].leader == entry->relay->leader_node)
                 continue;
-            mqd_relay_forget(r, append);
+            mqd_relay_untrack(r, append);
             mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, "another host leads the partition by now");
         }
 }

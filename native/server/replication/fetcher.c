@@ -97,7 +97,7 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     mqd_list_append(after->next, &followed->change); /* appending to this node's list inserts before it */
 }
 
-static void unsettle(struct mqd_followed *followed, bool unsettled)
+static void set_unsettled(struct mqd_followed *followed, bool unsettled)
 {
     if (followed->fetcher && followed->unsettled != unsettled)
         followed->fetcher->unsettled_count += unsettled ? 1 : UINT32_MAX;
@@ -107,12 +107,12 @@ static void unsettle(struct mqd_followed *followed, bool unsettled)
 void mqd_followed_settle(struct mqd_followed *followed)
 {
     const struct mqd_replica *replica = followed->owned->replica;
-    bool staged = !followed->owned->resting && mqd_partition_staged_count(followed->owned->partition) > 0;
-    unsettle(followed,
-             staged || (!followed->owned->resting && replica->flush_on_ack && replica->durable < replica->log_end));
+    bool staged = !followed->owned->truncating && mqd_partition_staged_count(followed->owned->partition) > 0;
+    set_unsettled(followed, staged || (!followed->owned->truncating && replica->flush_on_ack &&
+                                       replica->durable < replica->log_end));
 }
 
-static void forget(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
+static void untrack(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
 {
     if (fetcher->forgotten_count == fetcher->forgotten_capacity) {
         uint32_t capacity = fetcher->forgotten_capacity ? fetcher->forgotten_capacity * 2 : 16;
@@ -133,7 +133,7 @@ void mqd_followed_leave_session(struct mqd_followed *followed)
         return;
     followed->in_session = 0;
     followed->fetcher->session_count--;
-    forget(followed->fetcher, &followed->key);
+    untrack(followed->fetcher, &followed->key);
 }
 
 /* Moves it from its fetcher (or none) to `fetcher` (or none). */
@@ -143,7 +143,7 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
         return;
     if (followed->fetcher) {
         mqd_followed_leave_session(followed);
-        unsettle(followed, false);
+        set_unsettled(followed, false);
         if (followed->fetcher->filling == followed)
             followed->fetcher->filling = NULL;
     }
@@ -153,7 +153,7 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     followed->unsettled = 0;
     /* another leader's log may begin lower: after an unclean election it may have older records. A
      * new session reports where it begins */
-    followed->leader_log_start = followed->untold_log_start = 0;
+    followed->leader_log_start = followed->pending_log_start = 0;
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
     if (fetcher)
@@ -181,7 +181,7 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
 }
 
 /* Requests the change soon, without waiting until the leader has news of other partitions. */
-static void want_soon(struct mqd_followed *followed)
+static void request_urgently(struct mqd_followed *followed)
 {
     mqd_followed_changed(followed);
     if (followed->fetcher)
@@ -205,7 +205,7 @@ void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
     followed->put_off_ms = 0;
     followed->refusals = 0;
     move_to(fetchers, followed, fetcher_for(fetchers, owned));
-    want_soon(followed);
+    request_urgently(followed);
 }
 
 void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
@@ -234,18 +234,18 @@ void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_followed_settle(followed);
         mqd_followed_changed(followed);
     } else if (!followed->in_session && followed->put_off_ms <= r->now_ms) {
-        want_soon(followed);
+        request_urgently(followed);
     }
 }
 
-void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut)
+void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool cut)
 {
     struct mqd_followed *followed = owned->followed;
     if (!followed)
         return;
     mqd_followed_settle(followed);
     if (cut || !followed->fetcher)
-        want_soon(followed);
+        request_urgently(followed);
     else
         mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }

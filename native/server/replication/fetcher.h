@@ -58,20 +58,20 @@ void mqd_fetchers_run(struct mqd_reactor *r);
 /* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = at once */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
 /* once a second: sends events again that the main thread could not receive */
-void mqd_fetchers_tell_again(struct mqd_reactor *r);
+void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r);
 void mqd_fetchers_close(struct mqd_reactor *r);   /* at the end of the reactor: closes the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
 
 /* its log was truncated: it may be fetched again. If it was not, only after a pause, because its
  * leader would give the same answer */
-void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
+void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
 
 /* ---- server/replication/follow_cut.c ---- */
 
 /* The log must be truncated to `offset`; or, with batch_offset >= 0, restarted there
  * (mqd_partition_restart_at). Nothing of it is staged. */
-void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
-/* Truncates a resting partition as soon as no other work on it is under way. */
+void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
+/* Truncates such a partition as soon as no other work on it is under way. */
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result);
 void mqd_truncations_retry(struct mqd_reactor *r); /* once a turn while any waits for a helper thread */

@@ -58,23 +58,23 @@ static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed
         followed->leader_log_start = log_start_offset;
         return;
     }
-    followed->untold_log_start = log_start_offset;
-    r->fetchers->untold = true;
+    followed->pending_log_start = log_start_offset;
+    r->fetchers->has_pending_log_start = true;
 }
 
-void mqd_fetchers_tell_again(struct mqd_reactor *r)
+void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
 {
-    if (!r->fetchers->untold)
+    if (!r->fetchers->has_pending_log_start)
         return;
-    r->fetchers->untold = false;
+    r->fetchers->has_pending_log_start = false;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         struct mqd_followed *followed = r->owned[slot] ? r->owned[slot]->followed : NULL;
-        if (!followed || followed->untold_log_start <= followed->leader_log_start)
+        if (!followed || followed->pending_log_start <= followed->leader_log_start)
             continue;
-        if (followed->owned->resting)
-            r->fetchers->untold = true; /* its log is being truncated: it must not be read */
+        if (followed->owned->truncating)
+            r->fetchers->has_pending_log_start = true; /* its log is being truncated: it must not be read */
         else
-            adopt_log_start(r, followed, followed->untold_log_start);
+            adopt_log_start(r, followed, followed->pending_log_start);
     }
 }
 
@@ -100,7 +100,7 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
 static struct mqd_followed *asked_of(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->answer.partition.key);
-    if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->resting ||
+    if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->truncating ||
         followed->owned->closing)
         return NULL;
     return mqd_partition_staged_count(followed->owned->partition) == 0 ? followed : NULL;
@@ -133,7 +133,7 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
                 step.action == MQD_REPLICA_RESTART ? "begin anew at" : "be cut to", (long long)step.offset,
                 (long long)owned->replica->log_end);
         mqd_followed_changed(followed);
-        mqd_follow_rest(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
+        mqd_follow_truncate(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
         return;
     default:
         put_off_refused(r, followed, partition->error);
@@ -166,7 +166,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error
     fetcher->filling = NULL;
     if (error == MQD_FOLLOW_BEFORE) {
         mqd_followed_changed(followed);
-        mqd_follow_rest(r, followed->owned, followed->told.fetch_offset, follow->next_offset);
+        mqd_follow_truncate(r, followed->owned, followed->told.fetch_offset, follow->next_offset);
         return;
     }
     complain(r, followed, "its records are refused", follow->reason);

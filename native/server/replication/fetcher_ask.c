@@ -14,7 +14,7 @@ static bool wanted(struct mqd_reactor *r, const struct mqd_followed *followed, s
 {
     const struct mqd_owned *owned = followed->owned;
     uint32_t count;
-    if (owned->resting || owned->closing || followed->put_off_ms > r->now_ms)
+    if (owned->truncating || owned->closing || followed->put_off_ms > r->now_ms)
         return false;
     const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &count);
     return mqd_replica_next_fetch(owned->replica, epochs, count, out) == 1;
@@ -41,8 +41,8 @@ static bool items_room(struct mqd_fetchers *fetchers, uint32_t count)
 
 /* Handles one changed partition: adds it to the request, removes it from the session, or puts it
  * off. Returns the number of items. */
-static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed,
-                        uint32_t count)
+static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed,
+                              uint32_t count)
 {
     struct mqd_replica_fetch fetch;
     if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
@@ -71,7 +71,7 @@ static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, stru
 }
 
 /* Begins a new session, which contains nothing yet. */
-static void begin_anew(struct mqd_fetcher *fetcher)
+static void begin_session(struct mqd_fetcher *fetcher)
 {
     fetcher->session_count = fetcher->forgotten_count = 0;
     fetcher->session_epoch = 0;
@@ -153,7 +153,7 @@ static struct mqd_fetch_ask ask_head(struct mqd_reactor *r, struct mqd_fetcher *
 
 /* The leader holds back its answer until it has news. A second request, empty and without a
  * session, makes it answer the first one now. */
-static void urge(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+static void request_answer_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetch_ask head = ask_head(r, fetcher);
     head.wait_ms = 0;
@@ -169,9 +169,9 @@ static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     uint32_t count = 0;
     fetcher->urgent = 0;
     if (fetcher->full)
-        begin_anew(fetcher);
+        begin_session(fetcher);
     while (items_room(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
-        count = look_at(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
+        count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
     drop_returned(fetchers, fetcher);
     if (fetcher->full ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
         return; /* nothing is wanted */
@@ -230,7 +230,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             ask(r, fetcher);
         else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame &&
                  !fetcher->out.size_bytes)
-            urge(r, fetcher);
+            request_answer_now(r, fetcher);
     }
 }
 

@@ -25,7 +25,7 @@ struct mqd_followed {
     int64_t leader_log_start;      /* the highest that was reported to Python */
     /* the highest that could not be reported: the event queue was full, or it is above the high
      * watermark */
-    int64_t untold_log_start;
+    int64_t pending_log_start;
     int64_t complained_ms;
     uint8_t in_session;  /* the leader has it in the session */
     uint8_t unsettled;   /* something of the last answer is not written or not flushed yet */
@@ -72,7 +72,7 @@ struct mqd_fetchers {
     uint32_t count;
     uint32_t generation;
     struct mqd_node unserved;
-    bool untold; /* some partition has an untold_log_start */
+    bool has_pending_log_start; /* some partition has an pending_log_start */
     struct mqd_followed *buckets[MQD_FOLLOWED_BUCKET_COUNT];
     struct mqd_fetch_item *items; /* of the request being built */
     uint32_t item_capacity;

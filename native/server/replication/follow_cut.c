@@ -35,9 +35,9 @@ static int run(void *argument)
     return 0;
 }
 
-void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset)
+void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset)
 {
-    struct mqd_cut_job *job = owned->resting ? NULL : calloc(1, sizeof *job);
+    struct mqd_cut_job *job = owned->truncating ? NULL : calloc(1, sizeof *job);
     if (!job)
         return; /* retried: the leader gives the same answer to the next fetch */
     *job = (struct mqd_cut_job){.partition = owned->partition,
@@ -46,7 +46,7 @@ void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t off
                                 .restart = batch_offset >= 0,
                                 .wall_ms = r->wall_ms};
     owned->cut = job;
-    owned->resting = MQD_REST_DUE;
+    owned->truncating = MQD_TRUNCATION_DUE;
     if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* it needs no flush of its own any more */
         mqd_list_remove(&owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count--;
@@ -56,16 +56,16 @@ void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t off
 
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (owned->resting != MQD_REST_DUE || owned->held || owned->syncs_pending || owned->in_syncfs ||
+    if (owned->truncating != MQD_TRUNCATION_DUE || owned->held || owned->syncs_pending || owned->in_syncfs ||
         owned->preallocating || owned->snapshotting)
         return;
-    owned->resting = MQD_REST_UNDER_WAY;
+    owned->truncating = MQD_TRUNCATION_UNDER_WAY;
     owned->cut->wall_ms = r->wall_ms;
     if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->cut,
                                 mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
         return;
     if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too many operations are running: mqd_truncations_retry */
-        owned->resting = MQD_REST_DUE;
+        owned->truncating = MQD_TRUNCATION_DUE;
         r->truncations_waiting++;
         return;
     }
@@ -78,7 +78,7 @@ void mqd_truncations_retry(struct mqd_reactor *r)
 {
     r->truncations_waiting = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++)
-        if (r->owned[slot] && r->owned[slot]->resting == MQD_REST_DUE)
+        if (r->owned[slot] && r->owned[slot]->truncating == MQD_TRUNCATION_DUE)
             mqd_truncation_maybe(r, r->owned[slot]);
 }
 
@@ -111,10 +111,10 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
 {
     struct mqd_owned *owned = r->owned[slot];
     struct mqd_cut_job *job = owned ? owned->cut : NULL;
-    if (!job || owned->resting != MQD_REST_UNDER_WAY)
+    if (!job || owned->truncating != MQD_TRUNCATION_UNDER_WAY)
         return;
     owned->cut = NULL;
-    owned->resting = MQD_REST_NONE;
+    owned->truncating = MQD_TRUNCATION_NONE;
     owned->dirty_since_ms = 0;
     if (r->log_dirs[owned->log_dir].failed)
         mqd_partition_fence(owned->partition); /* it failed meanwhile */
@@ -138,7 +138,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     uint32_t index = owned->slot;
     mqd_owned_maybe_close(r, owned);
     if ((owned = r->owned[index])) {
-        mqd_fetcher_rested(r, owned, cut);
+        mqd_fetcher_truncated(r, owned, cut);
         mqd_commands_deferred(r, owned);
     }
 }

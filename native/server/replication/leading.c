@@ -29,7 +29,7 @@ void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_store_release(&slot->role, (uint8_t)(owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS));
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
     mqd_store_release(&slot->lagging, (uint8_t)0);
-    mqd_nearest_tell(r, owned);
+    mqd_nearest_publish(r, owned);
 }
 
 /* ---- clients ---- */
@@ -78,7 +78,7 @@ static bool lags(const struct mqd_replica *replica)
     return true;
 }
 
-static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
+static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     uint8_t role = role_of(owned),
@@ -90,7 +90,7 @@ static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     mqd_store_release(&slot->lagging, lagging);
     mqd_store_release(&slot->role, role);
-    mqd_look_ups_tell(r, owned->slot);
+    mqd_look_ups_notify(r, owned->slot);
     if (!mqd_list_linked(&owned->publish_node)) /* readers here look again and are sent elsewhere */
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }
@@ -98,12 +98,12 @@ static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
 /* Called after its positions were published in the slot. */
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
 {
-    tell_slot(r, owned);
-    if (positions->log_end_offset == owned->told_log_end && positions->log_start_offset == owned->told_log_start &&
+    publish_role(r, owned);
+    if (positions->log_end_offset == owned->woken_log_end && positions->log_start_offset == owned->woken_log_start &&
         positions->high_watermark == owned->high_watermark)
         return;
-    owned->told_log_end = positions->log_end_offset;
-    owned->told_log_start = positions->log_start_offset;
+    owned->woken_log_end = positions->log_end_offset;
+    owned->woken_log_start = positions->log_start_offset;
     mqd_fetch_wake_followers(r, owned);
 }
 
@@ -114,8 +114,8 @@ void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_redirect_led(owned);
     mqd_fetch_wake_followers(r, owned); /* requests with another epoch are refused */
     mqd_owner_publish(r, owned);
-    tell_slot(r, owned);
-    mqd_nearest_tell(r, owned);
+    publish_role(r, owned);
+    mqd_nearest_publish(r, owned);
     mqd_leading_propose(r, owned);
 }
 
@@ -152,7 +152,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     struct mqd_owned *owned = r->owned[slot];
     struct mqd_replica_answer answer;
     entry->outcome.diverges = false;
-    if (!owned || owned->closing || !owned->replica || owned->resting)
+    if (!owned || owned->closing || !owned->replica || owned->truncating)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (r->log_dirs[owned->log_dir].failed)
         return MQD_KAFKA_STORAGE_ERROR;

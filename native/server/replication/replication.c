@@ -21,7 +21,7 @@
 #include "server/reactor.h"
 
 /* Reports the log to the core and applies what follows. Does not publish. */
-static int tell_core(struct mqd_reactor *r, struct mqd_owned *owned)
+static int report_log(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
@@ -31,7 +31,7 @@ static int tell_core(struct mqd_reactor *r, struct mqd_owned *owned)
 
 void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (tell_core(r, owned) & MQD_REPLICA_CHANGED_HIGH_WATERMARK)
+    if (report_log(r, owned) & MQD_REPLICA_CHANGED_HIGH_WATERMARK)
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
 }
 
@@ -61,7 +61,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_replica_restore(owned->replica, positions.high_watermark);
     mqd_partition_set_replicated(owned->partition, true);
     owned->replicated = 1;
-    tell_core(r, owned);
+    report_log(r, owned);
     return 0;
 }
 
@@ -103,7 +103,7 @@ static const struct mqd_replica_follower *member_in(const struct mqd_replica *re
 
 /* One log line and one count for each replica that has joined or left the in-sync set of a
  * partition led here, whichever side decided it. */
-static void tell_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
+static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
 {
     const struct mqd_replica *replica = owned->replica;
     for (uint32_t i = 0; i < replica->follower_count && replica->role == MQD_REPLICA_LEADER; i++) {
@@ -151,7 +151,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
             owned->leader_worker = command->number;
             owned->throttled = assignment->throttled;
             take_role(r, owned, changed);
-            tell_in_sync_changes(r, owned, &before);
+            log_in_sync_changes(r, owned, &before);
         }
         if (alone && !(changed & MQD_REPLICA_CHANGED_STALE))
             end(r, owned, assignment->leader_epoch);
@@ -173,7 +173,7 @@ void mqd_replication_in_sync_answer(struct mqd_reactor *r, struct mqd_owned *own
 
 void mqd_replication_cut(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    tell_core(r, owned);
+    report_log(r, owned);
 }
 
 void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned)

@@ -214,7 +214,7 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_tls *tls = c->tls;
     c->tls = NULL;
-    mqd_heap_give(r, c->sealed_bytes);
+    mqd_heap_release(r, c->sealed_bytes);
     c->sealed_bytes = 0;
     if (mqd_tls_link(tls)->lent) {
         mqd_tls_link(tls)->abandoned = true; /* T2 */

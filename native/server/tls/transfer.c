@@ -10,7 +10,7 @@ void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c)
     uint32_t unsent = mqd_tls_unsent(c->tls);
     if (unsent == c->sealed_bytes)
         return;
-    mqd_heap_give(r, c->sealed_bytes);
+    mqd_heap_release(r, c->sealed_bytes);
     r->heap_bytes += unsent; /* exists already: counted even above the bound, as answers are */
     c->sealed_bytes = unsent;
 }

@@ -144,7 +144,7 @@ class ProducerState:
             marker.commit, marker.coordinator_epoch = one.commit, one.coordinator_epoch
         assert lib.mqd_producers_add(self._producers, batch, marker, offset, 0, _undo) == 0
         if info.transactional:
-            lib.mqd_verifications_forget(self._verifications, info.producer_id)
+            lib.mqd_verifications_revoke(self._verifications, info.producer_id)
         if one.commit is False and _undo.change == ENDED:
             self.aborted.append(
                 Aborted(info.producer_id, self._transactions.entries[_undo.transaction - 1].first_offset, offset)
