@@ -15,6 +15,8 @@
 
 A Unix socket's name is at most 107 bytes. If DATA_DIR/run would be too long, run is a directory of
 this user in /tmp whose name depends only on DATA_DIR, so that every process and tool can derive it.
+Any user can derive it too, and make it first: it is used only if it belongs to this user alone, and
+what answers in it only if it runs as this user (trusts).
 """
 
 import hashlib
@@ -23,6 +25,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+SHARED = Path("/tmp")
 SOCKET_PATH_BYTES_MAX = 100
 LONGEST_SOCKET_NAME = "controller.sock"
 
@@ -59,13 +62,51 @@ def default_data_dir() -> Path:
 
 
 def run_dir(data_dir: str | os.PathLike[str]) -> Path:
-    """The directory of this data directory's sockets. Creates nothing."""
+    """The directory of this data directory's sockets. Creates nothing. Raises PermissionError if it
+    would be one that another user made.
+    """
     absolute = os.path.realpath(data_dir)
     beside = os.path.join(absolute, "run")
     if len(os.fsencode(os.path.join(beside, LONGEST_SOCKET_NAME))) <= SOCKET_PATH_BYTES_MAX:
         return Path(beside)
     name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-    return Path(f"/tmp/mqd-{os.getuid()}-{name}")
+    made = SHARED / f"mqd-{os.getuid()}-{name}"
+    try:
+        os.close(_open_own(made))
+    except FileNotFoundError:
+        pass
+    return made
+
+
+def _open_own(directory: Path) -> int:
+    """A descriptor of a directory, not of a link to one, that this user owns and no other may
+    write. Raises PermissionError, FileNotFoundError.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # a link, a file, or a directory that this user may not read
+        raise _not_own(directory) from error
+    about = os.fstat(fd)
+    if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o022:
+        os.close(fd)
+        raise _not_own(directory)
+    return fd
+
+
+def _not_own(directory: Path) -> PermissionError:
+    return PermissionError(
+        f"{directory} is not a directory that only this user can write: another user may have made it. Remove it, or"
+        " choose a shorter --data-dir, so that its sockets are in it"
+    )
+
+
+def trusts(run: Path, uid: int) -> bool:
+    """Whether what lies or answers in this directory of sockets may be of that user. In a data
+    directory, its permissions have decided.
+    """
+    return run.parent != SHARED or uid in (os.getuid(), 0)
 
 
 def layout(data_dir: str | os.PathLike[str]) -> Layout:
@@ -119,11 +160,12 @@ def create(places: Layout) -> None:
     keep_private()
     for directory in (places.data_dir, places.logs_dir, places.metadata_dir):
         directory.mkdir(parents=True, exist_ok=True)
-    places.run_dir.mkdir(mode=0o700, exist_ok=True)
-    about = os.stat(places.run_dir, follow_symlinks=False)
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-        raise PermissionError(
-            f"{places.run_dir} is not a directory of this user: remove it, or choose a shorter --data-dir"
-        )
-    if stat.S_IMODE(about.st_mode) & 0o077:
-        os.chmod(places.run_dir, 0o700)
+    try:
+        places.run_dir.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    fd = _open_own(places.run_dir)
+    try:
+        os.fchmod(fd, 0o700)
+    finally:
+        os.close(fd)

@@ -33,6 +33,7 @@ import msgspec
 
 from mqd import native
 from mqd.base.crash_on_error import vital
+from mqd.base.paths import trusts
 from mqd.shm import segments
 from mqd.shm.keeper_messages import (
     STARTED_AGAIN,
@@ -127,7 +128,13 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             connection.connect(os.fspath(path))
+            _, uid = peer_pid(connection)
+            if not trusts(Path(path).parent, uid):
+                raise KeeperDenied(f"what answers at {path} runs as another user (uid {uid}), and is no broker of ours")
             return connection
+        except KeeperDenied:
+            connection.close()
+            raise
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
             connection.close()
             if time.monotonic() + pause > deadline:

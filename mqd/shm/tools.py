@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mqd.base.paths import layout
+from mqd.base.paths import layout, trusts
 from mqd.shm import locks
 from mqd.shm.attach import MESSAGE_BYTES_MAX, KeeperError, connect_keeper, receive_packet, send_message
 from mqd.shm.keeper_messages import FromKeeper, Refused, Status, StatusQuery
@@ -70,6 +70,8 @@ def held_pid(lock: Path) -> int | None:
     if not locks.is_locked(lock):
         return None
     try:
+        if not trusts(lock.parent, lock.stat().st_uid):
+            return 0
         text = lock.read_text().split("\n")[0].strip()
     except OSError:
         return 0

@@ -1,0 +1,104 @@
+"""The directory of sockets in /tmp, which other users could have made first."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mqd.base import paths
+from mqd.cli.common import explain
+from mqd.shm import locks, tools
+from mqd.shm.attach import KeeperDenied, connect_keeper
+
+NOT_OURS = "is not a directory that only this user can write"
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Too long a name for sockets below it; /tmp is one of ours."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    monkeypatch.setattr(paths, "SHARED", shared)
+    return tmp_path / ("d" * 120)
+
+
+def as_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """We are another user than the one who made what is there."""
+    uid = os.getuid() + 1
+    monkeypatch.setattr(paths, "os", SimpleNamespace(**{**vars(os), "getuid": lambda: uid}))
+
+
+def test_one_of_its_own_is_made_and_tightened(data_dir: Path) -> None:
+    places = paths.layout(data_dir)
+    assert places.run_dir.parent == paths.SHARED and not places.run_dir.exists()
+    paths.create(places)
+    assert places.run_dir.stat().st_mode & 0o777 == 0o700
+    places.run_dir.chmod(0o755)
+    paths.create(paths.layout(data_dir))
+    assert places.run_dir.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "writable", "other"])
+def test_one_that_another_user_could_have_made_is_refused(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By whatever looks for it: up, down, status, the processes; and by up if it comes later."""
+    before = paths.layout(data_dir)
+    if kind == "other":
+        as_another(monkeypatch)
+        before = paths.layout(data_dir)
+    run = before.run_dir
+    if kind == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        run.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file":
+        run.write_text("")
+    else:
+        run.mkdir()
+        run.chmod(0o777 if kind == "writable" else 0o700)
+    with pytest.raises(PermissionError, match=NOT_OURS) as told:
+        paths.layout(data_dir)
+    assert "choose a shorter --data-dir" in explain(told.value)[0]
+    with pytest.raises(PermissionError, match=NOT_OURS):
+        paths.create(before)
+
+
+def test_what_answers_there_must_run_as_this_user(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would name the process that `mqd down` ends."""
+    places = paths.layout(data_dir)
+    paths.create(places)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(places.keeper_socket))
+        listener.listen()
+        connect_keeper(places.keeper_socket).close()
+        as_another(monkeypatch)
+        if os.getuid() != 0:  # root is trusted
+            with pytest.raises(KeeperDenied, match="another user"):
+                connect_keeper(places.keeper_socket)
+        monkeypatch.setattr("mqd.shm.attach.peer_pid", lambda _connection: (1, 4321))
+        with pytest.raises(KeeperDenied, match="uid 4321"):
+            connect_keeper(places.keeper_socket)
+
+
+def test_a_lock_of_another_user_names_no_process(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = paths.layout(data_dir)
+    paths.create(places)
+    fd = locks.lock_file(places.supervisor_lock)
+    os.pwrite(fd, b"77\n", 0)
+    try:
+        assert tools.held_pid(places.supervisor_lock) == 77
+        monkeypatch.setattr(tools, "trusts", lambda run, uid: run.parent != paths.SHARED)
+        assert tools.held_pid(places.supervisor_lock) == 0
+    finally:
+        os.close(fd)
+
+
+def test_in_a_data_directory_its_permissions_have_decided(tmp_path: Path) -> None:
+    """root asks for the broker of another user."""
+    assert paths.trusts(tmp_path / "run", os.getuid() + 1)
+    assert not paths.trusts(paths.SHARED / "mqd-1-x", os.getuid() + 1)
+    assert paths.trusts(paths.SHARED / "mqd-1-x", os.getuid())
