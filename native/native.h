@@ -286,13 +286,17 @@ enum mqd_descriptor_kind {
  * transactional id's bytes */
 #define MQD_CHECK_TRANSACTION 1
 #define MQD_CHECK_RECORDS 2 /* payload is one compressed batch for a compacted topic: every record needs a key */
-#define MQD_CHECK_PARSE 3   /* payload is one compressed batch: its records are parsed; keys are not required */
+#define MQD_CHECK_PARSE 3   /* payload is one batch: its records are parsed; keys are not required */
+#define MQD_CHECKED_MORE 1  /* flags of CHECKED: more pieces of the same batch follow */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
 
-/* CHECK     slot: of the batch (RECORDS, PARSE). a: Produce version. b: connection id (for logs).
- *           error: as in REQUEST. The payload stays until CHECKED.
+/* CHECK     slot: of the batch (RECORDS, PARSE). a: Produce version; in its third byte the codec + 1
+ *           that the batch is to have (RECORDS, PARSE), or 0. b: connection id (for logs). c: the
+ *           codec's level in the low half, in the high half how large the batch may become. error: as
+ *           in REQUEST. The payload stays until CHECKED.
  * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order queried;
- *           or no payload and one code for all in `error`. RECORDS, PARSE: `error` 0, or 87 with a
+ *           or no payload and one code for all in `error`. RECORDS, PARSE: `error` 0; where a codec
+ *           was named, with the batch in it, in pieces, whose size is `a`. Or `error` 87 with a
  *           payload: struct mqd_check_refusal, its indexes, its message's bytes. */
 struct mqd_check_transaction {
     int64_t producer_id;
@@ -482,6 +486,10 @@ struct mqd_log_options {
     uint8_t compacted;
     uint8_t validation; /* enum mqd_record_validation */
     uint8_t readonly;   /* refuses Produce */
+    /* compression.type: 0 = as the producer compressed them, otherwise the codec + 1, to which
+     * batches of clients are brought with that level */
+    uint8_t compression;
+    int32_t compression_level;
     /* a transaction begins here only after verification by its coordinator (KIP-890) */
     uint8_t transaction_verification;
 };

@@ -3,7 +3,8 @@ these partitions be written in this transaction, and does every record of this b
 
 The coordinator answers for transactions. A compressed batch for a compacted topic, or with
 record.validation=all, is decompressed on a thread. Its records are walked natively, and those
-without a key are named (KIP-467). The batch stays in the worker's arena, lent until the answer; if
+without a key are named (KIP-467). A batch whose topic has another compression.type is compressed to
+it there and returned. The batch stays in the worker's arena, lent until the answer; if
 that worker dies in the meantime the result is discarded.
 
 Bounds: THREADS at a time, each with at most DECOMPRESSED_BYTES_MAX; the number of waiting checks is
@@ -17,7 +18,8 @@ from typing import NamedTuple, Protocol
 
 from mqd import native
 from mqd.base import logging
-from mqd.protocol.compression import decompress
+from mqd.protocol.compression import GZIP, compress, decompress
+from mqd.protocol.crc32c import crc32c
 from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, decode_batch_header
 
@@ -30,6 +32,8 @@ THREADS = 2
 MESSAGE_BYTES_MAX = 190
 
 _REFUSAL = struct.Struct("=IHH")  # struct mqd_check_refusal
+# of a record batch's header
+_LENGTH_AT, _LENGTH_END, _CRC_AT, _ATTRIBUTES_AT = 8, 12, 17, 21
 log = logging.get("acceptor.checks")
 
 
@@ -40,6 +44,14 @@ class Answer(NamedTuple):
 
     error: int
     payload: bytes = b""
+
+
+class Compression(NamedTuple):
+    """What a batch is to be compressed to. `level` as its codec understands it (KIP-390)."""
+
+    codec: int
+    level: int
+    batch_bytes_max: int
 
 
 class Transactions(Protocol):
@@ -85,15 +97,15 @@ class Checks:
 
     # -- records -----------------------------------------------------------------------------------
 
-    async def records(self, batch: memoryview | bytes, keyed: bool) -> Answer:
+    async def records(self, batch: memoryview | bytes, keyed: bool, to: Compression | None = None) -> Answer:
         """`batch`: one whole record batch with a valid checksum and header; its records are
-        unchecked. `keyed`: each needs a key.
+        unchecked. `keyed`: each needs a key. With `to`, the payload is the batch in that codec.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch, keyed)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch, keyed, to)
 
 
-def look_at_records(batch: memoryview | bytes, keyed: bool = True) -> Answer:
-    """Blocks during the decompression."""
+def look_at_records(batch: memoryview | bytes, keyed: bool = True, to: Compression | None = None) -> Answer:
+    """Blocks during the decompression and compression."""
     try:
         header = decode_batch_header(batch)
         records = decompress(header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:])
@@ -104,8 +116,24 @@ def look_at_records(batch: memoryview | bytes, keyed: bool = True) -> Answer:
     except MemoryError:
         return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
     if not unkeyed_count or not keyed:
-        return Answer(0)
+        return Answer(0) if to is None else _compressed(batch, records, to)
     return Answer(
         int(ErrorCode.INVALID_RECORD),
         _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed),
     )
+
+
+def _compressed(batch: memoryview | bytes, records: bytes, to: Compression) -> Answer:
+    """The batch with its records in another codec; everything else in its header stays."""
+    try:
+        body = compress(to.codec, records, None if to.codec == GZIP and to.level < 0 else to.level)
+    except MemoryError:
+        return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
+    if HEADER_BYTES + len(body) > to.batch_bytes_max > 0:
+        return Answer(int(ErrorCode.MESSAGE_TOO_LARGE))
+    head = bytearray(batch[:HEADER_BYTES])
+    struct.pack_into(">i", head, _LENGTH_AT, HEADER_BYTES - _LENGTH_END + len(body))
+    (attributes,) = struct.unpack_from(">H", head, _ATTRIBUTES_AT)
+    struct.pack_into(">H", head, _ATTRIBUTES_AT, attributes & ~COMPRESSION_MASK | to.codec)
+    struct.pack_into(">I", head, _CRC_AT, crc32c(body, crc32c(head[_ATTRIBUTES_AT:])))
+    return Answer(0, bytes(head) + body)

@@ -40,7 +40,7 @@ from mqd import native
 from mqd.acceptor import client_identity, dispatch
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Answer as CheckAnswer
-from mqd.acceptor.checks import Checks
+from mqd.acceptor.checks import Checks, Compression
 from mqd.acceptor.client_identity import Identity
 from mqd.base import logging
 from mqd.base.crash_on_error import vital
@@ -93,6 +93,13 @@ class Appends(Protocol):
     """The part of mqd/coordinator/log.py that the link calls."""
 
     def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool: ...
+
+
+def _compression(check: Descriptor) -> Compression | None:
+    """What struct mqd_descriptor says of CHECK; None: the batch stays as it is."""
+    named = check.a >> 16 & 0xFF
+    level = (check.c & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)  # the low half, with its sign
+    return Compression(named - 1, level, check.c >> 32) if named else None
 
 
 def _address(descriptor: Descriptor, identity: Identity) -> Address:
@@ -353,9 +360,10 @@ class Link:
             return
         payload = frames[descriptor.offset : end]
         if descriptor.flags == native.CHECK_TRANSACTION:
-            answer = self.checks.transaction(bytes(payload), descriptor.a)
+            answer = self.checks.transaction(bytes(payload), descriptor.a & 0xFFFF)
         else:
-            answer = self.checks.records(payload, keyed=descriptor.flags == native.CHECK_RECORDS)
+            keyed = descriptor.flags == native.CHECK_RECORDS
+            answer = self.checks.records(payload, keyed, _compression(descriptor))
         assert self._loop is not None
         task = self._loop.create_task(self._check(worker, descriptor, answer))
         self._tasks.add(task)
@@ -369,7 +377,10 @@ class Link:
             error, data = int(ErrorCode.NOT_ENOUGH_REPLICAS), b""
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
-        self._put(worker, _Piece(descriptor.token, data, DescriptorKind.CHECKED, 0, 0, error=error))
+        for at in range(0, len(data) or 1, PIECE_BYTES):
+            flags = native.CHECKED_MORE if at + PIECE_BYTES < len(data) else 0
+            piece = data[at : at + PIECE_BYTES]
+            self._put(worker, _Piece(descriptor.token, piece, DescriptorKind.CHECKED, flags, len(data), error=error))
         self._send_waiting()
         self._endpoint.flush()
 

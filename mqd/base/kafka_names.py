@@ -92,9 +92,6 @@ WITHOUT_EFFECT: dict[str, str] = {
         " alter.log.dirs.replication.quota.window.size.seconds controller.quota.window.num"
         " controller.quota.window.size.seconds"
     ),
-    "Batches are stored as the producer compressed them.": (
-        "compression.gzip.level compression.lz4.level compression.zstd.level"
-    ),
     "Client metrics (KIP-714) are not available yet.": "telemetry.max.bytes",
     "Share groups are not available yet.": (
         "group.share.enable group.share.session.timeout.ms group.share.min.session.timeout.ms"

@@ -37,10 +37,27 @@ class Property(msgspec.Struct, frozen=True):
     ignored: bool = False  # accepted for compatibility with existing files; has no effect
 
 
-_NO_RECOMPRESSION = "the broker does not recompress; set compression.type on the producer and leave producer here"
 _CLEANUP_POLICIES = ("delete", "compact")
-_COMPRESSION_REFUSED = {name: _NO_RECOMPRESSION for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd")}
+_COMPRESSION_TYPES = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+
+
+def _compression_levels() -> list[Property]:
+    doc = "Of what the broker compresses itself (compression.type)"
+    return [
+        Property(
+            "compression.gzip.level",
+            "int",
+            "-1",
+            f"{doc}: 1 to 9, -1 = 6.",
+            minimum=-1,
+            maximum=9,
+            dynamic=True,
+            refused={"0": "level 0 does not compress; that is compression.type=uncompressed"},
+        ),
+        Property("compression.lz4.level", "int", "9", f"{doc}: 1 to 17.", minimum=1, maximum=17, dynamic=True),
+        Property("compression.zstd.level", "int", "3", f"{doc}.", minimum=-131072, maximum=22, dynamic=True),
+    ]
 
 
 def _listeners() -> list[Property]:
@@ -566,11 +583,13 @@ def _topics() -> list[Property]:
             "compression.type",
             "enum",
             "producer",
-            "Batches are stored as the producer compressed them.",
-            choices=("producer",),
-            refused=_COMPRESSION_REFUSED,
+            "What batches are stored in: as the producer compressed them, or all in one codec. The acceptor compresses"
+            " those that come in another, which costs its CPU; `uncompressed` refuses (MESSAGE_TOO_LARGE) what becomes"
+            " larger than message.max.bytes. Of internal topics always producer.",
+            choices=_COMPRESSION_TYPES,
             dynamic=True,
         ),
+        *_compression_levels(),
         Property("fetch.max.bytes", "int", "57671680", "The most that one Fetch is answered with.", minimum=1024),
         Property(
             "max.incremental.fetch.session.cache.slots",
@@ -1230,7 +1249,12 @@ def _topic_table() -> list[Property]:
             "Flush at least this often, looked at once a second; longer than 5 s counts as 5 s.",
         ),
         ("index.interval.bytes", "log.index.interval.bytes", "Bytes of log between two index entries."),
-        ("compression.type", "compression.type", "Batches are stored as the producer compressed them."),
+        (
+            "compression.type",
+            "compression.type",
+            "What batches are stored in: as the producer compressed them (producer), or all in one codec.",
+        ),
+        *((prop.name, prop.name, prop.doc) for prop in _compression_levels()),
         (
             "file.delete.delay.ms",
             "log.segment.delete.delay.ms",

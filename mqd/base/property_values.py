@@ -59,8 +59,8 @@ def _parse_number(prop: Property, text: str) -> int | float:
     kind_maximum = {"int": INT_MAX, "long": LONG_MAX, "double": float("inf")}[prop.kind]
     minimum = prop.minimum if prop.minimum is not None else -kind_maximum - 1
     maximum = min(prop.maximum, kind_maximum) if prop.maximum is not None else kind_maximum
-    if not minimum <= number <= maximum:
-        raise _not_allowed(prop, text)
+    if not minimum <= number <= maximum or str(number) in prop.refused:
+        raise _not_allowed(prop, text, prop.refused.get(str(number), ""))
     return number
 
 

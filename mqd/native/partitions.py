@@ -43,6 +43,8 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     compacted: bool = False
     validation: int = 0
     readonly: bool = False
+    compression: int = 0
+    compression_level: int = 0
     transaction_verification: bool = True
 
     def native(self) -> Any:

@@ -7,6 +7,7 @@ from mqd.base.config import broker_value, parse_cpus, topic_effective, topic_val
 from mqd.base.listeners import Listener
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
+from mqd.protocol.compression import CODECS
 
 _BACKENDS = {"auto": 0, "io_uring": 1, "epoll": 2}  # enum mqd_backend
 _VALIDATION = {"none": 0, "uncompressed": 1, "all": 2}  # enum mqd_record_validation
@@ -50,7 +51,20 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "compacted": "compact" in value("cleanup.policy"),
         "validation": _VALIDATION[value("record.validation")],
         "readonly": False,
+        **({} if internal else _compression(effective)),
     }
+
+
+def _compression(effective: Mapping[str, str]) -> dict[str, int]:
+    codec = topic_value(effective, "compression.type")
+    if codec == "producer":
+        return {}
+    number = CODECS.index("none" if codec == "uncompressed" else str(codec))
+    level = f"compression.{codec}.level"
+    return {
+        "compression": number + 1,
+        "compression_level": int(topic_value(effective, level)) if level in effective else 0,
+    }  # type: ignore[arg-type]
 
 
 def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> RetentionPolicy:

@@ -109,6 +109,17 @@ static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command
     mqd_command_done(r, command->token, error, UINT32_MAX, 0, NULL, error ? strerror(error) : "");
 }
 
+/* What the worker that receives a batch has to know of its partition. */
+static void show_options(struct mqd_partition_slot *slot, const struct mqd_log_options *options)
+{
+    mqd_store_relaxed(&slot->compression_level, options->compression_level);
+    mqd_store_relaxed(&slot->message_bytes_max, options->max_message_bytes);
+    mqd_store_release(&slot->compression, options->compression);
+    mqd_store_release(&slot->compacted, options->compacted);
+    mqd_store_release(&slot->validation, options->validation);
+    mqd_store_release(&slot->flush_on_ack, options->flush_on_ack);
+}
+
 static void partition_open(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_owned *owned = r->owned[command->slot] ? NULL : calloc(1, sizeof *owned);
@@ -134,9 +145,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_fetch_add(&slot->segments_generation, 1);
     mqd_store_release(&slot->owner_generation, r->generation);
     mqd_partition_set_leader_epoch(owned->partition, mqd_load_relaxed(&slot->leader_epoch));
-    mqd_store_release(&slot->compacted, (uint8_t)mqd_partition_options(owned->partition)->compacted);
-    mqd_store_release(&slot->validation, mqd_partition_options(owned->partition)->validation);
-    mqd_store_release(&slot->flush_on_ack, (uint8_t)mqd_partition_options(owned->partition)->flush_on_ack);
+    show_options(slot, mqd_partition_options(owned->partition));
     mqd_redirect_opened(r, owned);
     mqd_owner_publish(r, owned);
     mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
@@ -281,12 +290,7 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         return;
     case MQD_COMMAND_SET_OPTIONS:
         mqd_partition_set_options(owned->partition, &command->options);
-        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->compacted,
-                          command->options.compacted);
-        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->validation,
-                          command->options.validation);
-        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->flush_on_ack,
-                          command->options.flush_on_ack);
+        show_options(mqd_control_partition(r->options.control, command->slot), &command->options);
         mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
         mqd_look_ups_notify(r, command->slot);
         if (mqd_partition_dirty(owned->partition))

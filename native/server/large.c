@@ -76,21 +76,27 @@ bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t s
     return false;
 }
 
-bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes)
+bool mqd_large_zero(struct mqd_reactor *r, uint64_t offset, uint32_t size_bytes)
 {
-    uint8_t *at = r->options.arenas[r->options.self] + c->run_offset + from;
+    uint8_t *at = r->options.arenas[r->options.self] + offset;
     while (size_bytes) {
         ssize_t got = read(r->zero_fd, at, size_bytes); /* B3 */
         if (got < 0 && errno == EINTR)
             continue;
-        if (got <= 0) {
-            mqd_connection_fail(r, c, mqd_large_full);
+        if (got <= 0)
             return false;
-        }
         at += got;
         size_bytes -= (uint32_t)got;
     }
     return true;
+}
+
+bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes)
+{
+    bool touched = mqd_large_zero(r, (uint64_t)c->run_offset + from, size_bytes);
+    if (!touched)
+        mqd_connection_fail(r, c, mqd_large_full);
+    return touched;
 }
 
 const char *const mqd_large_full =

@@ -290,6 +290,8 @@ void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append)
     append->pinned = MQD_PIN_NONE;
     if (pinned == MQD_PIN_CONTROL)
         mqd_arena_release(r->control_arena, append->offset - r->control_arena_base);
+    if (pinned == MQD_PIN_RUN)
+        mqd_frame_release(r, append->offset);
     if (pinned != MQD_PIN_FRAME)
         return;
     struct mqd_request *request = append->request;

@@ -393,6 +393,8 @@ void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_release(struct mqd_reactor *r, uint64_t offset);
 /* reserves a run of at least size_bytes in c->run_offset; false: c waits, unread */
 bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
+/* writes zeros by system calls, as the first touch of large memory must be; false: none is left */
+bool mqd_large_zero(struct mqd_reactor *r, uint64_t offset, uint32_t size_bytes);
 /* zeroes bytes of its run, which are then safe to store to; false: out of memory, c is closed */
 bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes);
 void mqd_large_grant(struct mqd_reactor *r); /* grants memory to waiting connections, in their order */

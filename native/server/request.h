@@ -69,7 +69,7 @@ struct mqd_forward_entry {
 };
 
 /* what an append pins: request->arena_offset, or its own bytes in the control arena */
-enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL };
+enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN }; /* RUN: a run of its own */
 
 /* ---- checks: queries to the acceptor before a batch may be written (server/check/check.c) ---- */
 
@@ -89,6 +89,13 @@ struct mqd_check {
     int16_t version;
     uint16_t kind; /* MQD_CHECK_* */
     uint8_t used, sent;
+    /* the codec + 1 that the batch is to have, or 0; its level; how large the batch may become; the
+     * new batch, as far as it has arrived (room_bytes 0: none of it) */
+    uint8_t compression;
+    uint8_t room_pin; /* enum mqd_pin */
+    int32_t compression_level, message_bytes_max;
+    uint32_t room_bytes, room_filled;
+    uint64_t room;
 };
 
 /* why single records were refused; counted in its request's heap_bytes */

@@ -45,7 +45,7 @@
 #define MQD_CACHE_LINE 64
 #define MQD_BLOB_BYTES_MAX 4080
 #define MQD_API_VERSIONS_BLOB_COUNT 8
-#define MQD_SLOT_FOLLOWER_COUNT_MAX 12
+#define MQD_SLOT_FOLLOWER_COUNT_MAX 10
 
 struct mqd_control_header {
     uint64_t magic; /* written by the keeper as the last store of the formatting */
@@ -146,7 +146,12 @@ struct mqd_partition_slot {
      * (server/fetch/nearest.c) */
     uint32_t in_sync_follower_count;
     int32_t in_sync_followers[MQD_SLOT_FOLLOWER_COUNT_MAX];
-    uint8_t pad3[MQD_CACHE_LINE - 12 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
+    /* owner writes: how batches of clients are to be compressed (struct mqd_log_options), and how
+     * large one may be; each word independently */
+    int32_t compression_level;
+    int32_t message_bytes_max;
+    uint8_t compression;
+    uint8_t pad3[MQD_CACHE_LINE - 21 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
 };
 
 _Static_assert(sizeof(struct mqd_control_header) == 4096, "header is one page");

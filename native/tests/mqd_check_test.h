@@ -44,7 +44,8 @@ static struct raw raw_noise(struct log_batch want)
     return raw;
 }
 
-static struct raw raw_transactional(int64_t producer_id, int16_t epoch, int32_t sequence, int32_t body_bytes)
+__attribute__((unused)) static struct raw raw_transactional(int64_t producer_id, int16_t epoch, int32_t sequence,
+                                                            int32_t body_bytes)
 {
     return raw_noise((struct log_batch){.producer_id = producer_id,
                                         .producer_epoch = epoch,

@@ -19,9 +19,7 @@ ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; 
 LAST_FETCHED = (
     "only replicas send last_fetched_epoch; a worker that reads for a consumer has no epochs to compare it with"
 )
-ENDED = (
-    "a batch of an ended transaction is no repetition (docs/decisions/2026-11-22-sequences-of-ended-transactions.md)"
-)
+ENDED = "a batch of an ended transaction is no repetition (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
 SENT_TWICE = "beside a batch that was sent twice Kafka gives its timestamp, though the topic keeps the producer's"
 ONLY_NAMED = "of versions that it advertises for old clients' sake only Kafka closes the connection; mqd says why"
 NO_METRICS = "there are no metrics of clients (KIP-714), and so nothing to configure"
@@ -117,7 +115,7 @@ ALLOWED = (
     ),
     Allowed("DescribeLogDirs", "4", "results[].total_bytes", "of each broker's own disk"),
     Allowed("DescribeLogDirs", "4", "results[].usable_bytes", "measured a moment apart"),
-    Allowed("CreateTopics", "5-7", "topics[].configs[] only Kafka", "mqd stores batches as they were compressed"),
+    Allowed("CreateTopics", "5-7", "topics[].configs[] only Kafka", "there is no tiered storage"),
     Allowed("CreateTopics", "5-7", "topics[].configs[] only mqd", "mqd has properties of its own"),
     Allowed("CreateTopics", "5-7", "topics[].configs[].config_source", ELR, kafka=3, mqd=5),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].config_source", ELR, kafka=3, mqd=5),
@@ -127,6 +125,7 @@ ALLOWED = (
     Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", NO_METRICS, kafka=0, mqd=42),
+    Allowed("DescribeConfigs", "1-4", "results[].error_code", NO_METRICS, kafka=0, mqd=42),
     Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", NO_METRICS, kafka=0, mqd=42),
     Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", NO_METRICS, kafka=40, mqd=42),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),

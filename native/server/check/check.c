@@ -7,7 +7,9 @@
  *                      append is then sent again with the guard that its owner returned.
  *   of records         A compressed batch for a compacted topic: the acceptor checks that every
  *                      record has a key. With record.validation=all it checks that the records of
- *                      any other batch can be parsed. Uncompressed batches are checked here.
+ *                      any other batch can be parsed. Uncompressed batches are checked here. Where
+ *                      compression.type is another codec than the batch's, the acceptor returns it
+ *                      in that codec, and what it returns is sent on in the batch's place.
  *
  * A request is `undecided` while one of its appends that need order (transactional, or parked for a
  * check of its records) is neither staged by its owner nor refused. Meanwhile its connection, and
@@ -326,8 +328,9 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
 
 /* ---- records ---- */
 
-static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind)
+static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression)
 {
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
     struct mqd_request *request = append->request;
     bool copy = append->size_bytes <= COPY_BYTES_MAX, counted = !copy && !mqd_frame_is_large(r, append->offset);
     struct mqd_check *check = keep_transactional_id(r, request)
@@ -344,6 +347,9 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16
         mqd_frame_hold(r, append->offset);
     check->kind = kind;
     check->slot = append->slot;
+    check->compression = compression;
+    check->compression_level = mqd_load_relaxed(&slot->compression_level);
+    check->message_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
     check->offset = append->offset;
     check->size_bytes = append->size_bytes;
     park(r, check, append);
@@ -401,23 +407,33 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
 {
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
     bool compacted = mqd_load_relaxed(&slot->compacted);
-    uint8_t validation = mqd_load_relaxed(&slot->validation);
+    uint8_t validation = mqd_load_relaxed(&slot->validation), compression = mqd_load_relaxed(&slot->compression);
+    int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
     const char *reason;
+    if (compression && (batch->attributes & 7) == compression - 1)
+        compression = 0; /* as in Kafka: stored as it was sent, whatever the level */
+    if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)
+        return true; /* its owner refuses it */
     if (batch->attributes & 7) {
-        if (!compacted && validation != MQD_VALIDATION_ALL)
+        if (!compacted && validation != MQD_VALIDATION_ALL && !compression)
             return true;
         mqd_check_order(r, append);
-        ask_records(r, append, compacted ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE);
+        ask_records(r, append, compacted ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE, compression);
         return false;
     }
-    if (!compacted && validation == MQD_VALIDATION_NONE)
+    if (!compacted && validation == MQD_VALIDATION_NONE && !compression)
         return true;
     int32_t count =
         mqd_records_unkeyed(bytes_of(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES,
                             batch->record_count, unkeyed, MQD_RECORD_ERROR_COUNT_MAX, &reason);
-    if (count == 0 || (count > 0 && !compacted))
-        return true;
+    if (count == 0 || (count > 0 && !compacted)) {
+        if (!compression)
+            return true;
+        mqd_check_order(r, append);
+        ask_records(r, append, MQD_CHECK_PARSE, compression);
+        return false;
+    }
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
     if (count < 0)
         refuse_malformed(r, append, -1 - count, reason);
@@ -475,6 +491,42 @@ static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32
     }
 }
 
+/* Takes a piece of the batch that the acceptor has compressed. The first names its whole size. */
+static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
+                       int64_t whole_bytes)
+{
+    if (check->room_bytes == 0 && (whole_bytes <= MQD_BATCH_HEADER_BYTES || whole_bytes > INT32_MAX ||
+                                   !mqd_check_take_room(r, check, (uint32_t)whole_bytes)))
+        return false;
+    if (!payload || size_bytes > check->room_bytes - check->room_filled)
+        return false;
+    memcpy(r->options.arenas[r->options.self] + check->room + check->room_filled, payload, size_bytes);
+    check->room_filled += size_bytes;
+    return true;
+}
+
+/* The append's bytes are now those in the check's room, which is the append's from here on. */
+static void take_room(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+{
+    mqd_append_unpin(r, append);
+    append->offset = check->room;
+    append->size_bytes = check->room_bytes;
+    append->pinned = check->room_pin;
+    check->room_bytes = 0;
+}
+
+static void on_compressed(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+{
+    struct topic_walk walk = {0};
+    if (check->room_bytes == 0 || check->room_filled != check->room_bytes) {
+        append->message = crowded;
+        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+        return;
+    }
+    take_room(r, check, append);
+    resume(r, append, &walk);
+}
+
 static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t error, const uint8_t *payload,
                        uint32_t size_bytes)
 {
@@ -492,7 +544,9 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
     whole = whole && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX &&
             size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
     if (!whole) {
-        append->message = "the batch's records could not be looked at";
+        append->message = error == MQD_KAFKA_MESSAGE_TOO_LARGE
+                              ? "with the topic's compression.type the batch is larger than max.message.bytes"
+                              : "the batch's records could not be looked at";
         mqd_append_done(r, append, (int16_t)error);
     } else if (head.index_count) {
         memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
@@ -516,10 +570,19 @@ void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *des
                   descriptor->size_bytes <= arena_bytes - descriptor->offset;
     const uint8_t *payload = inside && descriptor->size_bytes ? r->options.arenas[from] + descriptor->offset : NULL;
     uint32_t size_bytes = inside ? descriptor->size_bytes : 0;
-    if (check && check->sent) {
+    bool more = false;
+    if (check && check->sent && check->compression && !descriptor->error && !mqd_list_empty(&check->parked)) {
+        /* a piece that is not taken leaves the room incomplete */
+        take_piece(r, check, payload, size_bytes, descriptor->a);
+    }
+    if (check && check->sent)
+        more = descriptor->flags & MQD_CHECKED_MORE;
+    if (check && check->sent && !more) {
         struct mqd_node *node;
         if (check->kind == MQD_CHECK_TRANSACTION)
             on_transaction(r, check, descriptor->error, payload, size_bytes);
+        else if (check->compression && !descriptor->error && !mqd_list_empty(&check->parked))
+            on_compressed(r, check, MQD_CONTAINER(mqd_list_pop(&check->parked), struct mqd_append, node));
         else if ((node = mqd_list_pop(&check->parked)))
             on_records(r, MQD_CONTAINER(node, struct mqd_append, node), descriptor->error, payload, size_bytes);
         mqd_check_end(r, check);

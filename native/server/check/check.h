@@ -12,6 +12,8 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: it has ended */
 /* sends it now or when there is room, but not after the request's deadline */
 void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
+/* for the batch that the acceptor has compressed; until its append takes it, or the check ends */
+bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
 
 #endif

@@ -10,7 +10,8 @@
  *       number.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
  * batches that stay in place (a single one may be larger; large requests have a bound of their own,
- * server/large.c).
+ * server/large.c). A batch that is compressed by the acceptor takes its room when it arrives; one for which
+ * there is none is refused with a retriable error.
  */
 #include "server/check/check.h"
 
@@ -60,8 +61,44 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
     return check;
 }
 
+bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes)
+{
+    int64_t at = -1;
+    uint64_t base = 0;
+    check->room_pin = MQD_PIN_RUN;
+    if (size_bytes <= MQD_EXTENT_BYTES) {
+        at = mqd_arena_allocate(r->control_arena, size_bytes);
+        base = r->control_arena_base;
+        check->room_pin = MQD_PIN_CONTROL;
+    } else if (size_bytes <= (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE) {
+        at = mqd_arena_allocate(r->arena, size_bytes);
+    } else if (r->large && (at = mqd_arena_allocate(r->large, size_bytes)) >= 0) {
+        base = r->large_base;
+        if (!mqd_large_zero(r, base + (uint64_t)at, size_bytes)) {
+            mqd_frame_release(r, base + (uint64_t)at);
+            at = -1;
+        }
+    }
+    if (at < 0)
+        return false;
+    check->room = base + (uint64_t)at;
+    check->room_bytes = size_bytes;
+    check->room_filled = 0;
+    return true;
+}
+
+static void give_room(struct mqd_reactor *r, struct mqd_check *check)
+{
+    if (check->room_bytes && check->room_pin == MQD_PIN_CONTROL)
+        mqd_arena_release(r->control_arena, check->room - r->control_arena_base);
+    else if (check->room_bytes)
+        mqd_frame_release(r, check->room);
+    check->room_bytes = check->room_filled = 0;
+}
+
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check)
 {
+    give_room(r, check);
     if (check->control_bytes)
         mqd_arena_release(r->control_arena, check->offset - r->control_arena_base);
     else
@@ -91,8 +128,9 @@ static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
                                  .offset = check->offset,
                                  .size_bytes = check->size_bytes,
                                  .error = (int32_t)(generation & 0x7fffffff),
-                                 .a = check->version,
-                                 .b = (int64_t)check->connection};
+                                 .a = check->version | (int64_t)check->compression << 16,
+                                 .b = (int64_t)check->connection,
+                                 .c = (int64_t)check->message_bytes_max << 32 | (uint32_t)check->compression_level};
     mqd_forward_send(r, acceptor, &ask);
     check->sent = 1;
     check->acceptor_generation = generation;
@@ -131,6 +169,7 @@ void mqd_check_acceptor_died(struct mqd_reactor *r)
         if (!check->used || !check->sent || check->acceptor_generation == generation)
             continue;
         check->sent = 0;
+        give_room(r, check);
         if (mqd_list_empty(&check->parked)) {
             mqd_check_end(r, check);
             continue;

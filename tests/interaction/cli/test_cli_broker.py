@@ -134,7 +134,7 @@ def test_looking_creates_nothing(mqd):
         (["-c", "retention.ms=soon"], "a whole number"),
         (["-c", "cleanup.policy=compost"], "compact"),
         (["-r", "3"], "replication factor"),
-        (["-c", "compression.type=zstd"], "the producer"),
+        (["-c", "compression.type=rar"], "uncompressed"),
     ],
 )
 def test_the_brokers_reasons_arrive(mqd, arguments, part):
