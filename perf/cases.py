@@ -16,6 +16,7 @@ from perf import compaction as compaction_bench
 from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
 from perf.brokers import Measured
+from perf.security import tls
 
 BACKENDS = ("uring", "epoll")
 SPOKEN = {"uring": "io_uring", "epoll": "epoll"}
@@ -451,4 +452,5 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "compaction": compaction,
     **cases_coordinators.CASES,
     **cases_local.CASES,
+    **tls.CASES,
 }

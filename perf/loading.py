@@ -44,7 +44,7 @@ def build() -> Path:
     program = BUILD / "load"
     newest = max(source.stat().st_mtime for source in SOURCES.iterdir() if source.is_file())
     if not program.exists() or program.stat().st_mtime < newest:
-        _compile(program, ["-O2"], sorted(SOURCES.glob("*.c")), [])
+        _compile(program, ["-O2"], sorted(SOURCES.glob("*.c")), ["-ldl"])
     return program
 
 

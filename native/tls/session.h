@@ -19,7 +19,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define MQD_TLS_WRITE_BYTES_MAX 65536u
+/* five records: a fetch of 64 KiB leaves with its headers by one send */
+#define MQD_TLS_WRITE_BYTES_MAX (5 * 16384u)
 #define MQD_TLS_SCRATCH_BYTES (MQD_TLS_WRITE_BYTES_MAX + 4096u)
 #define MQD_TLS_UNSENT_BYTES_MAX 262144u
 #define MQD_TLS_READ_BYTES_MAX 98304u

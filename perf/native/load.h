@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 /* ---- arguments: NAME=VALUE words ---- */
 
@@ -67,6 +68,13 @@ struct room {
     uint32_t size;
 };
 void receive_frame(int fd, struct room *room); /* blocking; grows the room */
+
+/* ---- TLS (load_secure.c) ---- */
+
+void *secure_open(int fd); /* a session; fd blocks during this call */
+/* as send and recv on a socket that does not block */
+ssize_t secure_send(void *session, const uint8_t *bytes, size_t size);
+ssize_t secure_receive(void *session, uint8_t *bytes, size_t size);
 
 /* ---- what it can do ---- */
 

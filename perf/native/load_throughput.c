@@ -15,6 +15,7 @@
 
 struct stream {
     int fd;
+    void *secure; /* session of TLS; NULL = plain */
     size_t topic_bytes;
     uint64_t done, bytes, errors;
     bool closed;
@@ -48,6 +49,28 @@ static int64_t received(ssize_t n)
     return n < 0 ? 0 : n;
 }
 
+static ssize_t stream_send(struct stream *s, const uint8_t *bytes, size_t size)
+{
+    return s->secure ? secure_send(s->secure, bytes, size) : send(s->fd, bytes, size, MSG_NOSIGNAL);
+}
+
+static ssize_t stream_receive(struct stream *s, uint8_t *bytes, size_t size)
+{
+    return s->secure ? secure_receive(s->secure, bytes, size) : recv(s->fd, bytes, size, 0);
+}
+
+static void stream_send_all(struct stream *s, const uint8_t *bytes, size_t size)
+{
+    if (!s->secure) {
+        send_all(s->fd, bytes, size);
+        return;
+    }
+    for (size_t sent = 0; sent < size;) {
+        ssize_t n = secure_send(s->secure, bytes + sent, size - sent);
+        sent += n > 0 ? (size_t)n : 0;
+    }
+}
+
 static bool open_for_more(const struct run *run)
 {
     return run->sent < run->count_max && now_ns() < run->end_ns;
@@ -67,7 +90,7 @@ static bool produce_send(struct run *run, struct stream *s)
         s->inflight += s->burst;
         run->sent += (uint64_t)s->burst;
     }
-    ssize_t n = send(s->fd, s->frames.at + s->send_at, s->send_end - s->send_at, MSG_NOSIGNAL);
+    ssize_t n = stream_send(s, s->frames.at + s->send_at, s->send_end - s->send_at);
     if (n < 0 && errno != EAGAIN && errno != EINTR)
         die("send");
     if (n <= 0)
@@ -85,7 +108,7 @@ static bool produce_receive(struct stream *s)
 {
     if (!s->inflight || !s->acks)
         return false;
-    int64_t n = received(recv(s->fd, s->room + s->got, s->capacity - s->got, 0));
+    int64_t n = received(stream_receive(s, s->room + s->got, s->capacity - s->got));
     s->got += (size_t)n;
     size_t at = 0, reply;
     while (s->got - at >= 4 && s->got - at >= (reply = 4 + (size_t)get32(s->room + at))) {
@@ -118,12 +141,12 @@ static bool fetch_turn(struct run *run, struct stream *s)
             return false;
         }
         fetch_frame_offset(&s->request, s->offset);
-        send_all(s->fd, s->request.at, s->request.size); /* small: it fits whenever the last reply has been read */
+        stream_send_all(s, s->request.at, s->request.size); /* small: it fits whenever the last reply has been read */
         s->asked = true;
         run->sent++;
         return true;
     }
-    int64_t n = received(recv(s->fd, s->room + s->got, s->capacity - s->got, 0));
+    int64_t n = received(stream_receive(s, s->room + s->got, s->capacity - s->got));
     s->got += (size_t)n;
     if (s->got < 4 || s->got < 4 + (size_t)get32(s->room))
         return n > 0;
@@ -198,6 +221,8 @@ static struct run streams_open(const struct arguments *arguments, size_t capacit
     for (int i = 0; i < run.stream_count; i++) {
         struct stream *s = &run.streams[i];
         s->fd = dial(port);
+        if (argument_number(arguments, "tls", 0))
+            s->secure = secure_open(s->fd);
         s->topic_bytes = strlen(argument_text(arguments, "topic", NULL));
         s->room = allocate(s->capacity = capacity);
     }
@@ -266,11 +291,18 @@ int parked_main(const struct arguments *arguments)
     struct bytes ask = log_end_frame(argument_text(arguments, "topic", NULL));
     for (int i = 0; i < run.stream_count; i++) {
         struct stream *s = &run.streams[i];
-        send_all(s->fd, ask.at, ask.size);
-        receive_frame(s->fd, &room);
+        stream_send_all(s, ask.at, ask.size);
+        if (!s->secure) {
+            receive_frame(s->fd, &room);
+        } else { /* one record */
+            ssize_t n = secure_receive(s->secure, s->room, s->capacity);
+            if (n < 12)
+                fail("half a reply");
+            room = (struct room){s->room + 4, s->capacity - 4, (uint32_t)n - 4};
+        }
         s->request = fetch_frame(argument_text(arguments, "topic", NULL), 0, 1 << 20, 1, 60000);
         fetch_frame_offset(&s->request, (int64_t)get64(room.at + room.size - 8));
-        send_all(s->fd, s->request.at, s->request.size);
+        stream_send_all(s, s->request.at, s->request.size);
     }
     printf("ready\n");
     fflush(stdout);
