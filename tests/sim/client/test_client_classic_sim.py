@@ -20,6 +20,7 @@ from mqd.client.group.assignors import (
 )
 from mqd.client.group.classic import ClassicCore
 from tests.sim.client.client_classic_world import run
+from tests.tiers import quick
 
 QUICK_SEEDS = 25
 
@@ -53,8 +54,9 @@ def never_joins_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicCore, "_rejoin", lambda self: None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plant", [keeps_what_it_has_when_it_joins, never_joins_again])
+@pytest.mark.parametrize(
+    "plant", quick([keeps_what_it_has_when_it_joins, never_joins_again], [keeps_what_it_has_when_it_joins])
+)
 def test_planted_bugs_are_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):

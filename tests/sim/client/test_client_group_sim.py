@@ -9,6 +9,7 @@ import pytest
 from mqd.client.group import consumer_protocol as group_core
 from mqd.client.group.consumer_protocol import GroupCore
 from tests.sim.client.client_group_world import acknowledges_before_it_lets_go, run
+from tests.tiers import quick
 
 QUICK_SEEDS = 30
 
@@ -49,16 +50,15 @@ def takes_more_while_a_report_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupCore, "_is_report_open", property(lambda self: False, lambda self, value: None), raising=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "plant",
-    [
-        acknowledges_before_it_lets_go,
-        keeps_what_it_had_when_fenced,
-        never_reports,
-        takes_more_while_a_report_is_on_its_way,
-    ],
+PLANTS = (
+    acknowledges_before_it_lets_go,
+    keeps_what_it_had_when_fenced,
+    never_reports,
+    takes_more_while_a_report_is_on_its_way,
 )
+
+
+@pytest.mark.parametrize("plant", quick(PLANTS, [keeps_what_it_had_when_fenced]))
 def test_planted_bugs_are_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):

@@ -11,8 +11,8 @@ import pytest
 from tests.sim.coordinator.transaction_cluster import TransactionCluster
 from tests.sim.plans import KINDS
 from tests.sim.schedules import outcome, outcomes, report
+from tests.tiers import quick
 
-QUICK_COUNT = 12  # of each kind
 KIND = KINDS["transactions"]
 KINDS_OF_TRANSACTIONS = ("transactions", "coordinators", "last_markers")
 
@@ -24,10 +24,11 @@ def world_of(seed: int, quiet: bool = False, chaos: int = KIND.chaos) -> Transac
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_TRANSACTIONS)
-def test_schedules_with_transactions(kind: str) -> None:
-    found = outcomes(range(QUICK_COUNT), kind=kind)
+@pytest.mark.parametrize("first", quick([0, 4, 8], [0]))
+def test_schedules_with_transactions(first: int, kind: str) -> None:
+    found = outcomes(range(first, first + 4), kind=kind)
     assert not report(found), "\n" + report(found)
-    assert sum(result.faults for result in found) > 10 * QUICK_COUNT
+    assert sum(result.faults for result in found) > 10 * len(found)
 
 
 @pytest.mark.slow
@@ -106,8 +107,7 @@ SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")
 RARE = {"M4": (600, "coordinators")}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", MUTANTS)
+@pytest.mark.parametrize("rule", quick(MUTANTS, ["one marker"]))
 def test_a_rule_that_is_off_is_seen(rule: str) -> None:
     seeds, kind = MUTANTS[rule]
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind=kind)

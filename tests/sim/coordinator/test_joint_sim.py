@@ -14,6 +14,7 @@ from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.coordinator.transaction.records import State
 from mqd.coordinator.transaction.state import Held
 from tests.sim.coordinator.joint_world import JointWorld
+from tests.tiers import quick
 
 STEPS = 4_000
 
@@ -243,8 +244,7 @@ BUGS = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", quick(BUGS, [MarkersBeforeDecision]), ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug: type[JointTransaction]) -> None:
     for seed in range(60):
         try:

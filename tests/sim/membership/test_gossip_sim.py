@@ -18,6 +18,7 @@ from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import GossipCore
 from mqd.cluster.membership.gossip_events import ALIVE, DEAD, SUSPECT
 from tests.sim.membership.gossip_world import Broken, Host, Weather, World
+from tests.tiers import quick
 
 ROOT = Path(__file__).resolve().parents[3]
 SETTLE_MS = 40_000
@@ -146,7 +147,7 @@ def history(seed: int, make: Callable[..., GossipCore] = GossipCore, steps_ms: i
     return world
 
 
-@pytest.mark.parametrize("first_seed", range(0, 40, 5))
+@pytest.mark.parametrize("first_seed", quick(range(0, 40, 5), [0, 5]))
 def test_histories_hold_the_invariants(first_seed: int) -> None:
     worlds = [history(seed) for seed in range(first_seed, first_seed + 5)]
     assert sum(len(world.deaths) for world in worlds) > 20, "too little happens to prove anything"
@@ -174,7 +175,7 @@ def calm_world(seed: int, count: int, weather: Weather | None = None, **options)
     return world
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", quick(range(6), [0]))
 def test_bad_weather_alone_kills_nobody(seed: int) -> None:
     """5 % of all datagrams lost, others late or twice: two minutes without one false death."""
     world = calm_world(seed, 9, Weather(loss=0.05, duplicate=0.05, delay_ms=60))
@@ -183,7 +184,7 @@ def test_bad_weather_alone_kills_nobody(seed: int) -> None:
     world.check_rates(60)
 
 
-@pytest.mark.parametrize("count", [3, 9, 24])
+@pytest.mark.parametrize("count", quick([3, 9, 24], [3, 9]))
 def test_a_death_is_known_to_all(count: int) -> None:
     """Suspected by all within 4 s, dead for all within 6 s, whatever the seed."""
     for seed in range(8):
@@ -360,8 +361,7 @@ BUGS: dict[str, Callable[..., GossipCore]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", quick(BUGS, ["gossip without end"]))
 def test_a_planted_bug_is_found(bug: str) -> None:
     for seed in range(60):
         try:

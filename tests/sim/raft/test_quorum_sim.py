@@ -17,22 +17,26 @@ from tests.sim.raft import quorum_mutants as mutants
 from tests.sim.raft import quorum_scenarios as scenarios
 from tests.sim.raft.quorum_host import Host
 from tests.sim.raft.quorum_world import CHANGE_PLAN, LEASE_PLAN, Plan, World, run
+from tests.tiers import quick
 
 LATE_PLAN = LEASE_PLAN._replace(pause=10, noise=12, restart=4)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 16, 4))
+@pytest.mark.parametrize("first_seed", quick(range(0, 16, 4), [0]))
 def test_schedules_hold_the_invariants(first_seed: int) -> None:
     """16 schedules of some 15,000 events each, then healing."""
     worlds = [run(seed, seconds=25) for seed in range(first_seed, first_seed + 4)]
     assert sum(world.counts["committed"] for world in worlds) > 500, "too little happens to prove anything"
 
 
-@pytest.mark.parametrize(
-    ("plan", "seeds"), [(LEASE_PLAN, 150), (LATE_PLAN, 150), (CHANGE_PLAN, 20)], ids=["lease", "late", "change"]
-)
-def test_hard_plans(plan: Plan, seeds: int) -> None:
-    for seed in range(seeds):
+HARD = {"lease": (LEASE_PLAN, 50), "late": (LATE_PLAN, 50), "change": (CHANGE_PLAN, 7)}
+
+
+@pytest.mark.parametrize("part", quick(range(3), [0]))
+@pytest.mark.parametrize("name", HARD)
+def test_hard_plans(name: str, part: int) -> None:
+    plan, seeds = HARD[name]
+    for seed in range(part * seeds, part * seeds + seeds):
         World(seed, plan).chaos(20)
 
 
@@ -148,24 +152,30 @@ def test_directed_traces_show_planted_bugs(scenario, planted: type[QuorumCore], 
 
 # -- planted bugs, by chance -----------------------------------------------------------------------
 
+# one of elections, one of flushes, one of the epoch's check; the directed traces above show leases
+QUICK_BUGS = (mutants.ForgetsVote, mutants.LeaderCountsBeforeFlush, mutants.NoEpochCheck)
+
 
 @pytest.mark.parametrize(
     ("planted", "plan", "seeds", "names"),
-    [
-        (mutants.VoteForAnyLog, None, 20, ("I3", "broken")),
-        (mutants.ForgetsVote, None, 2, ("I4",)),
-        (mutants.LeaderCountsBeforeFlush, None, 4, ("I5",)),
-        (mutants.FollowerFetchesBeforeFlush, None, 4, ("I5",)),
-        (mutants.NoEpochCheck, None, 30, ("I2", "I3", "I5", "broken")),
-        (mutants.EffectBeforeCommit, None, 4, ("I5",)),
-        (mutants.TwoChangesAtOnce, CHANGE_PLAN, 60, ("I1", "I2", "I3", "I5", "broken")),
-        (mutants.VoteAfterRestart, LEASE_PLAN, 300, ("L1",)),
-        (mutants.VoteAgainstPromise, LEASE_PLAN, 300, ("L1",)),
-        (mutants.LeaseFromReceipt, LEASE_PLAN, 300, ("L1",)),
-        (mutants.LeaseIsPromise, LEASE_PLAN, 300, ("L1",)),
-        (mutants.TransferWithLease, LEASE_PLAN, 300, ("L1",)),
-        (mutants.ProofOfAnyEpoch, LEASE_PLAN, 300, ("L1",)),
-    ],
+    quick(
+        [
+            (mutants.VoteForAnyLog, None, 20, ("I3", "broken")),
+            (mutants.ForgetsVote, None, 2, ("I4",)),
+            (mutants.LeaderCountsBeforeFlush, None, 4, ("I5",)),
+            (mutants.FollowerFetchesBeforeFlush, None, 4, ("I5",)),
+            (mutants.NoEpochCheck, None, 30, ("I2", "I3", "I5", "broken")),
+            (mutants.EffectBeforeCommit, None, 4, ("I5",)),
+            (mutants.TwoChangesAtOnce, CHANGE_PLAN, 60, ("I1", "I2", "I3", "I5", "broken")),
+            (mutants.VoteAfterRestart, LEASE_PLAN, 300, ("L1",)),
+            (mutants.VoteAgainstPromise, LEASE_PLAN, 300, ("L1",)),
+            (mutants.LeaseFromReceipt, LEASE_PLAN, 300, ("L1",)),
+            (mutants.LeaseIsPromise, LEASE_PLAN, 300, ("L1",)),
+            (mutants.TransferWithLease, LEASE_PLAN, 300, ("L1",)),
+            (mutants.ProofOfAnyEpoch, LEASE_PLAN, 300, ("L1",)),
+        ],
+        QUICK_BUGS,
+    ),
     ids=lambda value: getattr(value, "__name__", None) or ("lease" if isinstance(value, Plan) else "-"),
 )
 def test_chance_finds_planted_bugs(

@@ -13,8 +13,8 @@ import pytest
 from tests.sim.disks import PartitionLog
 from tests.sim.replica.native_replica import NativeReplica
 from tests.sim.replica.partition_world import LAG_MS, PartitionWorld
+from tests.tiers import quick
 
-NATIVE = ("native", "model")
 CHUNK = 25
 
 
@@ -58,17 +58,21 @@ def findings(
     return out
 
 
-@pytest.mark.parametrize("core", NATIVE)
-def test_the_rules_hold(core: str) -> None:
-    results = findings(range(300 if core == "native" else 150), core)
+BLOCKS = [*((block, "native") for block in range(4)), *((block, "model") for block in range(2))]
+
+
+@pytest.mark.parametrize(("block", "core"), quick(BLOCKS, [0]))
+def test_the_rules_hold(block: int, core: str) -> None:
+    results = findings(range(75 * block, 75 * block + 75), core)
     assert not [f"seed {seed}: {name}" for seed, name, *_ in results if name]
     assert sum(events for _, _, events, *_ in results) > 3_000 * len(results) and sum(
         acked for *_, acked, _ in results
     ) > 60 * len(results), "too little happens to prove anything"
 
 
-def test_flushed_before_acknowledged_nothing_ever_needs_an_operator() -> None:
-    results = findings(range(1_000, 1_150), "native", flush_on_ack=True)
+@pytest.mark.parametrize("first", quick([1_000, 1_050, 1_100], [1_000]))
+def test_flushed_before_acknowledged_nothing_ever_needs_an_operator(first: int) -> None:
+    results = findings(range(first, first + 50), "native", flush_on_ack=True)
     assert not [result for result in results if result[1] or result[4]]
 
 
@@ -109,8 +113,7 @@ RARE = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", MUTANTS)
+@pytest.mark.parametrize("rule", quick(MUTANTS, ["R5", "flush", "ack"]))
 def test_a_rule_that_is_off_is_seen(rule: str) -> None:
     core, flush_on_ack, count = MUTANTS[rule]
     results = findings(range(count), core, frozenset([rule]), flush_on_ack, enough=1)

@@ -1,0 +1,23 @@
+"""Which parameters of a test belong to the quick tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def quick(values: Iterable[Any], chosen: Collection[Any] | Callable[[Any], bool]) -> list[Any]:
+    """`values` for pytest.mark.parametrize, of which all but the chosen ones are slow. A tuple is
+    several arguments, chosen by the first of them.
+    """
+    is_chosen = (
+        chosen if callable(chosen) else lambda value: (value[0] if isinstance(value, tuple) else value) in chosen
+    )
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=[] if is_chosen(value) else [pytest.mark.slow]
+        )
+        for value in values
+    ]
