@@ -73,6 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
     wire: bool = False  # messages between hosts are encoded and decoded
     producers: int = 3
     groups: int = 0  # that commit offsets
+    pipelines: int = 0  # groups that commit offsets in bursts: pipelining.py
     members: int = 0  # groups with members: group_members.py
     unclean: bool = False  # unclean.leader.election.enable of the topics
     retire: int = 0  # partitions of a topic that gets fewer: retirement.py
@@ -85,7 +86,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def has_coordinators(self) -> bool:
-        return bool(self.groups or self.members)
+        return bool(self.groups or self.pipelines or self.members)
 
 
 def draw_plan(random: Any) -> Plan:

@@ -41,7 +41,7 @@ from tests.sim.cluster.cluster_plan import Admin, Plan, draw_plan
 from tests.sim.cluster.controller_process import ControllerProcess, encode_state
 from tests.sim.cluster.host_processes import ClusterWorker
 from tests.sim.cluster.retirement import Retirement
-from tests.sim.coordinator import coordinators
+from tests.sim.coordinator import coordinators, pipelining
 from tests.sim.coordinator.group_members import MemberGroups
 from tests.sim.disks import PartitionLog
 from tests.sim.history import History, PartitionView
@@ -380,6 +380,12 @@ class ClusterWorld:
             self.clients.append(
                 coordinators.GroupClient(
                     self, number, coordinated[number % len(coordinated)], random.choice((20, 60)) * MILLISECOND
+                )
+            )
+        for number in range(self.plan.pipelines):
+            self.clients.append(
+                pipelining.PipelinedClient(
+                    self, self.plan.groups + number, coordinated[number % len(coordinated)], 20 * MILLISECOND
                 )
             )
         for part in self._more:

@@ -9,16 +9,40 @@ import pytest
 from tests.sim.cluster.cluster_plan import Plan
 from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.coordinator.coordinators import GroupClient
+from tests.sim.coordinator.pipelining import PipelinedClient
 from tests.sim.schedules import outcomes, report
 from tests.tiers import quick
 
 GROUPS = Plan(groups=3, partitions=1)
+PIPELINES = Plan(pipelines=3, partitions=1, producers=1, faults=("acceptor", "leaders", "mend"))
 
 
 @pytest.mark.parametrize("first", quick([0, 10, 20, 30], [0]))
 def test_schedules_with_groups(first: int) -> None:
     found = outcomes(range(first, first + 10), plan=GROUPS)
     assert not report(found), report(found)
+
+
+def test_pipelined_commits_never_lower_an_offset_when_acceptors_die() -> None:
+    found = outcomes(range(30), plan=PIPELINES)
+    assert not report(found), report(found)
+
+
+def test_pipelined_commits_get_on_and_acceptors_die() -> None:
+    done = deaths = 0
+    for seed in range(6):
+        world = ClusterWorld(seed, plan=PIPELINES)
+        world.run()
+        clients = [client for client in world.clients if isinstance(client, PipelinedClient)]
+        done += sum(len(client.acked) for client in clients)
+        deaths += sum(client.deaths for client in clients)
+    assert done > 200 and deaths > 15
+
+
+def test_commits_that_are_sent_again_in_another_order_are_seen() -> None:
+    """As a worker's table once had them: the newest first."""
+    found = outcomes(range(20), frozenset(["order"]), enough=1, plan=PIPELINES)
+    assert any(result.name == "C5" for result in found), report(found)
 
 
 def test_groups_get_on_and_coordinators_move() -> None:
