@@ -1,3 +1,4 @@
+/* tsan */
 /* Clients over TLS on both back ends: what they send and get, and what bad ones do to the others.
  * Listener 0 is plain, listener 1 has TLS. */
 #include "mqd_counter_test.h"
@@ -76,8 +77,9 @@ static bool wants(struct tunnel *tunnel, int n)
 /* Moves what can be moved at once; false: one side has ended. */
 static bool move(struct tunnel *tunnel, struct half *out, struct half *in)
 {
+    bool single = __atomic_load_n(&tunnel->one_by_one, __ATOMIC_SEQ_CST);
     if (out->at == out->size) {
-        ssize_t n = recv(tunnel->far, out->bytes, tunnel->one_by_one ? 1 : sizeof out->bytes, MSG_DONTWAIT);
+        ssize_t n = recv(tunnel->far, out->bytes, single ? 1 : sizeof out->bytes, MSG_DONTWAIT);
         if (n == 0)
             return false;
         out->size = n > 0 ? (int)n : 0;
@@ -211,7 +213,7 @@ BOTH(single_bytes)
         return;
     struct bench *b = secure_start(backend);
     struct tunnel *tunnel = tunnel_open(b, 0);
-    tunnel->one_by_one = true; /* a record for each byte */
+    __atomic_store_n(&tunnel->one_by_one, true, __ATOMIC_SEQ_CST); /* a record for each byte */
     produce(&tunnel->client, 0, 1, 3000);
     fetch_all(&tunnel->client, 0, 1);
     tunnel_close(tunnel);
