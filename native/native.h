@@ -326,11 +326,11 @@ enum mqd_principal_kind {
     MQD_PRINCIPAL_LOCAL
 };
 #define MQD_PRINCIPAL_BYTES_MAX 260 /* "User:" and a name of 255 bytes */
-/* little-endian */
+/* little-endian; the principal's bytes follow, then those of the client's address as text */
 struct mqd_request_principal {
-    uint16_t size_bytes; /* of the principal's bytes, which follow */
+    uint16_t size_bytes; /* of the principal; 0 = the listener proves nothing */
     uint8_t kind;        /* enum mqd_principal_kind */
-    uint8_t pad;
+    uint8_t host_bytes;  /* 0: the descriptor has the address */
 };
 struct mqd_authenticated {
     uint16_t size_bytes; /* of the principal's bytes, which follow */

@@ -18,7 +18,7 @@ from mqd.protocol.errors import ProtocolError
 from mqd.security.principal import ANONYMOUS
 
 PRINCIPAL_BYTES_MAX = native.PRINCIPAL_BYTES_MAX
-_PRINCIPAL = struct.Struct("<HBx")
+_PRINCIPAL = struct.Struct("<HBB")
 _AUTHENTICATED = struct.Struct("<H6xQ")
 _TOKEN = struct.Struct(">hhihi")  # API key, version, correlation id, client id (null), size of the token
 _ANSWER = struct.Struct(">ihh")  # correlation id, error, size of the message
@@ -28,6 +28,7 @@ _SASL_AUTHENTICATE = 36
 class Identity(msgspec.Struct, frozen=True):
     principal: str
     kind: int  # native.PrincipalKind
+    host: str = ""  # the client's address, if the descriptor has no room for it (IPv6)
 
 
 UNKNOWN = Identity(ANONYMOUS, native.PrincipalKind.ANONYMOUS)
@@ -39,13 +40,15 @@ def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
     if flags & native.REQUEST_PRINCIPAL:
         if len(data) < _PRINCIPAL.size:
             raise ProtocolError("cut off", "principal of a request", position=len(data))
-        size_bytes, kind = _PRINCIPAL.unpack_from(data)
-        at = _PRINCIPAL.size + size_bytes
+        size_bytes, kind, host_bytes = _PRINCIPAL.unpack_from(data)
+        end = _PRINCIPAL.size + size_bytes
+        at = end + host_bytes
         try:
-            identity = Identity(data[_PRINCIPAL.size : at].decode(), native.PrincipalKind(kind))
+            principal, host = data[_PRINCIPAL.size : end].decode(), data[end:at].decode()
+            identity = Identity(principal or ANONYMOUS, native.PrincipalKind(kind), host)
         except ValueError as error:
             raise ProtocolError(str(error), "principal of a request", position=0) from None
-        if at > len(data) or not size_bytes:
+        if at > len(data):
             raise ProtocolError("cut off", "principal of a request", position=len(data))
     frame = data[at:]
     if flags & native.REQUEST_RAW_TOKEN:

@@ -116,7 +116,7 @@ def _address(descriptor: Descriptor, identity: Identity) -> Address:
         return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=uid, pid=descriptor.slot, **proven)
     local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
     peer_ip = inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else ""
-    return Address(descriptor.a, local_ip, descriptor.slot, peer_ip, **proven)
+    return Address(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **proven)
 
 
 class Link:

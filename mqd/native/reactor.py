@@ -39,6 +39,17 @@ class EventKind(IntEnum):
     RELAY_WANTED = lib.MQD_EVENT_RELAY_WANTED
     RELAY_ENDED = lib.MQD_EVENT_RELAY_ENDED
     TLS_NAME = lib.MQD_EVENT_TLS_NAME
+    SUBJECT_WANTED = lib.MQD_EVENT_SUBJECT_WANTED
+    SUBJECT_GONE = lib.MQD_EVENT_SUBJECT_GONE
+    DENIED = lib.MQD_EVENT_DENIED
+
+
+class Rights(IntEnum):
+    """enum mqd_rights."""
+
+    OFF = lib.MQD_RIGHTS_OFF
+    ON = lib.MQD_RIGHTS_ON
+    LOG_ONLY = lib.MQD_RIGHTS_LOG_ONLY
 
 
 class Backend(IntEnum):
@@ -78,6 +89,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     listeners: Sequence[int] = ()  # flags MQD_LISTENER_*, by listener id
     authentication_bytes_max: int = 524288
     authentication_ms_max: int = 10_000
+    rights: int = Rights.OFF
 
 
 class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +198,7 @@ class Reactor:
         event = self._event
         while len(events) < max and lib.mqd_reactor_next_event(self._reactor, event) == 1:
             partition = Partition(event.partition) if event.partition != ffi.NULL else None
-            text = ffi.string(event.text, 184).decode("utf-8", "replace")
+            text = ffi.string(event.text, len(event.text)).decode("utf-8", "replace")
             events.append(
                 Event(
                     event.kind,
@@ -317,6 +329,16 @@ class Reactor:
 
     def relay_remove(self, token: int, leader_node: int) -> None:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
+
+    def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes) -> None:
+        """Answers SUBJECT_WANTED of that token, or replaces what did (mqd/security/rights_table.py has
+        the tables). The event's error is E_STALE when the subject is gone.
+        """
+        check(
+            lib.mqd_reactor_subject_put(
+                self._reactor, token, subject, topics, len(topics), transactional_ids, len(transactional_ids)
+            )
+        )
 
     def topic_remove(self, token: int, topic_id: bytes) -> None:
         check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))

@@ -65,6 +65,7 @@ from mqd.worker.partition_reporter import Telling
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
+from mqd.worker.subjects import Subjects
 from mqd.worker.tls import TlsListeners
 
 _DESCRIPTORS_SPARE = 256
@@ -244,6 +245,7 @@ class Worker:
         self._replication = Replication(
             self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config)
         )
+        self._subjects = Subjects(self._reactor, self._commands, self.rules, only_logged=False)
         self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
         self._files = files
 
@@ -399,6 +401,7 @@ class Worker:
             )
 
     async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:
+        await self._subjects.apply()
         await self._partitions.apply(changes)
         self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
         self._forwarding.update(self._catalog.cluster, self._cluster_id)
@@ -492,6 +495,12 @@ class Worker:
             self._forwarding.on_ended(event)
         elif kind == native.EventKind.TLS_NAME:
             self._aside(self._tls.on_name(event))
+        elif kind == native.EventKind.SUBJECT_WANTED:
+            self._subjects.on_wanted(event)
+        elif kind == native.EventKind.SUBJECT_GONE:
+            self._subjects.on_gone(event)
+        elif kind == native.EventKind.DENIED:
+            self._subjects.on_denied(event)
         elif kind == native.EventKind.RETIRED_USED:
             self._telling.on_used(event)
         elif event.proposal is not None:

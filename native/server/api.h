@@ -7,6 +7,11 @@
 #include "native.h"
 /* MQD_CDEF_ON */
 
+enum mqd_rights {
+    MQD_RIGHTS_OFF, /* every client may do everything */
+    MQD_RIGHTS_ON,
+    MQD_RIGHTS_LOG_ONLY /* denials are reported, and allowed */
+};
 #define MQD_LISTENER_COUNT_MAX 64
 #define MQD_LISTENER_TLS 1
 #define MQD_LISTENER_SASL 2
@@ -48,6 +53,7 @@ struct mqd_reactor_options {
     /* bounds on a connection that has not authenticated yet: a frame (sasl.server.max.receive.size
      * and a header), and time */
     uint32_t authentication_bytes_max, authentication_ms_max;
+    uint8_t rights; /* enum mqd_rights */
 };
 struct mqd_reactor;
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options);
@@ -196,6 +202,12 @@ int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const 
 /* Ends all connections to that host, without events. */
 int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
 
+/* The rights that MQD_EVENT_SUBJECT_WANTED asked for (token = `subject`), or new ones for a subject
+ * that is still there: tables of mqd/security/rights_table.py, for topics and transactional ids.
+ * MQD_E_STALE: it is not there any more. */
+int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject, const uint8_t *topics,
+                            uint32_t topics_bytes, const uint8_t *transactional_ids, uint32_t transactional_ids_bytes);
+
 struct mqd_replica_proposal;
 void mqd_proposal_free(struct mqd_replica_proposal *proposal);
 
@@ -224,7 +236,14 @@ enum mqd_event_kind {
     MQD_EVENT_RELAY_ENDED, /* the relay connection put with `token` has ended: error, text */
     /* a client of listener `slot` has proved by its certificate that it is `text`, a distinguished
      * name. Its connection, `token`, waits for mqd_reactor_tls_principal */
-    MQD_EVENT_TLS_NAME
+    MQD_EVENT_TLS_NAME,
+    /* request for the rights of subject `token`: text is its host, a space, its principal. Its
+     * connections wait */
+    MQD_EVENT_SUBJECT_WANTED,
+    MQD_EVENT_SUBJECT_GONE, /* subject `token` is not used any more */
+    /* subject `token` was denied operation `level` on the resource of type `offset` that text names;
+     * once in ten seconds */
+    MQD_EVENT_DENIED
 };
 struct mqd_event {
     uint32_t kind;
@@ -237,7 +256,7 @@ struct mqd_event {
     uint32_t level;      /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
     struct mqd_partition *partition;
     struct mqd_replica_proposal *proposal; /* for PROPOSE_IN_SYNC; otherwise NULL */
-    char text[184];
+    char text[320];
 };
 int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          /* readable while events wait */
 int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = returned one, 0 = none */

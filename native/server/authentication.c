@@ -1,11 +1,13 @@
 /* Connections that must prove a principal: see server/authentication.h. */
 #include "server/authentication.h"
 
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/big_endian.h"
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 
 #define SASL_HANDSHAKE 17
 #define SASL_AUTHENTICATE 36
@@ -90,6 +92,8 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     uint32_t block_bytes = (uint32_t)sizeof given + given.size_bytes;
     if (!given.size_bytes || given.size_bytes > MQD_PRINCIPAL_BYTES_MAX || block_bytes > reply->size_bytes)
         return "the acceptor names a principal of an impossible length";
+    if (memchr(principal, 0, given.size_bytes))
+        return "the acceptor names a principal that has a NUL in it";
     if (c->principal &&
         (c->principal_bytes != given.size_bytes || memcmp(c->principal, principal, given.size_bytes) != 0))
         return "it has authenticated again, as another principal"; /* U1 */
@@ -136,7 +140,9 @@ bool mqd_authentication_on_answer(struct mqd_reactor *r, struct mqd_request *req
     }
     c->blocked -= request->blocks;
     request->blocks = 0;
-    return true;
+    if (flags & MQD_RESPONSE_AUTHENTICATED)
+        mqd_subject_attach(r, c); /* c may be closed */
+    return c->fd >= 0;
 }
 
 /* ---- the rest ---- */
@@ -153,14 +159,30 @@ void mqd_authentication_close(struct mqd_connection *c)
     c->principal_bytes = 0;
 }
 
+/* The address, which the descriptor has no room for; "" if it is IPv4 or there is none. */
+static uint32_t ipv6_of(const struct mqd_connection *c, char host[INET6_ADDRSTRLEN])
+{
+    static const uint8_t none[16];
+    host[0] = 0;
+    if (!c->peer_ipv4 && memcmp(c->peer_ip, none, sizeof none) != 0)
+        inet_ntop(AF_INET6, c->peer_ip, host, INET6_ADDRSTRLEN);
+    return (uint32_t)strlen(host);
+}
+
 uint32_t mqd_principal_block_bytes(const struct mqd_connection *c)
 {
-    return c->principal ? (uint32_t)sizeof(struct mqd_request_principal) + c->principal_bytes : 0;
+    char host[INET6_ADDRSTRLEN];
+    uint32_t bytes = c->principal_bytes + ipv6_of(c, host);
+    return bytes ? (uint32_t)sizeof(struct mqd_request_principal) + bytes : 0;
 }
 
 void mqd_principal_block_put(const struct mqd_connection *c, uint8_t *at)
 {
-    struct mqd_request_principal block = {.size_bytes = c->principal_bytes, .kind = c->principal_kind};
+    char host[INET6_ADDRSTRLEN];
+    struct mqd_request_principal block = {
+        .size_bytes = c->principal_bytes, .kind = c->principal_kind, .host_bytes = (uint8_t)ipv6_of(c, host)};
     memcpy(at, &block, sizeof block);
-    memcpy(at + sizeof block, c->principal, c->principal_bytes);
+    if (c->principal)
+        memcpy(at + sizeof block, c->principal, c->principal_bytes);
+    memcpy(at + sizeof block + c->principal_bytes, host, block.host_bytes);
 }

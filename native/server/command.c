@@ -14,6 +14,7 @@
 #include "log/compaction/api.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
+#include "server/rights/subject.h"
 #include "server/tls/secure.h"
 #include "tls/api.h"
 
@@ -34,6 +35,7 @@ static uint32_t places_for(const struct mqd_event *event)
     case MQD_EVENT_DONE:
         return MQD_EVENT_COUNT_MAX;
     case MQD_EVENT_LOG:
+    case MQD_EVENT_DENIED:
     case MQD_EVENT_ROLLED:
     case MQD_EVENT_PROPOSE_IN_SYNC:
     case MQD_EVENT_LOG_START:
@@ -42,6 +44,7 @@ static uint32_t places_for(const struct mqd_event *event)
     case MQD_EVENT_RELAY_ENDED:
     case MQD_EVENT_LOG_DIR_FAILED:
     case MQD_EVENT_LOG_DIR_FULL:
+    case MQD_EVENT_SUBJECT_GONE:
         return NEWS_COUNT_MAX;
     default:
         return NEWS_COUNT_MAX - LAST_NEWS_COUNT;
@@ -345,6 +348,9 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         break;
     case MQD_COMMAND_TLS_PRINCIPAL:
         mqd_secure_principal(r, command);
+        break;
+    case MQD_COMMAND_SUBJECT_PUT:
+        mqd_subject_command(r, command);
         break;
     default:
         with_owned(r, command);

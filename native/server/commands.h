@@ -31,7 +31,8 @@ enum mqd_command_kind {
     MQD_COMMAND_RELAY_REFUSE,
     MQD_COMMAND_RELAY_REMOVE,
     MQD_COMMAND_LISTENER_TLS,
-    MQD_COMMAND_TLS_PRINCIPAL
+    MQD_COMMAND_TLS_PRINCIPAL,
+    MQD_COMMAND_SUBJECT_PUT
 };
 struct mqd_command {
     uint32_t kind;
@@ -40,7 +41,9 @@ struct mqd_command {
     int64_t offset, last_offset;
     uint8_t topic_id[16];
     char *text;
-    void *list; /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address */
+    /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address; or the tables of a
+     * subject, the second one at `offset` */
+    void *list;
     struct mqd_partition *partition;
     struct mqd_log_options options;
     struct mqd_replica_assignment *assignment; /* malloc'd, like text and slots */

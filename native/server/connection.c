@@ -19,6 +19,7 @@
 #include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 #include "server/tls/secure.h"
 
 #define LARGE_FRAME_BYTES 32768
@@ -65,6 +66,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_list_remove(&c->control_turn);
     mqd_throttle_untrack(r, c);
     mqd_authentication_close(c);
+    mqd_subject_detach(r, c);
     mqd_output_clear(r, c);
     partial_drop(r, c);
     if (c->run_offset >= 0)
@@ -478,6 +480,8 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_secure_handshake(r, c);
         return;
     }
+    if (r->options.rights && !mqd_subject_attach(r, c))
+        return;
     if (c->local) {
         mqd_local_read(r, c);
         if (r->run_first == c && !mqd_list_linked(&c->stall_node))

@@ -31,6 +31,7 @@
 #include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 
 #define CONTROL_SHARE 2 /* fraction of the control arena that one request may use */
 #define SENT_COUNT_MAX 16
@@ -455,13 +456,14 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
 
 /* ---- cache ---- */
 
-/* The key: the local address of the connection (advertised addresses depend on it), the API and
- * version, and the body. Client ids differ and do not matter. */
+/* The key: the local address of the connection (advertised addresses depend on it), the rights of
+ * its principal, the API and version, and the body. Client ids differ and do not matter. */
 uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame,
                        uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes)
 {
     uint32_t body_bytes = size_bytes - header->header_bytes;
-    *key_bytes = 12 + body_bytes;
+    uint64_t subject = mqd_subject_version(c);
+    *key_bytes = 20 + body_bytes;
     *key = malloc(*key_bytes);
     if (!*key)
         return 0;
@@ -470,7 +472,8 @@ uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header
     memcpy(*key + 4, &c->local_ipv4, 4);
     memcpy(*key + 8, &c->local_port, 2);
     memcpy(*key + 10, &c->listener_id, 2);
-    memcpy(*key + 12, frame + header->header_bytes, body_bytes);
+    memcpy(*key + 12, &subject, 8);
+    memcpy(*key + 20, frame + header->header_bytes, body_bytes);
     uint64_t hash = 0xcbf29ce484222325ull;
     for (uint32_t i = 0; i < *key_bytes; i++)
         hash = (hash ^ (*key)[i]) * 0x100000001b3ull;

@@ -11,6 +11,7 @@
 #include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 #include "server/tls/secure.h"
 
 #define HANDOFF_MAGIC 0x31434e4fu
@@ -58,6 +59,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     mqd_list_init(&c->mute_node);
     mqd_list_init(&c->control_waiting);
     mqd_list_init(&c->control_turn);
+    mqd_list_init(&c->subject_node);
     c->run_offset = -1;
     c->peer_node = -1;
     c->frame_bytes_min = MQD_FRAME_BYTES_MIN;
@@ -118,11 +120,14 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         return;
     if (client && r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
         mqd_authentication_begin(r, c);
+    memcpy(c->peer_ip, handoff->peer_ip, sizeof c->peer_ip);
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (memcmp(handoff->local_ip, mapped, 12) == 0)
         memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
     if (memcmp(handoff->peer_ip, mapped, 12) == 0)
         memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
+    if (!c->tls) /* early: its rights are looked up while its first request is on its way */
+        mqd_subject_attach(r, c);
 }
 
 /* Does nothing before the process is ready, when it would answer that no topic exists. Connections

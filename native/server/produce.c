@@ -12,6 +12,7 @@
 #include "base/big_endian.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
+#include "server/rights/subject.h"
 
 #define ZSTD_SINCE_VERSION 7 /* KIP-110 */
 #define ATTRIBUTE_TRANSACTIONAL 0x10
@@ -59,11 +60,11 @@ static int16_t refusal_of_all(const struct mqd_produce_request *produce, const s
 }
 
 /* First pass: checks that the frame is well-formed, and counts its topics and partitions. *refusal:
- * the error of all of them. */
+ * the error of all of them. *transactional: one of the batches is. */
 static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
-                   uint32_t *append_count, int16_t *refusal)
+                   uint32_t *append_count, int16_t *refusal, bool *transactional)
 {
-    bool transactional = false;
+    *transactional = false;
     *refusal = 0;
     if (mqd_produce_parse(body, size_bytes, version, produce) < 0)
         return -1;
@@ -81,7 +82,7 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
             if (mqd_produce_next_partition(&walk, &partition) < 0)
                 return -1;
             if (!*refusal)
-                *refusal = refusal_of_all(produce, &partition, &transactional);
+                *refusal = refusal_of_all(produce, &partition, transactional);
         }
         *append_count += (uint32_t)topic.partition_count;
         if (*append_count > MQD_PARTITION_SLOT_COUNT)
@@ -204,8 +205,29 @@ static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_p
     }
 }
 
+/* 0, or why the principal may not write as the request's transactional id. */
+static int16_t transaction_refusal(struct mqd_reactor *r, const struct mqd_connection *c,
+                                   const struct mqd_produce_request *produce)
+{
+    const struct mqd_text *id = &produce->transactional_id;
+    return mqd_subject_may_name(r, c, MQD_RESOURCE_TRANSACTIONAL_ID, id->bytes, id->size_bytes, MQD_OPERATION_WRITE)
+               ? 0
+               : MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
+}
+
+/* 0, or why the principal may not write to the topic. An unknown name is refused like any other, an
+ * unknown id is unknown. */
+static int16_t topic_refusal(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                             const struct mqd_topic_key *key)
+{
+    bool may = topic ? mqd_subject_may(r, c, topic, MQD_OPERATION_WRITE)
+                     : key->by_id || mqd_subject_may_name(r, c, MQD_RESOURCE_TOPIC, key->name.bytes,
+                                                          key->name.size_bytes, MQD_OPERATION_WRITE);
+    return may ? 0 : MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
+}
+
 static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, struct mqd_produce_request *produce,
-                           int16_t refusal)
+                           int16_t request_refusal)
 {
     bool acks_valid = produce->required_acks >= -1 && produce->required_acks <= 1;
     for (int32_t t = 0; t < produce->topic_count; t++) {
@@ -213,6 +235,8 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
         mqd_produce_next_topic(produce, &topic_header);
         keep_topic(&request->topics[request->topic_count++], &topic_header);
         struct mqd_topic *topic = mqd_topics_find(&r->topics, &topic_header.key);
+        int16_t refusal =
+            request_refusal ? request_refusal : topic_refusal(r, request->connection, topic, &topic_header.key);
         for (int32_t p = 0; p < topic_header.partition_count; p++) {
             struct mqd_produce_partition partition;
             mqd_produce_next_partition(produce, &partition);
@@ -250,8 +274,9 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     struct mqd_produce_request produce;
     uint32_t append_count;
     int16_t refusal;
+    bool transactional;
     if (measure(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version, &produce,
-                &append_count, &refusal) < 0) {
+                &append_count, &refusal, &transactional) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }
@@ -260,6 +285,8 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         mqd_connection_fail(r, c, "no memory for another Produce (queued.max.request.bytes)");
         return;
     }
+    if (transactional && !refusal)
+        refusal = transaction_refusal(r, c, &produce);
     request->no_reply = produce.required_acks == 0;
     request->undecided = 1; /* as for `pending` */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);

@@ -7,6 +7,7 @@
  * connections close. The caller still has to close the partitions by mqd_reactor_partition_close.
  */
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 
 #include "server/tls/secure.h"
 #include "shm/quota.h"
@@ -211,6 +212,7 @@ static void housekeeping(struct mqd_reactor *r)
     mqd_store_relaxed(&r->slot->heartbeat_ns, (uint64_t)r->now_ns);
     mqd_flush_background(r);
     mqd_connections_sweep(r);
+    mqd_subjects_tick(r);
     if (r->fetchers)
         mqd_fetchers_adopt_log_starts(r);
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));

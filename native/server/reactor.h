@@ -144,6 +144,7 @@ struct mqd_reactor {
     uint32_t turn_bytes; /* received since the last write; above a limit batches are written at once (L2 cache) */
 
     struct mqd_topics topics;
+    struct mqd_subjects *subjects; /* server/rights/subject.h */
     struct mqd_log_directory log_dirs[MQD_LOG_DIR_COUNT_MAX];
     struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT];
     struct mqd_node waiting[MQD_PARTITION_SLOT_COUNT]; /* fetch entries by slot */

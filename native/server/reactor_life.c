@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 #include "server/tls/secure.h"
 #include "shm/quota.h"
 #include "shm/ring.h"
@@ -60,7 +61,7 @@ static bool init_memory(struct mqd_reactor *r)
     r->session_table = calloc(MQD_SESSION_TABLE_COUNT, sizeof *r->session_table);
     r->quota_limits = mqd_quota_limits_open();
     if (!r->arena || !r->control_arena || !r->reader || !r->connections || !r->free_indexes || !r->commands ||
-        !r->events || !r->session_table || !r->quota_limits)
+        !r->events || !r->session_table || !r->quota_limits || !mqd_subjects_create(r))
         return false;
     /* lowest index first: the few connections of an idle broker share cache lines */
     for (uint32_t i = 0; i < r->connection_capacity; i++)
@@ -149,6 +150,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         mqd_session_remove(r, MQD_CONTAINER(r->sessions.next, struct mqd_fetch_set, session_node));
     mqd_topics_clear(&r->topics);
     mqd_reply_cache_clear(r);
+    mqd_subjects_destroy(r);
     for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++) {
         free(r->log_dirs[i].path);
         if (r->log_dirs[i].fd >= 0)

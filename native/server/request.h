@@ -17,6 +17,7 @@ struct mqd_fetch_set;
 struct mqd_local;
 struct mqd_look_up;
 struct mqd_request;
+struct mqd_subject;
 struct mqd_tls;
 
 /* ---- appends: one batch for one partition, for our own request or forwarded by a peer ---- */
@@ -234,6 +235,7 @@ struct mqd_connection {
     uint8_t expects_large;
     uint32_t local_ipv4; /* network order, 0 = not IPv4 */
     uint32_t peer_ipv4;  /* as local_ipv4; used to describe group members */
+    uint8_t peer_ip[16]; /* IPv4 as ::ffff:a.b.c.d */
     uint16_t local_port; /* host order */
     uint16_t listener_id;
     int32_t peer_node;       /* the authenticated host at the other end; -1 = a client */
@@ -250,7 +252,11 @@ struct mqd_connection {
     uint8_t principal_kind; /* enum mqd_principal_kind */
     uint16_t principal_bytes;
     uint32_t frame_bytes_min, frame_bytes_max;
-    char *principal;                            /* "User:alice"; not terminated; NULL = the listener proves nothing */
+    char *principal; /* "User:alice"; not terminated; NULL = the listener proves nothing */
+    /* rights (server/rights/subject.h) */
+    struct mqd_subject *subject; /* NULL = needs none, or has not authenticated yet */
+    struct mqd_node subject_node;
+    uint8_t awaits_subject;                     /* counted in `blocked` */
     int64_t authenticate_by_ms, session_end_ms; /* INT64_MAX = no limit */
     /* receiving: an incomplete frame is kept on the heap (small) or in a run of arena extents
      * (large) */

@@ -12,6 +12,7 @@ struct mqd_topic {
     struct mqd_topic *next_by_name, *next_by_id;
     uint32_t reference_count; /* one reference for the table, one for each fetch entry */
     bool removed;
+    uint64_t serial; /* above 0, of 48 bits; never used again for another topic */
     uint8_t topic_id[16];
     uint32_t partition_count;
     uint32_t *slots;                    /* of this host's replicas; MQD_SLOT_NONE = none here */
@@ -26,6 +27,7 @@ struct mqd_topic {
 struct mqd_topics {
     int32_t node_id; /* this host's; valid when brokers are known */
     uint32_t broker_count;
+    uint64_t next_serial;
     struct mqd_broker_address *brokers; /* those that clients may be sent to, by node id */
     struct mqd_topic *by_name[MQD_TOPIC_BUCKET_COUNT];
     struct mqd_topic *by_id[MQD_TOPIC_BUCKET_COUNT];

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
 /* of the 256 file operations that may run at once; beyond it only the first read of a request */
@@ -71,7 +72,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     struct mqd_fetch_set *set;
     bool full, create;
     request->fetch_error = may_fetch_as(request->connection, fetch->replica_id)
-                               ? mqd_session_find(r, fetch, &set, &full, &create)
+                               ? mqd_session_find(r, request->connection, fetch, &set, &full, &create)
                                : CLUSTER_AUTHORIZATION_FAILED;
     if (request->fetch_error)
         return 0;
@@ -89,7 +90,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     if (take_partitions(r, fetch, set) < 0)
         return -1;
     if (create)
-        mqd_session_create(r, set);
+        mqd_session_create(r, request->connection, set);
     if (set->replica_id >= 0) {
         request->isolation_level = 0;
         mqd_leading_note(r, set);
@@ -137,11 +138,31 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 
 /* ---- one entry ---- */
 
+/* READ, asked at every evaluation: rights may have changed since. An unknown name is refused like any
+ * other, an unknown id is unknown. */
+static bool may_read(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
+{
+    const struct mqd_request *request = entry->set->request;
+    if (r->options.rights == MQD_RIGHTS_OFF || entry->set->replica_id >= 0)
+        return true;
+    if (!request || !request->connection)
+        return false;
+    if (entry->topic)
+        return mqd_subject_may(r, request->connection, entry->topic, MQD_OPERATION_READ);
+    return entry->key.by_id || mqd_subject_may_name(r, request->connection, MQD_RESOURCE_TOPIC, entry->key.name.bytes,
+                                                    entry->key.name.size_bytes, MQD_OPERATION_READ);
+}
+
 int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
                               struct mqd_positions *positions)
 {
     memset(positions, 0xff, sizeof *positions);
-    if ((!entry->topic || entry->topic->removed) && !mqd_fetch_entry_resolve(r, entry))
+    bool known = (entry->topic && !entry->topic->removed) || mqd_fetch_entry_resolve(r, entry);
+    if (__builtin_expect(r->options.rights != MQD_RIGHTS_OFF, 0) && !may_read(r, entry))
+        return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
+    if (__builtin_expect(mqd_subject_is_stale(r), 0) && entry->set->replica_id < 0)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (!known)
         return entry->key.by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     const struct mqd_topic *topic = entry->topic;
     if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
@@ -488,6 +509,12 @@ void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
     MQD_LIST_EACH(node, spare, &r->waiting[slot])
         wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
+}
+
+void mqd_fetch_wake_set(struct mqd_reactor *r, struct mqd_fetch_set *set)
+{
+    for (uint32_t i = 0; i < set->entry_count; i++)
+        wake_entry(r, set->entries[i]);
 }
 
 void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned)

@@ -82,6 +82,9 @@ struct mqd_fetch_set {
     /* of the consumer (server/fetch/nearest.c); 0 = none, or the rack of this host */
     uint64_t rack;
     int64_t last_used_ms;
+    /* of a session: whose it is; NULL = of a client that has proven nothing */
+    char *principal;
+    uint16_t principal_bytes;
 };
 
 /* server/fetch/fetch.c, server/fetch/answer.c, server/fetch/session.c */
@@ -111,6 +114,8 @@ void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic,
 
 /* server/fetch/fetch.c again */
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
+/* every partition of the set is looked at again */
+void mqd_fetch_wake_set(struct mqd_reactor *r, struct mqd_fetch_set *set);
 void mqd_fetch_run_woken(struct mqd_reactor *r);
 struct mqd_owned;
 /* wakes those that wait on a partition of this worker */
@@ -129,9 +134,11 @@ void mqd_fetch_set_remove(struct mqd_fetch_set *set, const struct mqd_topic_key 
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
 /* Finds the set for this request: the session it names, a new one, or one of its own. Returns a
  * Kafka error code. */
-int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set,
-                         bool *full, bool *create);
-void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set);
+int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_fetch_request *fetch,
+                         struct mqd_fetch_set **set, bool *full, bool *create);
+void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_set *set);
+/* whether the set is a session of the connection's principal */
+bool mqd_session_belongs(const struct mqd_fetch_set *set, const struct mqd_connection *c);
 void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set);
 
 #endif

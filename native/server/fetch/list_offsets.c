@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
@@ -76,14 +77,23 @@ static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partit
     return version >= NOT_AVAILABLE_SINCE_VERSION ? MQD_KAFKA_OFFSET_NOT_AVAILABLE : MQD_KAFKA_LEADER_NOT_AVAILABLE;
 }
 
+static bool may_describe(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                         struct mqd_text name)
+{
+    return topic ? mqd_subject_may(r, c, topic, MQD_OPERATION_DESCRIBE)
+                 : mqd_subject_may_name(r, c, MQD_RESOURCE_TOPIC, name.bytes, name.size_bytes, MQD_OPERATION_DESCRIBE);
+}
+
 static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic,
-                       const struct mqd_list_offsets_partition *asked)
+                       bool may, const struct mqd_list_offsets_partition *asked)
 {
     struct mqd_buffer *out = &r->scratch;
     int16_t error = 0;
     int64_t offset = -1;
     int32_t leader_epoch = -1;
-    if (!topic || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count) {
+    if (!may) {
+        error = MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
+    } else if (!topic || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count) {
         error = MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     } else if (topic->slots[asked->partition_index] == MQD_SLOT_NONE ||
                mqd_topics_led_elsewhere(&r->topics, &topic->places[asked->partition_index])) {
@@ -125,11 +135,12 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
         mqd_list_offsets_next_topic(&walk, &named);
         struct mqd_topic_key key = {.name = named.name};
         struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
+        bool may = may_describe(r, request->connection, topic, named.name);
         mqd_list_offsets_response_topic(out, version, named.name, named.partition_count);
         for (int32_t p = 0; p < named.partition_count; p++) {
             struct mqd_list_offsets_partition asked;
             mqd_list_offsets_next_partition(&walk, &asked);
-            answer_one(r, version, walk.isolation_level, topic, &asked);
+            answer_one(r, version, walk.isolation_level, topic, may, &asked);
         }
         mqd_list_offsets_response_topic_end(out, version);
     }

@@ -84,6 +84,7 @@ void mqd_fetch_set_free(struct mqd_reactor *r, struct mqd_fetch_set *set)
     free(set->entries);
     free(set->buckets);
     free(set->included);
+    free(set->principal);
     free(set);
 }
 
@@ -262,7 +263,25 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
     mqd_fetch_set_free(r, set);
 }
 
-void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
+bool mqd_session_belongs(const struct mqd_fetch_set *set, const struct mqd_connection *c)
+{
+    return !set->principal == !c->principal &&
+           (!set->principal || (set->principal_bytes == c->principal_bytes &&
+                                memcmp(set->principal, c->principal, set->principal_bytes) == 0));
+}
+
+static bool give_to(struct mqd_fetch_set *set, const struct mqd_connection *c)
+{
+    if (!c->principal)
+        return true;
+    if (!(set->principal = malloc(c->principal_bytes)))
+        return false;
+    memcpy(set->principal, c->principal, c->principal_bytes);
+    set->principal_bytes = c->principal_bytes;
+    return true;
+}
+
+void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_set *set)
 {
     bool full = r->session_count >= r->options.session_count_max ||
                 r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2;
@@ -272,7 +291,7 @@ void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
             mqd_session_remove(r, oldest);
     }
     if (r->session_count >= r->options.session_count_max ||
-        r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2)
+        r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2 || !give_to(set, c))
         return;
     for (int tries = 0; tries < 64; tries++) {
         int32_t id = (int32_t)(next_random(r) & 0x7fffffff);
@@ -290,15 +309,15 @@ void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
     }
 }
 
-int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set,
-                         bool *full, bool *create)
+int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_fetch_request *fetch,
+                         struct mqd_fetch_set **set, bool *full, bool *create)
 {
     *set = NULL;
     *full = true;
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
-    if (session && session->replica_id != fetch->replica_id)
-        session = NULL;              /* belongs to another client */
+    if (session && (session->replica_id != fetch->replica_id || !mqd_session_belongs(session, c)))
+        session = NULL;              /* another client's */
     if (fetch->session_epoch <= 0) { /* a new session (0) or none any more (-1): the old one ends */
         if (session)
             mqd_session_remove(r, session);

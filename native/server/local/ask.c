@@ -13,6 +13,7 @@
 
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 
 #define ASKS_PER_TURN 16
 #define TRIES 4
@@ -20,14 +21,18 @@
 
 /* ---- one query ---- */
 
-static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask, struct mqd_topic **topic,
-                         uint32_t *slot_index)
+static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_ask *ask,
+                         struct mqd_topic **topic, uint32_t *slot_index)
 {
     struct mqd_topic_key key = {.by_id = true};
     memcpy(key.topic_id, ask->topic_id, sizeof key.topic_id);
     *topic = mqd_topics_find(&r->topics, &key);
     if (!*topic)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID;
+    if (!mqd_subject_may(r, c, *topic, MQD_OPERATION_READ))
+        return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
+    if (mqd_subject_is_stale(r))
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (ask->partition_index < 0 || (uint32_t)ask->partition_index >= (*topic)->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = (*topic)->slots[ask->partition_index];
@@ -64,10 +69,11 @@ static int answer_with(struct mqd_local_segment *answer, const struct mqd_segmen
     return open_again(mqd_segment_ref_fd(place->segment));
 }
 
-static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask, struct mqd_local_segment *answer)
+static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_ask *ask,
+                          struct mqd_local_segment *answer)
 {
     struct mqd_topic *topic;
-    int16_t code = find_slot(r, ask, &topic, &answer->slot);
+    int16_t code = find_slot(r, c, ask, &topic, &answer->slot);
     int fd = -1;
     if (code == 0) {
         mqd_fetch_ensure_path(r, topic, ask->partition_index, answer->slot);
@@ -155,6 +161,8 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
     struct mqd_connection *c = local->connection;
     struct mqd_local_ask ask;
     *closed = false;
+    if (c->awaits_subject)
+        return false; /* asked again when its rights are known */
     if (local->answer_waits && !send_answer(local))
         return false;
     ssize_t n;
@@ -175,7 +183,7 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
     mqd_stat(r, MQD_COUNT_LOCAL_ASKS, 1);
     c->last_active_ms = r->now_ms;
     local->answer = (struct mqd_local_segment){.kind = ask.kind, .number = ask.number, .slot = UINT32_MAX};
-    local->answer_fd = answer_segment(r, &ask, &local->answer);
+    local->answer_fd = answer_segment(r, c, &ask, &local->answer);
     local->answer_waits = true;
     return send_answer(local);
 }

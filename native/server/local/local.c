@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "server/reactor.h"
+#include "server/rights/subject.h"
 
 #define PAGE_BYTES 4096u
 #define SUBMISSION_COUNT_MIN 16u
@@ -280,6 +281,7 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     local->pid = handoff->pid;
     local->watched = mqd_local_memory_watch(r, making->memory_fd, local->total_bytes);
     enlist(r, c, local);
+    mqd_subject_attach(r, c);
     if (!welcome_send(r, making, fd)) {
         mqd_connection_close(r, c, "the local client left before it was welcomed");
         return;

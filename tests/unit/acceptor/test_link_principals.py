@@ -65,6 +65,14 @@ def test_a_listener_that_proves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert (address.principal, address.principal_kind, frame) == (ANONYMOUS, PrincipalKind.ANONYMOUS, everything())
 
 
+def test_an_address_of_ipv6_comes_with_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = b"\0\0\0\3::1"
+    ((address, frame),), _, _ = answered(
+        tmp_path, monkeypatch, dispatch.Outcome(b"response"), block + everything(), native.REQUEST_PRINCIPAL
+    )
+    assert (address.principal, address.peer_ip, frame) == (ANONYMOUS, "::1", everything())
+
+
 def test_a_client_that_has_authenticated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = dispatch.Outcome(b"response", authenticated=("User:alice", 3_600_000))
     _, response, body = answered(tmp_path, monkeypatch, outcome, everything())
@@ -108,7 +116,7 @@ def test_the_last_bare_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "block", [b"", b"\x0a\0\1", b"\x0a\0\1\0User:alic", b"\0\0\1\0", b"\1\0\1\0\xff", b"\1\0\x63\0U"]
+    "block", [b"", b"\x0a\0\1", b"\x0a\0\1\0User:alic", b"\0\0\1\2:", b"\1\0\1\0\xff", b"\1\0\x63\0U"]
 )
 def test_a_block_that_is_none_ends_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: bytes

@@ -1,0 +1,92 @@
+"""Rights of the worker's clients: the reactor asks for a subject (what one principal from one address
+may do), this compiles it from the rules, and again whenever they change.
+
+    MQD_EVENT_SUBJECT_WANTED -> compile -> mqd_reactor_subject_put
+    rules changed            -> the same for every subject that is not gone
+    MQD_EVENT_SUBJECT_GONE   -> forgotten
+
+Invariants
+    J1  when apply() returns, the reactor decides by the rules that were in force when it was called,
+        or newer ones; so a change of rules is answered when every worker has applied it
+    J2  commands for one subject are posted in the order of their rules
+Bounds: the reactor's subjects. Concurrency: the event loop's thread.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from mqd import native
+from mqd.base import logging
+from mqd.native import E_STALE, NativeError
+from mqd.security.acl import Operation, ResourceType, name_of
+from mqd.security.authorizer import Authorizer
+from mqd.security.subject import compile_subject
+from mqd.worker.commands import ReactorCommands
+
+
+class Subjects:
+    """`rules`: kept up to date by the caller."""
+
+    def __init__(
+        self, reactor: native.Reactor, commands: ReactorCommands, rules: Authorizer, only_logged: bool
+    ) -> None:
+        self._reactor = reactor
+        self._commands = commands
+        self._rules = rules
+        self._denied = "denied, but done: authorizer.log.only" if only_logged else "denied"
+        self._live: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
+        self._generation = rules.generation  # what the reactor has been told
+        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._log = logging.get("worker.rights")
+
+    def on_wanted(self, event: native.Event) -> None:
+        """MQD_EVENT_SUBJECT_WANTED."""
+        host, _, principal = event.text.partition(" ")
+        self._live[event.token] = principal, host
+        self._aside(self._put(event.token))
+
+    def on_gone(self, event: native.Event) -> None:
+        """MQD_EVENT_SUBJECT_GONE."""
+        self._live.pop(event.token, None)
+
+    def on_denied(self, event: native.Event) -> None:
+        """MQD_EVENT_DENIED."""
+        principal, host = self._live.get(event.token, ("unknown", ""))
+        self._log.warning(
+            self._denied,
+            principal=principal,
+            host=host,
+            operation=name_of(Operation, event.level),
+            resource_type=name_of(ResourceType, event.offset),
+            resource=event.text,
+        )
+
+    async def apply(self) -> None:
+        """The rules may have changed."""
+        if self._generation == self._rules.generation:
+            return
+        self._generation = self._rules.generation
+        await asyncio.gather(*(self._put(number) for number in list(self._live)))
+
+    async def _put(self, number: int) -> None:
+        if number not in self._live:
+            return
+        principal, host = self._live[number]
+        subject = compile_subject(self._rules, principal, host)
+        try:
+            await self._commands.run(self._reactor.subject_put, number, subject.topics, subject.transactional_ids)
+        except NativeError as error:
+            if error.code != E_STALE:
+                raise
+            self._live.pop(number, None)  # gone before its rights arrived
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._on_put)
+
+    def _on_put(self, task: "asyncio.Task[None]") -> None:
+        self._side_tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.warning("the reactor did not take a principal's rights; its clients wait", reason=str(error))

@@ -1,0 +1,15 @@
+/* The rights of one principal on the resources of one type, compiled by Python
+ * (mqd/security/rights_table.py, which describes the bytes and the look-up). A mask has a bit for
+ * each allowed operation. */
+#ifndef MQD_RIGHTS_TABLE_H
+#define MQD_RIGHTS_TABLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Whether the look-up stays inside the table and ends, whatever name it is given. */
+bool mqd_rights_table_valid(const uint8_t *table, uint64_t size_bytes);
+/* `table` is valid */
+uint16_t mqd_rights_table_mask(const uint8_t *table, const void *name, uint32_t name_bytes);
+
+#endif

@@ -1,0 +1,336 @@
+/* Subjects: see server/rights/subject.h. */
+#include "server/rights/subject.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/authentication.h"
+#include "server/rights/rights_table.h"
+
+#define UNUSED_COUNT_MAX 256
+#define UNUSED_BYTES_MAX (16u << 20)
+#define DENIED_AGAIN_MS 10000
+#define ANONYMOUS "User:ANONYMOUS"
+#define NAME_BYTES_MAX (INET6_ADDRSTRLEN + 1 + MQD_PRINCIPAL_BYTES_MAX)
+
+bool mqd_subjects_create(struct mqd_reactor *r)
+{
+    r->subjects = calloc(1, sizeof *r->subjects);
+    if (r->subjects)
+        mqd_list_init(&r->subjects->unused);
+    return r->subjects != NULL;
+}
+
+/* ---- one subject ---- */
+
+static struct mqd_subject **bucket_of(struct mqd_reactor *r, uint64_t hash)
+{
+    return &r->subjects->bucket[hash % MQD_SUBJECT_BUCKET_COUNT];
+}
+
+static uint64_t hash_of(const void *bytes, uint64_t size_bytes)
+{
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (uint64_t i = 0; i < size_bytes; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3ull;
+    return hash ^ hash >> 32;
+}
+
+/* "HOST PRINCIPAL"; returns its length. */
+static uint32_t name_of(const struct mqd_connection *c, char name[NAME_BYTES_MAX + 1])
+{
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    if (c->local)
+        strcpy(name, "127.0.0.1");
+    else if (memcmp(c->peer_ip, mapped, sizeof mapped) == 0)
+        inet_ntop(AF_INET, c->peer_ip + 12, name, INET6_ADDRSTRLEN);
+    else
+        inet_ntop(AF_INET6, c->peer_ip, name, INET6_ADDRSTRLEN);
+    uint32_t at = (uint32_t)strlen(name), bytes = c->principal ? c->principal_bytes : (uint32_t)strlen(ANONYMOUS);
+    name[at++] = ' ';
+    memcpy(name + at, c->principal ? c->principal : ANONYMOUS, bytes);
+    name[at + bytes] = 0;
+    return at + bytes;
+}
+
+static void ask(struct mqd_reactor *r, struct mqd_subject *subject)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_WANTED, .slot = UINT32_MAX, .token = subject->id};
+    _Static_assert(sizeof event.text > NAME_BYTES_MAX, "no principal is cut off");
+    memcpy(event.text, subject->name, subject->name_bytes + 1);
+    subject->asked = mqd_reactor_emit(r, &event);
+}
+
+static struct mqd_subject *find_or_create(struct mqd_reactor *r, const char *name, uint32_t name_bytes)
+{
+    uint64_t hash = hash_of(name, name_bytes);
+    struct mqd_subject **bucket = bucket_of(r, hash), *subject = *bucket;
+    while (subject && (subject->name_bytes != name_bytes || memcmp(subject->name, name, name_bytes) != 0))
+        subject = subject->next;
+    if (subject)
+        return subject;
+    if (!(subject = calloc(1, sizeof *subject + name_bytes + 1)))
+        return NULL;
+    subject->id = ++r->subjects->next_id * MQD_SUBJECT_BUCKET_COUNT + hash % MQD_SUBJECT_BUCKET_COUNT;
+    subject->size_bytes = (uint32_t)sizeof *subject + name_bytes + 1;
+    subject->name_bytes = name_bytes;
+    memcpy(subject->name, name, name_bytes);
+    mqd_list_init(&subject->connections);
+    mqd_list_init(&subject->unused_node);
+    subject->next = *bucket;
+    *bucket = subject;
+    return subject;
+}
+
+static void unused_end(struct mqd_reactor *r, struct mqd_subject *subject)
+{
+    if (!mqd_list_linked(&subject->unused_node))
+        return;
+    mqd_list_remove(&subject->unused_node);
+    r->subjects->unused_count--;
+    r->subjects->unused_bytes -= subject->size_bytes;
+}
+
+static void subject_free(struct mqd_reactor *r, struct mqd_subject *subject)
+{
+    struct mqd_subject **at = bucket_of(r, subject->id);
+    while (*at != subject)
+        at = &(*at)->next;
+    *at = subject->next;
+    unused_end(r, subject);
+    free(subject->topics);
+    free(subject->transactional_ids);
+    free(subject);
+}
+
+static void drop(struct mqd_reactor *r, struct mqd_subject *subject)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_GONE, .slot = UINT32_MAX, .token = subject->id};
+    if (subject->asked)
+        mqd_reactor_emit(r, &event);
+    subject_free(r, subject);
+}
+
+/* Its last connection has gone. */
+static void rest(struct mqd_reactor *r, struct mqd_subject *subject)
+{
+    struct mqd_subjects *subjects = r->subjects;
+    if (!subject->topics) {
+        drop(r, subject);
+        return;
+    }
+    mqd_list_append(&subjects->unused, &subject->unused_node);
+    subjects->unused_count++;
+    subjects->unused_bytes += subject->size_bytes;
+    while (subjects->unused_count > UNUSED_COUNT_MAX || subjects->unused_bytes > UNUSED_BYTES_MAX)
+        drop(r, MQD_CONTAINER(subjects->unused.next, struct mqd_subject, unused_node));
+}
+
+void mqd_subjects_tick(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; r->options.rights && i < MQD_SUBJECT_BUCKET_COUNT; i++)
+        for (struct mqd_subject *subject = r->subjects->bucket[i]; subject; subject = subject->next)
+            if (!subject->asked)
+                ask(r, subject);
+}
+
+void mqd_subjects_destroy(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; r->subjects && i < MQD_SUBJECT_BUCKET_COUNT; i++)
+        while (r->subjects->bucket[i])
+            subject_free(r, r->subjects->bucket[i]);
+    free(r->subjects);
+    r->subjects = NULL;
+}
+
+/* ---- connections ---- */
+
+bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    char name[NAME_BYTES_MAX + 1];
+    if (r->options.rights == MQD_RIGHTS_OFF || c->peer_node >= 0 || c->subject ||
+        c->authentication == MQD_AUTHENTICATION_WANTED)
+        return true;
+    struct mqd_subject *subject = find_or_create(r, name, name_of(c, name));
+    if (!subject) {
+        mqd_connection_fail(r, c, "out of memory for its principal's rights");
+        return false;
+    }
+    unused_end(r, subject);
+    c->subject = subject;
+    subject->connection_count++;
+    mqd_list_append(&subject->connections, &c->subject_node);
+    if (!subject->topics) {
+        c->awaits_subject = 1;
+        c->blocked++;
+    }
+    if (!subject->asked)
+        ask(r, subject);
+    return !c->awaits_subject;
+}
+
+void mqd_subject_detach(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_subject *subject = c->subject;
+    if (!subject)
+        return;
+    c->subject = NULL;
+    mqd_list_remove(&c->subject_node);
+    if (--subject->connection_count == 0)
+        rest(r, subject);
+}
+
+/* S3 */
+static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (c->awaits_subject) {
+        c->awaits_subject = 0;
+        c->blocked--;
+        mqd_connection_resume(r, c);
+        if (c->local)
+            mqd_local_ask_on(r, c->local);
+    }
+    for (struct mqd_request *request = c->head; request; request = request->next)
+        if (request->kind == MQD_REQUEST_FETCH && request->set && request->set->request == request &&
+            !request->evaluated)
+            mqd_fetch_wake_set(r, request->set);
+}
+
+/* ---- tables ---- */
+
+static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t *topics, uint8_t *transactional_ids,
+                    uint32_t tables_bytes)
+{
+    free(subject->topics);
+    free(subject->transactional_ids);
+    unused_end(r, subject);
+    subject->topics = topics;
+    subject->transactional_ids = transactional_ids;
+    subject->size_bytes = (uint32_t)sizeof *subject + subject->name_bytes + 1 + tables_bytes;
+    subject->version = ++r->subjects->next_version;
+    memset(subject->masks, 0, sizeof subject->masks); /* S2 */
+    if (!subject->connection_count) {
+        rest(r, subject);
+        return;
+    }
+    const struct mqd_connection *any = MQD_CONTAINER(subject->connections.next, struct mqd_connection, subject_node);
+    MQD_LIST_EACH(node, next, &r->sessions) {
+        /* also those whose client has no fetch under way: what it reads to the end is not looked at
+         * without a reason */
+        struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, session_node);
+        if (set->replica_id < 0 && mqd_session_belongs(set, any))
+            mqd_fetch_wake_set(r, set);
+    }
+    MQD_LIST_EACH(node, next, &subject->connections)
+        look_again(r, MQD_CONTAINER(node, struct mqd_connection, subject_node));
+}
+
+void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    uint64_t id = (uint64_t)command->last_offset;
+    uint32_t topics_bytes = (uint32_t)command->offset, transactional_ids_bytes = command->number - topics_bytes;
+    struct mqd_subject *subject = *bucket_of(r, id);
+    while (subject && subject->id != id)
+        subject = subject->next;
+    if (!subject) {
+        mqd_command_done(r, command->token, MQD_E_STALE, UINT32_MAX, 0, NULL, "the subject has no connection any more");
+        return;
+    }
+    uint8_t *topics = malloc(topics_bytes), *transactional_ids = malloc(transactional_ids_bytes);
+    if (!topics || !transactional_ids) {
+        free(topics);
+        free(transactional_ids);
+        mqd_command_done(r, command->token, ENOMEM, UINT32_MAX, 0, NULL, "out of memory for a principal's rights");
+        return;
+    }
+    memcpy(topics, command->list, topics_bytes);
+    memcpy(transactional_ids, (const uint8_t *)command->list + topics_bytes, transactional_ids_bytes);
+    replace(r, subject, topics, transactional_ids, command->number);
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subject, const uint8_t *topics,
+                            uint32_t topics_bytes, const uint8_t *transactional_ids, uint32_t transactional_ids_bytes)
+{
+    if (!mqd_rights_table_valid(topics, topics_bytes) ||
+        !mqd_rights_table_valid(transactional_ids, transactional_ids_bytes) ||
+        (uint64_t)topics_bytes + transactional_ids_bytes > INT32_MAX)
+        return mqd_error_set(MQD_E_INVALID, "the tables of a principal's rights are not well-formed");
+    struct mqd_command command = {.kind = MQD_COMMAND_SUBJECT_PUT,
+                                  .token = token,
+                                  .number = topics_bytes + transactional_ids_bytes,
+                                  .offset = topics_bytes,
+                                  .last_offset = (int64_t)subject};
+    uint8_t *tables = malloc(command.number);
+    if (!tables)
+        return mqd_error_set(ENOMEM, "out of memory for a principal's rights");
+    memcpy(tables, topics, topics_bytes);
+    memcpy(tables + topics_bytes, transactional_ids, transactional_ids_bytes);
+    command.list = tables;
+    return mqd_command_post(r, &command);
+}
+
+/* ---- decisions ---- */
+
+/* Reports a denial, once in DENIED_AGAIN_MS for each resource and operation, as long as their hashes
+ * differ. */
+static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
+                   uint32_t name_bytes, enum mqd_operation operation)
+{
+    struct mqd_subject *subject = c->subject;
+    if (!subject)
+        return;
+    uint64_t hash = (hash_of(name, name_bytes) * 31 + (uint64_t)type) * 31 + (uint64_t)operation;
+    uint32_t place = hash % MQD_SUBJECT_DENIED_COUNT;
+    if (subject->denied[place] == hash && r->now_ms - subject->denied_ms[place] < DENIED_AGAIN_MS)
+        return;
+    subject->denied[place] = hash;
+    subject->denied_ms[place] = r->now_ms;
+    struct mqd_event event = {.kind = MQD_EVENT_DENIED,
+                              .slot = UINT32_MAX,
+                              .token = subject->id,
+                              .connection = c->id,
+                              .offset = type,
+                              .level = operation};
+    memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
+    mqd_reactor_emit(r, &event);
+}
+
+static bool decided(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
+                    uint32_t name_bytes, enum mqd_operation operation, uint16_t mask)
+{
+    if (mask >> operation & 1)
+        return true;
+    report(r, c, type, name, name_bytes, operation);
+    return r->options.rights == MQD_RIGHTS_LOG_ONLY;
+}
+
+bool mqd_subject_may_slow(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                          enum mqd_operation operation)
+{
+    struct mqd_subject *subject = c->subject;
+    if (c->peer_node >= 0) /* S5 */
+        return true;
+    if (!subject || !subject->topics) /* S1 */
+        return false;
+    uint64_t *word = &subject->masks[topic->serial % MQD_SUBJECT_MASK_COUNT];
+    if (*word >> 16 != topic->serial)
+        *word = topic->serial << 16 | mqd_rights_table_mask(subject->topics, topic->name, topic->name_bytes);
+    return decided(r, c, MQD_RESOURCE_TOPIC, topic->name, topic->name_bytes, operation, (uint16_t)*word);
+}
+
+bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
+                               const void *name, int32_t name_bytes, enum mqd_operation operation)
+{
+    const struct mqd_subject *subject = c->subject;
+    uint32_t bytes = name_bytes > 0 ? (uint32_t)name_bytes : 0;
+    if (c->peer_node >= 0)
+        return true;
+    if (!subject || !subject->topics)
+        return false;
+    const uint8_t *table = type == MQD_RESOURCE_TOPIC ? subject->topics : subject->transactional_ids;
+    return decided(r, c, type, bytes ? name : "", bytes, operation,
+                   mqd_rights_table_mask(table, bytes ? name : "", bytes));
+}

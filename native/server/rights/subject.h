@@ -1,0 +1,106 @@
+/* Rights on the data path. A subject is what one principal from one client address may do, compiled
+ * by the worker's Python (mqd/security/subject.py); all connections of that principal and address
+ * share it.
+ *
+ *   wanted   MQD_EVENT_SUBJECT_WANTED was emitted; its connections are not read
+ *   known    mqd_reactor_subject_put has brought its tables; replaced as a whole when rules change
+ *   unused   no connection has it; kept for the next one, within bounds, then dropped
+ *            (MQD_EVENT_SUBJECT_GONE)
+ *
+ * Invariants
+ *   S1  without tables nothing is allowed: no subject, no service.
+ *   S2  a cached mask is of the tables that the subject has now, and of the topic with that serial
+ *       number; a serial number is never used for another topic.
+ *   S3  when the tables are replaced, fetches that wait are evaluated again, and answers cached for
+ *       the old tables are not found any more (`version`).
+ *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there.
+ *   S5  connections of other hosts of the cluster have no subject and may do everything; what they
+ *       carry for clients was checked where it entered.
+ * Bounds: a subject with connections exists for those; UNUSED_COUNT_MAX and UNUSED_BYTES_MAX for
+ * the others. Cost without rights: one predictable branch. Concurrency: the reactor's thread.
+ */
+#ifndef MQD_SUBJECT_H
+#define MQD_SUBJECT_H
+
+#include "server/reactor.h"
+
+/* bits of masks: Kafka's AclOperation */
+enum mqd_operation { MQD_OPERATION_READ = 3, MQD_OPERATION_WRITE = 4, MQD_OPERATION_DESCRIBE = 8 };
+enum mqd_resource { MQD_RESOURCE_TOPIC = 2, MQD_RESOURCE_TRANSACTIONAL_ID = 5 }; /* Kafka's ResourceType */
+
+#define MQD_SUBJECT_BUCKET_COUNT 1024 /* a power of two */
+#define MQD_SUBJECT_MASK_COUNT 256    /* a power of two */
+#define MQD_SUBJECT_DENIED_COUNT 16
+
+struct mqd_subject {
+    struct mqd_subject *next; /* in its bucket */
+    uint64_t id;              /* the bucket is in its low bits */
+    uint64_t version;         /* of its tables, unique in this reactor; 0 = none yet */
+    uint32_t connection_count;
+    uint32_t size_bytes;                    /* all of it */
+    bool asked;                             /* the event has been emitted */
+    struct mqd_node connections;            /* by subject_node */
+    struct mqd_node unused_node;            /* in subjects->unused, the one that was used last at the end */
+    uint8_t *topics, *transactional_ids;    /* server/rights/rights_table.h; NULL = not known yet */
+    uint64_t masks[MQD_SUBJECT_MASK_COUNT]; /* serial number of the topic << 16 | mask, by serial number */
+    /* denials that were reported, and when: hash of the resource and operation */
+    uint64_t denied[MQD_SUBJECT_DENIED_COUNT];
+    int64_t denied_ms[MQD_SUBJECT_DENIED_COUNT];
+    uint32_t name_bytes;
+    char name[]; /* host, a space, principal; NUL-terminated */
+};
+
+struct mqd_subjects {
+    struct mqd_subject *bucket[MQD_SUBJECT_BUCKET_COUNT];
+    struct mqd_node unused;
+    uint32_t unused_count;
+    uint64_t unused_bytes;
+    uint64_t next_id, next_version;
+};
+
+bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
+void mqd_subjects_destroy(struct mqd_reactor *r);
+void mqd_subjects_tick(struct mqd_reactor *r); /* repeats events that found no place */
+void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);
+/* With rights: gives the connection its subject, once its principal is known. False: nothing may be
+ * read yet, or c is closed. */
+bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_subject_detach(struct mqd_reactor *r, struct mqd_connection *c);
+
+/* of its tables; 0 = it has none */
+static inline uint64_t mqd_subject_version(const struct mqd_connection *c)
+{
+    return c->subject ? c->subject->version : 0;
+}
+
+bool mqd_subject_may_slow(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                          enum mqd_operation operation);
+bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
+                               const void *name, int32_t name_bytes, enum mqd_operation operation);
+
+/* Whether the connection's principal may do this with the topic. */
+static inline bool mqd_subject_may(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                                   enum mqd_operation operation)
+{
+    if (__builtin_expect(r->options.rights == MQD_RIGHTS_OFF, 1))
+        return true;
+    const struct mqd_subject *subject = c->subject;
+    uint64_t word = subject ? subject->masks[topic->serial % MQD_SUBJECT_MASK_COUNT] : 0;
+    return (word >> 16 == topic->serial && word >> operation & 1) || mqd_subject_may_slow(r, c, topic, operation);
+}
+/* This host has lost its lease, so rights may have been taken away without its knowledge: it lets
+ * clients read nothing. */
+static inline bool mqd_subject_is_stale(const struct mqd_reactor *r)
+{
+    return r->options.rights != MQD_RIGHTS_OFF && r->lease_lost;
+}
+
+/* The same for a topic that is not known here, and for other resources. */
+static inline bool mqd_subject_may_name(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
+                                        const void *name, int32_t name_bytes, enum mqd_operation operation)
+{
+    return __builtin_expect(r->options.rights == MQD_RIGHTS_OFF, 1) ||
+           mqd_subject_may_name_slow(r, c, type, name, name_bytes, operation);
+}
+
+#endif

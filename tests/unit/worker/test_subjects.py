@@ -1,0 +1,132 @@
+"""The worker compiles rights for its reactor: when a client comes, and when rules change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
+
+from mqd import native
+from mqd.native import E_STALE, Event, EventKind, NativeError
+from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
+from mqd.security.authorizer import Authorizer
+from mqd.security.subject import compile_subject
+from mqd.worker.subjects import Subjects
+
+ID = b"0" * 16
+
+
+def rule(principal: str, name: str = "orders") -> AclBinding:
+    return AclBinding(ResourceType.TOPIC, PatternType.LITERAL, name, principal, "*", Operation.READ, Permission.ALLOW)
+
+
+def event(kind: int, token: int, text: str = "", level: int = 0, offset: int = 0) -> Event:
+    return Event(kind, native.SLOT_NONE, token, 0, 0, offset, 0, level, None, text)
+
+
+class Reactor:
+    """Commands are carried out when the test says so."""
+
+    def __init__(self) -> None:
+        self.put: list[tuple[int, bytes, bytes]] = []
+        self.go = asyncio.Event()
+        self.gone: set[int] = set()
+
+    def subject_put(self, token: int, subject: int, topics: bytes, ids: bytes) -> None:
+        self.put.append((subject, topics, ids))
+
+    async def run(self, command: Callable[..., None], *arguments: object) -> None:
+        command(0, *arguments)
+        await self.go.wait()
+        if arguments[0] in self.gone:
+            raise NativeError(E_STALE, "gone")
+
+
+def scenario(body: Callable[[Reactor, Authorizer, Subjects], Awaitable[None]]) -> None:
+    async def run() -> None:
+        reactor, rules = Reactor(), Authorizer({"User:admin"})
+        await body(reactor, rules, Subjects(reactor, reactor, rules, only_logged=False))  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def tables(rules: Authorizer, principal: str, host: str) -> tuple[bytes, bytes]:
+    subject = compile_subject(rules, principal, host)
+    return subject.topics, subject.transactional_ids
+
+
+def test_a_principal_that_comes_gets_its_rights() -> None:
+    async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
+        rules.change({ID: rule("User:alice")}, ())
+        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 7, "10.0.0.1 User:alice"))
+        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 8, "::1 User:a b"))
+        await turns()
+        assert reactor.put == [(7, *tables(rules, "User:alice", "10.0.0.1")), (8, *tables(rules, "User:a b", "::1"))]
+        assert reactor.put[0][1] != reactor.put[1][1]
+
+    scenario(body)
+
+
+def test_a_change_of_rules_is_applied_when_the_reactor_has_it() -> None:
+    async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
+        reactor.go.set()
+        for number in (7, 8, 9):
+            subjects.on_wanted(event(EventKind.SUBJECT_WANTED, number, "10.0.0.1 User:alice"))
+        await turns()
+        await subjects.apply()
+        assert len(reactor.put) == 3, "nothing has changed"
+        subjects.on_gone(event(EventKind.SUBJECT_GONE, 9))
+        rules.change({ID: rule("User:alice")}, ())
+        reactor.put.clear()
+        reactor.go.clear()
+        applying = asyncio.ensure_future(subjects.apply())
+        await turns()
+        assert reactor.put == [(number, *tables(rules, "User:alice", "10.0.0.1")) for number in (7, 8)]
+        assert not applying.done()
+        reactor.go.set()
+        await applying
+
+    scenario(body)
+
+
+def test_a_subject_that_is_gone_is_forgotten() -> None:
+    async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
+        reactor.go.set()
+        reactor.gone.add(7)
+        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 7, "10.0.0.1 User:alice"))
+        await turns()
+        reactor.put.clear()
+        rules.change({ID: rule("User:alice")}, ())
+        await subjects.apply()
+        assert not reactor.put
+
+    scenario(body)
+
+
+def test_a_denial_names_its_principal(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, object]] = []
+
+    async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
+        log = SimpleNamespace(warning=lambda text, **fields: told.append({"text": text, **fields}))
+        monkeypatch.setattr(subjects, "_log", log)
+        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 7, "10.0.0.1 User:alice"))
+        subjects.on_denied(event(EventKind.DENIED, 7, "orders", level=Operation.WRITE, offset=ResourceType.TOPIC))
+
+    scenario(body)
+    assert told == [
+        {
+            "text": "denied",
+            "principal": "User:alice",
+            "host": "10.0.0.1",
+            "operation": "WRITE",
+            "resource_type": "TOPIC",
+            "resource": "orders",
+        }
+    ]
