@@ -103,6 +103,13 @@ def listener_flags(listeners: Iterable[Listener]) -> list[int]:
     return [_LISTENER_TLS * one.has_tls | _LISTENER_SASL * one.has_sasl for one in listeners]
 
 
+def _rights(config: Mapping[str, str]) -> int:
+    """enum mqd_rights."""
+    if not broker_value(config, "authorizer.class.name"):
+        return 0
+    return 2 if broker_value(config, "authorizer.log.only") else 1
+
+
 def reactor_options(
     config: Mapping[str, str], worker: int, own_arena_bytes: int, connection_count_max: int
 ) -> dict[str, Any]:
@@ -133,4 +140,5 @@ def reactor_options(
         "read_fd_count_max": value("read.fd.count.max"),
         "authentication_bytes_max": value("sasl.server.max.receive.size") + _HEADER_BYTES_MAX,
         "authentication_ms_max": _AUTHENTICATION_MS_MAX,
+        "rights": _rights(config),
     }

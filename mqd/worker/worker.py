@@ -24,7 +24,7 @@ from typing import Any
 
 from mqd import native
 from mqd.base import cluster_config, logging, watchdog
-from mqd.base.config import broker_number
+from mqd.base.config import broker_number, broker_value
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.host.messages import (
     AclsPut,
@@ -245,7 +245,9 @@ class Worker:
         self._replication = Replication(
             self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config)
         )
-        self._subjects = Subjects(self._reactor, self._commands, self.rules, only_logged=False)
+        self._subjects = Subjects(
+            self._reactor, self._commands, self.rules, bool(broker_value(config, "authorizer.log.only"))
+        )
         self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
         self._files = files
 

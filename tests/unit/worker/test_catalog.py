@@ -214,6 +214,17 @@ def test_reactor_options_follow_the_configuration() -> None:
     assert reactor_options({}, 0, 16 << 20, 1)["cpu"] == -1
 
 
+def test_rights_are_on_where_there_is_an_authorizer() -> None:
+    def rights(**config: str) -> object:
+        return reactor_options({key.replace("_", "."): value for key, value in config.items()}, 0, 16 << 20, 1)[
+            "rights"
+        ]
+
+    assert rights() == rights(authorizer_log_only="true") == 0
+    assert rights(authorizer_class_name="standard") == 1
+    assert rights(authorizer_class_name="standard", authorizer_log_only="true") == 2
+
+
 def test_listeners_that_want_authentication_are_known_to_the_reactor() -> None:
     listeners = [Listener("L", "", 0, protocol) for protocol in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")]
     assert listener_flags(listeners) == [0, 1, 2, 3]

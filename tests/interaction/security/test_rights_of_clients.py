@@ -1,0 +1,131 @@
+"""Rights on the data path, by an unmodified client: who may write and read, and that a right that is
+taken away is gone when that has been answered.
+"""
+
+from __future__ import annotations
+
+import time
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tests.broker import Broker
+from tests.interaction.security.secured import Secured
+
+PATIENCE_S = 20
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory):
+    """The plain listener is the administrator's."""
+    brokers: list[Broker] = []
+
+    def start(**options) -> Broker:
+        brokers.append(Broker(tmp_path_factory.mktemp("secured"), workers=2, **options))
+        return brokers[-1].start()
+
+    rights = {
+        "authorizer.class.name": "standard",
+        "super.users": "User:ANONYMOUS",
+        "auto.create.topics.enable": "false",
+    }
+    secured = Secured(start, **rights)
+    grant(secured, rule("*", AclOperation.READ, "group", ResourceType.GROUP))
+    yield secured
+    for broker in brokers:
+        broker.stop()
+
+
+def admin(secured: Secured) -> AdminClient:
+    return AdminClient({"bootstrap.servers": secured.broker.bootstrap, "log_level": 0})
+
+
+def rule(
+    principal: str, operation: AclOperation, name: str, resource_type: ResourceType = ResourceType.TOPIC
+) -> AclBinding:
+    return AclBinding(
+        resource_type, name, ResourcePatternType.LITERAL, f"User:{principal}", "*", operation, AclPermissionType.ALLOW
+    )
+
+
+def grant(secured: Secured, *rules: AclBinding) -> None:
+    client = admin(secured)
+    for future in client.create_acls(list(rules)).values():
+        future.result(PATIENCE_S)
+
+
+def revoke(secured: Secured, one: AclBinding) -> None:
+    found = AclBindingFilter(
+        one.restype, one.name, one.resource_pattern_type, one.principal, one.host, one.operation, one.permission_type
+    )
+    client = admin(secured)
+    (future,) = client.delete_acls([found]).values()
+    assert len(future.result(PATIENCE_S)) == 1
+
+
+def topic_of(secured: Secured, name: str) -> str:
+    client = admin(secured)
+    client.create_topics([NewTopic(name, 2)])[name].result(PATIENCE_S)
+    return name
+
+
+def written(secured: Secured, user: str, topic: str, value: bytes = b"value") -> int | None:
+    """The error of one record; None: it is written."""
+    errors: list[KafkaError | None] = []
+    settings = {**secured.client(user), "message.timeout.ms": PATIENCE_S * 1000}
+    producer = confluent_kafka.Producer(settings)
+    producer.produce(topic, value, partition=0, on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(PATIENCE_S) == 0
+    return errors[0].code() if errors[0] is not None else None
+
+
+def reader(secured: Secured, user: str, topic: str) -> confluent_kafka.Consumer:
+    consumer = confluent_kafka.Consumer({**secured.client(user), "group.id": "group", "enable.auto.commit": False})
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    return consumer
+
+
+def test_each_client_does_what_it_may(secured: Secured) -> None:
+    topic = topic_of(secured, "orders")
+    grant(secured, rule("bob", AclOperation.WRITE, topic), rule("alice", AclOperation.READ, topic))
+    assert written(secured, "bob", topic) is None
+    assert written(secured, "alice", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    consumer = reader(secured, "alice", topic)
+    assert consumer.poll(PATIENCE_S).value() == b"value"
+    consumer.close()
+    consumer = reader(secured, "bob", topic)
+    assert consumer.poll(PATIENCE_S).error().code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    consumer.close()
+
+
+def test_a_right_is_gone_when_its_removal_is_answered(secured: Secured) -> None:
+    topic = topic_of(secured, "revoked")
+    reads = rule("alice", AclOperation.READ, topic)
+    grant(secured, reads, rule("bob", AclOperation.WRITE, topic))
+    consumer = reader(secured, "alice", topic)
+    assert written(secured, "bob", topic, b"before") is None
+    assert consumer.poll(PATIENCE_S).value() == b"before"
+    deadline_s = time.monotonic() + 1
+    while time.monotonic() < deadline_s:  # its fetches wait for records now
+        assert consumer.poll(0.1) is None
+    revoke(secured, reads)
+    assert written(secured, "bob", topic, b"after") is None
+    message = consumer.poll(PATIENCE_S)
+    assert message.error() is not None and message.error().code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    grant(secured, reads)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (message := consumer.poll(1)) is None or message.error() is not None:
+        assert time.monotonic() < deadline_s
+    assert message.value() == b"after"
+    consumer.close()
