@@ -108,15 +108,20 @@ class AclFilter(msgspec.Struct, frozen=True):
         return self.name == binding.name
 
 
-def is_known(rule: AclBinding | AclFilter) -> bool:
-    """Whether this version knows all its numbers, of which 0 is Kafka's UNKNOWN."""
+def unknown(rule: AclBinding | AclFilter) -> str:
+    """The name of a field with a number that this version does not know; "": it knows all."""
     values = (
-        (ResourceType, rule.resource_type),
-        (PatternType, rule.pattern_type),
-        (Operation, rule.operation),
-        (Permission, rule.permission),
+        ("resource type", ResourceType, rule.resource_type),
+        ("pattern type", PatternType, rule.pattern_type),
+        ("operation", Operation, rule.operation),
+        ("permission", Permission, rule.permission),
     )
-    return all(0 < value < len(kind) for kind, value in values)
+    return next((name for name, kind, value in values if not 0 < value < len(kind)), "")
+
+
+def says_unknown(rule: AclBinding | AclFilter) -> bool:
+    """Whether a field has Kafka's number for UNKNOWN, which no client sends."""
+    return 0 in (rule.resource_type, rule.pattern_type, rule.operation, rule.permission)
 
 
 def name_of(kind: type[IntEnum], value: int) -> str:

@@ -20,7 +20,7 @@ ANY = "any"
 # Fields that name an element of a list, in the order in which they are looked for.
 IDENTITIES = (
     "name", "topic", "topic_name", "topic_id", "group_id", "transactional_id", "key", "resource_name", "member_id",
-    "entity_type", "partition_index", "partition", "partition_id", "index", "node_id", "broker_id", "api_key",
+    "entity_type", "partition_index", "partition", "partition_id", "index", "node_id", "broker_id", "api_key", "user",
 )  # fmt: skip
 
 

@@ -93,6 +93,8 @@ async def test_rules_are_made_shown_and_removed(tmp_path: Path) -> None:
         ({"resource_pattern_type": 1}, "Invalid patternType ANY"),
         ({"operation": 1}, "Invalid operation ANY"),
         ({"permission_type": 1}, "Invalid permissionType ANY"),
+        ({"operation": 99}, "Unknown operation"),
+        ({"resource_type": -5}, "Unknown resource type"),
         ({"principal": "alice"}, "Could not parse principal from `alice`"),
     ],
 )
@@ -110,17 +112,32 @@ async def test_a_rule_that_is_none_is_refused_and_the_others_made(
 @pytest.mark.parametrize(
     "request_",
     [
-        m.CreateAclsRequest(creations=[creation(operation=99)]),
+        m.CreateAclsRequest(creations=[creation(operation=0)]),
         m.CreateAclsRequest(creations=[creation(resource_type=0)]),
-        m.DeleteAclsRequest(filters=[acl_filter(permission_type=-5)]),
-        m.DescribeAclsRequest(resource_type_filter=8, pattern_type_filter=1, operation=1, permission_type=1),
+        m.DeleteAclsRequest(filters=[acl_filter(permission_type=0)]),
+        m.DescribeAclsRequest(resource_type_filter=0, pattern_type_filter=1, operation=1, permission_type=1),
     ],
 )
 @run
-async def test_what_no_version_knows_ends_the_connection(tmp_path: Path, request_: object) -> None:
+async def test_what_no_client_sends_ends_the_connection(tmp_path: Path, request_: object) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
         outcome = await broker.frame(encode_request(request_, 3, 1), ADMIN)
         assert outcome.close is not None and "not known" in outcome.close
+
+
+@run
+async def test_a_filter_of_another_version_is_refused_and_the_others_used(tmp_path: Path) -> None:
+    async with HandlerBroker(tmp_path, CONFIG) as broker:
+        await broker.ask(m.CreateAclsRequest(creations=[creation("a")]), 3, ADMIN)
+        unknown = m.DescribeAclsRequest(resource_type_filter=8, pattern_type_filter=1, operation=1, permission_type=1)
+        response = await broker.ask(unknown, 3, ADMIN)
+        assert (response.error_code, response.resources) == (0, [])
+        filters = [acl_filter(operation=99), acl_filter()]
+        response = await broker.ask(m.DeleteAclsRequest(filters=filters), 3, ADMIN)
+        assert [(one.error_code, len(one.matching_acls)) for one in response.filter_results] == [
+            (E.INVALID_REQUEST, 0),
+            (0, 1),
+        ]
 
 
 # -- passwords -------------------------------------------------------------------------------------
@@ -178,15 +195,17 @@ async def test_a_password_is_kept_as_a_verifier_and_never_told(tmp_path: Path) -
 @run
 async def test_wrong_changes_of_passwords(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path) as broker:
+        await alter(broker, [], [upsertion("both"), upsertion("keeps")])
         found = await alter(
             broker,
-            [deletion("gone"), deletion("unknown", 9), deletion("both"), deletion("")],
+            [deletion("gone"), deletion("unknown", 9), deletion("both"), deletion(""), deletion("keeps")],
             [
                 upsertion("few", 4095),
                 upsertion("many", 16385),
                 upsertion("both"),
                 upsertion("fine", 16384),
                 upsertion("null", mechanism=0),
+                upsertion("keeps", iterations=1, mechanism=2),
             ],
         )
         assert found == {
@@ -198,8 +217,9 @@ async def test_wrong_changes_of_passwords(tmp_path: Path) -> None:
             "many": (E.UNACCEPTABLE_CREDENTIAL, "Too many iterations"),
             "fine": (0, None),
             "null": (E.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"),
+            "keeps": (E.UNACCEPTABLE_CREDENTIAL, "Too few iterations"),
         }
-        assert list(broker.metadata.scram_credentials) == [("fine", 1)]
+        assert sorted(broker.metadata.scram_credentials) == [("both", 1), ("fine", 1), ("keeps", 1)]
 
 
 # -- the audit log ---------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 answered when all workers of this host apply them. Without an authorizer each request is answered as
 by a Kafka broker without one.
 
-An element that this version does not know makes the whole request invalid, as in Kafka.
+As in Kafka, the number 0 (UNKNOWN) makes the whole request invalid, other unknown numbers only the
+rule or the filter.
 """
 
 from mqd.acceptor.broker import CloseConnection, Context
@@ -25,7 +26,8 @@ from mqd.security.acl import (
     PatternType,
     Permission,
     ResourceType,
-    is_known,
+    says_unknown,
+    unknown,
 )
 
 DISABLED = {"error_code": int(ErrorCode.SECURITY_DISABLED), "error_message": "No Authorizer is configured."}
@@ -47,7 +49,7 @@ async def handle(
 
 async def _create(context: Context, request: CreateAclsRequest) -> CreateAclsResponse:
     bindings = [_binding(creation) for creation in request.creations]
-    if not all(is_known(binding) for binding in bindings):
+    if any(says_unknown(binding) for binding in bindings):
         raise CloseConnection("CreateAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return CreateAclsResponse(results=[CreateAclsResponse.AclCreationResult(**DISABLED) for _ in bindings])
@@ -84,6 +86,8 @@ def _binding(creation: CreateAclsRequest.AclCreation) -> AclBinding:
 
 def _refusal(binding: AclBinding) -> str | None:
     """In the words of Kafka."""
+    if field := unknown(binding):
+        return f"Unknown {field}"
     if binding.resource_type == ResourceType.CLUSTER and binding.name != CLUSTER_NAME:
         return f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}"
     if not binding.name:
@@ -121,7 +125,7 @@ def _filter(asked: DescribeAclsRequest | DeleteAclsRequest.Filter) -> AclFilter:
 
 def _describe(context: Context, request: DescribeAclsRequest) -> DescribeAclsResponse:
     wanted = _filter(request)
-    if not is_known(wanted):
+    if says_unknown(wanted):
         raise CloseConnection("DescribeAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return DescribeAclsResponse(**DISABLED)
@@ -147,22 +151,27 @@ def _describe(context: Context, request: DescribeAclsRequest) -> DescribeAclsRes
 
 async def _delete(context: Context, request: DeleteAclsRequest) -> DeleteAclsResponse:
     filters = [_filter(one) for one in request.filters]
-    if not all(is_known(one) for one in filters):
+    if any(says_unknown(one) for one in filters):
         raise CloseConnection("DeleteAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in filters])
-    answer = await context.broker.controller.request(messages.DeleteAcls(filters), TIMEOUT_MS)
-    if answer.error:
-        failed = {"error_code": answer.error, "error_message": answer.message}
-        return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**failed) for _ in filters])
+    valid = [one for one in filters if not unknown(one)]
+    answer = await context.broker.controller.request(messages.DeleteAcls(valid), TIMEOUT_MS)
     for binding in sorted({binding for removed in answer.removed_acls for binding in removed}):
         context.broker.audit.write("acl removed", by=context.address.principal, acl=str(binding))
-    return DeleteAclsResponse(
-        filter_results=[
-            DeleteAclsResponse.FilterResult(matching_acls=[_matching(binding) for binding in removed])
-            for removed in answer.removed_acls
-        ]
-    )
+    removed = iter(answer.removed_acls)
+    results = []
+    for one in filters:
+        if field := unknown(one):
+            result = DeleteAclsResponse.FilterResult(
+                error_code=int(ErrorCode.INVALID_REQUEST), error_message=f"Unknown {field}"
+            )
+        elif answer.error:
+            result = DeleteAclsResponse.FilterResult(error_code=answer.error, error_message=answer.message)
+        else:
+            result = DeleteAclsResponse.FilterResult(matching_acls=[_matching(binding) for binding in next(removed)])
+        results.append(result)
+    return DeleteAclsResponse(filter_results=results)
 
 
 def _matching(binding: AclBinding) -> DeleteAclsResponse.MatchingAcl:

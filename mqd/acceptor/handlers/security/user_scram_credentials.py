@@ -18,9 +18,9 @@ from mqd.protocol.messages import (
     DescribeUserScramCredentialsResponse,
 )
 from mqd.security.acl import Operation, ResourceType
-from mqd.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, verifier_of
+from mqd.security.scram import NUMBERS, verifier_of
 
-MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+_MECHANISMS = {number: name for name, number in NUMBERS.items()}
 TIMEOUT_MS = 30_000  # the request has none
 Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
@@ -67,48 +67,20 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
         return AlterUserScramCredentialsResponse(
             results=[Result(user=user, error_code=denied, error_message=error_message(denied)) for user in users]
         )
-    errors = _errors(request)
-    removals = [(one.name, one.mechanism) for one in request.deletions if one.name not in errors]
-    settings = [_credential(one) for one in request.upsertions if one.name not in errors]
-    results = {
-        user: Result(user=user, error_code=int(error), error_message=text) for user, (error, text) in errors.items()
-    }
-    if removals or settings:
-        answer = await context.broker.controller.request(messages.AlterScramCredentials(removals, settings), TIMEOUT_MS)
-        told = answer.users or [
-            messages.UserResult(user, answer.error, answer.message) for user in users if user not in errors
-        ]
-        for one in told:
-            if one.user not in results or one.error:
-                results[one.user] = Result(user=one.user, error_code=one.error, error_message=one.message)
-        for user in dict.fromkeys(one.user for one in told if not one.error):
-            context.broker.audit.write("user's password changed", by=context.address.principal, user=user)
-    return AlterUserScramCredentialsResponse(results=[results[user] for user in users])
-
-
-def _errors(request: AlterUserScramCredentialsRequest) -> dict[str, tuple[ErrorCode, str]]:
-    """By user, what is wrong with the request in itself, in the words of Kafka."""
-    errors: dict[str, tuple[ErrorCode, str]] = {}
-    seen: set[tuple[str, int]] = set()
-    for one in (*request.deletions, *request.upsertions):
-        if not one.name:
-            error = (ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
-        elif one.mechanism not in MECHANISMS:
-            error = (ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
-        elif (one.name, one.mechanism) in seen:
-            text = "A user credential cannot be altered twice in the same request"
-            error = (ErrorCode.DUPLICATE_RESOURCE, text)
-        elif one in request.upsertions and one.iterations < ITERATIONS_MIN:  # type: ignore[union-attr]
-            error = (ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
-        elif one in request.upsertions and one.iterations > ITERATIONS_MAX:  # type: ignore[union-attr]
-            error = (ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
-        else:
-            seen.add((one.name, one.mechanism))
-            continue
-        errors.setdefault(one.name, error)
-    return errors
+    change = messages.AlterScramCredentials(
+        [(one.name, one.mechanism) for one in request.deletions], [_credential(one) for one in request.upsertions]
+    )
+    answer = await context.broker.controller.request(change, TIMEOUT_MS)
+    told = answer.users or [messages.UserResult(user, answer.error, answer.message) for user in users]
+    for user in dict.fromkeys(one.user for one in told if not one.error):
+        context.broker.audit.write("password changed", by=context.address.principal, user=user)
+    return AlterUserScramCredentialsResponse(
+        results=[Result(user=one.user, error_code=one.error, error_message=one.message) for one in told]
+    )
 
 
 def _credential(one: AlterUserScramCredentialsRequest.ScramCredentialUpsertion) -> ScramCredential:
-    made = verifier_of(MECHANISMS[one.mechanism], bytes(one.salted_password), bytes(one.salt), one.iterations)
+    """The controller judges it, and keeps none of an unknown mechanism."""
+    mechanism = _MECHANISMS.get(one.mechanism, "SCRAM-SHA-256")
+    made = verifier_of(mechanism, bytes(one.salted_password), bytes(one.salt), one.iterations)
     return ScramCredential(one.name, one.mechanism, made.salt, made.iterations, made.stored_key, made.server_key)

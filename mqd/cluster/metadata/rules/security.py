@@ -19,10 +19,12 @@ from mqd.cluster.metadata.records import (
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
+from mqd.security import scram
 from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
 
 CHANGES_MAX = 100_000  # rules, or filters, of one request
 USER_BYTES_MAX = 255
+SCRAM_MECHANISMS = frozenset(scram.NUMBERS.values())
 _Decided = tuple[messages.Answer, str | None, list[Record]]
 
 
@@ -61,32 +63,64 @@ def delete_acls(state: MetadataState, change: messages.DeleteAcls, number: int) 
 
 
 def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, number: int) -> _Decided:
-    results: list[messages.UserResult] = []
-    records: list[Record] = []
-    count = len(state.scram_credentials)
+    """A user with an error keeps all credentials as they are. Results as in Kafka: one for each
+    change that is made, one for each user with an error.
+    """
+    errors: dict[str, tuple[ErrorCode, str]] = {}
+    removals: set[tuple[str, int]] = set()
+    settings: dict[tuple[str, int], ScramCredential] = {}
     for user, mechanism in change.removals:
-        if (user, mechanism) not in state.scram_credentials:
-            text = "Attempt to delete a user credential that does not exist"
-            results.append(messages.UserResult(user, int(ErrorCode.RESOURCE_NOT_FOUND), text))
+        if user in errors:
             continue
-        count -= 1
-        records.append(ScramCredentialRemoved(user, mechanism))
-        results.append(messages.UserResult(user))
+        error = _misnamed(user, mechanism)
+        if (user, mechanism) in removals:
+            error = _TWICE
+        elif error is None and (user, mechanism) not in state.scram_credentials:
+            error = (ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist")
+        if error is not None:
+            errors[user] = error
+        removals.add((user, mechanism))
     for credential in change.settings:
-        _check_credential(credential)
-        count += (credential.user, credential.mechanism) not in state.scram_credentials
-        records.append(ScramCredentialSet(credential))
-        results.append(messages.UserResult(credential.user))
-    if count > SCRAM_CREDENTIAL_COUNT_MAX:
+        user, key = credential.user, (credential.user, credential.mechanism)
+        if user in errors:
+            continue
+        error = _TWICE if key in removals or key in settings else _misnamed(*key) or _unacceptable(credential)
+        if error is not None:
+            errors[user] = error
+        settings[key] = credential
+    made: list[Record] = [ScramCredentialRemoved(*key) for key in sorted(removals) if key[0] not in errors]
+    made += [ScramCredentialSet(one) for one in settings.values() if one.user not in errors]
+    new = sum(key not in state.scram_credentials for key, one in settings.items() if one.user not in errors)
+    if len(state.scram_credentials) + new > SCRAM_CREDENTIAL_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"There would be {count} credentials; {SCRAM_CREDENTIAL_COUNT_MAX} are the most.",
+            f"There would be {len(state.scram_credentials) + new} credentials; {SCRAM_CREDENTIAL_COUNT_MAX} are the most.",
         )
-    return messages.Answer(number, 0, users=results), None, records
+    results = [messages.UserResult(user) for user, _ in sorted(removals) if user not in errors]
+    results += [messages.UserResult(one.user) for one in settings.values() if one.user not in errors]
+    results += [messages.UserResult(user, int(error), text) for user, (error, text) in errors.items()]
+    return messages.Answer(number, 0, users=results), None, made
 
 
-def _check_credential(credential: ScramCredential) -> None:
-    if not 0 < len(credential.user.encode()) <= USER_BYTES_MAX:
-        raise Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A user's name has 1 to {USER_BYTES_MAX} bytes.")
+_Error = tuple[ErrorCode, str]
+_TWICE: _Error = (ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request")
+
+
+def _misnamed(user: str, mechanism: int) -> _Error | None:
+    if not user:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
+    if mechanism not in SCRAM_MECHANISMS:
+        return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"
+    return None
+
+
+def _unacceptable(credential: ScramCredential) -> _Error | None:
+    if credential.iterations < scram.ITERATIONS_MIN:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"
+    if credential.iterations > scram.ITERATIONS_MAX:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations"
+    if len(credential.user.encode()) > USER_BYTES_MAX:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A user's name has at most {USER_BYTES_MAX} bytes"
     if max(map(len, (credential.salt, credential.stored_key, credential.server_key))) > USER_BYTES_MAX:
-        raise Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A salt has at most {USER_BYTES_MAX} bytes.")
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A salt has at most {USER_BYTES_MAX} bytes"
+    return None
