@@ -171,18 +171,25 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str
     return found
 
 
-def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+def load_broker(
+    file: Path | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str],
+    defaults: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """A broker's complete configuration: every property with a value, in canonical text, including
     the checks between properties.
 
-    `environment` is usually os.environ, `overrides` come from the command line. Absent from the
+    `environment` is usually os.environ, `overrides` come from the command line, `defaults` from
+    `mqd up --secure`: everything else wins over them. Absent from the
     result: properties without value and default (log.dirs, advertised.listeners,
     log.retention.ms...). Raises ConfigError, which says where the value was set.
     """
     config = {name: prop.default for name, prop in BROKER.items() if prop.default is not None}
     chosen: dict[str, str] = {}
     command_line = {name: (value, "command line") for name, value in overrides.items()}
-    for source in (_from_file(file) if file else {}, from_environment(environment), command_line):
+    secure = {name: (value, "--secure") for name, value in (defaults or {}).items()}
+    for source in (secure, _from_file(file) if file else {}, from_environment(environment), command_line):
         for name, (text, origin) in source.items():
             if ASKS_FOR_NOTHING.get(name) == text.strip():
                 continue

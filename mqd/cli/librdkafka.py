@@ -126,7 +126,10 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
         if 4 <= size <= _ANSWER_BYTES_MAX and number == _CORRELATION_ID:
             return None
     if not said:
-        return "it closed the connection without an answer"
+        return (
+            "it closed the connection without an answer (if it speaks TLS, give the client's settings with"
+            " --client-config FILE)"
+        )
     if said.startswith(b"\x15\x03"):
         return "a TLS server answered (give the client's settings with --client-config FILE)"
     line = said.splitlines()[0][:60].decode("ascii", "backslashreplace")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from mqd.cli import secure
 from mqd.cli.common import CliError
 
 START_TIMEOUT_S = 60.0
@@ -32,6 +33,7 @@ class Member(msgspec.Struct):
     data_dir: Path
     seeds: str
     workers: int
+    secured: bool = False
     process: subprocess.Popen[str] | None = None
     ready: str = ""  # its own line
 
@@ -52,7 +54,8 @@ class Member(msgspec.Struct):
             "--cluster-seeds",
             self.seeds,
             "--set",
-            f"listeners=PLAINTEXT://{self.bootstrap}",
+            f"listeners={'SASL_SSL' if self.secured else 'PLAINTEXT'}://{self.bootstrap}",
+            *(["--secure"] if self.secured else []),
         ]
 
     def start(self) -> None:
@@ -78,13 +81,22 @@ class Member(msgspec.Struct):
         return said[-1].removeprefix("mqd: ") if said else f"its logs are in {self.data_dir / 'logs'}"
 
 
-def members(data_dir: Path, count: int, port: int, workers: int) -> list[Member]:
+def members(data_dir: Path, count: int, port: int, workers: int, secured: bool = False) -> list[Member]:
     """Brokers 1 to `count` on 127.0.0.1, 127.0.0.2, ...; all are seeds."""
     seeds = ",".join(f"127.0.0.{node_id}:{port + 2}" for node_id in range(1, count + 1))
     return [
-        Member(node_id, f"127.0.0.{node_id}", port, data_dir / f"broker-{node_id}", seeds, workers)
+        Member(node_id, f"127.0.0.{node_id}", port, data_dir / f"broker-{node_id}", seeds, workers, secured)
         for node_id in range(1, count + 1)
     ]
+
+
+def make_certificates(brokers: list[Member]) -> None:
+    """One authority and one admin for all of them. Raises CliError."""
+    first = brokers[0]
+    secure.prepare(first.data_dir, first.node_id, [first.address])
+    for member in brokers[1:]:
+        if not secure.is_secured(member.data_dir):
+            secure.share(first.data_dir, member.data_dir)
 
 
 class LocalCluster:
@@ -160,12 +172,14 @@ def guide(brokers: list[Member]) -> str:
     first, last = brokers[0], brokers[-1]
     bootstrap = ",".join(member.bootstrap for member in brokers)
     again = shlex.join(["mqd", *last.arguments()])
+    credentials = f"  export MQD_CLIENT_CONFIG={secure.files(first.data_dir).admin}"
     lines = [f"  broker {member.node_id}  {member.bootstrap}  data in {member.data_dir}" for member in brokers]
     return "\n".join(
         [
             f"{len(brokers)} brokers are ready:",
             *lines,
             "",
+            *(["Be the user admin in this shell:", credentials] if first.secured else []),
             "Look at it:",
             f"  mqd cluster status -b {first.bootstrap}",
             (

@@ -542,7 +542,8 @@ def key(file: Path) -> None:
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes of each broker."
 )
-def local(count: int, data_dir: Path | None, port: int, workers: int) -> None:
+@click.option("--secure", "secured", is_flag=True, help="With TLS, users and rights; see docs/security.md.")
+def local(count: int, data_dir: Path | None, port: int, workers: int, secured: bool) -> None:
     """Start a cluster on this machine, in the foreground, for trying things out.
 
     Each broker has an address and a data directory of its own, and is an ordinary one: stop, kill
@@ -555,7 +556,11 @@ def local(count: int, data_dir: Path | None, port: int, workers: int) -> None:
     from mqd.cli import local_cluster
 
     default = default_data_dir()
-    brokers = local_cluster.members(data_dir or default.with_name(default.name + "-cluster"), count, port, workers)
+    brokers = local_cluster.members(
+        data_dir or default.with_name(default.name + "-cluster"), count, port, workers, secured
+    )
+    if secured:
+        local_cluster.make_certificates(brokers)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with local_cluster.LocalCluster(brokers) as cluster:
         cluster.wait_ready()

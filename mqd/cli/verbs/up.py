@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mqd.base.paths import Layout, default_data_dir, layout
-from mqd.cli.common import CliError, pairs
+from mqd.cli.common import CliError, error_line, pairs
 
 if TYPE_CHECKING:
     from mqd.keeper.settings import Settings
@@ -31,17 +31,29 @@ def _listeners_with_port(config: dict[str, str], port: int) -> str:
     return ",".join(f"{name}://{f'[{host}]' if ':' in host else host}:{number}" for name, host, number in parts)
 
 
-def _load(data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None) -> Settings:
-    """Raises ConfigError. The file is read once: it may be a pipe."""
-    from mqd.base.config import load_broker
+def _load(
+    data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None, secured: bool
+) -> Settings:
+    """Raises ConfigError, CliError. The file is read once: it may be a pipe."""
+    from mqd.base.config import BROKER, load_broker
     from mqd.base.listeners import parse_listeners
+    from mqd.cli import secure
     from mqd.keeper.settings import properties_environment, resolve
 
-    config = load_broker(config_file, properties_environment(os.environ), overrides)
+    places = layout(data_dir)
+    defaults = secure.settings(places.data_dir) if secured else None
+    config = load_broker(config_file, properties_environment(os.environ), overrides, defaults)
     if port is not None:
         config["listeners"] = _listeners_with_port(config, port)
         parse_listeners(config)
-    return resolve(config, layout(data_dir))
+    if secured:
+        secure.prepare(places.data_dir, int(config["node.id"]), secure.hosts_of(config))
+    elif secure.is_secured(places.data_dir) and config["listeners"] == BROKER["listeners"].default:
+        raise CliError(
+            f"{places.data_dir} belongs to a broker with users and certificates: start it with --secure, or set"
+            " listeners to open it in another way"
+        )
+    return resolve(config, places)
 
 
 def _check_names(places: Layout) -> None:
@@ -191,6 +203,12 @@ def _print_supervisord(
     help="Controller listeners of the hosts that form the cluster, the same on every host.",
 )
 @click.option(
+    "--secure",
+    "secured",
+    is_flag=True,
+    help="Certificates, users and rights: made in DATA_DIR/secure, unless they are there.",
+)
+@click.option(
     "--print-supervisord",
     "printed_kind",
     type=click.Choice(["include", "whole"]),
@@ -206,6 +224,7 @@ def command(
     node_id: int | None,
     cluster_seeds: str | None,
     printed_kind: str | None,
+    secured: bool,
 ) -> int:
     """Start a broker in the foreground.
 
@@ -220,13 +239,15 @@ def command(
         overrides["node.id"] = str(node_id)
     if cluster_seeds is not None:
         overrides["cluster.seeds"] = cluster_seeds
+    from mqd.cli import secure
     from mqd.keeper import reserve
     from mqd.keeper import settings as keeper_settings
 
-    settings = _load(data_dir or default_data_dir(), config_file, overrides, port)
+    settings = _load(data_dir or default_data_dir(), config_file, overrides, port, secured)
     places = settings.places
     if printed_kind is not None:
-        _print_supervisord(printed_kind, settings, config_file, overrides, port)
+        defaults = secure.settings(places.data_dir) if secured else {}
+        _print_supervisord(printed_kind, settings, config_file, {**defaults, **overrides}, port)
         return 0
     _preflight(settings)
     claim = _claim(places)
@@ -240,6 +261,11 @@ def command(
 
     def on_ready(about: ReadyBroker) -> None:
         reserve.take_back(places)
+        try:
+            if secured:
+                secure.make_admin(places)
+        except CliError as error:  # the next start tries again
+            error_line(error.message)
         host = f"[{about.host}]" if ":" in about.host else about.host
         workers_text = f"{settings.worker_count} worker{'s' if settings.worker_count != 1 else ''}"
         try:
@@ -247,6 +273,8 @@ def command(
                 f"mqd ready on {host}:{about.port} (node {about.node_id}, {workers_text}, data in {places.data_dir})",
                 flush=True,
             )
+            if secured:
+                print(secure.hint(places.data_dir), flush=True)
         except OSError:
             pass  # nobody reads our output; the broker serves all the same
 

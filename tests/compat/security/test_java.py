@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mqd.cli import secure
 from mqd.cli.verbs.connect import written
 from mqd.security import client
 from tests.broker import Broker
@@ -18,11 +19,16 @@ from tests.interaction.security.secured import Secured
 pytestmark = pytest.mark.slow  # a JVM for each step
 
 
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_every_mechanism(
-    kafka_tools: KafkaTools, start_broker: Callable[..., Broker], tmp_path: Path, mechanism: str
+    kafka_tools: KafkaTools, start_broker: Callable[..., Broker], tmp_path: Path, mechanism: str, protocol: str
 ) -> None:
-    secured = Secured(start_broker)
+    tls: dict[str, str] = {}
+    if protocol == "SASL_SSL":
+        places = secure.prepare(tmp_path, 1, ["127.0.0.1"])
+        tls = {"ca": str(places.ca), "ssl.keystore.type": "PEM", "ssl.keystore.location": str(places.broker)}
+    secured = Secured(start_broker, protocol, **tls)
 
     def settings(password: str | None = None) -> str:
         known = {name: str(value) for name, value in secured.client("bob", mechanism, password).items()}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from mqd.base.paths import layout
-from mqd.cli import local_controller
+from mqd.cli import local_controller, secure
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import ScramCredential
 from mqd.security import scram
@@ -16,11 +20,14 @@ PASSWORDS = {"alice": "alice's s3cret", "bob": "bob's, s3cret="}
 
 
 class Secured:
-    def __init__(self, start_broker: Callable[..., Broker], **config: str) -> None:
-        self.port = free_port()
+    def __init__(
+        self, start_broker: Callable[..., Broker], protocol: str = "SASL_PLAINTEXT", ca: str = "", **config: str
+    ) -> None:
+        """`ca`: the file of the authority that clients trust, where the protocol has TLS."""
+        self.port, self.protocol, self.ca = free_port(), protocol, ca
         self.broker = start_broker(
             config={
-                "listeners": f"PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:{self.port}",
+                "listeners": f"PLAINTEXT://127.0.0.1:0,{protocol}://127.0.0.1:{self.port}",
                 "sasl.enabled.mechanisms": "SCRAM-SHA-256,SCRAM-SHA-512,PLAIN",
                 **config,
             }
@@ -52,9 +59,39 @@ class Secured:
         """librdkafka's settings."""
         return {
             "bootstrap.servers": self.bootstrap,
-            "security.protocol": "SASL_PLAINTEXT",
+            "security.protocol": self.protocol,
             "sasl.mechanisms": mechanism,
             "sasl.username": user,
             "sasl.password": PASSWORDS[user] if password is None else password,
             "log_level": 0,
+            **({"ssl.ca.location": self.ca} if self.ca else {}),
         }
+
+
+class SecureBroker(Broker):
+    """Started by `mqd up --secure`."""
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--secure"]
+
+
+def mqd(
+    broker: Broker, *words: str, stdin: str | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command of the admin that `mqd up --secure` made."""
+    return subprocess.run(
+        [sys.executable, "-m", "mqd.cli.main", "-b", f"localhost:{broker.port}", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        start_new_session=True,  # without a terminal passwords are read from stdin
+        env={**os.environ, "MQD_CLIENT_CONFIG": str(secure.files(broker.data_dir).admin)},
+    )
+
+
+def done(found: subprocess.CompletedProcess[str]) -> str:
+    """Its output; it must have ended well."""
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout

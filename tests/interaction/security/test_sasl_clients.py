@@ -5,6 +5,7 @@ cannot.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import kafka
 import kafka.errors
 import pytest
 
+from mqd.cli import secure
 from tests.broker import Broker
 from tests.interaction.security.secured import PASSWORDS, Secured
 
@@ -23,15 +25,19 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PATIENCE_S = 20
 
 
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory):
+@pytest.fixture(scope="module", params=["SASL_PLAINTEXT", "SASL_SSL"])
+def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     brokers: list[Broker] = []
+    tls: dict[str, str] = {}
+    if request.param == "SASL_SSL":
+        places = secure.prepare(tmp_path_factory.mktemp("certificates"), 1, ["127.0.0.1"])
+        tls = {"ca": str(places.ca), "ssl.keystore.type": "PEM", "ssl.keystore.location": str(places.broker)}
 
     def start(**options) -> Broker:
         brokers.append(Broker(tmp_path_factory.mktemp("secured"), **options))
         return brokers[-1].start()
 
-    yield Secured(start)
+    yield Secured(start, request.param, **tls)
     for broker in brokers:
         broker.stop()
 
@@ -40,10 +46,11 @@ def pythons(secured: Secured, mechanism: str, user: str = "alice", password: str
     """Settings of kafka-python and aiokafka."""
     return {
         "bootstrap_servers": secured.bootstrap,
-        "security_protocol": "SASL_PLAINTEXT",
+        "security_protocol": secured.protocol,
         "sasl_mechanism": mechanism,
         "sasl_plain_username": user,
         "sasl_plain_password": PASSWORDS[user] if password is None else password,
+        **({"ssl_context": ssl.create_default_context(cafile=secured.ca)} if secured.ca else {}),
     }
 
 

@@ -1,0 +1,207 @@
+"""`mqd up --secure`: what a broker needs to be let onto a network, made once and kept in
+DATA_DIR/secure.
+
+    ca.pem, ca.key     the cluster's own authority; every host of a cluster has the same
+    broker.pem         this broker's key and certificates, renewed by each start that finds them old
+    admin.properties   the client settings of the user `admin`, with its password
+    admin.pending      the cluster does not know that user yet
+"""
+
+import datetime
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from mqd.base.paths import Layout
+from mqd.cli.common import CliError
+from mqd.protocol.errors import ERRORS
+from mqd.security import pki
+from mqd.security.pki import Pair
+
+ADMIN = "admin"
+ADMIN_TIMEOUT_S = 30.0
+MECHANISM = "SCRAM-SHA-512"
+LISTENER = "SASL_SSL"
+LISTENERS = f"{LISTENER}://0.0.0.0:9092"
+WARN_DAYS = 10  # what is left when the operator must act: starts renew earlier
+_ANYWHERE = ("", "0.0.0.0", "::")
+
+
+class Files(NamedTuple):
+    directory: Path
+    ca: Path
+    ca_key: Path
+    broker: Path
+    admin: Path
+    pending: Path  # the cluster does not know the admin yet
+
+
+def files(data_dir: Path) -> Files:
+    folder = data_dir.absolute() / "secure"
+    names = ("ca.pem", "ca.key", "broker.pem", "admin.properties", "admin.pending")
+    return Files(folder, *(folder / name for name in names))
+
+
+def is_secured(data_dir: Path) -> bool:
+    return files(data_dir).broker.exists()
+
+
+def settings(data_dir: Path) -> dict[str, str]:
+    """The broker's properties; a configuration file or --set may say otherwise."""
+    places = files(data_dir)
+    return {
+        "listeners": LISTENERS,
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(places.broker),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:{ADMIN}",
+    }
+
+
+def hosts_of(config: Mapping[str, str]) -> list[str]:
+    """The names and addresses by which clients may reach a broker of this configuration."""
+    from mqd.base.listeners import advertised_listeners, parse_listeners
+
+    named = [listener.host for listener in (*parse_listeners(config), *advertised_listeners(config).values())]
+    own = [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
+    found = ["localhost", "127.0.0.1", "::1", *(host for host in named if host not in _ANYWHERE), *own]
+    return list(dict.fromkeys(host for host in found if host))
+
+
+def _own_addresses() -> list[str]:
+    """The addresses that this host's name resolves to; none without a name server."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(entry[4][0]).split("%")[0] for entry in found]
+
+
+def prepare(data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.datetime | None = None) -> Files:
+    """Makes what is missing, renews what is old, and keeps the rest. Raises CliError."""
+    places, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
+    try:
+        places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        places.directory.chmod(0o700)
+        authority = _authority(places, now)
+        if _is_old(places, list(hosts), now):
+            pair = pki.issue(authority, f"mqd broker {node_id}", list(hosts), now)
+            _write(places.broker, pair.key + pair.certificate)
+        if not places.admin.exists():
+            _write(places.pending, b"")
+            _write(places.admin, _admin(places).encode())
+    except OSError as error:
+        raise CliError(f"cannot make certificates: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise CliError(
+            f"the files in {places.directory} are damaged ({error}); copy ca.pem and ca.key from another host of the"
+            " cluster, or remove broker.pem"
+        ) from error
+    return places
+
+
+def renew(places: Files, now: datetime.datetime) -> None:
+    """Another certificate for the broker, for the names of the present one. Raises CliError."""
+    try:
+        pair = pki.renewed(_authority(places, now), places.broker.read_bytes(), now)
+        _write(places.broker, pair.key + pair.certificate)
+    except (OSError, ValueError) as error:
+        raise CliError(f"the certificate in {places.directory} cannot be renewed: {error}") from error
+
+
+def described(name: str, hosts: Iterable[str]) -> str:
+    names = ", ".join(hosts)
+    return f"the broker {name} ({names})" if names else f"the client {name}"
+
+
+def _authority(places: Files, now: datetime.datetime) -> Pair:
+    if not places.ca.exists():
+        made = pki.make_authority("mqd", now)
+        _write(places.ca_key, made.key)
+        _write(places.ca, made.certificate)
+    if not places.ca_key.exists():
+        return Pair(places.ca.read_bytes(), b"")
+    return Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
+
+
+def _is_old(places: Files, hosts: list[str], now: datetime.datetime) -> bool:
+    """Whether the broker's certificate is missing, ends soon or is not for all names."""
+    if not places.broker.exists():
+        return True
+    content = places.broker.read_bytes()
+    left = pki.expires(content) - now
+    return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
+
+
+def _admin(places: Files) -> str:
+    return "".join(
+        f"{name}={value}\n"
+        for name, value in {
+            "security.protocol": LISTENER,
+            "sasl.mechanisms": MECHANISM,
+            "sasl.username": ADMIN,
+            "sasl.password": secrets.token_urlsafe(24),
+            "ssl.ca.location": str(places.ca),
+        }.items()
+    )
+
+
+def share(source: Path, data_dir: Path) -> None:
+    """Gives another broker the authority and the admin's settings of the first. Raises CliError."""
+    theirs, mine = files(source), files(data_dir)
+    try:
+        mine.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("ca", "ca_key"):
+            _write(getattr(mine, name), getattr(theirs, name).read_bytes())
+        admin = theirs.admin.read_text().replace(str(theirs.ca), str(mine.ca))
+        _write(mine.admin, admin.encode())
+    except OSError as error:
+        raise CliError(f"cannot share certificates: {error.filename}: {error.strerror}") from error
+
+
+def make_admin(places: Layout) -> None:
+    """Tells a broker that has just become ready its first user. Raises CliError."""
+    from mqd.cli import local_controller
+    from mqd.cluster.host import messages
+    from mqd.cluster.metadata.records import ScramCredential
+    from mqd.security import client, scram
+
+    mine = files(places.data_dir)
+    if not mine.pending.exists():
+        return
+    password = client.read(mine.admin)[0].settings["sasl.password"]
+    made = {name: scram.make_verifier(name, password) for name in scram.MECHANISMS}
+    credentials = [
+        ScramCredential(ADMIN, scram.NUMBERS[name], one.salt, one.iterations, one.stored_key, one.server_key)
+        for name, one in made.items()
+    ]
+    answer = local_controller.change(
+        places.controller_socket, messages.AlterScramCredentials([], credentials), ADMIN_TIMEOUT_S
+    )
+    for result in (answer, *answer.users):
+        if result.error:
+            raise CliError(f"the user {ADMIN} could not be made: {result.message or ERRORS[result.error].message}")
+    mine.pending.unlink(missing_ok=True)
+
+
+def hint(data_dir: Path) -> str:
+    """How to go on, for the terminal."""
+    return (
+        f"mqd secure: user {ADMIN}; for commands: export MQD_CLIENT_CONFIG={files(data_dir).admin}; for other clients:"
+        " mqd connect java|librdkafka|kcat|python|spark"
+    )
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole or not at all, readable by this user alone."""
+    beside = file.with_suffix(".new")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    beside.replace(file)

@@ -1,0 +1,121 @@
+"""`mqd up --secure`: the commands of docs/security.md, typed as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+from mqd.base.config import parse_properties
+from mqd.cli import secure
+from mqd.security import client
+from tests.broker import Broker, free_port
+from tests.interaction.security.secured import SecureBroker, done, mqd
+
+PATIENCE_S = 30
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def broker(tmp_path: Path):
+    with SecureBroker(tmp_path / "data") as found:
+        yield found
+
+
+def librdkafka(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def typed() -> list[list[str]]:
+    """The commands of "In five minutes" in docs/security.md, but for the start and the export."""
+    page = (ROOT / "docs" / "security.md").read_text()
+    block = re.search(r"^export MQD_CLIENT_CONFIG=.*?\n(.*?)^```", page, re.M | re.S)
+    assert block is not None
+    return [shlex.split(line) for line in block[1].splitlines()]
+
+
+def test_the_page_from_nothing_to_a_user_with_rights(broker: Broker, tmp_path: Path) -> None:
+    password = "alice's s3cret"
+    for command in typed():
+        assert command[0] == "mqd"
+        # the password is asked for, and once more
+        done(mqd(broker, *command[1:], stdin=f"{password}\n{password}\n", cwd=tmp_path))
+    text = (tmp_path / "alice.properties").read_text()
+    java = {name: value for name, (value, _) in parse_properties(text).items()}
+    settings = {**client.of_properties(java).settings, "bootstrap.servers": f"localhost:{broker.port}", "log_level": 0}
+    producer = confluent_kafka.Producer(settings)
+    producer.produce("orders", b"one")
+    assert producer.flush(PATIENCE_S) == 0
+    consumer = confluent_kafka.Consumer({**settings, "group.id": "orders", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["orders"])
+    assert consumer.poll(PATIENCE_S).value() == b"one"
+    consumer.close()
+    refused: list[confluent_kafka.KafkaError] = []
+    producer.produce("payments", b"one", on_delivery=lambda error, _: refused.append(error))
+    producer.flush(PATIENCE_S)
+    assert refused[0].code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_a_restart_keeps_certificates_and_users(broker: Broker) -> None:
+    places = secure.files(broker.data_dir)
+    before = {file: file.read_bytes() for file in places[1:5]}
+    assert not places.pending.exists()
+    done(mqd(broker, "topic", "create", "kept"))
+    broker.stop()
+    broker.start()
+    assert {file: file.read_bytes() for file in places[1:5]} == before
+    assert "kept" in done(mqd(broker, "topic", "list"))
+
+
+def test_without_the_flag_it_does_not_open(broker: Broker) -> None:
+    broker.stop()
+    command = [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(broker.data_dir)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1 and "start it with --secure" in found.stderr
+    broker.start()
+
+
+def test_the_broker_proves_who_it_is(broker: Broker) -> None:
+    places = secure.files(broker.data_dir)
+    trusting = ssl.create_default_context(cafile=str(places.ca))
+    for host in ("localhost", "127.0.0.1"):
+        plain = socket.create_connection((host, broker.port), PATIENCE_S)
+        with trusting.wrap_socket(plain, server_hostname=host) as connection:
+            assert connection.version() == "TLSv1.3"
+    plain = socket.create_connection(("127.0.0.1", broker.port), PATIENCE_S)
+    with plain, pytest.raises(ssl.SSLCertVerificationError):
+        ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
+
+
+def test_a_client_without_tls_or_without_a_user_is_told(broker: Broker) -> None:
+    places = secure.files(broker.data_dir)
+    settings = librdkafka(places.admin.read_text())
+    plain = subprocess.run(
+        [sys.executable, "-m", "mqd.cli.main", "-b", f"localhost:{broker.port}", "topic", "list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={name: value for name, value in os.environ.items() if name != "MQD_CLIENT_CONFIG"},
+    )
+    assert plain.returncode != 0 and "--client-config" in plain.stderr, plain.stderr
+    places.admin.write_text("".join(f"{k}={v}\n" for k, v in {**settings, "sasl.password": "wrong"}.items()))
+    wrong = mqd(broker, "cluster", "status")
+    assert wrong.returncode != 0 and "invalid credentials" in wrong.stderr
+
+
+def test_what_the_user_configures_wins(tmp_path: Path) -> None:
+    plain = free_port()
+    listeners = f"SASL_SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:{plain}"
+    with SecureBroker(tmp_path / "data", config={"listeners": listeners, "super.users": "User:ANONYMOUS"}) as broker:
+        found = confluent_kafka.Producer({"bootstrap.servers": f"127.0.0.1:{plain}", "log_level": 0})
+        found.produce("t", b"value")
+        assert found.flush(PATIENCE_S) == 0
+        done(mqd(broker, "topic", "list"))
