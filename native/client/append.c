@@ -172,7 +172,7 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
     batch->limit_bytes = (uint32_t)(limit < most ? limit : most);
     batch->record_count = 0;
     batch->attributes = producer->options.transactional_id ? 1 << 4 : 0;
-    batch->abandoned = false;
+    batch->abandoned = batch->maybe_written = false;
     batch->stamped_identity = batch->sequence_identity = 0;
     return batch;
 }

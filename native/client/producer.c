@@ -10,8 +10,8 @@
 #include "base/error.h"
 #include "base/varint_put.h"
 #include "wire/cursor.h"
+#include "wire/kafka_errors.h"
 
-enum { DUPLICATE_SEQUENCE_NUMBER = 46 };
 enum {
     BATCH_LENGTH_AT = 8,
     CRC_AT = 17,
@@ -257,17 +257,41 @@ static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batc
     }
 }
 
+/* P6. Of a batch that was written before, an answer by sequence (45) would have been "duplicate". When
+ * the broker has forgotten or fenced the identity, nothing more can be learned by it. */
+static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t error)
+{
+    switch (error) {
+    case MQD_KAFKA_UNKNOWN_SERVER_ERROR:
+    case MQD_KAFKA_NOT_LEADER_OR_FOLLOWER: /* also when leadership ends while replicas are waited for */
+    case MQD_KAFKA_REQUEST_TIMED_OUT:
+    case MQD_KAFKA_NOT_ENOUGH_REPLICAS_AFTER_APPEND:
+    case MQD_KAFKA_STORAGE_ERROR: /* also of a flush */
+        return true;
+    case MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER:
+    case MQD_KAFKA_INVALID_PRODUCER_EPOCH:
+    case MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING:
+    case MQD_KAFKA_UNKNOWN_PRODUCER_ID:
+    case MQD_KAFKA_PRODUCER_FENCED:
+        return false;
+    default: /* refused this time; an earlier time may have been another matter */
+        return batch->maybe_written;
+    }
+}
+
 static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset,
                     int64_t log_append_time_ms)
 {
     struct mqd_producer_partition *partition = batch->partition;
     partition->inflight--;
     producer->sent_count--;
+    batch->maybe_written = still_maybe_written(batch, error);
     mark_ready(producer, partition);
     if (batch->abandoned) {
         mqd_list_remove(&batch->node);
         mqd_producer_batch_free(producer, batch);
-    } else if (error == DUPLICATE_SEQUENCE_NUMBER) { /* it is written, but the broker does not remember where */
+    } else if (error ==
+               MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER) { /* it is written, but the broker does not remember where */
         judge(producer, batch, 0, -1, -1);
     } else {
         judge(producer, batch, error, base_offset, log_append_time_ms);
@@ -392,6 +416,12 @@ int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id
     if (producer->sent_count)
         return mqd_error_set(MQD_E_INVALID, "%u batches are sent and unanswered: an identity changes between answers",
                              producer->sent_count);
+    for (uint32_t i = 0; i < producer->batches_begun && idempotent(producer) && !producer->transactional_id; i++) {
+        const struct mqd_producer_batch *batch = &producer->batches[i];
+        if ((batch->state == MQD_BATCH_QUEUED || batch->state == MQD_BATCH_FAILED) && batch->maybe_written)
+            return mqd_error_set_static(MQD_E_INVALID,
+                                        "a batch may be written: the identity changes when it is known whether it is");
+    }
     if (producer_id < -1 || (producer_id >= 0 && producer_epoch < 0))
         return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)producer_id,
                              producer_epoch);

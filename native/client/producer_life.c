@@ -333,6 +333,7 @@ static void untrack_sent(struct mqd_producer *producer)
         batch->partition->inflight--;
         producer->sent_count--;
         batch->state = MQD_BATCH_QUEUED;
+        batch->maybe_written = true;
         if (batch->abandoned) {
             mqd_list_remove(&batch->node);
             batch->chunk_count = 0; /* has_bytes: it was not moved */

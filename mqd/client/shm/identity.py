@@ -2,9 +2,12 @@
 sequences have a hole or the broker has forgotten it.
 
 A new identity is a new producer id: what is still under way under the old one cannot be mixed up
-with it. The C core takes it over when everything that was sent is answered, and numbers what is
-left from 0. Until then stages are held. A transactional producer's identity is its transactions'
-business (transactional.py). Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
+with it. The C core takes it over when everything that was sent is answered and no batch may be in
+the log without a broker having said so, and numbers what is left from 0. Until then stages are
+held, and what is to be sent again goes under the old identity: under a new one it could be written
+twice (docs/decisions/clients/2026-11-26-an-identity-that-waits.md). A transactional producer's
+identity is its transactions' business (transactional.py). Source: KIP-98, KIP-360. Concurrency:
+with the attachment's lock held.
 """
 
 from __future__ import annotations
@@ -92,7 +95,10 @@ class Identity:
         try:
             self._producer.native.set_identity(*self._found)
         except NativeError:
-            return False  # something sent is unanswered
+            # Something sent is unanswered, or may be written: only under the old identity can the
+            # broker say which.
+            self._producer.send_again()
+            return False
         self._found = None
         self.renewing = False
         self._producer.fates.retry_parked()

@@ -242,6 +242,11 @@ class ProducerDriver:
                 self._turn_due = due
                 self.attachment.wake_by(due)
 
+    def send_again(self) -> None:
+        """What is queued in the C core, although stages are held."""
+        if self.attachment.attached and not self._closed:
+            self._send(False)
+
     def _next_send(self) -> float:
         """When a batch that is open will have lingered."""
         next_us = self.native.next_send_us()

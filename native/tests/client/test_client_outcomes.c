@@ -133,6 +133,51 @@ TEST(a_new_identity_begins_at_sequence_0)
     end(&s);
 }
 
+/* What a new leader or a lost answer leaves open is asked again under the old identity: under a new one it
+ * would be written twice. */
+TEST(an_identity_waits_until_it_is_known_what_is_written)
+{
+    static const int16_t open_ended[] = {-1, NOT_LEADER_OR_FOLLOWER, 7, 20, 56};
+    for (uint32_t i = 0; i < sizeof open_ended / sizeof *open_ended; i++) {
+        struct setup s;
+        struct mqd_producer_options options = plain();
+        struct mqd_delivery d[8];
+        options.producer_id = 9;
+        options.producer_epoch = 0;
+        CHECK(begin(&s, "maybe", &options));
+        int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
+        uint64_t a = one(&s, topic, 0), b = one(&s, topic, 0), hole = one(&s, topic, 1);
+        answer_next(&s, 0, open_ended[i], 0);
+        answer_next(&s, 1, open_ended[i], 0); /* it too, though that is not told: P4 */
+        CHECK(fake_next(&s.fake));
+        fake_answer(&s.fake, 32, 0); /* INVALID_TIMESTAMP, of the other partition */
+        CHECK_EQUAL(mqd_client_poll(s.client), 0);
+        CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
+        CHECK_EQUAL(mqd_producer_drop(s.producer, hole), 0);
+        CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
+        CHECK_EQUAL(mqd_producer_retry(s.producer, a), 0);
+        CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
+        answer_next(&s, 0, 19, 0); /* refused this time: that says nothing of the first */
+        CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
+        CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
+        CHECK_EQUAL(mqd_producer_retry(s.producer, a), 0);
+        CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
+        answer_next(&s, 0, 0, 4); /* a repetition: it was there */
+        CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
+        answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* it was not */
+        CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
+        CHECK_EQUAL(d[0].batch, a);
+        CHECK_EQUAL(d[1].batch, b);
+        CHECK_EQUAL(mqd_producer_set_identity(s.producer, 10, 0), 0);
+        CHECK_EQUAL(mqd_producer_retry(s.producer, b), 0);
+        CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
+        answer_next(&s, 0, 0, 5);
+        CHECK_EQUAL(s.fake.batch.producer_id, 10);
+        CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
+        end(&s);
+    }
+}
+
 /* Answers that no broker gives: each ends the attachment. */
 TEST(impossible_answers_end_the_attachment)
 {

@@ -18,6 +18,7 @@ from mqd.client.messages import KafkaError, Message
 from mqd.client.shm.producer import ShmProducer
 from mqd.native import E_INVALID, NativeError
 from mqd.native.client import INT64_MAX, Delivery
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import EndTxnResponse, FindCoordinatorResponse, InitProducerIdResponse
 from tests.unit.client.client_broker import FakeBroker
 
@@ -27,7 +28,25 @@ class FakeBatch:
         self.number, self.topic, self.partition = number, topic, partition
         self.values: list[bytes | None] = []
         self.state = "open"
+        self.maybe_written = False
         self.opened_us = time.monotonic_ns() // 1000
+
+
+# as native/client/producer.c: whether a batch that failed may be in the log all the same
+MAYBE_WRITTEN = {
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+}
+NOT_WRITTEN = {
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+    ErrorCode.PRODUCER_FENCED,
+}
 
 
 class FakeProducer:
@@ -139,6 +158,8 @@ class FakeProducer:
         )
         if error:
             batch.state = "failed"
+            if error in MAYBE_WRITTEN or error in NOT_WRITTEN:
+                batch.maybe_written = error in MAYBE_WRITTEN
         else:
             log.extend(batch.values)
             del self.batches[batch.number]
@@ -170,13 +191,15 @@ class FakeProducer:
     def set_identity(self, producer_id: int, producer_epoch: int) -> None:
         if any(batch.state == "sent" for batch in self.batches.values()):
             raise NativeError(E_INVALID, "something is unanswered")
+        if any(batch.maybe_written for batch in self.batches.values()):
+            raise NativeError(E_INVALID, "a batch may be written")
         self.identities.append((producer_id, producer_epoch))
 
     def move(self, to: Any) -> None:
         self.client, self.moves = to, self.moves + 1
         for batch in self.batches.values():
             if batch.state == "sent":
-                batch.state = "queued"
+                batch.state, batch.maybe_written = "queued", True
 
     @property
     def outstanding_records(self) -> int:

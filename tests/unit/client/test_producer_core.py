@@ -268,6 +268,38 @@ def test_a_hole_is_filled_by_a_new_identity(make) -> None:
     assert sorted(reports.errors) == [0, ErrorCode.INVALID_RECORD] and len(native.identities) == 2
 
 
+@pytest.mark.parametrize("unknown", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
+def test_what_may_be_written_is_asked_again_before_the_identity_changes(make, unknown: ErrorCode) -> None:
+    """A change of leader leaves one batch open while another is refused for good (a wrong timestamp):
+    under the new identity the broker would not know the first one again, and write it twice.
+    """
+    producer, native = make(enable_idempotence=True, linger_ms=0)
+    log: list[tuple[int, bytes]] = []  # (identity, value), as a broker that knows its producers has it
+    refused = threading.Event()
+
+    def fate(batch: Any) -> int:
+        if b"bad" in batch.values:
+            refused.set()
+            return ErrorCode.INVALID_TIMESTAMP
+        entry = (len(native.identities), batch.values[0])
+        if entry in log:  # a repetition
+            return 0 if refused.is_set() and producer.identity.renewing else unknown
+        log.append(entry)
+        return unknown
+
+    native.fate = fate
+    reports = Reports()
+    producer.produce("events", b"first", partition=0, on_delivery=reports)
+    producer.poll(0.01)
+    producer.produce("events", b"bad", partition=1, on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert sorted(reports.errors) == [0, ErrorCode.INVALID_TIMESTAMP] and log == [(1, b"first")]
+    deadline = time.monotonic() + 10
+    while len(native.identities) < 2 and time.monotonic() < deadline:
+        producer.poll(0.01)
+    assert len(native.identities) == 2, "now it changes"
+
+
 def test_a_hole_under_the_gapless_guarantee_is_fatal(make) -> None:
     errors: list[KafkaError] = []
     producer, native = make(enable_idempotence=True, enable_gapless_guarantee=True, error_cb=errors.append)
