@@ -1083,7 +1083,7 @@ def _rights() -> list[Property]:
             "enum",
             "",
             "Who may do what: `standard`, or the name of Kafka's StandardAuthorizer, decides by access control lists"
-            " (kafka-acls). Empty: every client may do everything. The same on all hosts.",
+            " (kafka-acls, `mqd acl`). Empty: every client may do everything. The same on all hosts.",
             choices=("", "standard", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
         ),
         Property(

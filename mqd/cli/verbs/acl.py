@@ -1,312 +1,362 @@
-"""`mqd acl`: who may do what, as access control lists in the cluster's metadata."""
+"""`mqd acl`: who may do what. `allow`, `deny`, `remove`, `list` change and show the rules; `explain`
+and `test` decide by them, as the broker does (mqd/security/authorizer.py).
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
-_DESCRIBE, _CREATE, _DELETE = 29, 30, 31
-_OPERATIONS = [
-    "all",
-    "read",
-    "write",
-    "create",
-    "delete",
-    "alter",
-    "describe",
-    "cluster-action",
-    "describe-configs",
-    "alter-configs",
-    "idempotent-write",
-    "create-tokens",
-    "describe-tokens",
-    "two-phase-commit",
-]
-_TYPES = {"topic": "TOPIC", "group": "GROUP", "cluster": "CLUSTER", "txn": "TRANSACTIONAL_ID", "user": "USER"}
-_RULE = re.compile(r"(?P<principal>\S+)\s+(?P<operation>\S+)\s+(?P<resource>\S+)(?:\s+from\s+(?P<host>\S+))?")
+if TYPE_CHECKING:
+    from mqd.cluster.host import messages
+    from mqd.security.acl import AclBinding, AclFilter
+    from mqd.security.authorizer import Authorizer, Verdict
+
+_DESCRIBE, _CREATE, _DELETE, _DESCRIBE_CONFIGS = 29, 30, 31, 32
+_BROKER = 4  # Kafka's type of resource with a configuration
+TIMEOUT_S = 30.0
+_HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Only from this address of the client.")
+_DATA_DIR = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Ask the controller of the broker on this host that has this data directory, as its user: needs no rights.",
+)
 
 
-@click.group(help="Allow, deny and explain what users may do.")
+@click.group(help="Allow and deny clients what they do, show why, and test the rules.")
 def command() -> None:
-    """RESOURCE is topic:NAME, group:NAME, txn:TRANSACTIONAL-ID, user:PRINCIPAL or cluster. A name
-    that ends in * is a prefix; * alone is every name.
+    pass
+
+
+def _usage(make: Callable[..., Any], *words: Any) -> Any:
+    try:
+        return make(*words)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _locally(data_dir: Path, change: "messages.Change") -> "messages.Answer":
+    from mqd.base.paths import layout
+    from mqd.cli import local_controller
+    from mqd.cli.kafka_request import check
+
+    answer = local_controller.change(layout(data_dir).controller_socket, change, TIMEOUT_S)
+    check("access control lists", answer.error, answer.message)
+    return answer
+
+
+def _create(
+    settings: Settings,
+    permission: str,
+    principal: str,
+    operations: str,
+    resource: str,
+    host: str,
+    data_dir: Path | None,
+) -> None:
+    from mqd.cli import acl_words
+    from mqd.cli.kafka_request import Broker, check
+    from mqd.cluster.host import messages
+    from mqd.protocol.messages import CreateAclsRequest
+    from mqd.security.acl import AclBinding, Permission
+
+    kind, pattern, name = _usage(acl_words.resource, resource)
+    who = _usage(acl_words.principal, principal)
+    rules = [
+        AclBinding(kind, pattern, name, who, host, operation, Permission[permission])
+        for operation in _usage(acl_words.operations, operations, kind)
+    ]
+    if data_dir is not None:
+        _locally(data_dir, messages.CreateAcls(rules))
+    else:
+        creations = [
+            CreateAclsRequest.AclCreation(
+                resource_type=rule.resource_type,
+                resource_name=rule.name,
+                resource_pattern_type=rule.pattern_type,
+                principal=rule.principal,
+                host=rule.host,
+                operation=rule.operation,
+                permission_type=rule.permission,
+            )
+            for rule in rules
+        ]
+        with Broker(settings.bootstrap) as broker:
+            answer = broker.ask(_CREATE, CreateAclsRequest(creations=creations))
+        for result in answer.results:
+            check("access control lists", result.error_code, result.error_message)
+    _emit(settings, rules, "")
+
+
+@command.command()
+@options
+@click.argument("principal")
+@click.argument("operations")
+@click.argument("resource")
+@_HOST
+@_DATA_DIR
+def allow(settings: Settings, principal: str, operations: str, resource: str, host: str, data_dir: Path | None) -> None:
+    """Allow PRINCIPAL (alice, or '*') OPERATIONS (read,write or all) on RESOURCE.
+
+    RESOURCE: topic/NAME, group/NAME, transactional-id/NAME, cluster; NAME may be PREFIX* or *.
     """
+    _create(settings, "ALLOW", principal, operations, resource, host, data_dir)
 
 
-# -- words -----------------------------------------------------------------------------------------
+@command.command()
+@options
+@click.argument("principal")
+@click.argument("operations")
+@click.argument("resource")
+@_HOST
+@_DATA_DIR
+def deny(settings: Settings, principal: str, operations: str, resource: str, host: str, data_dir: Path | None) -> None:
+    """Deny PRINCIPAL OPERATIONS on RESOURCE, whatever other rules allow."""
+    _create(settings, "DENY", principal, operations, resource, host, data_dir)
 
 
-def _principal(text: str) -> str:
-    return text if ":" in text else f"User:{text}"
+def _filter(
+    principal: str | None, operation: str | None, resource: str | None, host: str | None, permission: str | None
+) -> "AclFilter":
+    from mqd.cli import acl_words
+    from mqd.security.acl import AclFilter, Operation, PatternType, Permission, ResourceType
+
+    kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
+    if resource is not None:
+        kind, pattern, name = _usage(acl_words.resource, resource)
+    return AclFilter(
+        kind,
+        pattern,
+        name,
+        _usage(acl_words.principal, principal) if principal is not None else None,
+        host,
+        _usage(acl_words.operation, operation) if operation is not None else Operation.ANY,
+        Permission[permission.upper()] if permission is not None else Permission.ANY,
+    )
 
 
-def _operations(text: str) -> list[int]:
-    """Raises click.UsageError."""
-    from mqd.security.acl import Operation
-
-    found = []
-    for word in filter(None, (part.strip().lower() for part in text.split(","))):
-        if word not in _OPERATIONS:
-            raise click.UsageError(f"{word!r} is no operation; there are {', '.join(_OPERATIONS)}")
-        found.append(int(Operation[word.replace("-", "_").upper()]))
-    return found
-
-
-def _resource(text: str) -> tuple[int, int, str]:
-    """(resource type, pattern type, name). Raises click.UsageError."""
-    from mqd.security.acl import CLUSTER_NAME, WILDCARD, PatternType, ResourceType
-
-    kind, _, name = text.partition(":")
-    if kind not in _TYPES or (not name and kind != "cluster"):
-        raise click.UsageError(
-            f"{text!r} is no resource; say topic:NAME, group:NAME, txn:ID, user:PRINCIPAL or cluster"
-        )
-    resource_type = int(ResourceType[_TYPES[kind]])
-    if kind == "cluster":
-        return resource_type, int(PatternType.LITERAL), CLUSTER_NAME
-    if name != WILDCARD and name.endswith("*"):
-        return resource_type, int(PatternType.PREFIXED), name[:-1]
-    return resource_type, int(PatternType.LITERAL), name
+def _filter_fields(wanted: "AclFilter") -> dict[str, Any]:
+    return {
+        "resource_type_filter": wanted.resource_type,
+        "resource_name_filter": wanted.name,
+        "pattern_type_filter": wanted.pattern_type,
+        "principal_filter": wanted.principal,
+        "host_filter": wanted.host,
+        "operation": wanted.operation,
+        "permission_type": wanted.permission,
+    }
 
 
-def _shown(binding: Any) -> tuple[str, str, str, str, str]:
-    """A rule in the words that the commands take."""
-    from mqd.security.acl import CLUSTER_NAME, Operation, PatternType, Permission, ResourceType, name_of
-
-    kind = name_of(ResourceType, binding.resource_type)
-    word = {name: short for short, name in _TYPES.items()}.get(kind, kind.lower())
-    name = binding.name + ("*" if binding.pattern_type == PatternType.PREFIXED else "")
-    resource = "cluster" if (kind, name) == ("CLUSTER", CLUSTER_NAME) else f"{word}:{name}"
-    operation = name_of(Operation, binding.operation).lower().replace("_", "-")
-    return name_of(Permission, binding.permission).lower(), binding.principal, operation, resource, binding.host
-
-
-# -- rules -----------------------------------------------------------------------------------------
-
-
-def _rules(settings: Settings) -> list[Any]:
-    """All rules of the cluster. Raises CliError."""
+def _found(settings: Settings, wanted: "AclFilter") -> list["AclBinding"]:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeAclsRequest
     from mqd.security.acl import AclBinding
 
-    anything = DescribeAclsRequest(resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1)
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_DESCRIBE, anything)
-    check("rules", answer.error_code, answer.error_message)
+        answer = broker.ask(_DESCRIBE, DescribeAclsRequest(**_filter_fields(wanted)))
+    check("access control lists", answer.error_code, answer.error_message)
     return sorted(
         AclBinding(
-            resource.resource_type,
-            resource.pattern_type,
-            resource.resource_name,
+            one.resource_type,
+            one.pattern_type,
+            one.resource_name,
             acl.principal,
             acl.host,
             acl.operation,
             acl.permission_type,
         )
-        for resource in answer.resources
-        for acl in resource.acls
+        for one in answer.resources
+        for acl in one.acls
     )
 
 
-def _create(settings: Settings, principal: str, operations: str, resource: str, host: str, permission: int) -> None:
-    from mqd.cli.kafka_request import Broker, check
-    from mqd.protocol.messages import CreateAclsRequest
+def _emit(settings: Settings, rules: list["AclBinding"], none: str) -> None:
+    from mqd.cli.acl_words import shown
 
-    resource_type, pattern_type, name = _resource(resource)
-    creations = [
-        CreateAclsRequest.AclCreation(
-            resource_type=resource_type,
-            resource_name=name,
-            resource_pattern_type=pattern_type,
-            principal=_principal(principal),
-            host=host,
-            operation=operation,
-            permission_type=permission,
-        )
-        for operation in _operations(operations)
-    ]
-    with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_CREATE, CreateAclsRequest(creations=creations))
-    for result in answer.results:
-        check(resource, result.error_code, result.error_message)
-    words = ("allow" if permission == _allow() else "deny", _principal(principal), operations, resource)
+    columns = ("principal", "permission", "operation", "resource", "host")
     if settings.json:
-        emit_json({"rules": len(creations)})
+        emit_json([dict(zip(columns, shown(rule), strict=True)) for rule in rules])
+    elif rules:
+        emit_table(tuple(column.upper() for column in columns), [shown(rule) for rule in rules])
     else:
-        click.echo(" ".join(words) + ("" if host == "*" else f" from {host}"))
+        click.echo(none)
 
 
-def _allow() -> int:
-    from mqd.security.acl import Permission
-
-    return int(Permission.ALLOW)
-
-
-def _deny() -> int:
-    from mqd.security.acl import Permission
-
-    return int(Permission.DENY)
-
-
-_HOST = click.option("--host", default="*", show_default=True, help="Only from this address.")
-
-
-@command.command("allow")
-@options
-@click.argument("principal")
-@click.argument("operations")
-@click.argument("resource")
-@_HOST
-def allow(settings: Settings, principal: str, operations: str, resource: str, host: str) -> None:
-    """Allow PRINCIPAL the OPERATIONS, as in: mqd acl allow alice read,write topic:orders"""
-    _create(settings, principal, operations, resource, host, _allow())
-
-
-@command.command("deny")
-@options
-@click.argument("principal")
-@click.argument("operations")
-@click.argument("resource")
-@_HOST
-def deny(settings: Settings, principal: str, operations: str, resource: str, host: str) -> None:
-    """Deny PRINCIPAL the OPERATIONS, whatever else allows them."""
-    _create(settings, principal, operations, resource, host, _deny())
+def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--principal", help="Only rules for this one: alice, or '*' for those of every user."),
+        click.option("--operation", help="Only this one: read, write, all, ..."),
+        click.option("--permission", type=click.Choice(["allow", "deny"])),
+        click.option("--from", "host", metavar="ADDRESS", help="Only rules for this address."),
+    ):
+        function = option(function)
+    return function
 
 
 @command.command("list")
 @options
-@click.option("--principal", help="Only the rules of this one.")
-@click.option("--resource", help="Only the rules that apply to this resource.")
-def list_(settings: Settings, principal: str | None, resource: str | None) -> None:
-    """Show the rules."""
-    from mqd.security.acl import AclFilter, PatternType
-
-    kind, _, name = _resource(resource) if resource else (1, 1, None)
-    wanted = AclFilter(
-        resource_type=kind,
-        pattern_type=int(PatternType.MATCH) if resource else 1,
-        name=name,
-        principal=_principal(principal) if principal else None,
-    )
-    found = [rule for rule in _rules(settings) if wanted.matches(rule)]
-    if settings.json:
-        keys = ("permission", "principal", "operation", "resource", "host")
-        emit_json([dict(zip(keys, _shown(rule), strict=True)) for rule in found])
-    elif found:
-        emit_table(("", "PRINCIPAL", "OPERATION", "RESOURCE", "FROM"), [_shown(rule) for rule in found])
-    else:
-        click.echo("there are no rules" if not principal and not resource else "no rule matches")
-
-
-@command.command("remove")
-@options
-@click.argument("principal")
-@click.argument("operations", required=False)
 @click.argument("resource", required=False)
-@click.option("--all", "everything", is_flag=True, help="All rules of the principal.")
-def remove(settings: Settings, principal: str, operations: str | None, resource: str | None, everything: bool) -> None:
-    """Remove the rules that allow or deny PRINCIPAL the OPERATIONS on RESOURCE."""
+@_filters
+def list_(
+    settings: Settings,
+    resource: str | None,
+    principal: str | None,
+    operation: str | None,
+    permission: str | None,
+    host: str | None,
+) -> None:
+    """Show the rules: all, or those of one RESOURCE, written as in `mqd acl allow`."""
+    _emit(settings, _found(settings, _filter(principal, operation, resource, host, permission)), "there is no rule")
+
+
+@command.command()
+@options
+@click.argument("resource", required=False)
+@_filters
+@click.option("--all", "everything", is_flag=True, help="Remove all rules, where nothing else says which.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
+@_DATA_DIR
+def remove(
+    settings: Settings,
+    resource: str | None,
+    principal: str | None,
+    operation: str | None,
+    permission: str | None,
+    host: str | None,
+    everything: bool,
+    dry_run: bool,
+    data_dir: Path | None,
+) -> None:
+    """Remove the rules that fit, and show them."""
     from mqd.cli.kafka_request import Broker, check
+    from mqd.cluster.host import messages
     from mqd.protocol.messages import DeleteAclsRequest
+    from mqd.security.acl import AclBinding
 
-    if everything == (resource is not None):
-        raise click.UsageError("name operations and a resource, or say --all for every rule of the principal")
-    resource_type, pattern_type, name = _resource(resource) if resource else (1, 1, None)
-    filters = [
-        DeleteAclsRequest.Filter(
-            resource_type_filter=resource_type,
-            resource_name_filter=name,
-            pattern_type_filter=pattern_type,
-            principal_filter=_principal(principal),
-            operation=operation,
-            permission_type=1,
-        )
-        for operation in (_operations(operations) if operations else [1])
-    ]
-    with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_DELETE, DeleteAclsRequest(filters=filters))
-    count = 0
-    for result in answer.filter_results:
-        check(resource or principal, result.error_code, result.error_message)
-        count += len(result.matching_acls)
-    if settings.json:
-        emit_json({"removed": count})
-    elif count:
-        click.echo(f"removed {count} rule{'' if count == 1 else 's'}")
+    if not everything and not any((resource, principal, operation, permission, host)):
+        raise click.UsageError("say which rules: a RESOURCE, --principal, ..., or --all")
+    wanted = _filter(principal, operation, resource, host, permission)
+    if dry_run:
+        _emit(settings, _found(settings, wanted), "no rule fits")
+        return
+    if data_dir is not None:
+        removed = [rule for rules in _locally(data_dir, messages.DeleteAcls([wanted])).removed_acls for rule in rules]
     else:
-        raise CliError("no rule matches; mqd acl list shows those there are")
+        with Broker(settings.bootstrap) as broker:
+            answer = broker.ask(
+                _DELETE, DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_filter_fields(wanted))])
+            )
+        (result,) = answer.filter_results
+        check("access control lists", result.error_code, result.error_message)
+        removed = [
+            AclBinding(
+                one.resource_type,
+                one.pattern_type,
+                one.resource_name,
+                one.principal,
+                one.host,
+                one.operation,
+                one.permission_type,
+            )
+            for one in result.matching_acls
+        ]
+    _emit(settings, sorted(removed), "no rule fits")
 
 
-# -- questions -------------------------------------------------------------------------------------
+# -- decisions -------------------------------------------------------------------------------------
 
 
-def _judge(rules: Iterable[Any]) -> Any:
-    """The broker's own decisions over these rules, but for super users, whom it alone knows."""
+def _authorizer(settings: Settings) -> "Authorizer":
+    """The cluster's rules, with the settings of the broker that is asked."""
+    from mqd.cli.kafka_request import Broker, check
+    from mqd.protocol.messages import DescribeClusterRequest, DescribeConfigsRequest
+    from mqd.security.acl import AclFilter
     from mqd.security.authorizer import Authorizer
+    from mqd.security.principal import super_users
 
-    judge = Authorizer()
-    judge.replace({number.to_bytes(16, "big"): rule for number, rule in enumerate(rules)})
-    return judge
+    rules = _found(settings, AclFilter())
+    with Broker(settings.bootstrap) as broker:
+        node_id = broker.ask(60, DescribeClusterRequest()).controller_id
+        asked = DescribeConfigsRequest.Resource(
+            resource_type=_BROKER,
+            resource_name=str(node_id),
+            configuration_keys=["super.users", "allow.everyone.if.no.acl.found"],
+        )
+        (answer,) = broker.ask(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[asked])).results
+    check("the broker's super.users", answer.error_code, answer.error_message)
+    config = {one.name: one.value or "" for one in answer.configs}
+    made = Authorizer(super_users(config["super.users"]), config["allow.everyone.if.no.acl.found"] == "true")
+    made.replace({index.to_bytes(16, "big"): rule for index, rule in enumerate(rules)})
+    return made
 
 
-def _verdict(judge: Any, principal: str, operation: str, resource: str, host: str) -> Any:
-    resource_type, _, name = _resource(resource)
-    (number,) = _operations(operation)
-    return judge.explain(_principal(principal), host, number, resource_type, name)
+def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, host: str) -> "Verdict":
+    """Raises ValueError."""
+    from mqd.cli import acl_words
+    from mqd.security.acl import Operation, PatternType
+
+    kind, pattern, name = acl_words.resource(resource)
+    asked = acl_words.operation(operation, kind)
+    if pattern == PatternType.PREFIXED or asked == Operation.ALL:
+        raise ValueError("a question names one operation and one resource")
+    return made.explain(acl_words.principal(principal), host, asked, kind, name)
 
 
-@command.command("explain")
+@command.command()
 @options
 @click.argument("principal")
 @click.argument("operation")
 @click.argument("resource")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The client's address.")
+@click.option("--from", "host", default="127.0.0.1", metavar="ADDRESS", help="The client's address.  [127.0.0.1]")
 def explain(settings: Settings, principal: str, operation: str, resource: str, host: str) -> None:
-    """Say whether PRINCIPAL may do OPERATION on RESOURCE, and which rule says so. What super.users
-    of the brokers say is not known here.
-    """
-    found = _verdict(_judge(_rules(settings)), principal, operation, resource, host)
-    rule = "" if found.binding is None else " ".join(_shown(found.binding)[:4]) + f" from {found.binding.host}"
+    """Say whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides."""
+    from mqd.cli.acl_words import shown
+
+    verdict = _usage(_verdict, _authorizer(settings), principal, operation, resource, host)
+    rule = " ".join(shown(verdict.binding)) if verdict.binding is not None else None
     if settings.json:
-        emit_json({"allowed": found.allowed, "reason": found.reason, "rule": rule or None})
+        emit_json({"allowed": verdict.allowed, "reason": verdict.reason, "rule": rule})
     else:
-        click.echo(f"{'allowed' if found.allowed else 'denied'}: {found.reason}" + (f": {rule}" if rule else ""))
+        words = f"{'allowed' if verdict.allowed else 'denied'}: {verdict.reason}"
+        click.echo(f"{words}: {rule}" if rule else words)
 
 
-@command.command("test")
+_LINE = re.compile(r"(\S+) (can|cannot) (\S+) (\S+)(?: from (\S+))?")
+
+
+@command.command()
 @options
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def test(settings: Settings, file: Path) -> int:
-    """Check the rules against FILE: one expectation a line, # begins a comment.
+@click.argument("file", type=click.File("r"))
+def test(settings: Settings, file: Any) -> None:
+    """Check what FILE says of the rules, line by line; fails where one does not hold.
 
-    \b
-    allow alice read topic:orders
-    deny  bob   write topic:orders from 10.0.0.7
-
-    Exit status 1: one does not hold.
+    A line: `alice can read topic/orders`, `bob cannot write topic/orders from 10.0.0.7`.
     """
-    judge, failures, count = _judge(_rules(settings)), [], 0
-    for number, line in enumerate(file.read_text().splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if not text:
+    made = _authorizer(settings)
+    wrong, count = [], 0
+    for number, text in enumerate(file, 1):
+        line = text.partition("#")[0].strip()
+        if not line:
             continue
-        expected, _, rest = text.partition(" ")
-        match = _RULE.fullmatch(rest.strip())
-        if expected not in ("allow", "deny") or match is None:
-            raise CliError(f"{file} line {number} is not: allow|deny PRINCIPAL OPERATION RESOURCE [from HOST]")
+        found = _LINE.fullmatch(" ".join(line.split()))
+        if found is None:
+            raise CliError(f"{file.name}:{number}: expected PRINCIPAL can|cannot OPERATION RESOURCE, not {line!r}", 2)
+        try:
+            verdict = _verdict(made, found[1], found[3], found[4], found[5] or "127.0.0.1")
+        except ValueError as error:
+            raise CliError(f"{file.name}:{number}: {error}", 2) from None
         count += 1
-        found = _verdict(judge, match["principal"], match["operation"], match["resource"], match["host"] or "127.0.0.1")
-        if found.allowed != (expected == "allow"):
-            failures.append(f"line {number}: {text}: {found.reason}")
+        if verdict.allowed != (found[2] == "can"):
+            wrong.append({"line": number, "text": line, "reason": verdict.reason})
     if settings.json:
-        emit_json({"expectations": count, "failures": failures})
-    else:
-        for failure in failures:
-            click.echo(failure)
-        click.echo(f"{count - len(failures)} of {count} hold")
-    return 1 if failures else 0
+        emit_json({"checked": count, "wrong": wrong})
+    for one in wrong:
+        click.echo(f"{file.name}:{one['line']}: {one['text']}: not so: {one['reason']}", err=True)
+    if wrong:
+        raise CliError(f"{len(wrong)} of {count} do not hold")
+    if not settings.json:
+        click.echo(f"{count} hold")

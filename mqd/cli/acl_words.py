@@ -1,0 +1,110 @@
+"""Rules in words, as `mqd acl` takes and shows them: `alice`, `read,write`, `topic/orders-*`."""
+
+from mqd.security.acl import (
+    CLUSTER_NAME,
+    WILDCARD,
+    AclBinding,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    name_of,
+)
+
+RESOURCES = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "cluster": ResourceType.CLUSTER,
+    "transactional-id": ResourceType.TRANSACTIONAL_ID,
+    "token": ResourceType.DELEGATION_TOKEN,
+    "user": ResourceType.USER,
+}
+_NAMES = {kind: word for word, kind in RESOURCES.items()}
+OPERATIONS = {
+    operation.name.lower().replace("_", "-"): operation for operation in Operation if operation >= Operation.ALL
+}
+_OPERATION_NAMES = {operation: word for word, operation in OPERATIONS.items()}
+# What a resource type can be asked for; ALL means these.
+_USED: dict[ResourceType, tuple[Operation, ...]] = {
+    ResourceType.TOPIC: (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.GROUP: (
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.CLUSTER: (
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.CLUSTER_ACTION,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+        Operation.IDEMPOTENT_WRITE,
+    ),
+    ResourceType.TRANSACTIONAL_ID: (Operation.DESCRIBE, Operation.WRITE, Operation.TWO_PHASE_COMMIT),
+    ResourceType.DELEGATION_TOKEN: (Operation.DESCRIBE,),
+    ResourceType.USER: (Operation.CREATE_TOKENS, Operation.DESCRIBE_TOKENS),
+}
+
+
+def principal(word: str) -> str:
+    """`alice` is User:alice, `*` every user. Raises ValueError."""
+    if not word:
+        raise ValueError("a principal is empty")
+    return word if ":" in word else f"User:{word}"
+
+
+def resource(word: str) -> tuple[ResourceType, PatternType, str]:
+    """`topic/orders`, `topic/orders-*` (a prefix), `topic/*` (all), `cluster`. Raises ValueError."""
+    kind, slash, name = word.partition("/")
+    if kind not in RESOURCES:
+        raise ValueError(f"{word!r} is no resource: it begins with {', '.join(f'{one}/' for one in RESOURCES)}")
+    if kind == "cluster":
+        if name not in ("", CLUSTER_NAME):
+            raise ValueError(f"{word!r}: there is one cluster; write cluster")
+        return ResourceType.CLUSTER, PatternType.LITERAL, CLUSTER_NAME
+    if not slash or not name:
+        raise ValueError(f"{word!r} names no {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
+    if name != WILDCARD and name.endswith("*"):
+        return RESOURCES[kind], PatternType.PREFIXED, name[:-1]
+    return RESOURCES[kind], PatternType.LITERAL, name
+
+
+def operation(word: str, kind: ResourceType | None = None) -> Operation:
+    """Raises ValueError, also for one that resources of the type have not."""
+    found = OPERATIONS.get(word.strip().lower().replace("_", "-"))
+    if found is None:
+        raise ValueError(f"{word.strip()!r} is no operation; there are {', '.join(OPERATIONS)}")
+    if kind is not None and found != Operation.ALL and found not in _USED[kind]:
+        known = ", ".join(_OPERATION_NAMES[one] for one in _USED[kind])
+        raise ValueError(f"a {_NAMES[kind]} has no operation {word.strip()}; it has {known}")
+    return found
+
+
+def operations(words: str, kind: ResourceType) -> list[Operation]:
+    return list(dict.fromkeys(operation(word, kind) for word in words.split(",")))
+
+
+def shown_resource(binding: AclBinding) -> str:
+    if binding.resource_type == ResourceType.CLUSTER:
+        return "cluster"
+    kind = _NAMES.get(ResourceType(binding.resource_type), name_of(ResourceType, binding.resource_type))
+    return f"{kind}/{binding.name}{'*' if binding.pattern_type == PatternType.PREFIXED else ''}"
+
+
+def shown(binding: AclBinding) -> tuple[str, str, str, str, str]:
+    """Principal, permission, operation, resource, host."""
+    word = _OPERATION_NAMES.get(Operation(binding.operation), name_of(Operation, binding.operation))
+    permission = name_of(Permission, binding.permission).lower()
+    return binding.principal, permission, word, shown_resource(binding), binding.host

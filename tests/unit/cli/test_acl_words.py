@@ -1,0 +1,53 @@
+"""Rules in words, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqd.cli import acl_words
+from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
+
+LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("topic/orders", (ResourceType.TOPIC, LITERAL, "orders")),
+        ("topic/orders-*", (ResourceType.TOPIC, PREFIXED, "orders-")),
+        ("topic/*", (ResourceType.TOPIC, LITERAL, "*")),
+        ("group/a/b", (ResourceType.GROUP, LITERAL, "a/b")),
+        ("cluster", (ResourceType.CLUSTER, LITERAL, "kafka-cluster")),
+        ("transactional-id/日本*", (ResourceType.TRANSACTIONAL_ID, PREFIXED, "日本")),
+        ("user/alice", (ResourceType.USER, LITERAL, "alice")),
+    ],
+)
+def test_resources(word: str, found: tuple[ResourceType, PatternType, str]) -> None:
+    assert acl_words.resource(word) == found
+    rule = AclBinding(*found, "User:a", "*", Operation.ALL, Permission.ALLOW)
+    assert acl_words.shown(rule) == ("User:a", "allow", "all", word, "*")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("topic", "names no topic"),
+        ("topic/", "names no topic"),
+        ("queue/a", "no resource"),
+        ("cluster/x", "one cluster"),
+    ],
+)
+def test_what_is_no_resource(word: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        acl_words.resource(word)
+
+
+def test_operations_and_principals() -> None:
+    assert acl_words.operations("read,WRITE,describe-configs,read", ResourceType.TOPIC) == [3, 4, 10]
+    assert acl_words.operations("all", ResourceType.CLUSTER) == [Operation.ALL]
+    with pytest.raises(ValueError, match="'fly' is no operation"):
+        acl_words.operations("read,fly", ResourceType.TOPIC)
+    with pytest.raises(ValueError, match="a group has no operation write; it has read, delete"):
+        acl_words.operations("write", ResourceType.GROUP)
+    assert acl_words.principal("alice") == "User:alice" and acl_words.principal("*") == "User:*"
+    assert acl_words.principal("User:CN=a") == "User:CN=a"
