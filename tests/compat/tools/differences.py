@@ -40,7 +40,7 @@ TEXTS = "mqd's own words: the message names the cause, or the way out, too"
 STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is given"
 
 QUOTAS = "not in mqd: quotas of users, of addresses and of changes; they are refused with a message that says so"
-SCRAM = "not in mqd: authentication, so that there are no SCRAM credentials and no delegation tokens"
+TOKENS = "not in mqd: delegation tokens"
 METRICS = "not in mqd: metrics of clients (KIP-714)"
 SHARE = "not in mqd: share groups and streams groups"
 TIERED = "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
@@ -105,9 +105,8 @@ ALLOWED = (
         lines=r"out (Dynamic configs for group tuned are:|The group 'tuned' doesn't exist.*)",
     ),
     Allowed(
-        SCRAM, "configs: SCRAM.*", lines=rf"{CODES}|{FAILED}|{ERROR}UnsupportedVersionException|out (Completed|SCRAM).*"
+        TOKENS, "delegation-tokens: .*", lines=rf"{ERROR}(UnsupportedByAuthentication|UnsupportedVersion)Exception"
     ),
-    Allowed(SCRAM, "delegation-tokens: .*", lines=rf"{ERROR}(UnsupportedByAuthentication|UnsupportedVersion)Exception"),
     Allowed(FEATURES, "features: .*", lines=r"out Feature: (mqd|metadata)\.version .*"),
     Allowed(TEXTS, "features: .*", lines=r"out (Can|Could) not .*"),
     Allowed(
@@ -116,7 +115,7 @@ ALLOWED = (
         lines=rf"{CODES}|out (Altered|The client metric|Client metrics|interval|match|metrics|Deleted|Error while).*",
     ),
     Allowed(SHARE, "(share|streams)-groups: .*", lines=r"(out Error: Executing|err (java|Caused)).*Exception"),
-    Allowed(SCRAM, "broker-api-versions: .*", lines=r"out \w*(Sasl|DelegationToken|Scram)\w*\(\d+\): .*"),
+    Allowed(TOKENS, "broker-api-versions: .*", lines=r"out \w*DelegationToken\w*\(\d+\): .*"),
     Allowed(SHARE, "broker-api-versions: .*", lines=r"out \w*(Share|StreamsGroup)\w*\(\d+\): .*"),
     Allowed(VOTERS, "metadata-quorum: status.*", lines=r"out CurrentVoters: .*"),
     Allowed(

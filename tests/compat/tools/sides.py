@@ -26,6 +26,9 @@ BOTH = {
     "transaction.state.log.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
     "log.segment.bytes": "536870912",
+    # everyone is a super user: the tools of access control lists have something to show
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
 }
 KAFKA = {"share.coordinator.state.topic.num.partitions": "1", "log.initial.task.delay.ms": "1000"}
 THREE = {

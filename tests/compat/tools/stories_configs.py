@@ -203,13 +203,27 @@ def client_metrics(side: Side) -> None:
     side.run("client-metrics")
 
 
-@story("acls", "without an authorizer")
+@story("acls", "rules of topics, groups, the cluster")
 def acls(side: Side) -> None:
+    alice = ("--allow-principal", "User:alice")
     side.run("acls", "--list")
-    side.run("acls", "--list", "--topic", "x")
-    side.run("acls", "--add", "--allow-principal", "User:alice", "--operation", "Read", "--topic", "x")
-    side.run("acls", "--remove", "--allow-principal", "User:alice", "--operation", "Read", "--topic", "x", "--force")
-    side.run("acls", "--add", "--allow-principal", "User:alice", "--producer", "--topic", "x")
+    side.run("acls", "--add", *alice, "--operation", "Read", "--topic", "x")
+    side.run("acls", "--add", *alice, "--operation", "Read", "--topic", "x")
+    side.run("acls", "--list", "--topic", "x", unordered=True)
+    side.run(
+        "acls", "--add", "--deny-principal", "User:*", "--deny-host", "10.0.0.7", "--operation", "All", "--group", "g"
+    )
+    side.run(
+        "acls", "--add", *alice, "--producer", "--topic", "pre", "--resource-pattern-type", "prefixed", unordered=True
+    )
+    side.run("acls", "--add", *alice, "--operation", "Alter", "--cluster")
+    side.run("acls", "--list", unordered=True)
+    side.run("acls", "--list", "--topic", "prefix", "--resource-pattern-type", "match", unordered=True)
+    side.run("acls", "--list", "--principal", "User:nobody")
+    side.run("acls", "--add", "--allow-principal", "alice", "--operation", "Read", "--topic", "x")
+    side.run("acls", "--remove", *alice, "--operation", "Read", "--topic", "x", "--force")
+    side.run("acls", "--remove", "--topic", "pre", "--resource-pattern-type", "prefixed", "--force")
+    side.run("acls", "--list", unordered=True)
     side.run("acls", unordered="words")
     side.run(
         "acls", "--add", "--topic", "x", "--operation", "Dance", "--allow-principal", "User:alice", unordered="words"
