@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from mqd import native
 from mqd.acceptor import authentication, dispatch
@@ -78,6 +79,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     broker.authentication = authentication.of_broker(client.config, metadata, places.data_dir)
     broker.audit = Audit(places.logs_dir / "audit.log")
     metrics = Metrics(broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, places.run_dir)
+    assert client.arena is not None  # each process that answers requests has one
     link = Link(
         broker,
         client.control,
@@ -133,7 +135,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     client.watch(loop, on_death, end, end)
     receiving = loop.create_task(controller.run())
     waiting = loop.create_task(first_image.wait())
-    await asyncio.wait({waiting, receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
+    first: set[asyncio.Future[Any]] = {waiting, receiving, ended}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if metadata.version >= 0 and not ended.done():
         api_versions.publish(control, metadata)
@@ -151,7 +154,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
             metrics_port=port,
         )
-        await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        last: set[asyncio.Future[Any]] = {receiving, ended}
+        await asyncio.wait(last, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
     if between is not None and peers is not None and relays is not None:
         between.stop()

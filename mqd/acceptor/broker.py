@@ -40,8 +40,12 @@ log = logging.get("acceptor.requests")
 class PartitionTable(Protocol):
     """The part of native.Control that handlers need."""
 
-    metadata_version: int
-    lease_deadline_ns: int
+    @property
+    def metadata_version(self) -> int: ...
+
+    @property
+    def lease_deadline_ns(self) -> int: ...
+
     log_level: int  # a syslog level, for all processes of the broker
 
     def slot_view(self, slot: int) -> SlotView: ...

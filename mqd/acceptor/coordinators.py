@@ -84,7 +84,9 @@ class InternalPartitions:
 
     def source(self, partition: int) -> Source | None:
         image = self._broker.partition_of(self._topic.name, partition)
-        view = self._broker.view(image) if image is not None else None
+        if image is None:
+            return None
+        view = self._broker.view(image)
         if (
             view is None
             or view.state != SlotState.ONLINE
@@ -165,12 +167,16 @@ class Coordinators:
         self._gone: dict[str, int] = {}
         self._broker = broker
 
-    def _make_group(self, name: str) -> Core:
+    def _make_group(self, name: str) -> Group:
         return Group(name, self.classic_settings, self.offsets_settings, self.cluster)
 
     def _count_members(self) -> int:
         """Number of members of consumer groups."""
-        return sum(len(core.consumer.members) for _, core in self.groups.items() if core.consumer is not None)
+        return sum(
+            len(core.consumer.members)
+            for _, core in self.groups.items()
+            if isinstance(core, Group) and core.consumer is not None
+        )
 
     def _each(self) -> Iterable[Coordinator]:
         return (self.groups,) if self.transactions is None else (self.groups, self.transactions)
@@ -226,7 +232,7 @@ class Coordinators:
             return
         event = PartitionsGone(self._gone)
         self._gone = {}
-        self.groups.post_all(event, lambda core: core.offsets.names_any(event.left.keys()))
+        self.groups.post_all(event, lambda core: isinstance(core, Group) and core.offsets.names_any(event.left.keys()))
 
     def _gone_before(self, core: Core) -> PartitionsGone | None:
         """Deletions while no coordinator was active. The writer of the offsets knew those

@@ -9,7 +9,7 @@ advertised. An unknown API or version ends the connection (except ApiVersions, w
 import time
 from collections.abc import Awaitable, Callable
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -228,7 +228,8 @@ def _encode(header: RequestHeader, response: object) -> bytes:
 
 def _cut_messages(response: object) -> bool:
     """Returns whether a message was longer than MESSAGE_CHARS_MAX."""
-    found, todo = False, [response]
+    found = False
+    todo: list[Any] = [response]
     while todo:
         one = todo.pop()
         for name in one.__struct_fields__:

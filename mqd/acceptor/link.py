@@ -27,12 +27,14 @@ A worker's death is also a reason to drain (K4 of native/shm/link.c).
 """
 
 import asyncio
+import mmap
 import os
 import struct
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from socket import inet_ntoa
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -106,7 +108,7 @@ def _address(descriptor: Descriptor, identity: Identity) -> Address:
     """The client's address. Addresses are laid out as in a sockaddr; for a local client they hold
     its uid and pid.
     """
-    proven = {
+    proven: dict[str, Any] = {
         "principal": identity.principal,
         "principal_kind": identity.kind,
         "connection": (descriptor.generation, descriptor.b),
@@ -128,8 +130,8 @@ class Link:
         control: native.Control,
         endpoint: native.Endpoint,
         eventfd: int,
-        arena_buffer: object,
-        arenas: list[object],
+        arena_buffer: mmap.mmap,
+        arenas: Sequence[mmap.mmap | None],
         worker_count: int,
         observer: dispatch.Observer | None = None,
     ) -> None:
@@ -288,7 +290,7 @@ class Link:
                 self._put(asked.worker, _Piece(asked.token, b"", DescriptorKind.PARKED, 0, 0))
                 if asked.waits_for_members:
                     self._parked[asked.worker][asked.token] = asked
-                    asked.task.add_done_callback(lambda _, asked=asked: self._unpark(asked))
+                    asked.task.add_done_callback(partial(self._unpark, asked))
             elif asked.waits_for_members:
                 asked.task.cancel()  # K3
         self._older, self._young = self._young, []
@@ -305,7 +307,7 @@ class Link:
         if asked is not None:
             asked.task.cancel()
 
-    def _unpark(self, asked: _Asked) -> None:
+    def _unpark(self, asked: _Asked, _task: asyncio.Task[None]) -> None:
         """It is done. A successor of its worker may use the same token again."""
         if self._parked[asked.worker].get(asked.token) is asked:
             del self._parked[asked.worker][asked.token]

@@ -51,7 +51,7 @@ async def charged(handling: Awaitable[object], context: Context, header: Request
     measured = Measured(handling)
     decoding_ns = int((time.perf_counter() - began_s) * 1e9)
     try:
-        response = await measured
+        response: Any = await measured
     finally:
         client_id = (header.client_id or "").encode()
         delay_ns = context.broker.quotas.charge(

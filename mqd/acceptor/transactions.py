@@ -7,7 +7,7 @@ Handlers use `context.broker.transactions`; it is None if there is no link to wr
 import asyncio
 import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.coordinators import Coordinators
@@ -102,7 +102,7 @@ class TransactionService:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def request(self, transactional_id: str, make_event: Callable[[int], object]) -> object:
+    async def request(self, transactional_id: str, make_event: Callable[[int], object]) -> Any:
         """Raises CoordinatorError."""
         return await self.coordinator.request(transactional_id, make_event, REQUEST_TIMEOUT_S)
 
@@ -196,7 +196,7 @@ class TransactionService:
                 partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, leader_epoch
             )
             task = asyncio.get_running_loop().create_task(marker)
-            self._tasks.add(task)  # type: ignore[arg-type]
+            self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return task  # type: ignore[return-value]
         marker_here = Marker(

@@ -37,6 +37,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
@@ -154,7 +155,7 @@ class Coordinator:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
+    async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> Any:
         """Returns the response that the core replied with. Raises CoordinatorError. On timeout the
         code is COORDINATOR_NOT_AVAILABLE and the outcome is unknown.
         """

@@ -8,7 +8,12 @@ bugs turn it into duplicates. ErrorCode, and the codes of the C core, are genera
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mqd.protocol.error_codes import ErrorCode
+
+if TYPE_CHECKING:
+    from mqd.protocol.framing import RequestHeader
 
 __all__ = [
     "ERRORS",
@@ -53,7 +58,7 @@ class UnsupportedVersion(ProtocolError):
     (KIP-511).
     """
 
-    def __init__(self, problem: str, header: object) -> None:
+    def __init__(self, problem: str, header: RequestHeader) -> None:
         super().__init__(problem)
         self.header = header
 

@@ -198,7 +198,7 @@ class Relaying:
         return answer
 
 
-def _unknown(index: int) -> object:
+def _unknown(index: int) -> ListOffsetsResponse.PartitionResponse:
     return ListOffsetsResponse.PartitionResponse(
         partition_index=index,
         error_code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER),
@@ -212,7 +212,7 @@ def split_by_leader(broker: Broker, request: ListOffsetsRequest) -> dict[int, Li
     """By the other host that leads. -1: this host leads, or none does, or the partition does not
     exist.
     """
-    parts: dict[int, dict[str, list[object]]] = {}
+    parts: dict[int, dict[str, list[ListOffsetsRequest.Partition]]] = {}
     for topic in request.topics:
         for one in topic.partitions:
             parts.setdefault(leader_elsewhere(broker, topic.name, one.partition_index), {}).setdefault(
@@ -263,7 +263,7 @@ def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
             "of another version, or with tagged fields", "Envelope header", position=min(position, len(frame))
         )
     request = codec.decode(EnvelopeRequest, 0, frame, position + 1)
-    return int.from_bytes(frame[4:8], "big", signed=True), request  # type: ignore[return-value]
+    return int.from_bytes(frame[4:8], "big", signed=True), request
 
 
 async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
@@ -286,9 +286,9 @@ async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes
         principal_kind=principal.principal_kind,
     )
     response = await answer(client, inner) if allowed else None
-    error = 0 if response is not None else int(ErrorCode.INVALID_REQUEST)
+    error_code = 0 if response is not None else int(ErrorCode.INVALID_REQUEST)
     out = bytearray(encode_response_header(ENVELOPE, 0, correlation_id))
-    codec.encode_into(out, EnvelopeResponse(response_data=response, error_code=error), 0)
+    codec.encode_into(out, EnvelopeResponse(response_data=response, error_code=error_code), 0)
     return bytes(out)
 
 

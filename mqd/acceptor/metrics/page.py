@@ -168,7 +168,7 @@ class Metrics:
         self._failed = Counter(
             "mqd_handler_failures", "Requests that ended their connection", ["api"], registry=self._registry
         )
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
 
     def observe(self, api: str, seconds: float, failed: bool) -> None:
         self._handler.labels(api).observe(seconds)
@@ -196,7 +196,8 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         with self._lock:
-            for one in (*self._directories, self._reports):
+            kept: list[Kept[Any]] = [*self._directories, self._reports]
+            for one in kept:
                 one.ask()  # all at the same time, so that a hanging one delays none of the others
             yield from self._workers()
             yield from self._partitions()

@@ -60,7 +60,7 @@ async def _describe(broker: Broker, group_id: str) -> ConsumerGroupDescribeRespo
     if broker.coordinators is not None and not broker.coordinators.cluster.is_enabled:
         return ConsumerGroupDescribeResponse.Group(error_code=int(ErrorCode.UNSUPPORTED_VERSION), group_id=group_id)
     try:
-        return await ask(broker, group_id, ConsumerDescribe)  # type: ignore[return-value]
+        return await ask(broker, group_id, ConsumerDescribe)
     except CoordinatorError as error:
         return ConsumerGroupDescribeResponse.Group(
             error_code=error.error_code, error_message=error_message(error.error_code), group_id=group_id

@@ -37,7 +37,7 @@ async def handle(
     try:
         return await ask(
             broker, request.group_id, lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id)
-        )  # type: ignore[return-value]
+        )
     except CoordinatorError as error:
         return ConsumerGroupHeartbeatResponse(
             error_code=error.error_code, error_message=error_message(error.error_code)

@@ -20,7 +20,7 @@ async def _delete(broker: Broker, group_id: str) -> DeleteGroupsResponse.Result:
     error = int(ErrorCode.INVALID_GROUP_ID)
     if len(group_id) <= NAME_BYTES_MAX:
         try:
-            error = await coordinator(broker).request(group_id, DeleteGroup)  # type: ignore[assignment]
+            error = await coordinator(broker).request(group_id, DeleteGroup)
         except CoordinatorError as failed:
             error = failed.error_code
     return DeleteGroupsResponse.Result(group_id=group_id, error_code=error)

@@ -39,12 +39,12 @@ def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool)
         if with_rebalance:
             found.rebalance = rebalance_of(broker, core, DescribeGroupsResponse)
         return found
-    error, message = 0, None
+    code, message = 0, None
     if version >= _VERSION_NOT_FOUND:
-        error = int(ErrorCode.GROUP_ID_NOT_FOUND)
+        code = int(ErrorCode.GROUP_ID_NOT_FOUND)
         message = (
             f"Group {group_id} is not a classic group."
             if isinstance(core, Group) and core.exists
             else f"Group {group_id} not found."
         )
-    return DescribeGroupsResponse.Group(group_id=group_id, group_state="Dead", error_code=error, error_message=message)
+    return DescribeGroupsResponse.Group(group_id=group_id, group_state="Dead", error_code=code, error_message=message)

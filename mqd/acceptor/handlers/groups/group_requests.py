@@ -5,12 +5,14 @@ and errors of a coordinator that cannot answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mqd.acceptor.broker import Broker
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse
 
 NAME_BYTES_MAX = 32767  # limit of a string in a record
 
@@ -31,7 +33,7 @@ def coordinator(broker: Broker) -> Coordinator:
     return broker.coordinators.groups
 
 
-async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> object:
+async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
     """The core's response, whenever the core gives it: a JoinGroup waits as long as its rebalance.
     Raises CoordinatorError.
     """
@@ -40,7 +42,9 @@ async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]
     return await coordinator(broker).request(group_id, make_event)
 
 
-def rebalance_of(broker: Broker, core: object, message: type) -> object | None:
+def rebalance_of(
+    broker: Broker, core: object, message: type[DescribeGroupsResponse] | type[ConsumerGroupDescribeResponse]
+) -> Any:
     """For clients that request it by the tagged field 9100 (this project's own): the current
     rebalance and the members that hold it up, with ages, because clocks differ. `message`: the
     response's class. None: no rebalance.
@@ -53,8 +57,8 @@ def rebalance_of(broker: Broker, core: object, message: type) -> object | None:
     def age(since_ms: int) -> int:
         return max(0, now_ms - since_ms) if since_ms >= 0 else -1
 
-    holders = [
-        message.Holder(  # type: ignore[attr-defined]
+    holders: list[Any] = [
+        message.Holder(
             member_id=one.member_id,
             group_instance_id=one.group_instance_id,
             client_id=one.client_id,
@@ -65,4 +69,4 @@ def rebalance_of(broker: Broker, core: object, message: type) -> object | None:
         )
         for one in rebalance.held_up_by
     ]
-    return message.Rebalance(lasting_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=holders)  # type: ignore[attr-defined,no-any-return]
+    return message.Rebalance(lasting_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=holders)

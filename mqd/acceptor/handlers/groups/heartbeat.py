@@ -13,7 +13,7 @@ from mqd.protocol.messages import HeartbeatRequest, HeartbeatResponse
 
 async def handle(context: Context, header: RequestHeader, request: HeartbeatRequest) -> HeartbeatResponse:
     try:
-        return await ask(context.broker, request.group_id, lambda number: Heartbeat(number, request))  # type: ignore[return-value]
+        return await ask(context.broker, request.group_id, lambda number: Heartbeat(number, request))
     except CoordinatorError as error:
         # While the group is loading the answer is success, as in Kafka: an error would make every
         # member of every group join again after a restart.

@@ -46,4 +46,4 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
         context.broker,
         request.group_id,
         lambda number: JoinGroup(number, header.api_version, client_id, host, request, new_member_id),
-    )  # type: ignore[return-value]
+    )

@@ -70,6 +70,6 @@ async def _commit(
 
     timeout_s = broker.broker_number("offsets.commit.timeout.ms") / 1000
     try:
-        return await broker.coordinators.groups.request(request.group_id, event, timeout_s)  # type: ignore[return-value]
+        return await broker.coordinators.groups.request(request.group_id, event, timeout_s)
     except CoordinatorError as error:
         return OffsetsCommitted(error.error_code)

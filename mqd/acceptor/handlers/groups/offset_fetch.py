@@ -79,7 +79,7 @@ async def _group(
             if not error and not _may_describe(context, name):
                 error = UNAUTHORIZED
             if error:
-                partitions = [
+                unknown = [
                     _refused(OffsetFetchResponse.GroupPartition, index, error) for index in topic.partition_indexes
                 ]
                 refused.append(

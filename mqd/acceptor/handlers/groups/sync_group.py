@@ -19,6 +19,6 @@ async def handle(context: Context, header: RequestHeader, request: SyncGroupRequ
     ):
         return SyncGroupResponse(error_code=int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     try:
-        return await ask(context.broker, request.group_id, lambda number: SyncGroup(number, request))  # type: ignore[return-value]
+        return await ask(context.broker, request.group_id, lambda number: SyncGroup(number, request))
     except CoordinatorError as error:
         return SyncGroupResponse(error_code=error.error_code)

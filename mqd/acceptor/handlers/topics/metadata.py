@@ -81,7 +81,7 @@ async def _topics(context: Context, version: int, request: MetadataRequest) -> l
             if context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=False)
         ]
     found = []
-    seen: set[bytes | str] = set()
+    seen: set[bytes | str | None] = set()
     for asked in request.topics:
         by_id = asked.topic_id != NO_ID
         key = asked.topic_id if by_id else asked.name

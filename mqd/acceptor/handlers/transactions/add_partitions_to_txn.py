@@ -121,9 +121,11 @@ async def _add(
     refused = _unusable(broker, transactional_id, asked, is_peer, denied)
     if refused is not None:
         return refused
+    service = broker.transactions
+    assert service is not None  # refused otherwise
     client_version = VERSION_2 if version >= VERSION_2_SINCE else 0
     try:
-        error = await broker.transactions.request(
+        error = await service.request(
             transactional_id, lambda number: AddPartitions(number, producer_id, epoch, asked, client_version)
         )
     except CoordinatorError as failure:
@@ -146,7 +148,9 @@ async def _verify(
     refused = _unusable(broker, transactional_id, asked, is_peer)
     if refused is not None:
         return refused
-    found = await checks.verify(broker.transactions.coordinator, transactional_id, producer_id, epoch, asked)
+    service = broker.transactions
+    assert service is not None  # refused otherwise
+    found = await checks.verify(service.coordinator, transactional_id, producer_id, epoch, asked)
     if is_peer:
         return dict(zip(asked, found, strict=True))
     return {

@@ -29,7 +29,7 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
     if context.address.peer_node >= 0:
         return await _abort(service, request)
     if request.joint is not None:
-        return await _end_joint(service, request)
+        return await _end_joint(service, request, request.joint)
     client_version = events.VERSION_2 if header.api_version >= VERSION_2_SINCE else 0
 
     def make(number: int, spare: int) -> events.EndTransaction:
@@ -57,8 +57,7 @@ async def _abort(service: TransactionService, request: EndTxnRequest) -> EndTxnR
         return EndTxnResponse(error_code=error.error_code)
 
 
-async def _end_joint(service: TransactionService, request: EndTxnRequest) -> EndTxnResponse:
-    asked = request.joint
+async def _end_joint(service: TransactionService, request: EndTxnRequest, asked: EndTxnRequest.Joint) -> EndTxnResponse:
     is_administrator = (
         asked.run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
     )

@@ -33,7 +33,7 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
         )
 
     if request.joint is not None:
-        return await _enlist(service, request)
+        return await _enlist(service, name, request, request.joint)
 
     def make(number: int, spare: int) -> events.InitProducerId:
         return events.InitProducerId(
@@ -49,9 +49,10 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
     )
 
 
-async def _enlist(service: TransactionService, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    asked = request.joint
-    if not joint.is_valid(request.transactional_id, asked.batch_id, asked.run_id):
+async def _enlist(
+    service: TransactionService, name: str, request: InitProducerIdRequest, asked: InitProducerIdRequest.Joint
+) -> InitProducerIdResponse:
+    if not joint.is_valid(name, asked.batch_id, asked.run_id):
         return InitProducerIdResponse(error_code=int(ErrorCode.INVALID_REQUEST), producer_id=-1, producer_epoch=-1)
 
     def make(number: int, spare: int) -> events.Enlist:
@@ -65,7 +66,7 @@ async def _enlist(service: TransactionService, request: InitProducerIdRequest) -
             spare,
         )
 
-    answer = await service.joint(request.transactional_id, make)
+    answer = await service.joint(name, make)
     found = InitProducerIdResponse.JointResult(committed_batch_id=answer.committed_batch_id)
     return InitProducerIdResponse(
         error_code=answer.error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch, joint=found

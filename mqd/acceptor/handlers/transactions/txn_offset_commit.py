@@ -85,8 +85,8 @@ async def _commit(
             request.group_id, lambda number: _event(number, version, request, tuple(offsets)), TIMEOUT_S
         )
         assert isinstance(answer, OffsetsCommitted)
-        for number, one in enumerate(offsets):
-            errors[one.topic, one.partition] = (
+        for number, offset in enumerate(offsets):
+            errors[offset.topic, offset.partition] = (
                 _translate(answer.error, version) if answer.error else answer.errors[number]
             )
     return _response(request, errors)

@@ -13,6 +13,7 @@ transaction with that epoch.
 """
 
 import asyncio
+from functools import partial
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.interbroker.transactions import Elsewhere, abort_elsewhere, ongoing_elsewhere
@@ -88,12 +89,17 @@ async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersR
     )
 
 
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
     # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified earlier are written
     # or refused first.
     if partition[0] == GROUPS:
         verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        service.offset_commits.when_done(marker.producer_id, lambda: verified.done() or verified.set_result(None))
+        service.offset_commits.when_done(marker.producer_id, partial(_settle, verified))
         await verified
     try:
         await service.append_marker_here(
