@@ -46,9 +46,13 @@ class _Calls:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
 
-        def tell(settle: Callable[[Any], None], found: Any) -> None:
+        def settle(how: Callable[[Any], None], found: Any) -> None:
+            if not outcome.done():
+                how(found)
+
+        def tell(how: Callable[[Any], None], found: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(lambda: outcome.done() or settle(found))
+                loop.call_soon_threadsafe(settle, how, found)
 
         def work() -> None:
             if outcome.cancelled():

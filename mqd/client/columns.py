@@ -181,7 +181,7 @@ def _pack_arrow_offsets(values: Any, kind: type) -> Column:
     _validity, offsets_buffer, data_buffer = values.buffers()
     if not count or offsets_buffer is None:
         return Column(count, b"", np.zeros(count, np.int32))
-    offsets = np.frombuffer(offsets_buffer, kind)[values.offset : values.offset + count + 1]
+    offsets: np.ndarray = np.frombuffer(offsets_buffer, kind)[values.offset : values.offset + count + 1]
     sizes = np.diff(offsets)
     if sizes.max() > _INT32_MAX:
         raise failure(KafkaError.MSG_SIZE_TOO_LARGE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import confluent_kafka
 
@@ -167,11 +167,9 @@ class Consumer:
         on_commit is told, from poll(). Else returns what was committed, each with its error or
         None; raises KafkaException when one of them could not be.
         """
-        return (
-            self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous)
-            if message is None or offsets is None
-            else _both()
-        )
+        if message is not None and offsets is not None:
+            _both()
+        return self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous)
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """What the next commit says; with enable.auto.offset.store=false."""
@@ -244,7 +242,7 @@ class Consumer:
         self.close()
 
 
-def _both() -> None:
+def _both() -> NoReturn:
     raise ValueError("message and offsets are mutually exclusive")
 
 

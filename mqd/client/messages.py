@@ -12,6 +12,7 @@ that are confluent_kafka's own.
 from __future__ import annotations
 
 import struct
+from collections.abc import Container, Sized
 from typing import NamedTuple
 
 import confluent_kafka
@@ -117,7 +118,7 @@ class Message(confluent_kafka.Message):
         """The value's bytes, or None (a tombstone)."""
         return self._value
 
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
+    def headers(self) -> list[tuple[str, bytes | None]] | None:  # type: ignore[override]  # bytes only: what was read
         """[(key, value)...], or None when there are none."""
         if isinstance(self._headers, (bytes, memoryview)):
             self._headers = decode_headers(self._headers)
@@ -208,12 +209,46 @@ class BatchDelivery(NamedTuple):
     topic: str
     partition: int
     base_offset: int | None
-    indices: object
+    indices: Sized
     latency: float
 
     @property
-    def count(self) -> int:
-        return len(self.indices)  # type: ignore[arg-type]
+    def count(self) -> int:  # type: ignore[override]  # not tuple's method
+        return len(self.indices)
+
+
+def key_of(message: Message) -> tuple[str, int]:
+    """Topic and partition of a record that was read."""
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None and partition is not None
+    return topic, partition
+
+
+def offset_of(message: Message) -> int:
+    offset = message.offset()
+    if offset is None:
+        raise ValueError("the message has no offset: it was not read from a topic")
+    return offset
+
+
+def next_offset(message: Message) -> int:
+    """Where a reader goes on behind it."""
+    return offset_of(message) + 1
+
+
+def is_end(event: Message) -> bool:
+    error = event.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
+
+
+def comes_again(event: Message, read_again: Container[tuple[str, int]]) -> bool:
+    """An end, or an error that still holds, is told behind the records of these partitions: once,
+    and in its place. One without an offset is of the topic.
+    """
+    return event.offset() is not None and (event.topic(), event.partition()) in read_again
+
+
+_GROUP_METADATA_MAGIC = b"CGMDv2:"
 
 
 class GroupMetadata(NamedTuple):
@@ -224,13 +259,11 @@ class GroupMetadata(NamedTuple):
     member_id: str = ""
     group_instance_id: str | None = None
 
-    _MAGIC = b"CGMDv2:"
-
     def to_bytes(self) -> bytes:
         """librdkafka's serialized form: what confluent_kafka's consumer_group_metadata() gives."""
         instance = b"\1" if self.group_instance_id is None else b"\0" + self.group_instance_id.encode() + b"\0"
         return (
-            self._MAGIC
+            _GROUP_METADATA_MAGIC
             + struct.pack("=i", self.generation_id)
             + self.group_id.encode()
             + b"\0"
@@ -246,10 +279,10 @@ class GroupMetadata(NamedTuple):
             return given
         data = given if isinstance(given, bytes) else b""
         try:
-            if not data.startswith(cls._MAGIC):
+            if not data.startswith(_GROUP_METADATA_MAGIC):
                 raise ValueError("no group metadata")
-            (generation_id,) = struct.unpack_from("=i", data, len(cls._MAGIC))
-            group_id, member_id, rest = data[len(cls._MAGIC) + 4 :].split(b"\0", 2)
+            (generation_id,) = struct.unpack_from("=i", data, len(_GROUP_METADATA_MAGIC))
+            group_id, member_id, rest = data[len(_GROUP_METADATA_MAGIC) + 4 :].split(b"\0", 2)
             instance = None if rest == b"\1" else rest.removeprefix(b"\0").removesuffix(b"\0").decode()
             return cls(group_id.decode(), generation_id, member_id.decode(), instance)
         except (ValueError, struct.error):

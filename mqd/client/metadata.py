@@ -169,11 +169,14 @@ class MetadataCache:
 def cluster_metadata(cluster: ClusterInfo, topics: list[TopicInfo]) -> admin.ClusterMetadata:
     """As list_topics() of confluent_kafka gives it."""
     found = admin.ClusterMetadata()
-    found.cluster_id, found.controller_id = cluster.cluster_id, cluster.controller_id
+    found.cluster_id = cluster.cluster_id  # type: ignore[assignment]  # its class names None alone
+    found.controller_id = cluster.controller_id
     for node_id, (host, port) in cluster.brokers.items():
         broker = found.brokers[node_id] = admin.BrokerMetadata()
-        broker.id, broker.host, broker.port = node_id, host, port
-        found.orig_broker_id, found.orig_broker_name = node_id, f"{host}:{port}/{node_id}"
+        broker.id, broker.port = node_id, port
+        broker.host = host  # type: ignore[assignment]  # the same
+        found.orig_broker_id = node_id
+        found.orig_broker_name = f"{host}:{port}/{node_id}"  # type: ignore[assignment]  # the same
     for info in topics:
         topic = found.topics[info.name] = admin.TopicMetadata()
         topic.topic = info.name

@@ -275,9 +275,7 @@ def _make(settings: configuration.Settings) -> Any:
     from mqd.client.tcp.producer import TcpProducer
 
     _log.info("producer goes over TCP: %s", choice.reason)
-    tcp = TcpProducer(settings)
-    tcp.reason = choice.reason
-    return tcp
+    return TcpProducer(settings, choice.reason)
 
 
 def _try_shared_memory(

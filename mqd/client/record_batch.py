@@ -151,6 +151,7 @@ class Blobs(Sequence):
         begin, end = int(self._positions.min()), int(ends.max())
         if end - begin > 2 * self.nbytes + _SPARSE_BYTES:
             data, offsets = segments.gather(self.buffer, self._positions, sizes, True)
+            assert offsets is not None  # asked for
             region, starts, stops = data.tobytes(), offsets[:-1].tolist(), offsets[1:].tolist()
         else:
             region, starts, stops = (
@@ -360,7 +361,8 @@ class RecordBatchView:
     def headers(self, index: int) -> list[tuple[str, bytes | None]]:
         """The headers of one record."""
         self._held()
-        return [] if self._headers is None else decode_headers(self._headers[index])
+        encoded = self._headers[index] if self._headers is not None else None
+        return [] if encoded is None else decode_headers(encoded)
 
     @property
     def has_headers(self) -> bool:
@@ -413,10 +415,9 @@ class RecordBatchView:
 
     def records(self) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
         """(offset, timestamp, key, value) of each, copied out."""
-        self._held()
         return zip(
-            self._offsets.tolist(), self._timestamps.tolist(), self._keys.to_list(), self._values.to_list(), strict=True
-        )  # type: ignore[union-attr]
+            self._held().tolist(), self._timestamps.tolist(), self._keys.to_list(), self._values.to_list(), strict=True
+        )
 
     def messages(self) -> Iterator[Message]:
         """A Message for each, copied out all at once: they outlive the batch."""

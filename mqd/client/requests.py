@@ -11,7 +11,13 @@ import msgspec
 
 from mqd.client.messages import KafkaError, failure
 from mqd.protocol.framing import KNOWN
-from mqd.protocol.messages import ApiVersionsRequest, InitProducerIdRequest, MetadataRequest
+from mqd.protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    InitProducerIdRequest,
+    MetadataRequest,
+    MetadataResponse,
+)
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 0, 1, 2, 3, 8, 9, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, API_VERSIONS = 11, 12, 13, 14, 18
@@ -37,7 +43,7 @@ class ApiTable(msgspec.Struct, frozen=True):
     features: dict[str, int]
 
     @classmethod
-    def read(cls, response: object) -> ApiTable:
+    def read(cls, response: ApiVersionsResponse) -> ApiTable:
         """From an ApiVersionsResponse. Raises KafkaException."""
         if response.error_code:
             raise failure(KafkaError._UNSUPPORTED_FEATURE, "the broker does not answer ApiVersions: is it mqd?")
@@ -101,7 +107,7 @@ def metadata(topics: list[str] | None, allow_auto_create: bool) -> MetadataReque
     return MetadataRequest(topics=named, allow_auto_topic_creation=allow_auto_create)
 
 
-def read_metadata(response: object) -> tuple[ClusterInfo, list[TopicInfo]]:
+def read_metadata(response: MetadataResponse) -> tuple[ClusterInfo, list[TopicInfo]]:
     cluster = ClusterInfo(
         response.cluster_id,
         response.controller_id,
@@ -110,7 +116,8 @@ def read_metadata(response: object) -> tuple[ClusterInfo, list[TopicInfo]]:
     return cluster, [_topic(topic) for topic in response.topics]
 
 
-def _topic(topic: object) -> TopicInfo:
+def _topic(topic: MetadataResponse.Topic) -> TopicInfo:
+    assert topic.name is not None  # it was asked for by name
     partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
     if [partition.partition_index for partition in partitions] != list(range(len(partitions))):
         raise failure(KafkaError._BAD_MSG, f"the broker's metadata of topic {topic.name} leaves out partitions")

@@ -108,14 +108,18 @@ class Core(Protocol):
         """Called after the last record: arms timers. May return Persists."""
 
     @property
-    def size_bytes(self) -> int:
-        """What it takes in memory, roughly. O(1). Only where there is a budget (budget.py)."""
-
-    @property
     def is_empty(self) -> bool:
         """True if the core holds nothing that the next request could not recreate. The shell then
         drops it.
         """
+
+
+class MeasuredCore(Core, Protocol):
+    """A core of a coordinator that has a budget (budget.py)."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, roughly. O(1)."""
 
 
 class TransactionalCore(Core, Protocol):

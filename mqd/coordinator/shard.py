@@ -19,8 +19,20 @@ Invariants (check())
 """
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
-from mqd.coordinator.actions import Action, Core, Cores, Effect, KeyValue, Persist, Reply, Timer, TransactionEnded
+from mqd.coordinator.actions import (
+    Action,
+    Core,
+    Cores,
+    Effect,
+    KeyValue,
+    MeasuredCore,
+    Persist,
+    Reply,
+    Timer,
+    TransactionEnded,
+)
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.log import BATCH_BYTES_MAX, RECORDS_MAX, marker_batch, record_size_max, records_batch
 from mqd.coordinator.timers import Timers
@@ -255,7 +267,7 @@ class Shard:
             else:
                 entry.unit.held.append((name, action))  # H2
         if self._budget is not None:
-            self._charge(self._budget, entry, entry.core.size_bytes)
+            self._charge(self._budget, entry, cast(MeasuredCore, entry.core).size_bytes)
         if entry.unit is None and entry.core.is_empty:
             self._drop(name, entry)
 
@@ -373,7 +385,7 @@ class Shard:
         for name, entry in self._entries.items():
             assert entry.unit is None or (entry.unit in self._units and name in entry.unit.names), "H2"
             assert entry.unit is not None or not entry.core.is_empty, "H4"
-            assert self._budget is None or entry.size_bytes == entry.core.size_bytes, "H6"
+            assert self._budget is None or entry.size_bytes == cast(MeasuredCore, entry.core).size_bytes, "H6"
 
 
 def _tell(unit: Unit, error: int | None) -> None:

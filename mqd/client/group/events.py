@@ -17,7 +17,7 @@ class Partition(NamedTuple):
     """`topic_id`: b"" where the protocol speaks of names only (classic)."""
 
     topic: str
-    index: int
+    index: int  # type: ignore[assignment]  # not tuple's method
     topic_id: bytes = b""
 
 

@@ -16,7 +16,7 @@ from mqd.client.shm.staging import Chunk, Stage, native_columns
 from mqd.native import E_INVALID, NativeError
 
 if TYPE_CHECKING:
-    from mqd.client.shm.producer import ShmProducer
+    from mqd.client.shm.producer_driver import ProducerDriver
 
 PART_MAX = 8192  # records at a time: others want the lock, too
 
@@ -43,7 +43,7 @@ class Taken:
 
 
 class Appender:
-    def __init__(self, producer: ShmProducer) -> None:
+    def __init__(self, producer: ProducerDriver) -> None:
         self._producer = producer
         self._batch_of = np.empty(PART_MAX, np.uint64)
 

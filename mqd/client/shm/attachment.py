@@ -468,7 +468,9 @@ class Attachment:
         """By the driver; the lock is released while it connects."""
         if now < self._reattach_at or self.fatal is not None:
             return
-        old, new, problem = self.native, None, None
+        old = self.native
+        new: NativeClient | None = None
+        problem: OSError | KafkaException | None = None
         self.lock.release()
         try:
             new = self._opener()
@@ -477,6 +479,7 @@ class Attachment:
         finally:
             self.lock.acquire()
         if new is None:
+            assert problem is not None
             self._attaching_failed(problem)
             return
         if self._closed:

@@ -284,23 +284,15 @@ def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
 def _copied(chunk: Chunk) -> Chunk:
     """The same in memory of its own."""
 
-    def own(column: Column | None) -> Column | None:
-        return (
-            None
-            if column is None
-            else Column(
-                column.count,
-                bytes(column.data),
-                None if column.sizes is None else np.array(column.sizes),
-                column.fixed_bytes,
-            )
-        )
+    def own(column: Column) -> Column:
+        sizes = None if column.sizes is None else np.array(column.sizes)
+        return Column(column.count, bytes(column.data), sizes, column.fixed_bytes)
 
     times = None if chunk.timestamps is None else np.array(chunk.timestamps)
     return chunk._replace(
         values=own(chunk.values),
-        keys=own(chunk.keys),
-        headers=own(chunk.headers),
+        keys=None if chunk.keys is None else own(chunk.keys),
+        headers=None if chunk.headers is None else own(chunk.headers),
         partitions=None,
         timestamps=times,
         rows=None,
@@ -311,9 +303,7 @@ def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
     """Some of the records."""
     places = chosen.tolist()
 
-    def some(column: Column | None) -> Column | None:
-        if column is None:
-            return None
+    def some(column: Column) -> Column:
         items = column.items()
         sizes = column.each_size()[chosen]
         return Column(len(places), b"".join([items[place] or b"" for place in places]), sizes)
@@ -321,8 +311,8 @@ def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
     times = None if chunk.timestamps is None else chunk.timestamps[chosen]
     return chunk._replace(
         values=some(chunk.values),
-        keys=some(chunk.keys),
-        headers=some(chunk.headers),
+        keys=None if chunk.keys is None else some(chunk.keys),
+        headers=None if chunk.headers is None else some(chunk.headers),
         partitions=None,
         timestamps=times,
         rows=None,

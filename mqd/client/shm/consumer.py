@@ -26,7 +26,7 @@ import uuid
 import weakref
 from base64 import urlsafe_b64encode
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -37,7 +37,20 @@ from mqd.client.group.coordinator import Coordinator
 from mqd.client.group.joining import classic_core, new_core, subscribed
 from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.group.runner import GroupRunner
-from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Message, broker_error, failure, local_error
+from mqd.client.messages import (
+    GroupMetadata,
+    KafkaError,
+    KafkaException,
+    Message,
+    broker_error,
+    comes_again,
+    failure,
+    is_end,
+    key_of,
+    local_error,
+    next_offset,
+    offset_of,
+)
 from mqd.client.offsets import Key
 from mqd.client.shm.consumer_assignment import ConsumerAssignment
 from mqd.client.shm.consumer_config import ConsumerConfig
@@ -222,7 +235,7 @@ class ShmConsumer:
                     break
                 if time.monotonic() >= self._offsets.due:
                     self._offsets.commit_automatically(again=True)
-                before, last = (self._chunk, self._chunk and self._chunk.topic_id), self._last
+                before, last = (self._chunk, self._chunk.topic_id if self._chunk is not None else None), self._last
                 if self._fetcher.events:
                     found.append(self._fetcher.events.popleft())
                 elif self._read_chunk():
@@ -244,7 +257,7 @@ class ShmConsumer:
         self._interrupted = False
         for (part, topic_id), message in ended.items():
             if part is not None and part.topic_id == topic_id:
-                self._offsets.moved(part, message.offset() + 1, message.leader_epoch())
+                self._offsets.moved(part, next_offset(message), message.leader_epoch())
 
     def take(self, count: int, timeout: float | None) -> list[Message]:
         """What is there, up to `count`; waits for the first."""
@@ -283,7 +296,7 @@ class ShmConsumer:
         while True:
             event = self._serve()
             if event is not None:
-                if event.error().code() == KafkaError._PARTITION_EOF:
+                if is_end(event):
                     continue
                 raise KafkaException(event.error())
             self._drop_chunk()
@@ -318,7 +331,7 @@ class ShmConsumer:
     def _settle(self) -> None:
         part, last = self._chunk, self._last
         if part is not None and last is not None:
-            self._offsets.moved(part, last.offset() + 1, last.leader_epoch())
+            self._offsets.moved(part, next_offset(last), last.leader_epoch())
             self._last = None
             self._chunk_begin = part.position
 
@@ -338,11 +351,7 @@ class ShmConsumer:
     def _read_again(self, messages: list[Message]) -> list[Part]:
         """From the first of these on, which nobody has seen. Returns their partitions."""
         self._drop_chunk()
-        first = {
-            (message.topic(), message.partition()): message.offset()
-            for message in reversed(messages)
-            if message.error() is None
-        }
+        first = {key_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
         for part in parts:
             part.start, part.told = first[part.key], 0
@@ -350,11 +359,10 @@ class ShmConsumer:
         had = [
             event
             for event in messages
-            if event.error() is not None
-            and not _comes_again(event, first if event.error().code() == KafkaError._PARTITION_EOF else again)
+            if event.error() is not None and not comes_again(event, first if is_end(event) else again)
         ]
         self._fetcher.events = deque(
-            [*had, *(event for event in self._fetcher.events if not _comes_again(event, again))]
+            [*had, *(event for event in self._fetcher.events if not comes_again(event, again))]
         )
         self._fetcher.start(parts)
         return parts
@@ -578,13 +586,6 @@ class ShmConsumer:
             self.remote.close()
             self._data.close()
             self.control.close()
-
-
-def _comes_again(event: Message, read_again: Container[Key]) -> bool:
-    """An end, or an error that still holds, is told behind the records of these partitions: once,
-    and in its place. One without an offset is of the topic.
-    """
-    return event.offset() is not None and (event.topic(), event.partition()) in read_again
 
 
 _all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()

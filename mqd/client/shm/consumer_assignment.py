@@ -48,7 +48,7 @@ class ConsumerAssignment:
         self.remove(parts)
 
     def _add(self, partitions: Iterable[TopicPartition]) -> None:
-        added = []
+        added: list[Part] = []
         for one in partitions:
             if one.partition < 0:
                 raise failure(KafkaError._INVALID_ARG, f"{one.topic}: a partition number is needed")

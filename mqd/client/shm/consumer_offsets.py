@@ -22,7 +22,9 @@ from mqd.client.messages import (
     TopicPartition,
     broker_error,
     failure,
+    key_of,
     local_error,
+    next_offset,
 )
 from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
 from mqd.client.shm.partitions import Part
@@ -166,9 +168,9 @@ class ConsumerOffsets:
         if asynchronous:
             return None
         self._consumer.until(lambda: commit.outcome is not None, INFINITY)
-        error, results = commit.outcome or (None, [])
-        if error is not None:
-            raise KafkaException(error)
+        failed, results = commit.outcome or (None, [])
+        if failed is not None:
+            raise KafkaException(failed)
         return list(results)
 
     def _wanted(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
@@ -176,10 +178,10 @@ class ConsumerOffsets:
         if message is not None:
             if message.error() is not None:
                 raise KafkaException(message.error())
-            key = message.topic(), message.partition()
+            key = key_of(message)
             if self._is_of_old(message):
                 return {}
-            return {key: Committed(message.offset() + 1, _epoch(message.leader_epoch()), None, self._topic_id(key))}
+            return {key: Committed(next_offset(message), _epoch(message.leader_epoch()), None, self._topic_id(key))}
         if given is not None:
             for one in given:
                 if one.offset < 0 and one.offset not in (OFFSET_INVALID, OFFSET_STORED):

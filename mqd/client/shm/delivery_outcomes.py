@@ -116,13 +116,12 @@ class Fates:
         ends = np.append(starts[1:], count)
         found: list[tuple[int, Part]] = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            indices = None if rows is None else order[start:end] + first_index
-            found.append(
-                (
-                    int(ordered[start]),
-                    (rows, indices if rows is None or isinstance(rows, CallReport) else indices.tolist(), end - start),
-                )
-            )
+            indices: Any = None
+            if rows is not None:
+                indices = order[start:end] + first_index
+                if not isinstance(rows, CallReport):
+                    indices = indices.tolist()
+            found.append((int(ordered[start]), (rows, indices, end - start)))
         return found
 
     def appended(self, topic: int, parts: list[tuple[int, Part]]) -> None:

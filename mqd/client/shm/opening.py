@@ -30,6 +30,7 @@ def opener(
     def attach() -> Client:
         found = None if told else rendezvous.find(servers)
         path, server = (found.path, found.server) if found and found.path else (choice.socket_path, choice.server)
+        assert path is not None  # the choice was shared memory
         try:
             return Client(
                 path,

@@ -239,12 +239,11 @@ class ShmProducer(ProducerDriver):
             raise KafkaException(call.error)
 
     def _partitioned(self, stage: Stage, records: Chunk) -> Chunk:
-        count = self._partition_count(stage)
+        count, partitioner = self._partition_count(stage), self.config.partitioner
+        assert partitioner is not None  # or the C core partitions
         keys = [None] * records.values.count if records.keys is None else records.keys.items()
         return records._replace(
-            partitions=np.array(
-                [columns.checked_partition(self.config.partitioner(key, count), count) for key in keys], np.int32
-            )
+            partitions=np.array([columns.checked_partition(partitioner(key, count), count) for key in keys], np.int32)
         )
 
     # -- waiting -----------------------------------------------------------------------------------

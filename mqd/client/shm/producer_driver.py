@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any
+from typing import Any, cast
 
 from mqd.client.config import Choice, ProducerConfig, Settings
 from mqd.client.messages import KafkaError, KafkaException, failure, local_error
@@ -24,7 +24,7 @@ from mqd.client.shm.producer_statistics import Statistics
 from mqd.client.shm.staging import STAGE_MAX, Entry, Stage, chunk_of
 from mqd.client.shm.transactional import Transactions
 from mqd.native import NativeError
-from mqd.native.client import INT64_MAX, ProducerOptions
+from mqd.native.client import INT64_MAX, Client, ProducerOptions
 from mqd.native.client import Producer as NativeProducer
 
 _log = logging.getLogger("mqd.client")
@@ -104,7 +104,7 @@ class ProducerDriver:
             buffer_bytes_max=config["queue.buffering.max.kbytes"] << 10,
             produce_version=version,
         )
-        return NativeProducer(self.attachment.native, options)
+        return NativeProducer(cast(Client, self.attachment.native), options)
 
     def _arm(self, stage: Stage) -> None:
         stage.armed = True

@@ -188,7 +188,9 @@ class Transactions:
         with self._producer.attachment.lock:
             if self.state is not State.UNINITIALIZED:
                 raise failure(KafkaError._STATE, "init_transactions() has been called already")
-        self._ask(requests.FIND_COORDINATOR, 3, lambda: FindCoordinatorRequest(key=self._id, key_type=1), deadline)
+        self._ask(
+            requests.FIND_COORDINATOR, 3, lambda: FindCoordinatorRequest(key=self._id or "", key_type=1), deadline
+        )
         identity = self._init_identity(-1, -1, deadline)
         with self._producer.attachment.lock:
             self._take(*identity)

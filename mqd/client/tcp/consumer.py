@@ -273,12 +273,13 @@ class TcpConsumer:
             self._consumer.store_offsets(offsets=offsets)
 
     def commit(self, message: Any = None, offsets: Any = None, asynchronous: bool = True) -> Any:
+        commit: Any = self._consumer.commit  # its overloads want a literal
         if message is not None:
-            return self._consumer.commit(message=message, asynchronous=asynchronous)
+            return commit(message=message, asynchronous=asynchronous)
         if offsets is not None:
-            return self._consumer.commit(offsets=offsets, asynchronous=asynchronous)
+            return commit(offsets=offsets, asynchronous=asynchronous)
         self._store()
-        return self._consumer.commit(asynchronous=asynchronous)
+        return commit(asynchronous=asynchronous)
 
     # -- the group ---------------------------------------------------------------------------------
 

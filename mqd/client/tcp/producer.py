@@ -27,7 +27,8 @@ class TcpProducer:
 
     transport = "tcp"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, reason: str) -> None:
+        self.reason = reason
         more = {} if settings.logger is None else {"logger": settings.logger}
         self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **more)
         self._partitioner = settings.partitioner
@@ -79,6 +80,7 @@ class TcpProducer:
                 raise KafkaException(found.error)
             count = len(found.partitions)
             self._partition_counts[topic] = (count, time.monotonic() + _RETRY_METADATA_S)
+        assert self._partitioner is not None  # or librdkafka partitions
         return columns.checked_partition(self._partitioner(key, count), count)
 
     # -- batches -----------------------------------------------------------------------------------

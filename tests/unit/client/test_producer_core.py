@@ -575,7 +575,7 @@ def test_a_batch_over_tcp_that_is_left_early_says_how_much_was_taken(
 ) -> None:
     played = FullAfterThree(problem)
     monkeypatch.setattr("confluent_kafka.Producer", lambda *_arguments, **_named: played)
-    producer = TcpProducer(read({"bootstrap.servers": "x"}))
+    producer = TcpProducer(read({"bootstrap.servers": "x"}), "a test")
     with pytest.raises(type(problem)) as raised:
         producer.produce_batch("events", [b"%d" % number for number in range(10)])
     assert raised.value.taken == 3 and played.taken == [b"0", b"1", b"2"]  # type: ignore[attr-defined]

@@ -322,7 +322,8 @@ class Members:
             member.instance_id is not None for member in self.by_id.values()
         ), f"M3: {static} != {self.static}"
         assert not self.by_id.keys() & self.pending.keys() and len(self.pending) <= PENDING_MAX, "M4"
-        size = sum(one.size_bytes for one in (*self.by_id.values(), *self.pending.values()))
+        size = sum(member.size_bytes for member in self.by_id.values())
+        size += sum(pending.size_bytes for pending in self.pending.values())
         assert size == self.size_bytes, f"M6: {size} != {self.size_bytes}"
         self.deadlines.check(self.by_id.values())
         self.deadlines.check(self.pending.values())
