@@ -7,6 +7,7 @@ A frame is what follows the 4-byte length word; `with_length` puts the word in f
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from mqd.protocol import codec
 from mqd.protocol.framing import (
@@ -52,7 +53,7 @@ def encode_request(request: object, version: int, correlation_id: int, client_id
     return bytes(out)
 
 
-def decode_response(frame: bytes | bytearray | memoryview, api_key: int, version: int) -> tuple[int, object]:
+def decode_response(frame: bytes | bytearray | memoryview, api_key: int, version: int) -> tuple[int, Any]:
     """(correlation id, response struct). Raises ProtocolError."""
     data = frame if type(frame) is bytes else bytes(frame)
     correlation_id, position = decode_response_header(data, api_key, version)

@@ -45,7 +45,9 @@ def list_offsets(
     by_node: dict[int, dict[str, list[int]]] = {}
     for topic, partition in timestamps:
         info = metadata.topics.get(topic)
-        check(3 if info is None else info.error, topic)
+        if info is None:
+            raise BrokerError(3, topic)
+        check(info.error, topic)
         leader = info.leaders.get(partition)
         if leader is None:
             raise BrokerError(3, f"{topic}-{partition}")
@@ -150,7 +152,7 @@ class Driver:
 
     # -- offsets -----------------------------------------------------------------------------------
 
-    def list(self, keys: Iterable[Key], timestamp: int) -> dict[Key, int]:
+    def offsets_at(self, keys: Iterable[Key], timestamp: int) -> dict[Key, int]:
         return self.list_at({key: timestamp for key in keys})
 
     def list_at(self, timestamps: Mapping[Key, int]) -> dict[Key, int]:
@@ -193,7 +195,7 @@ class Driver:
     def resolve(self, limit: Limit, keys: list[Key], word: str) -> dict[Key, int]:
         """`word`: starting or ending."""
         if limit.at is not None:
-            return self.list(keys, limit.at)
+            return self.offsets_at(keys, limit.at)
         if limit.offsets is not None:
             return self._resolve_offsets(limit.offsets, keys, f"{word}Offsets")
         if limit.timestamp is not None:
@@ -209,7 +211,7 @@ class Driver:
                 f" {wanted[late[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at the"
                 " end instead"
             )
-        return {**found, **self.list(late, LATEST)}
+        return {**found, **self.offsets_at(late, LATEST)}
 
     def _resolve_offsets(self, given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
         wanted = self._named(given, keys, option)
@@ -251,7 +253,7 @@ class Driver:
                             for one in topic.partitions
                             if not one.is_future_key
                         }
-            earliest, latest = self.list(sizes, EARLIEST), self.list(sizes, LATEST)
+            earliest, latest = self.offsets_at(sizes, EARLIEST), self.offsets_at(sizes, LATEST)
         except (OSError, BrokerError, MqdReadError) as error:
             log.warning("sizes of partitions are not known (%s): tasks are cut by offsets", error)
             self.cluster.close()
@@ -340,7 +342,7 @@ def plan_batch(options: SourceOptions) -> list[Any]:
             driver.resolve(options.starting, keys, "starting"),
             driver.resolve(options.ending, keys, "ending"),
         )
-        earliest, latest = driver.list(keys, EARLIEST), driver.list(keys, LATEST)
+        earliest, latest = driver.offsets_at(keys, EARLIEST), driver.offsets_at(keys, LATEST)
         archived: list[Any] = []
         wanted = {key: [(starts[key], ends[key])] for key in keys}
         if archive is not None:

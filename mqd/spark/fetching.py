@@ -278,6 +278,7 @@ class TcpViews:
         """
         asked, turn = self._ask(self.position), 0
         while self.position < self._range.end:
+            assert self._link is not None
             frame = self._link.receive(self._memory[turn])
             try:
                 answer = parse_answer(frame, asked, self._topic_id, self._range.partition)

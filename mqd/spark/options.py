@@ -23,7 +23,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -72,6 +72,12 @@ class Options:
     def __contains__(self, name: str) -> bool:
         return name.lower() in self.values
 
+    @overload
+    def text(self, name: str, default: str) -> str: ...
+
+    @overload
+    def text(self, name: str, default: None = None) -> str | None: ...
+
     def text(self, name: str, default: str | None = None) -> str | None:
         return self.values.get(name.lower(), default)
 
@@ -82,6 +88,12 @@ class Options:
         if value.strip().lower() not in ("true", "false"):
             raise MqdOptionError(f"option {name}: {value!r} is neither true nor false")
         return value.strip().lower() == "true"
+
+    @overload
+    def integer(self, name: str, default: int, least: int = 1) -> int: ...
+
+    @overload
+    def integer(self, name: str, default: None = None, least: int = 1) -> int | None: ...
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int | None:
         value = self.text(name)
@@ -150,7 +162,7 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
         )
     numbers = {}
     for name, default in (("request.timeout.ms", 30_000), ("max.partition.fetch.bytes", 4 << 20)):
-        numbers[name] = Options({name: given.pop(name)}).integer(name) if name in given else default
+        numbers[name] = Options({name: given.pop(name)}).integer(name, default) if name in given else default
     return KafkaSettings(
         servers,
         given.pop("client.id", "spark-mqd"),

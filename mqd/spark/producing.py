@@ -115,7 +115,8 @@ def connections(options: SinkOptions) -> Connections:
     """
     process = os.getpid()
     key = (process, msgspec.json.encode(options.kafka, order="sorted"))
-    found = _connections[key] = _connections.pop(key, None) or Connections(options)
+    kept = _connections.pop(key, None)
+    found = _connections[key] = kept or Connections(options)
     own = [one for one in _connections if one[0] == process]
     for one in own[:-CONNECTIONS_MAX]:
         if not _connections[one].users:
@@ -297,7 +298,7 @@ class Producer:
         topics: dict[str, list[Any]] = {}
         for batch in chosen:
             topics.setdefault(batch.topic, []).append(
-                ProduceRequest.PartitionData(index=batch.partition, records=batch.data)
+                ProduceRequest.PartitionData(index=batch.partition, records=batch.data)  # type: ignore[arg-type]  # not copied
             )
         data = [ProduceRequest.TopicData(name=name, partition_data=partitions) for name, partitions in topics.items()]
         request = ProduceRequest(

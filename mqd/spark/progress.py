@@ -125,9 +125,9 @@ class Progress:
 
     def _log_ends(self, find: Callable[[], list[Key]]) -> Position:
         try:
-            return Position(self._driver.list(find(), LATEST), self._driver.ids())
+            return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
         except MqdMissingError:  # deleted in between: whether that is a loss is said by who looks for it now
-            return Position(self._driver.list(find(), LATEST), self._driver.ids())
+            return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
 
     def _find(self, wanted: Position) -> list[Key]:
         """The partitions there are; what is wanted and missing is asked for again (S6)."""
@@ -204,7 +204,7 @@ class Progress:
         return kept
 
     def _new_starts(self, keys: list[Key], start: Position, anew: set[Key]) -> dict[Key, int]:
-        earliest = self._driver.list(keys, EARLIEST)
+        earliest = self._driver.offsets_at(keys, EARLIEST)
         for (topic, partition), offset in earliest.items():
             if offset > 0 and start.offsets and (topic, partition) not in anew:
                 self._driver.lost(f"the new partition {topic}-{partition} begins at {offset} instead of 0")

@@ -90,7 +90,7 @@ def _write(options: SinkOptions, place: Place, batches: Iterator[pyarrow.RecordB
     outcome = writing.write(options, place, first, batches)
     return Written(
         place,
-        None if outcome.child is None else tuple(outcome.child),
+        None if outcome.child is None else (outcome.child[0], outcome.child[1]),
         outcome.row_count,
         outcome.byte_count,
         outcome.dropped,

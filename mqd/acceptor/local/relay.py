@@ -186,7 +186,7 @@ class Relaying:
                 frame = encode_request(part, header.api_version, header.correlation_id, header.client_id)
                 return decode_response(
                     await self._ask(node_id, address, header, frame), LIST_OFFSETS, header.api_version
-                )[1]  # type: ignore[return-value]
+                )[1]
             except (PeerError, ProtocolError) as error:
                 log.info(
                     "a leader on another host cannot be asked for offsets; the client tries again",

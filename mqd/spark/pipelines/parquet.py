@@ -157,7 +157,7 @@ class _File:
         self.topic, self.date = topic, date
         self._path = f"topic={topic}/date={date}/{prefix}-{uuid.uuid4().hex[:16]}.parquet"
         self._schema = arrow_schema(COLUMNS)
-        self._parquet: pq.ParquetWriter | None = None
+        self._parquet: Any = None
         self._group: list[pa.RecordBatch] = []
         self.waiting_bytes = 0
         self._spans: dict[int, Span] = {}
@@ -312,7 +312,7 @@ class _Rest:
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
-        self.batch = next(batches, None)
+        self.batch: Any = next(batches, None)
 
     @property
     def last(self) -> int:

@@ -41,14 +41,14 @@ def route(
     ).where(f.col("topic").isNotNull())
 
 
-def _headers(records: DataFrame):  # type: ignore[no-untyped-def]
+def _headers(records: DataFrame):
     from pyspark.sql import functions as f
 
     empty = f.array().cast("array<struct<key:string,value:binary>>")
     return f.coalesce(f.col(f"{RECORD}.headers"), empty) if "headers" in records.columns else empty
 
 
-def _reasons():  # type: ignore[no-untyped-def]
+def _reasons():
     from pyspark.sql import functions as f
 
     place = f.concat_ws(

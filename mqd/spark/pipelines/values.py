@@ -71,7 +71,7 @@ def encoded(frame: DataFrame, key: str) -> DataFrame:
     return frame.select(f.expr(key).cast("string").alias("key"), value) if key else frame.select(value)
 
 
-def _schema(value: Value):  # type: ignore[no-untyped-def]
+def _schema(value: Value):
     from pyspark.errors import ParseException
     from pyspark.sql.types import StructType
 
@@ -87,7 +87,7 @@ def _schema(value: Value):  # type: ignore[no-untyped-def]
     return schema
 
 
-def _complaint():  # type: ignore[no-untyped-def]
+def _complaint():
     from pyspark.sql import functions as f
 
     place = [

@@ -333,13 +333,13 @@ def test_sizes_are_told_of_partitions_that_have_a_leader(world: World, monkeypat
         return SimpleNamespace(ask=lambda request: answers[node])
 
     monkeypatch.setattr(driver.cluster, "link_to", link_to)
-    monkeypatch.setattr(driver, "list", lambda keys, at: dict.fromkeys(keys, 0 if at == -2 else 10))
+    monkeypatch.setattr(driver, "offsets_at", lambda keys, at: dict.fromkeys(keys, 0 if at == -2 else 10))
     assert driver.bytes_per_offset([("orders", 0), ("orders", 1)]) == {("orders", 0): 100.0}
 
     def gone(keys: Any, at: int) -> Any:
         raise MqdReadError("offsets of orders: UNKNOWN_TOPIC_OR_PARTITION")
 
-    monkeypatch.setattr(driver, "list", gone)
+    monkeypatch.setattr(driver, "offsets_at", gone)
     assert driver.bytes_per_offset([("orders", 0)]) == {}
 
 

@@ -40,7 +40,7 @@ class World:
     def ids(self) -> dict[str, bytes]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
 
-    def list(self, keys: Any, at: int) -> dict[Key, int]:
+    def offsets_at(self, keys: Any, at: int) -> dict[Key, int]:
         gone = [key for key in keys if key not in self.logs]
         if gone:
             raise MqdMissingError(f"offsets of {gone}: UNKNOWN_TOPIC_OR_PARTITION")
@@ -50,7 +50,7 @@ class World:
         return {key: self.hidden[key] for key in keys if key in self.hidden}
 
     def resolve(self, limit: Any, keys: Any, word: str) -> dict[Key, int]:
-        return self.list(keys, limit.at if limit.at is not None else LATEST)
+        return self.offsets_at(keys, limit.at if limit.at is not None else LATEST)
 
     def tasks(self, ranges: list[Range]) -> list[Range]:
         return split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
