@@ -27,7 +27,7 @@ class CliError(click.ClickException):
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED):
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # click's exceptions have one for all of a class
 
 
 class NobodyReadsError(Exception):

@@ -149,9 +149,9 @@ def _consumer(answer: Any) -> Group:
 def describe(cluster: Cluster, name: str) -> Group | None:
     """None: there is no such group."""
     if cluster.first.speaks(CONSUMER_GROUP_DESCRIBE):
-        request = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
+        described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
         answer = cluster.ask_coordinator(
-            GROUP, name, CONSUMER_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code
+            GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda found: found.groups[0].error_code
         ).groups[0]
         if not answer.error_code:
             return _consumer(answer)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -314,7 +315,7 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
     total = max(planned, len(remaining))
     with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
-            patiently(lambda left=remaining: stall.look(left))
+            patiently(partial(stall.look, remaining))
             show(max(total - len(remaining), 0))
             time.sleep(LOOK_S)  # other hosts' doing
             remaining = patiently(left)

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, BinaryIO
 
 import click
@@ -79,12 +80,16 @@ def compile_format(text: str, null: bytes = b"") -> Callable[[Any], bytes]:
     for literal, token in re.findall(r"((?:[^%\\]|\\.)+|\\$)|%(.?)", text, re.DOTALL):
         if literal or token == "%":
             fixed = unescape(literal) if literal else b"%"
-            parts.append(lambda _message, fixed=fixed: fixed)
+            parts.append(partial(_fixed, fixed))
         elif token in tokens:
             parts.append(tokens[token])
         else:
             raise click.UsageError(f"the format has %{token}; known are {' '.join('%' + name for name in tokens)} %%")
     return lambda message: b"".join([part(message) for part in parts])
+
+
+def _fixed(text: bytes, _message: Any) -> bytes:
+    return text
 
 
 def _raw(value: bytes | None) -> str | None:

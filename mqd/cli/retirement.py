@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
                 patiently(lambda: ask(cluster.first, topic, 0, RELEASE))
-        patiently(lambda now=state, behind=readers: show(now, behind))
+        patiently(partial(show, state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers
         time.sleep(LOOK_S)  # other hosts' doing

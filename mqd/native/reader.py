@@ -52,6 +52,15 @@ class Block:
 
     __slots__ = (*_WIDE, *_NARROW, "_pointer", "capacity", "memory", "view")
 
+    offsets: np.ndarray
+    timestamps_ms: np.ndarray
+    key_positions: np.ndarray
+    value_positions: np.ndarray
+    header_positions: np.ndarray
+    key_bytes: np.ndarray
+    value_bytes: np.ndarray
+    header_bytes: np.ndarray
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.memory = np.empty(capacity * RECORD_BLOCK_BYTES, np.uint8)

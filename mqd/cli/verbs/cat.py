@@ -276,16 +276,14 @@ def _query(letters: Letters) -> None:
         consumer.close()
     by_topic: dict[str, dict[str, Any]] = {}
     for answer in answers:
-        error = {"error": answer.error.str()} if answer.error is not None else {}
+        text = answer.error.str() if answer.error is not None else ""
+        error = {"error": text} if answer.error is not None else {}
         by_topic.setdefault(answer.topic, {"topic": answer.topic})[str(answer.partition)] = {
             "partition": answer.partition,
             "offset": answer.offset,
         } | error
         if not letters.as_json:
-            click.echo(
-                f"{answer.topic} [{answer.partition}] offset {answer.offset}"
-                + (f": {answer.error.str()}" if error else "")
-            )
+            click.echo(f"{answer.topic} [{answer.partition}] offset {answer.offset}" + (f": {text}" if error else ""))
     if letters.as_json:
         click.echo(json.dumps(by_topic, separators=(",", ":")), nl=False)
     failed = next((answer.error for answer in answers if answer.error is not None), None)

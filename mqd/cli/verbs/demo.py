@@ -93,7 +93,7 @@ class Digest:
         self.record_count = 0
         self.size_bytes = 0
         self.content: dict[bytes | None, int] = {}  # key -> sum of its values' hashes
-        self._chains: dict[bytes | None, Any] = {}
+        self._chains: dict[bytes, Any] = {}
         for key, value in pairs:
             self.add(key, value)
 
@@ -284,9 +284,13 @@ def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
     """
     from mqd.cli.topic_writing import Writer
 
-    writer = Writer(
-        bootstrap, {"acks": "all", "enable.idempotence": True, "linger.ms": 5, "queue.buffering.max.messages": 500_000}
-    )
+    config: dict[str, Any] = {
+        "acks": "all",
+        "enable.idempotence": True,
+        "linger.ms": 5,
+        "queue.buffering.max.messages": 500_000,
+    }
+    writer = Writer(bootstrap, config)
     started = time.monotonic()
     progress.begin("produce", len(pairs))
     for key, value in pairs:

@@ -142,7 +142,7 @@ def _through(
     from mqd.spark.pipelines.settings import READ_COMMITTED, Aggregate, Sink, Source, Value
 
     place = str(broker.directory)
-    common = {
+    common: dict[str, Any] = {
         "source": Source(topics=[TOPIC]),
         "value": Value(schema=SCHEMA),
         "time": "time_hour",
@@ -271,7 +271,8 @@ def by_hour_and_month(rows: list[Window], zone: tzinfo) -> tuple[dict[int, float
     """Mean delay, minutes, by hour of the day; share of flights more than 15 minutes late, %, by
     month. Of hours and months with FLIGHTS_MIN flights or more.
     """
-    hours, months = defaultdict(lambda: [0.0, 0]), defaultdict(lambda: [0, 0])
+    hours: defaultdict[int, list[Any]] = defaultdict(lambda: [0.0, 0])
+    months: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
     for row in rows:
         local = row.start.astimezone(zone)
         if row.mean_delay is not None:

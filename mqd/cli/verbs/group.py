@@ -143,7 +143,7 @@ def _labels(group: "Group") -> dict[str, str]:
     same: dict[str, list[Member]] = {}
     for member in group.members:
         same.setdefault(member.instance_id or member.client_id, []).append(member)
-    labels = {}
+    labels: dict[str, str] = {}
     for name, members in same.items():
         tails = {member.member_id: member.member_id.removeprefix(name).lstrip("-") for member in members}
         size = next((size for size in range(4, 40) if len({tail[:size] for tail in tails.values()}) == len(tails)), 40)

@@ -84,7 +84,7 @@ def run(
     return 0
 
 
-def _line(progress) -> str:  # type: ignore[no-untyped-def]
+def _line(progress) -> str:
     behind = f", {progress.behind:,} behind" if progress.behind > 0 else ""
     return (
         f"batch {progress.batch}: {progress.rows:,} records, {progress.rows_per_s:,.0f}/s, {progress.took_ms:,}"

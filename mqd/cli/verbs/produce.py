@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -128,7 +128,7 @@ class _Progress:
         self._shown = sys.stderr.isatty() and (bool(files) or not sys.stdin.isatty())
         self._read_bytes = 0
         self._next = 0.0
-        self._bar = None
+        self._bar: Any = None  # rich's Progress, imported where it is shown
 
     def __enter__(self) -> "_Progress":
         if self._shown:
@@ -152,16 +152,16 @@ class _Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def watch(self, stream: BinaryIO) -> BinaryIO:
-        return stream if self._bar is None else _Counted(stream, self)  # type: ignore[return-value]
+    def watch(self, stream: BinaryIO) -> Any:
+        return stream if self._bar is None else _Counted(stream, self)
 
     def count(self, size_bytes: int) -> None:
         self._read_bytes += size_bytes
 
-    def at(self, writer: object) -> None:
+    def at(self, writer: Any) -> None:
         if self._bar is not None and (now := time.monotonic()) >= self._next:
             self._next = now + _PROGRESS_S
-            self._bar.update(self._task, completed=self._read_bytes, records=writer.sent_count)  # type: ignore[attr-defined]
+            self._bar.update(self._task, completed=self._read_bytes, records=writer.sent_count)
 
 
 class _Counted:

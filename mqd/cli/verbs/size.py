@@ -98,7 +98,7 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:.4g} {prefix}{unit}"
 
 
-def _figures(path: Path | None, changes: dict[str, float]) -> Figures:
+def _figures(path: Path | None, changes: dict[str, float | None]) -> Figures:
     from mqd.cli.sizing import figures_from, shipped_figures
 
     try:

@@ -138,7 +138,7 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
             unread.set()
             stop.set()
 
-    def started(mode: str):  # type: ignore[no-untyped-def]
+    def started(mode: str):
         return frame.writeStream.outputMode(mode).foreachBatch(show).start()
 
     try:
@@ -156,7 +156,7 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
     return 0
 
 
-def _table(columns: list[str], found: list) -> None:  # type: ignore[type-arg]
+def _table(columns: list[str], found: list) -> None:
     """Raises NobodyReadsError. Written by say(): a Console that meets a closed pipe raises
     SystemExit, in whichever thread.
     """

@@ -72,7 +72,7 @@ def ask(data_dir: Path) -> dict[str, Any]:
 
 def duration(seconds: int) -> str:
     """ "3 d 4 h", "5 min 2 s": the two largest units."""
-    parts = []
+    parts: list[str] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)
         if count or (name == "s" and not parts):
