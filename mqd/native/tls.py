@@ -11,12 +11,19 @@ from typing import Any
 
 import msgspec
 
-from mqd.native.core import bytes_of, check, enumeration, failure, ffi, lib
+from mqd.native.core import bytes_of, check, failure, ffi, lib
 
 TICKET_KEY_BYTES: int = lib.MQD_TLS_TICKET_KEY_BYTES
 IDENTITY_COUNT_MAX: int = lib.MQD_TLS_IDENTITY_COUNT_MAX
 TLS_1_2, TLS_1_3 = 0x303, 0x304
-ClientAuth = IntEnum("ClientAuth", enumeration("mqd_tls_client_auth", "MQD_TLS_CLIENT_AUTH_"))
+
+
+class ClientAuth(IntEnum):
+    """enum mqd_tls_client_auth."""
+
+    NONE = lib.MQD_TLS_CLIENT_AUTH_NONE
+    REQUESTED = lib.MQD_TLS_CLIENT_AUTH_REQUESTED
+    REQUIRED = lib.MQD_TLS_CLIENT_AUTH_REQUIRED
 
 
 class TlsFile(msgspec.Struct, frozen=True):

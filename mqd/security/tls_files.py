@@ -143,7 +143,7 @@ class _Own:
         self._set = config
         self._listener = listener
 
-    def value(self, name: str):  # type: ignore[no-untyped-def]
+    def value(self, name: str):
         return broker_value(self._config, name)
 
     def text(self, name: str) -> str | None:
@@ -274,7 +274,8 @@ def split(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _by_key(blocks: list[tuple[bool, bytes]]) -> Iterator[tuple[list[bytes], bytes]]:
-    key, certificates = b"", []
+    key = b""
+    certificates: list[bytes] = []
     for is_key, block in blocks:
         if is_key:
             if key:

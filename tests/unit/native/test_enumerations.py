@@ -7,11 +7,11 @@ from os.path import commonprefix
 
 import pytest
 
-from mqd.native import batches, client, compacting, control, core, links, reactor, reader
+from mqd.native import batches, client, compacting, control, core, links, reactor, reader, tls
 
 ENUMS = [
     value
-    for module in (batches, client, compacting, control, links, reactor, reader)
+    for module in (batches, client, compacting, control, links, reactor, reader, tls)
     for value in vars(module).values()
     if isinstance(value, type) and issubclass(value, IntEnum) and value.__module__ == module.__name__
 ]

@@ -83,7 +83,7 @@ async def _group(
                     _refused(OffsetFetchResponse.GroupPartition, index, error) for index in topic.partition_indexes
                 ]
                 refused.append(
-                    OffsetFetchResponse.GroupTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+                    OffsetFetchResponse.GroupTopic(name=topic.name, topic_id=topic.topic_id, partitions=unknown)
                 )
             else:
                 known.append((name, tuple(topic.partition_indexes)))
@@ -126,7 +126,7 @@ async def _fetch(
     if broker.coordinators is None:
         return OffsetsFetched(int(ErrorCode.NOT_COORDINATOR))
     try:
-        fetched: OffsetsFetched = await broker.coordinators.groups.request(  # type: ignore[return-value]
+        fetched: OffsetsFetched = await broker.coordinators.groups.request(
             group_id, lambda number: FetchOffsets(number, topics, require_stable, member_id, member_epoch), TIMEOUT_S
         )
         if topics is None:

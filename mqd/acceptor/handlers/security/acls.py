@@ -6,6 +6,8 @@ As in Kafka, the number 0 (UNKNOWN) makes the whole request invalid, other unkno
 rule or the filter.
 """
 
+from typing import Any
+
 from mqd.acceptor.broker import CloseConnection, Context
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
@@ -30,7 +32,10 @@ from mqd.security.acl import (
     unknown,
 )
 
-DISABLED = {"error_code": int(ErrorCode.SECURITY_DISABLED), "error_message": "No Authorizer is configured."}
+DISABLED: dict[str, Any] = {
+    "error_code": int(ErrorCode.SECURITY_DISABLED),
+    "error_message": "No Authorizer is configured.",
+}
 TIMEOUT_MS = 30_000  # the requests have none
 
 

@@ -23,6 +23,8 @@ from mqd.security.scram import NUMBERS, verifier_of
 _MECHANISMS = {number: name for name, number in NUMBERS.items()}
 TIMEOUT_MS = 30_000  # the request has none
 Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
+Deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
+Upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
 
 
 async def handle(
