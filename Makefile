@@ -84,10 +84,12 @@ $(VENV)/.lint: $(VENV)/.installed pyproject.toml
 		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["lint"])')
 	touch $@
 
-# tests/tidy: layers of imports and includes, lengths, commit titles, names on the pages.
+# tests/tidy: layers of imports and includes, lengths, commit titles, names on the pages. mypy keeps what it found in
+# .mypy_cache: 15 CPU-seconds the first time, less than one while nothing changes.
 lint: $(VENV)/.lint
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy --num-workers 2 --no-error-summary
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_STYLED)
 	$(BIN)/python -m pytest -q tests/tidy
 
