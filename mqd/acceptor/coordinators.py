@@ -141,7 +141,7 @@ class Coordinators:
     ) -> None:
         self.clock = SteadyClock()
         self.log = Log(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
-        self.budget = GroupBudget(int(broker.broker_value("group.coordinator.memory.bytes")))  # type: ignore[arg-type]
+        self.budget = GroupBudget(broker.broker_number("group.coordinator.memory.bytes"))
         self.groups = Coordinator(
             GROUPS,
             GroupCores(self._make_group),

@@ -114,6 +114,18 @@ def topic_value(effective: Mapping[str, str], name: str) -> Value:
     return parse_value(TOPIC[name], effective[name])
 
 
+def topic_number(effective: Mapping[str, str], name: str) -> int:
+    value = topic_value(effective, name)
+    assert isinstance(value, int | float), f"{name} is not a number"
+    return int(value)
+
+
+def topic_list(effective: Mapping[str, str], name: str) -> list[str]:
+    value = topic_value(effective, name)
+    assert isinstance(value, list), f"{name} is not a list"
+    return value
+
+
 # -- sources ---------------------------------------------------------------------------------------
 
 

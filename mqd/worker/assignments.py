@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mqd.base.config import broker_number, topic_effective, topic_value
+from mqd.base.config import broker_number, topic_effective, topic_list, topic_value
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
@@ -80,7 +80,7 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
         lag_ms_max=broker_number(broker_config, "replica.lag.time.max.ms"),
         lag_records_max=int(effective["replica.lag.max.messages"]),
         flush_on_ack=topic.internal or bool(topic_value(effective, "flush.on.ack")),
-        throttled_replicas=frozenset(topic_value(effective, "follower.replication.throttled.replicas")),  # type: ignore[arg-type]
+        throttled_replicas=frozenset(topic_list(effective, "follower.replication.throttled.replicas")),
     )
 
 

@@ -30,7 +30,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import logging
-from mqd.base.config import broker_value
+from mqd.base.config import broker_number
 from mqd.cluster.host.messages import MoveCompleted, ToController
 from mqd.log import directories, moving
 from mqd.log.files import Files
@@ -187,8 +187,8 @@ class Mover:
 
     def _bytes_per_second(self) -> float:
         """An equal share for each worker: they have no common budget."""
-        rate = broker_value(self._partitions.broker_config, "replica.alter.log.dirs.io.max.bytes.per.second")
-        return int(rate) / max(1, self._control.worker_count)  # type: ignore[arg-type]
+        rate = broker_number(self._partitions.broker_config, "replica.alter.log.dirs.io.max.bytes.per.second")
+        return rate / max(1, self._control.worker_count)
 
     # -- switching ---------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Converts properties (text) to options of the native side. Pure: no extension, no file."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from mqd.base.config import broker_value, parse_cpus, topic_effective, topic_value
+from mqd.base.config import broker_value, parse_cpus, topic_effective, topic_list, topic_number, topic_value
 from mqd.base.listeners import Listener
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
@@ -61,19 +61,16 @@ def _compression(effective: Mapping[str, str]) -> dict[str, int]:
         return {}
     number = CODECS.index("none" if codec == "uncompressed" else str(codec))
     level = f"compression.{codec}.level"
-    return {
-        "compression": number + 1,
-        "compression_level": int(topic_value(effective, level)) if level in effective else 0,
-    }  # type: ignore[arg-type]
+    return {"compression": number + 1, "compression_level": topic_number(effective, level) if level in effective else 0}
 
 
 def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> RetentionPolicy:
     effective = topic_effective(broker, topic)
     return RetentionPolicy(
-        retention_ms=topic_value(effective, "retention.ms"),  # type: ignore[arg-type]
-        retention_bytes=topic_value(effective, "retention.bytes"),  # type: ignore[arg-type]
+        retention_ms=topic_number(effective, "retention.ms"),
+        retention_bytes=topic_number(effective, "retention.bytes"),
         segment_ms=_segment_ms(effective),
-        delete="delete" in topic_value(effective, "cleanup.policy"),  # type: ignore[operator]
+        delete="delete" in topic_list(effective, "cleanup.policy"),
     )
 
 
@@ -81,20 +78,20 @@ def _segment_ms(effective: Mapping[str, str]) -> int:
     """A record can be compacted only once its segment is closed, so the segment must close in time
     for max.compaction.lag.ms (Kafka's LogConfig.maxSegmentMs).
     """
-    segment_ms, lag_ms = int(topic_value(effective, "segment.ms")), int(topic_value(effective, "max.compaction.lag.ms"))  # type: ignore[arg-type]
-    return min(segment_ms, lag_ms) if "compact" in topic_value(effective, "cleanup.policy") else segment_ms  # type: ignore[operator]
+    segment_ms, lag_ms = topic_number(effective, "segment.ms"), topic_number(effective, "max.compaction.lag.ms")
+    return min(segment_ms, lag_ms) if "compact" in topic_list(effective, "cleanup.policy") else segment_ms
 
 
 def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> CompactionPolicy:
     effective = topic_effective(broker, topic)
     return CompactionPolicy(
-        compact="compact" in topic_value(effective, "cleanup.policy"),  # type: ignore[operator]
-        min_lag_ms=topic_value(effective, "min.compaction.lag.ms"),  # type: ignore[arg-type]
-        max_lag_ms=topic_value(effective, "max.compaction.lag.ms"),  # type: ignore[arg-type]
-        dirty_ratio_min=topic_value(effective, "min.cleanable.dirty.ratio"),  # type: ignore[arg-type]
-        delete_retention_ms=topic_value(effective, "delete.retention.ms"),  # type: ignore[arg-type]
-        segment_bytes=min(int(topic_value(effective, "segment.bytes")), _INT32_MAX),  # type: ignore[arg-type]
-        index_interval_bytes=topic_value(effective, "index.interval.bytes"),  # type: ignore[arg-type]
+        compact="compact" in topic_list(effective, "cleanup.policy"),
+        min_lag_ms=topic_number(effective, "min.compaction.lag.ms"),
+        max_lag_ms=topic_number(effective, "max.compaction.lag.ms"),
+        dirty_ratio_min=cast(float, topic_value(effective, "min.cleanable.dirty.ratio")),
+        delete_retention_ms=topic_number(effective, "delete.retention.ms"),
+        segment_bytes=min(topic_number(effective, "segment.bytes"), _INT32_MAX),
+        index_interval_bytes=topic_number(effective, "index.interval.bytes"),
     )
 
 
