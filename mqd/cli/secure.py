@@ -182,9 +182,9 @@ def make_admin(places: Layout) -> None:
     answer = local_controller.change(
         places.controller_socket, messages.AlterScramCredentials([], credentials), ADMIN_TIMEOUT_S
     )
-    for result in (answer, *answer.users):
-        if result.error:
-            raise CliError(f"the user {ADMIN} could not be made: {result.message or ERRORS[result.error].message}")
+    for error, message in [(answer.error, answer.message), *((user.error, user.message) for user in answer.users)]:
+        if error:
+            raise CliError(f"the user {ADMIN} could not be made: {message or ERRORS[error].message}")
     mine.pending.unlink(missing_ok=True)
 
 
