@@ -11,6 +11,7 @@ import pytest
 
 from tests.broker import Broker
 from tests.compat.java_client import build_java_client, run_java_client
+from tests.tiers import quick
 
 PARTS = {"group": 6, "group848": 5, "txn": 5, "admin": 7, "compaction": 6}
 CONFIG = {
@@ -36,7 +37,7 @@ def broker(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("command", PARTS)
+@pytest.mark.parametrize("command", quick(PARTS, ["group848", "txn", "admin"]))
 def test_java(broker: Broker, java_home: Path, command: str) -> None:
     held = run_java_client(java_home, broker.bootstrap, command)
     assert len(held) == PARTS[command], held

@@ -73,6 +73,7 @@ def test_one_process_is_killed_again_and_again(start_broker, rounds, seed, io_ba
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_several_processes_are_killed_at_once(start_broker, rounds, seed):
     """A worker and its peers' link to it, or those who would tell of the death, at the same moment."""
     broker = start_broker()
@@ -175,7 +176,7 @@ class _TopicChanges(threading.Thread):
         "mqd-worker-0",
         pytest.param("mqd-acceptor", marks=pytest.mark.slow),
         pytest.param("mqd-controller", marks=pytest.mark.slow),
-        "everything",
+        pytest.param("everything", marks=pytest.mark.slow),
     ],
 )
 def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):

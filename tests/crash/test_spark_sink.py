@@ -121,6 +121,7 @@ def every_number_once(start_broker: Callable[..., Broker], tmp_path: Path, kill_
     assert sorted(found) == list(range(len(found))), "every number once"
 
 
+@pytest.mark.slow
 def test_every_number_once(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     every_number_once(start_broker, tmp_path, len(VICTIMS), 1)
 

@@ -17,21 +17,16 @@ from mqd.coordinator.group.consumer.members import NOTHING, REVOKING, STABLE, Me
 from mqd.coordinator.group.consumer.records import Current
 from mqd.coordinator.group.consumer.subscriptions import Subscriptions
 from tests.property.consumer_histories import run
+from tests.tiers import quick
 
-QUICK_SEEDS = 100  # about 600 events each
-SEEDS_OF_A_SHARE = 100
+SEEDS_OF_A_SHARE = 50  # about 600 events each
 PLANTED_SEEDS = 60
 
 
-def test_histories() -> None:
-    assert sum(run(seed).event_count for seed in range(QUICK_SEEDS)) > 50_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", range(20))
-def test_many_histories(share: int) -> None:
-    first = 1_000 + share * SEEDS_OF_A_SHARE
-    assert sum(run(seed).event_count for seed in range(first, first + SEEDS_OF_A_SHARE)) > 50_000
+@pytest.mark.parametrize("share", quick([0, 1, *range(20, 60)], [0]))
+def test_histories(share: int) -> None:
+    first = share * SEEDS_OF_A_SHARE
+    assert sum(run(seed).event_count for seed in range(first, first + SEEDS_OF_A_SHARE)) > 25_000
 
 
 def test_one_seed_is_one_history() -> None:

@@ -271,6 +271,7 @@ def cluster(tmp_path: Path):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_job_copies_every_record_once_while_each_host_is_killed_in_turn(cluster: Cluster, tmp_path: Path) -> None:
     run(cluster, tmp_path, "1", sharing(cluster, tmp_path, "1", "classic"), 1)
 

@@ -22,6 +22,7 @@ from mqd.spark.wire import Cluster
 from tests.broker import Broker
 from tests.interaction.traffic import eventually
 from tests.interaction.transactional import connect, fetch_committed, fresh, read_committed, topic_of
+from tests.tiers import quick
 
 PARTITIONS = 3
 NO_PRODUCER = (-1, -1)
@@ -60,7 +61,9 @@ def everything(broker: Broker, topic: str) -> list[int]:
         return [int(value) for index in range(PARTITIONS) for value in read_committed(kafka, topic, index)]
 
 
-@pytest.mark.parametrize(("role", "transport"), [("worker", "tcp"), ("worker", "auto"), ("acceptor", "tcp")])
+@pytest.mark.parametrize(
+    ("role", "transport"), quick([("worker", "tcp"), ("worker", "auto"), ("acceptor", "tcp")], ["acceptor"])
+)
 def test_a_broker_that_restarts_gets_every_row_once(
     start_broker: Callable[..., Broker], role: str, transport: str
 ) -> None:

@@ -11,9 +11,10 @@ from confluent_kafka import Producer
 
 from tests.cluster import Cluster
 from tests.interaction.cluster_clients import all_in_sync, create, log, partitions, produce, read, until
+from tests.tiers import quick
 
 
-@pytest.fixture(scope="module", params=["epoll", "io_uring"])
+@pytest.fixture(scope="module", params=quick(["epoll", "io_uring"], ["epoll"]))
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster"), config={"io.backend": request.param}) as started:
         yield started

@@ -106,6 +106,7 @@ def test_three_hosts_form_one_cluster_and_hold_the_same_metadata(tmp_path: Path)
         assert {cluster.leader().node_id for _ in range(3)} == {leader.node_id}
 
 
+@pytest.mark.slow
 def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
@@ -142,6 +143,7 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
         create_somehow(cluster, cluster[2], "three")
 
 
+@pytest.mark.slow
 def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_controller(tmp_path: Path) -> None:
     """Its leader has heard it in this epoch, and does no more: another loss would stop the cluster."""
     with Cluster(tmp_path, 3) as cluster:
@@ -209,6 +211,7 @@ def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_minority_decides_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
@@ -458,6 +461,7 @@ def test_a_single_host_grows_to_three(tmp_path: Path, prepared_by: str) -> None:
         cluster.__exit__()
 
 
+@pytest.mark.slow
 def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_path: Path) -> None:
     """Whoever waits for it is told once what to look at, and joins without being started again."""
     cluster = Cluster(tmp_path, 3, seeds=1)

@@ -19,6 +19,7 @@ from mqd.client.messages import TopicPartition
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, CreateTopicsRequest, ElectLeadersRequest
 from tests.cluster import Cluster, Member
 from tests.kafka_connection import KafkaConnection
+from tests.tiers import quick
 
 PATIENCE_S = 60.0
 CREATE_TOPICS, ELECT_LEADERS, ALTER_REASSIGNMENTS = 19, 43, 45
@@ -194,7 +195,7 @@ def test_seeking_where_no_replica_is(cluster: Cluster) -> None:
 # -- coordinators elsewhere ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", quick(["classic", "consumer"], ["consumer"]))
 def test_groups_of_every_coordinator(cluster: Cluster, topics: tuple[str, str], protocol: str) -> None:
     """Five groups: each host coordinates some of them."""
     create(cluster, f"grouped-{protocol}", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])

@@ -94,6 +94,7 @@ def test_what_a_lost_host_held_gets_a_home_after_the_delay(cluster: Cluster) -> 
     assert replicas(cluster, "lost") == {1, 2, 4}
 
 
+@pytest.mark.slow
 def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
     filled(cluster, "back")
     slow = run(

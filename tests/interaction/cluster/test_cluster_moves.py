@@ -75,6 +75,7 @@ def _mqd(cluster: Cluster, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_fourth_broker_takes_its_share_and_another_leaves(cluster: Cluster) -> None:
     create(cluster, "load", partitions=6)
     with Load(cluster, "load", 6) as load:

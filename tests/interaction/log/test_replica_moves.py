@@ -20,6 +20,7 @@ from tests.broker import Broker
 from tests.compat import topics
 from tests.crash import processes
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.tiers import quick
 
 DEADLINE_S = 60
 RETRIABLE = {
@@ -230,7 +231,7 @@ def test_a_deleted_topic_leaves_nothing_of_its_moves(two_disks) -> None:
         eventually(lambda topic=topic: copies(disks, topic) == [])
 
 
-@pytest.mark.parametrize("victim", ["worker", "mqd-controller", "all"])
+@pytest.mark.parametrize("victim", quick(["worker", "mqd-controller", "all"], ["all"]))
 def test_whatever_dies_one_copy_counts_and_none_is_lost(two_disks, victim: str) -> None:
     broker, disks = two_disks
     chance = random.Random(victim)
@@ -282,6 +283,7 @@ def move_elsewhere(broker: Broker, disks: list[Path], topic: str) -> Path:
     return there
 
 
+@pytest.mark.slow
 def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, tmp_path: Path) -> None:
     disks = [tmp_path / "a", tmp_path / "b"]
     for disk in disks:

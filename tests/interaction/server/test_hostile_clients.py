@@ -33,6 +33,7 @@ from tests.interaction.traffic import (
     send_produce,
 )
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.tiers import quick
 
 MIB = 1 << 20
 
@@ -156,6 +157,7 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
         _others_are_served(connections, "others", 2.0)
 
 
+@pytest.mark.slow
 def test_small_frames_that_trickle(watch):
     """A byte at a time from three hundred: each costs its own few bytes."""
     frame = with_length(encode_request(produce_request("others", {0: batch(bytes(500))}), PRODUCE_VERSION, 1, "slow"))
@@ -267,7 +269,7 @@ def test_acks_0_that_fails_ends_the_connection_and_nothing_else(watch):
         assert must_produce(other, "t", 0, b"next") == 1
 
 
-@pytest.mark.parametrize("how", ["metadata", "sessions", "produce"])
+@pytest.mark.parametrize("how", quick(["metadata", "sessions", "produce"], ["produce"]))
 def test_what_waits_behind_a_long_poll_is_bounded(start_broker, how):
     """Replies leave in order, so everything behind a parked fetch is kept. The memory for it has a
     bound, whatever is asked.

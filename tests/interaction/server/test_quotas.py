@@ -20,6 +20,7 @@ from tests.broker import Broker
 from tests.compat import topics
 from tests.crash.processes import kill_and_wait
 from tests.kafka_connection import KafkaConnection
+from tests.tiers import quick
 
 PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
 RATE = 200_000
@@ -204,7 +205,7 @@ def test_without_acknowledgements_too(broker: Broker) -> None:
     limit(broker, "quiet", produce=None)
 
 
-@pytest.mark.parametrize("name", ["mqd-worker-0", "mqd-controller", "mqd-acceptor"])
+@pytest.mark.parametrize("name", quick(["mqd-worker-0", "mqd-controller", "mqd-acceptor"], ["mqd-worker-0"]))
 def test_quotas_hold_when_a_process_dies(start_broker, io_backend: str, name: str) -> None:
     broker = start_broker(config={"io.backend": io_backend, "quota.window.num": "2"})
     topic = topics.create_topic(broker, "kept", 2)

@@ -6,6 +6,7 @@ import pytest
 
 from mqd.cluster.host import messages
 from tests.planted import planted
+from tests.tiers import quick
 from tests.unit.controller.controller_world import World
 
 
@@ -20,7 +21,7 @@ def history(seed: int, steps: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", quick(range(40), range(15)))
 def test_history(seed: int) -> None:
     history(seed, 500)
 

@@ -62,6 +62,7 @@ def test_the_promise_of_the_page_holds_in_its_figures() -> None:
     assert {one["hosts"] for one in result["failures"]} >= {10, 100, 1000}
 
 
+@pytest.mark.slow
 def test_control_plane_models_run_whole() -> None:
     small = control_scale.catch_up(2_000, 12)
     assert small["snapshot_bytes"] > 2_000 * 50 and all(value >= 0 for value in small["steps"].values())
