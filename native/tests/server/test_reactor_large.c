@@ -2,6 +2,8 @@
  * wait for it in their order, and hold it no longer than others can wait (server/large.c). */
 #include "mqd_counter_test.h"
 
+#include "mqd_tls_test.h"
+
 enum {
     LARGE_BYTES = 8 << 20, /* room for two requests of BODY_BYTES */
     BODY_BYTES = 3 << 20,  /* half of the arena is 2 MiB */
@@ -44,6 +46,20 @@ static void no_memory(struct bench *b)
 {
     large_memory(b);
     CHECK(ftruncate(sparse_fds[0], ARENA_BYTES + 65536) == 0);
+}
+
+/* There is memory for the first part of a request at the end of the mapping, where the first one is. */
+static void no_memory_for_tls(struct bench *b)
+{
+    large_memory(b);
+    CHECK(ftruncate(sparse_fds[0], (off_t)b->mapped_bytes - (2 << 20)) == 0);
+    b->options[0].listeners[1] = MQD_LISTENER_TLS;
+}
+
+static void large_memory_for_tls(struct bench *b)
+{
+    large_memory(b);
+    b->options[0].listeners[1] = MQD_LISTENER_TLS;
 }
 
 static void large_stop(struct bench *b)
@@ -251,6 +267,60 @@ BOTH(without_shared_memory_the_connection_ends_and_the_worker_lives)
     served(&other, 1 << 20);
     frame_free(&frame);
     client_close(&client);
+    client_close(&other);
+    large_stop(b);
+}
+
+/* A large Produce over TLS; whether the broker has taken all of it. */
+static bool send_secured(struct bench *b, struct tls_client *client)
+{
+    struct tls_identity broker = tls_identity("localhost");
+    CHECK_OR(mqd_reactor_listener_tls(b->reactors[0], ++b->token, 1, tls_context(&broker)) == 0, abort());
+    CHECK_OR(bench_done(b, 0, b->token).error == 0, abort());
+    tls_identity_free(&broker);
+    *client = tls_client(client_open_by(b, 0, 1, -1).fd, 0);
+    CHECK_OR(tls_client_connect(client), abort());
+    struct frame frame = {0};
+    struct part part = large_part(0, 1);
+    put_produce(&frame, 1, -1, LIMIT_MS, &part, 1);
+    int n = openssl.SSL_write(client->ssl, frame.bytes, (int)frame.size_bytes);
+    openssl.ERR_clear_error();
+    bool all = n == (int)frame.size_bytes;
+    frame_free(&frame);
+    return all;
+}
+
+BOTH(a_large_request_over_tls_is_written)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = bench_start(backend, large_memory_for_tls);
+    struct tls_client client;
+    CHECK(send_secured(b, &client));
+    uint8_t reply[64];
+    CHECK(openssl.SSL_read(client.ssl, reply, sizeof reply) > 12);
+    CHECK_EQUAL(mqd_partition_log_end_offset(b->partitions[0]), 1);
+    close(client.fd);
+    tls_client_free(&client);
+    large_stop(b);
+}
+
+/* What is decrypted is stored, not received by a system call: a page that cannot be had must not
+ * raise SIGBUS. */
+BOTH(without_shared_memory_a_connection_with_tls_ends_too)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = bench_start(backend, no_memory_for_tls);
+    struct client other = client_open(b, 0);
+    struct tls_client client;
+    send_secured(b, &client); /* may be refused half-way */
+    uint8_t byte;
+    CHECK(openssl.SSL_read(client.ssl, &byte, 1) <= 0);
+    openssl.ERR_clear_error();
+    served(&other, 0);
+    close(client.fd);
+    tls_client_free(&client);
     client_close(&other);
     large_stop(b);
 }

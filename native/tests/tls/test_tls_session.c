@@ -244,7 +244,9 @@ TEST(what_the_socket_does_not_take_waits)
         CHECK(writes > 1 && writes < 1000);
         CHECK_EQUAL(mqd_tls_flush(s->tls), 0);
         for (uint32_t i = 0; i < writes; i++) {
+            int64_t end_ns = test_now_ns() + 10000000000ll;
             for (uint32_t got = 0; got < sizeof seen;) {
+                CHECK(test_now_ns() < end_ns);
                 int n = client_read(s, seen + got, (int)(sizeof seen - got));
                 CHECK_OR(n > 0 || mqd_tls_flush(s->tls) >= 0, return);
                 got += n > 0 ? (uint32_t)n : 0;
