@@ -27,6 +27,7 @@ from mqd.acceptor.interbroker.server import SERVED, Between
 from mqd.acceptor.link import Link
 from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.clients import LocalClients
+from mqd.acceptor.local.principals import LocalPrincipals
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics.page import Metrics
 from mqd.acceptor.transactions import coordinate
@@ -124,7 +125,12 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running)
     servers = rendezvous.served(listener.getsockname()[:2] for listener in client.listeners)
     local = LocalClients(
-        client.local_listener, handoffs, lambda worker: control.local_usage(worker)[0], running, servers
+        client.local_listener,
+        handoffs,
+        lambda worker: control.local_usage(worker)[0],
+        running,
+        servers,
+        LocalPrincipals(client.config).of,
     )
 
     def on_death(death) -> None:

@@ -1099,6 +1099,14 @@ def _rights() -> list[Property]:
             "Everyone may do everything with a resource that no access control list names.",
         ),
         Property(
+            "local.principal.mapping.rules",
+            "string",
+            "DEFAULT",
+            "(mqd) Which user a local process stands for, by its login name: RULE:pattern/replacement/[LU] and DEFAULT,"
+            " separated by commas; the first that matches decides. A process that stands for none goes over TCP; one of"
+            " the broker's own user may do everything.",
+        ),
+        Property(
             "authorizer.log.only",
             "bool",
             "false",

@@ -35,7 +35,7 @@ from mqd.security.acl import (
     Permission,
     canonical_host,
 )
-from mqd.security.principal import super_users
+from mqd.security.principal import BROKER, super_users
 from mqd.security.rights_table import EVERYTHING, RightsTable, compiled
 
 TABLES_MAX = 4096
@@ -56,7 +56,7 @@ def configured(config: Mapping[str, str]) -> "Authorizer | None":
     if not broker_value(config, "authorizer.class.name"):
         return None
     return Authorizer(
-        super_users(str(broker_value(config, "super.users"))),
+        {*super_users(str(broker_value(config, "super.users"))), BROKER},
         bool(broker_value(config, "allow.everyone.if.no.acl.found")),
     )
 

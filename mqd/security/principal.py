@@ -10,10 +10,17 @@ Rules are separated by commas; the first one that matches decides:
 """
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from mqd.base.config import broker_value
+from mqd.base.property_values import ConfigError
 
 USER = "User"
 ANONYMOUS = "User:ANONYMOUS"
+# A local process of the broker's own user, which could do everything to the broker anyway: always a
+# super user, and of a type of its own, so that no name that a client proves is the same.
+BROKER = "Local:broker"
 NAME_BYTES_MAX = 255
 
 
@@ -87,6 +94,16 @@ def _rule(pattern: str, replacement: str, change_case: str) -> MappingRule:
         if int(group) > compiled.groups:
             raise ValueError(f"${group} in {replacement!r}: {pattern!r} has {compiled.groups} groups")
     return MappingRule(compiled, replacement.replace("\\/", "/"), change_case)
+
+
+def local_rules(config: Mapping[str, str]) -> tuple[MappingRule, ...]:
+    """Those of local processes. Raises ConfigError."""
+    name = "local.principal.mapping.rules"
+    text = str(broker_value(config, name))
+    try:
+        return mapping_rules(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", name, text) from None
 
 
 def mapped(rules: tuple[MappingRule, ...], name: str) -> str | None:

@@ -77,6 +77,17 @@ void mqd_authentication_on_request(struct mqd_request *request)
     c->blocked++;
 }
 
+bool mqd_authentication_prove(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
+                              uint16_t size_bytes)
+{
+    if (!(c->principal = malloc(size_bytes)))
+        return false;
+    memcpy(c->principal, principal, size_bytes);
+    c->principal_bytes = size_bytes;
+    c->principal_kind = (uint8_t)kind;
+    return true;
+}
+
 /* NULL, or why the connection must end. Removes the block from the answer. */
 static const char *take_principal(struct mqd_reactor *r, struct mqd_request *request)
 {
@@ -97,13 +108,8 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     if (c->principal &&
         (c->principal_bytes != given.size_bytes || memcmp(c->principal, principal, given.size_bytes) != 0))
         return "it has authenticated again, as another principal"; /* U1 */
-    if (!c->principal) {
-        if (!(c->principal = malloc(given.size_bytes)))
-            return "out of memory for its principal";
-        memcpy(c->principal, principal, given.size_bytes);
-        c->principal_bytes = given.size_bytes;
-        c->principal_kind = MQD_PRINCIPAL_SASL;
-    }
+    if (!c->principal && !mqd_authentication_prove(c, MQD_PRINCIPAL_SASL, principal, given.size_bytes))
+        return "out of memory for its principal";
     reply->size_bytes -= block_bytes;
     memmove(reply->bytes, reply->bytes + block_bytes, reply->size_bytes);
     bool ends = given.session_ms && given.session_ms < (uint64_t)(INT64_MAX - r->now_ms);

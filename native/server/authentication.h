@@ -40,6 +40,10 @@ bool mqd_authentication_on_answer(struct mqd_reactor *r, struct mqd_request *req
 const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_authentication_close(struct mqd_connection *c);
 
+/* gives c its principal, once; false: out of memory */
+bool mqd_authentication_prove(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
+                              uint16_t size_bytes);
+
 /* what precedes the frame of a control request: a struct mqd_request_principal and the principal */
 uint32_t mqd_principal_block_bytes(const struct mqd_connection *c);
 void mqd_principal_block_put(const struct mqd_connection *c, uint8_t *at);

@@ -141,6 +141,7 @@ void mqd_handoff_accept(struct mqd_reactor *r)
         union {
             struct handoff tcp;
             struct mqd_local_handoff local;
+            uint8_t bytes[sizeof(struct mqd_local_handoff) + MQD_PRINCIPAL_BYTES_MAX];
         } handoff;
         union {
             struct cmsghdr header;
@@ -162,12 +163,15 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             memcpy(&fd, CMSG_DATA(header), sizeof fd);
         if (n == 0 && fd < 0)
             return; /* the keeper has ended; its pidfd notifies the main thread */
-        if (fd >= 0 && (n != sizeof handoff || handoff.tcp.magic != HANDOFF_MAGIC)) {
+        bool whole = n >= (ssize_t)sizeof handoff.tcp && !(message.msg_flags & MSG_TRUNC);
+        bool local = whole && handoff.tcp.flags & MQD_HANDOFF_LOCAL;
+        if (fd >= 0 && (!whole || handoff.tcp.magic != HANDOFF_MAGIC || (n != sizeof handoff.tcp && !local))) {
             close(fd);
             mqd_log(r, 3, 0, UINT32_MAX,
                     "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);
-        } else if (fd >= 0 && handoff.tcp.flags & MQD_HANDOFF_LOCAL) {
-            mqd_local_adopt(r, fd, &handoff.local);
+        } else if (fd >= 0 && local) {
+            mqd_local_adopt(r, fd, &handoff.local, handoff.bytes + sizeof handoff.local,
+                            (uint16_t)((size_t)n - sizeof handoff.local));
         } else if (fd >= 0) {
             adopt(r, fd, &handoff.tcp);
         } else if (message.msg_flags & MSG_CTRUNC) {

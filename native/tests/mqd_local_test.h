@@ -84,8 +84,9 @@ struct local_wish {
     uint32_t reply_bytes, submission_count;
 };
 
-/* Hands one end of a socket over as the acceptor does; the other one. */
-static int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
+/* Hands one end of a socket over as the acceptor does; the other one. principal: NULL = rights are
+ * off. */
+static int local_hand_as(struct bench *b, uint32_t worker, struct local_wish wish, const char *principal)
 {
     int ends[2];
     struct timeval limit = {LIMIT_MS / 1000, 0};
@@ -105,13 +106,14 @@ static int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int))];
     } ancillary = {0};
-    struct iovec iov = {&handoff, sizeof handoff};
+    size_t principal_bytes = principal ? strlen(principal) : 0;
+    struct iovec iov[2] = {{&handoff, sizeof handoff}, {(void *)(uintptr_t)principal, principal_bytes}};
     struct msghdr message = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
+        .msg_iov = iov, .msg_iovlen = 2, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
     ancillary.header.cmsg_level = SOL_SOCKET, ancillary.header.cmsg_type = SCM_RIGHTS,
     ancillary.header.cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(&ancillary.header), &ends[1], sizeof(int));
-    CHECK_OR(sendmsg(b->handoffs[worker], &message, 0) == 64, abort());
+    CHECK_OR(sendmsg(b->handoffs[worker], &message, 0) == (ssize_t)(64 + principal_bytes), abort());
     close(ends[1]);
     return ends[0];
 }
@@ -141,10 +143,15 @@ static ssize_t local_receive_packet(int fd, void *bytes, size_t size_bytes, int 
     return n < 0 && errno == ECONNRESET ? 0 : n;
 }
 
-/* welcome.error says whether it was refused. */
-static struct local local_open(struct bench *b, uint32_t worker, struct local_wish wish)
+static inline int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
 {
-    struct local local = {.b = b, .client.fd = local_hand(b, worker, wish)};
+    return local_hand_as(b, worker, wish, NULL);
+}
+
+/* welcome.error says whether it was refused. */
+static struct local local_open_as(struct bench *b, uint32_t worker, struct local_wish wish, const char *principal)
+{
+    struct local local = {.b = b, .client.fd = local_hand_as(b, worker, wish, principal)};
     uint32_t fd_count;
     CHECK_OR(local_receive_packet(local.client.fd, &local.welcome, sizeof local.welcome, local.fds, MQD_LOCAL_FD_COUNT,
                                   &fd_count) == sizeof local.welcome,
@@ -169,6 +176,11 @@ static struct local local_open(struct bench *b, uint32_t worker, struct local_wi
     local.submission_count = local.header->submission_count;
     local.reply_bytes = local.header->reply_bytes;
     return local;
+}
+
+static inline struct local local_open(struct bench *b, uint32_t worker, struct local_wish wish)
+{
+    return local_open_as(b, worker, wish, NULL);
 }
 
 __attribute__((unused)) static void local_close(struct local *local)

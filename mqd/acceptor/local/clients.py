@@ -12,7 +12,7 @@ worker's log and for every request that comes back here.
 
 Hand-off packet, 64 bytes (struct mqd_local_handoff): magic, listener id 0xffff, flags 1, then data
 bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id 32 bytes,
-NUL-terminated.
+NUL-terminated. The client's principal follows, if rights are on (principals.py).
 
 Bounds: HELLO_COUNT_MAX clients that have not sent hello, each for HELLO_S; beyond that the oldest
 is dropped. WAITING_COUNT_MAX that wait for room in a worker's hand-off socket.
@@ -92,17 +92,20 @@ def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
     )
 
 
-def handoff(hello: Hello, uid: int, pid: int) -> bytes:
-    return HANDOFF.pack(
-        MAGIC,
-        LISTENER_LOCAL,
-        FLAG_LOCAL,
-        hello.data_bytes,
-        hello.reply_bytes,
-        hello.submission_count,
-        uid & 0xFFFFFFFF,
-        pid,
-        hello.client_id[:31],
+def handoff(hello: Hello, uid: int, pid: int, principal: str = "") -> bytes:
+    return (
+        HANDOFF.pack(
+            MAGIC,
+            LISTENER_LOCAL,
+            FLAG_LOCAL,
+            hello.data_bytes,
+            hello.reply_bytes,
+            hello.submission_count,
+            uid & 0xFFFFFFFF,
+            pid,
+            hello.client_id[:31],
+        )
+        + principal.encode()
     )
 
 
@@ -120,7 +123,7 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
 class LocalClients:
     """`listener` None: local clients are disabled. `attachment_count(worker)` and `running(worker)`
     come from the control segment. `servers`: the addresses that this broker listens on
-    (rendezvous.server_name).
+    (rendezvous.server_name). `principal_of`: LocalPrincipals.of.
     """
 
     def __init__(
@@ -130,8 +133,10 @@ class LocalClients:
         attachment_count: Callable[[int], int],
         running: Callable[[int], bool],
         servers: Collection[str],
+        principal_of: Callable[[int], str | None] = lambda uid: "",
     ) -> None:
         self._servers = servers
+        self._principal_of = principal_of
         self._listener = listener
         self._handoff = Handoff(handoffs, attachment_count, running)
         self._abi_hash = native.local_abi_hash()
@@ -216,9 +221,16 @@ class LocalClients:
         pid, uid = peer_pid(connection)
         said = parse(packet, self._abi_hash)
         if isinstance(said, Hello) and (not said.server or said.server in self._servers):
-            self._hand(connection, handoff(said, uid, pid))
-            return
-        if isinstance(said, Hello):
+            principal = self._principal_of(uid)
+            if principal is not None:
+                self._hand(connection, handoff(said, uid, pid, principal))
+                return
+            said = (
+                f"user id {uid} stands for no principal (local.principal.mapping.rules): the client goes over TCP, where"
+                " it can authenticate"
+            )
+            refuse(connection, native.E_INVALID, said)
+        elif isinstance(said, Hello):
             said = (
                 f"the client would connect by TCP to {said.server}, and this broker does not listen there: a broker in"
                 " another network namespace or container has the path of the client's; the client goes over TCP"

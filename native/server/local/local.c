@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/authentication.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 
@@ -34,6 +35,8 @@
 struct making {
     struct mqd_local *local;
     int memory_fd, read_end; /* for the client only */
+    const void *principal;
+    uint16_t principal_bytes; /* 0 = none */
 };
 
 static uint64_t round_up(uint64_t bytes)
@@ -281,7 +284,14 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     local->pid = handoff->pid;
     local->watched = mqd_local_memory_watch(r, making->memory_fd, local->total_bytes);
     enlist(r, c, local);
+    if (making->principal_bytes &&
+        !mqd_authentication_prove(c, MQD_PRINCIPAL_LOCAL, making->principal, making->principal_bytes)) {
+        mqd_connection_close(r, c, "out of memory for its principal");
+        return;
+    }
     mqd_subject_attach(r, c);
+    if (c->fd < 0)
+        return;
     if (!welcome_send(r, making, fd)) {
         mqd_connection_close(r, c, "the local client left before it was welcomed");
         return;
@@ -294,7 +304,8 @@ discard:
     local_free(r, local);
 }
 
-void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *given)
+void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *given, const void *principal,
+                     uint16_t principal_bytes)
 {
     struct mqd_local_handoff handoff = *given;
     handoff.client_id[sizeof handoff.client_id - 1] = 0;
@@ -310,7 +321,11 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
                r->local_count);
         return;
     }
-    struct making making = {.local = calloc(1, sizeof *making.local), .memory_fd = -1, .read_end = -1};
+    struct making making = {.local = calloc(1, sizeof *making.local),
+                            .memory_fd = -1,
+                            .read_end = -1,
+                            .principal = principal,
+                            .principal_bytes = principal_bytes};
     if (!making.local) {
         refuse(r, fd, &handoff, ENOMEM, "the worker is out of memory; connect by TCP");
         return;

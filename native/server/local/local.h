@@ -80,7 +80,9 @@ struct mqd_local {
 };
 
 /* server/local/local.c */
-void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff);
+/* principal: follows the hand-off; 0 bytes: rights are off */
+void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, const void *principal,
+                     uint16_t principal_bytes);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* event of the socket */
 /* it has hung up, or its process has ended */

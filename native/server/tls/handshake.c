@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "server/authentication.h"
 #include "server/tls/state.h"
 
 #define THREAD_COUNT 2
@@ -147,12 +148,9 @@ void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *comma
         c->blocked--;
         if (!size_bytes || size_bytes > MQD_PRINCIPAL_BYTES_MAX) {
             mqd_connection_fail(r, c, "the client's certificate stands for no principal (ssl.principal.mapping.rules)");
-        } else if (!(c->principal = malloc(size_bytes))) {
+        } else if (!mqd_authentication_prove(c, MQD_PRINCIPAL_TLS, command->text, (uint16_t)size_bytes)) {
             mqd_connection_fail(r, c, "out of memory for its principal");
         } else {
-            memcpy(c->principal, command->text, size_bytes);
-            c->principal_bytes = (uint16_t)size_bytes;
-            c->principal_kind = MQD_PRINCIPAL_TLS;
             mqd_connection_resume(r, c);
         }
     }

@@ -1,0 +1,57 @@
+"""Which principal a local client is: the user of its process, as the kernel names it.
+
+The broker's own user is a super user (principal.BROKER): it could read every file and attach to
+every process of the broker anyway. Any other user id is looked up, and its login name mapped by
+`local.principal.mapping.rules`; without a name, or where no rule matches, the client is refused and
+goes over TCP.
+
+Where rights are off no client has a principal.
+"""
+
+import os
+import pwd
+import time
+from collections.abc import Callable, Mapping
+
+from mqd.base.config import broker_value
+from mqd.security.principal import BROKER, local_rules, mapped, user
+
+KEPT_S = 60.0  # user databases may be far away
+KEPT_COUNT_MAX = 1024
+
+
+class LocalPrincipals:
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        own_uid: int = os.geteuid(),
+        login: Callable[[int], str] = lambda uid: pwd.getpwuid(uid).pw_name,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_on = bool(broker_value(config, "authorizer.class.name"))
+        self._rules = local_rules(config)
+        self._own_uid = own_uid
+        self._login = login
+        self._clock = clock
+        self._known: dict[int, tuple[float, str | None]] = {}
+
+    def of(self, uid: int) -> str | None:
+        """ "": none is needed. None: the client is refused."""
+        if not self._is_on:
+            return ""
+        if uid == self._own_uid:
+            return BROKER
+        now = self._clock()
+        known = self._known.get(uid)
+        if known is None or now - known[0] >= KEPT_S:
+            if len(self._known) >= KEPT_COUNT_MAX:
+                self._known.clear()
+            known = self._known[uid] = now, self._look_up(uid)
+        return known[1]
+
+    def _look_up(self, uid: int) -> str | None:
+        try:
+            name = mapped(self._rules, self._login(uid))
+            return None if name is None else user(name)
+        except (KeyError, OSError, ValueError):
+            return None

@@ -1,0 +1,87 @@
+"""Which principal a process on this host is, by its user id."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from mqd import native
+from mqd.acceptor.local.clients import HANDOFF, HELLO, LAYOUT_MAGIC, LAYOUT_VERSION, WELCOME, LocalClients
+from mqd.acceptor.local.principals import KEPT_S, LocalPrincipals
+from mqd.security.acl import Operation, ResourceType
+from mqd.security.authorizer import configured
+from mqd.security.principal import BROKER, user
+
+LOGINS = {7: "alice", 8: "Bob", 9: "x" * 300}
+ON = {"authorizer.class.name": "standard"}
+
+
+def principals(config: dict[str, str], clock=lambda: 0.0) -> LocalPrincipals:
+    return LocalPrincipals(config, own_uid=3, login=LOGINS.__getitem__, clock=clock)
+
+
+def test_without_rights_no_process_is_mapped() -> None:
+    assert [principals({}).of(uid) for uid in (3, 7, 99)] == ["", "", ""]
+
+
+def test_a_process_is_its_user() -> None:
+    found = principals(ON)
+    assert [found.of(uid) for uid in (7, 8)] == ["User:alice", "User:Bob"]
+    assert found.of(99) is None, "not in the user database"
+    assert found.of(9) is None, "no name that a user may have"
+
+
+def test_the_rules_decide() -> None:
+    found = principals({**ON, "local.principal.mapping.rules": "RULE:a(.*)/local-$1/U"})
+    assert found.of(7) == "User:LOCAL-LICE"
+    assert found.of(8) is None, "no rule matches"
+
+
+def test_the_brokers_own_user_may_do_everything_and_is_nobodys_name() -> None:
+    assert principals(ON).of(3) == BROKER
+    rules = configured(ON)
+    assert rules is not None and rules.decide(BROKER, "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
+    assert user("broker") != BROKER and not user("x").startswith(BROKER.partition(":")[0] + ":")
+    assert not rules.decide(user("broker"), "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
+
+
+def test_a_user_that_is_renamed_is_known_by_the_new_name_in_time() -> None:
+    now = [0.0]
+    found = principals(ON, lambda: now[0])
+    assert found.of(7) == "User:alice"
+    LOGINS[7] = "alicia"
+    try:
+        assert found.of(7) == "User:alice"
+        now[0] = KEPT_S
+        assert found.of(7) == "User:alicia"
+    finally:
+        LOGINS[7] = "alice"
+
+
+def hello() -> bytes:
+    return HELLO.pack(LAYOUT_MAGIC, LAYOUT_VERSION, 256, native.local_abi_hash(), 1 << 20, 1 << 16, 0, b"test", b"")
+
+
+@pytest.mark.parametrize("principal", ["User:alice", "", None])
+def test_the_worker_is_told_or_the_client_is_refused(principal: str | None) -> None:
+    given, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    clients = LocalClients(None, [given], lambda _: 0, lambda _: True, (), lambda _: principal)
+    clients._forget = lambda _: None  # type: ignore[method-assign]  # there is no event loop
+    client.send(hello())
+    clients._on_hello(ours)
+    if principal is None:
+        magic, _, _, error, reason = WELCOME.unpack(client.recv(4096))
+        assert magic == LAYOUT_MAGIC and error == native.E_INVALID
+        assert b"local.principal.mapping.rules" in reason
+        taken.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            taken.recv(4096)
+    else:
+        message = taken.recv(4096)
+        assert message[HANDOFF.size :].decode() == principal
+        assert struct.unpack_from("<I", message)[0] == 0x31434E4F
+    for one in (given, taken, client, ours):
+        one.close()
