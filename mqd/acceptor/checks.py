@@ -101,10 +101,10 @@ class Checks:
         """`batch`: one whole record batch with a valid checksum and header; its records are
         unchecked. `keyed`: each needs a key. With `to`, the payload is the batch in that codec.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch, keyed, to)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, check_records, batch, keyed, to)
 
 
-def look_at_records(batch: memoryview | bytes, keyed: bool = True, to: Compression | None = None) -> Answer:
+def check_records(batch: memoryview | bytes, keyed: bool = True, to: Compression | None = None) -> Answer:
     """Blocks during the decompression and compression."""
     try:
         header = decode_batch_header(batch)

@@ -148,7 +148,7 @@ class Coordinators:
             InternalPartitions(broker, CONSUMER_OFFSETS),
             self.log,
             self.clock.now_ms,
-            after_load=self._gone_before,
+            after_load=self._deleted_meanwhile,
             budget=self.budget,
         )
         self.transactions: Coordinator | None = None
@@ -234,7 +234,7 @@ class Coordinators:
         self._gone = {}
         self.groups.post_all(event, lambda core: isinstance(core, Group) and core.offsets.names_any(event.left.keys()))
 
-    def _gone_before(self, core: Core) -> PartitionsGone | None:
+    def _deleted_meanwhile(self, core: Core) -> PartitionsGone | None:
         """Deletions while no coordinator was active. The writer of the offsets knew those
         partitions before this host became leader of their log. So this host knows them too, unless
         it reports them as withheld, or they were deleted. A topic that was created again under the

@@ -50,8 +50,10 @@ class _Directory:
         self._start()
         try:
             while not mine.answer.done():
-                heard_s = mine.stepped_s if mine in self._under_way else max(one.stepped_s for one in self._under_way)
-                left_s = heard_s + SILENT_S - time.monotonic()
+                last_step_s = (
+                    mine.stepped_s if mine in self._under_way else max(one.stepped_s for one in self._under_way)
+                )
+                left_s = last_step_s + SILENT_S - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(f"log directory {self._path} does not answer")
                 await asyncio.wait({mine.answer}, timeout=min(left_s, SILENT_S))

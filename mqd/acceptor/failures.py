@@ -42,9 +42,9 @@ def _is_error(field: Field) -> bool:
     return field.name in ("error_code", "partition_error_code")
 
 
-def _tells_errors(struct: Struct, version: int) -> bool:
+def _has_error_field(struct: Struct, version: int) -> bool:
     return any(
-        _is_error(field) or (field.struct is not None and _tells_errors(field.struct, version))
+        _is_error(field) or (field.struct is not None and _has_error_field(field.struct, version))
         for field in _fields(struct, version)
     )
 
@@ -67,7 +67,7 @@ def _fail(response: object, request: object, version: int, failure: Failure) -> 
         if field.is_array and field.struct is not None:
             elements = _elements(response, field, request, version, failure)
             setattr(response, field.name, elements)
-            found |= bool(elements) and _tells_errors(field.struct, version)
+            found |= bool(elements) and _has_error_field(field.struct, version)
     return found
 
 
@@ -79,7 +79,7 @@ def _elements(response: object, field: Field, request: object, version: int, fai
         return []
     asked = [one for one in _fields(owner_of(type(request))[1], version) if one.is_array and getattr(request, one.name)]
     same = [one for one in asked if one.name == field.name]
-    source = same or (asked if field.struct is not None and _tells_errors(field.struct, version) else [])
+    source = same or (asked if field.struct is not None and _has_error_field(field.struct, version) else [])
     if not source:
         return []
     made = []

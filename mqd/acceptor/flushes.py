@@ -36,16 +36,16 @@ class Flushes:
         self._slots = slots
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
-    def told(self, slot: int) -> None:
+    def notify(self, slot: int) -> None:
         """A flush of this slot is complete (MQD_LINK_FLUSHED)."""
         for future in self._waiting.pop(slot, ()):
             if not future.done():
                 future.set_result(None)
 
-    def told_all(self) -> None:
+    def notify_all(self) -> None:
         """A worker has died: its slots get other owners."""
         for slot in list(self._waiting):
-            self.told(slot)
+            self.notify(slot)
 
     async def wait(self, slots: Iterable[int]) -> None:
         """Waits until everything that the partitions in these slots held at the call is flushed.

@@ -238,7 +238,7 @@ class Link:
         elif descriptor.kind == DescriptorKind.PRODUCED:
             self._on_produced(sender, descriptor)
         elif descriptor.kind == DescriptorKind.FLUSHED:
-            self._broker.flushes.told(descriptor.slot)
+            self._broker.flushes.notify(descriptor.slot)
         else:
             log.warning("a worker sent what the acceptor does not take", worker=sender, kind=descriptor.kind)
 
@@ -460,7 +460,7 @@ class Link:
             if not future.done():
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
         self._descriptions[worker].clear()
-        self._broker.flushes.told_all()
+        self._broker.flushes.notify_all()
         for asked in list(self._parked[worker].values()):
             if asked.generation != self._control.endpoint_generation(worker):
                 asked.task.cancel()

@@ -23,14 +23,14 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class Place(NamedTuple):
-    """A listener for other hosts. `host`, `port`: bound address (port 0: a free one). `told_host`,
-    `told_port`: announced to other hosts (0: as bound).
+    """A listener for other hosts. `host`, `port`: bound address (port 0: a free one). `advertised_host`,
+    `advertised_port`: announced to other hosts (0: as bound).
     """
 
     host: str
     port: int
-    told_host: str
-    told_port: int
+    advertised_host: str
+    advertised_port: int
 
 
 class ClusterListeners(NamedTuple):
@@ -88,21 +88,21 @@ def _place(
     advertised = config.get(advertised_name)
     if advertised:
         try:
-            told_host, told_port = parse_address(advertised)
-            if told_host in _WILDCARDS or not told_port:
+            advertised_host, advertised_port = parse_address(advertised)
+            if advertised_host in _WILDCARDS or not advertised_port:
                 raise ValueError(f"{advertised!r} is nothing that another host could connect to")
-            return Place(host, port, told_host, told_port)
+            return Place(host, port, advertised_host, advertised_port)
         except ValueError as error:
             raise ConfigError(f"{advertised_name}: {error}", advertised_name, advertised) from error
-    told_host = told if host in _WILDCARDS else host
-    if told_host in _WILDCARDS:
+    advertised_host = told if host in _WILDCARDS else host
+    if advertised_host in _WILDCARDS:
         raise ConfigError(
             f"{name} listens on every address, so other hosts must be told which one to use: set"
             f" {advertised_name}=HOST:PORT",
             name,
             text,
         )
-    return Place(host, port, told_host, 0)
+    return Place(host, port, advertised_host, 0)
 
 
 def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:

@@ -170,7 +170,7 @@ class Cluster:
         return found
 
 
-def tell_left_out(what: str, names: list[str]) -> None:
+def report_left_out(what: str, names: list[str]) -> None:
     """On stderr: whom a list does not have, because their coordinators could not be asked."""
     if names:
         error_line(

@@ -98,7 +98,7 @@ class Partitions:
             if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
         ]
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         lines = []
         if self.without_leader:
             lines.append(f"WITHOUT A LEADER, neither read nor written: {some(self.without_leader)}")

@@ -69,7 +69,7 @@ class Extent(NamedTuple):
     led: int  # partitions that keep their replicas and get another preferred leader
     copies: int  # replicas that are copied
 
-    def told(self, moved: str, led: str) -> list[str]:
+    def lines(self, moved: str, led: str) -> list[str]:
         """Lines; `moved` and `led` are verbs."""
         return [
             f"{count} partition{'s' * (count != 1)} {text}"

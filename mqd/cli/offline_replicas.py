@@ -30,7 +30,7 @@ class Place(NamedTuple):
     directories: tuple[str, ...]
     unusable: bool = False
 
-    def told(self) -> str:
+    def text(self) -> str:
         where = (
             f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.unusable else ''}"
             if self.directories

@@ -28,7 +28,7 @@ class Reader:
         self.timeout_s = timeout_s
         self._bootstrap = bootstrap
         self._down_since: float | None = None
-        self._outage_said = False
+        self._outage_reported = False
         self._silent_since = time.monotonic()
         config = base_config(bootstrap, properties=properties) | {
             "error_cb": self._on_error,
@@ -63,9 +63,9 @@ class Reader:
                 return
             if exit_at_end:
                 raise unreachable(self._bootstrap)
-            if not self._outage_said:
+            if not self._outage_reported:
                 error_line(f"no broker at {self._bootstrap} any more; waiting for it")
-                self._outage_said = True
+                self._outage_reported = True
         elif exit_at_end and now - self._silent_since >= _OUTAGE_S:
             self._silent_since = now
             if (cause := unresolved()) is not None:
@@ -163,7 +163,7 @@ class Reader:
                 yield []
                 self._find_stops()
                 continue
-            self._down_since, self._outage_said, self._silent_since = None, False, time.monotonic()
+            self._down_since, self._outage_reported, self._silent_since = None, False, time.monotonic()
             batch: list[Any] = []
             try:
                 for message in [

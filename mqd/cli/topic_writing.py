@@ -47,11 +47,11 @@ class Writer:
         except BaseException as later:
             if not is_interruption(later):
                 raise
-            self._tell_interrupted()
+            self._report_interrupted()
             raise
-        self._tell_interrupted()
+        self._report_interrupted()
 
-    def _tell_interrupted(self) -> None:
+    def _report_interrupted(self) -> None:
         failed = self.failed_count + self.waiting_count
         if failed:
             error_line(f"interrupted: {failed} of {self.sent_count} records were not acknowledged")

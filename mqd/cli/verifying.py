@@ -123,7 +123,7 @@ def _copied(one: Standing, sizes: Mapping[int, Mapping[Partition, int]], leader:
     return one._replace(copied_bytes=sum(min(part or 0, whole) for part in parts), total_bytes=whole * len(parts))
 
 
-def told(topic: str, found: Sequence[Standing]) -> str:
+def summary(topic: str, found: Sequence[Standing]) -> str:
     """All of them in one line, and what to do about those that are neither done nor under way."""
     counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, OTHERWISE)}
     if counts[DONE] == len(found):

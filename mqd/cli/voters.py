@@ -28,7 +28,7 @@ class Judged(NamedTuple):
     def missing(self) -> list[int]:
         return self.silent + self.behind
 
-    def told(self) -> str:
+    def text(self) -> str:
         parts = [
             f"; {what}: {', '.join(map(str, nodes))}"
             for what, nodes in (("not heard of", self.silent), ("does not keep up", self.behind))

@@ -156,7 +156,7 @@ class AsyncConsumer:
         """As Consumer.consume: waits until there are `num_messages`, at most `timeout` seconds."""
         async with self._lock:
             await self._interrupt()
-            self._give_back()
+            self._return_unread()
             waiting = self._begin(self._implementation.gather, num_messages)
             try:
                 await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
@@ -214,7 +214,7 @@ class AsyncConsumer:
             self._waiting = None
             self._left += waiting.result()
 
-    def _give_back(self) -> None:
+    def _return_unread(self) -> None:
         """What was brought and nobody has taken is read again: whatever is called next may commit
         what was handed out. Not awaited, so that no cancellation meets it.
         """
@@ -236,7 +236,7 @@ class AsyncConsumer:
             self._implementation.interrupt()
         async with self._lock:
             await self._interrupt()
-            self._give_back()
+            self._return_unread()
             return await self._calls.call(lambda: function(*arguments, **named))
 
     def _callback(self, function: Any) -> Any:
@@ -355,7 +355,7 @@ class AsyncConsumer:
             self._implementation.interrupt()
         async with self._lock:
             raised = await _raised_by(self._interrupt())
-            self._give_back()
+            self._return_unread()
             raised = await _raised_by(self._calls.call(self._consumer.close)) or raised
             self._calls.end()
             _all.discard(self)

@@ -114,7 +114,7 @@ class Process:
         self.store = QuorumStore(places.metadata_dir, self.key)
         self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.told = False  # whether all processes were told to end
+        self.stopping = False  # whether all processes were told to end
         self.left_epoch = -1
         self._session_lock = threading.Lock()
         self._doubted_epoch = -1  # protected by the lock
@@ -150,7 +150,7 @@ class Process:
         self.leaving = asyncio.get_running_loop().create_task(work())
 
     def on_shutdown(self, reason: str) -> None:
-        self.told = True
+        self.stopping = True
         self.end(reason)
 
     # -- the cluster -------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class Process:
     async def _finish(self) -> int:
         shell = self.shell
         assert shell is not None
-        if self.told and not shell.failed.done():
+        if self.stopping and not shell.failed.done():
             await self._remember_clean(shell)
         if self.server is not None:
             await self.server.stop()

@@ -38,10 +38,10 @@ class Forming:
     async def run(self) -> formation.Found | formation.Join:
         self._handle(formation.Start())
         told, loop = "", asyncio.get_running_loop()
-        tell_at = loop.time() + TELL_S
+        report_at = loop.time() + TELL_S
         while self.core.decided is None:
-            if (self._waits_for != told or self._advice) and loop.time() >= tell_at:
-                told, tell_at = self._waits_for, loop.time() + TELL_S
+            if (self._waits_for != told or self._advice) and loop.time() >= report_at:
+                told, report_at = self._waits_for, loop.time() + TELL_S
                 self._on_waiting(f"{told}. {self._advice}" if self._advice else told)
                 self._advice = ""
             try:

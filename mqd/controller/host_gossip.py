@@ -162,23 +162,23 @@ class HostGossip:
         count = 0
         while True:
             try:
-                self._tell_controller()
+                self._gossip_controller()
                 self._leave_orders()
                 if count % SEEDS_EVERY == 0:
-                    self._tell_seeds()
+                    self._gossip_seeds()
                 if count % LOAD_EVERY == 0:
-                    self._tell_load()
+                    self._gossip_load()
             except Exception:  # only hints: the controller continues without them
                 log.exception("gossip was not fed")
             count += 1
             await asyncio.sleep(FEED_S)
 
-    def _tell_controller(self) -> None:
+    def _gossip_controller(self) -> None:
         core = self._shell.quorum.core
         if core.leader >= 0 and core.epoch > self.gossip.core.controller.epoch:
             self.gossip.event(events.ControllerKnown(core.leader, core.epoch))
 
-    def _tell_seeds(self) -> None:
+    def _gossip_seeds(self) -> None:
         brokers = self._shell.core.committed.brokers
         known = {
             (broker.controller_host, broker.controller_port)
@@ -193,7 +193,7 @@ class HostGossip:
             if view.state in (events.DEAD, events.LEFT) and brokers and view.node_id not in brokers:
                 self.gossip.event(events.Forget(view.node_id))  # unregistered
 
-    def _tell_load(self) -> None:
+    def _gossip_load(self) -> None:
         state, node_id = self._shell.core.committed, self._shell.node_id
         broker = state.brokers.get(node_id)
         replicas = sum(count for (node, _), count in state.partition_counts.items() if node == node_id)
@@ -243,7 +243,7 @@ class HostGossip:
         """Tells the keeper whom to notify if this process ends unexpectedly. Host names are
         resolved in the background, whenever the hosts change; unresolved ones are not notified.
         """
-        places = death_proofs.told(self._shell.quorum.core, self._shell.core.committed)
+        places = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
         if places != self._places:
             self._places = places
             self._numbers = {

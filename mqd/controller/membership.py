@@ -167,7 +167,7 @@ class Membership:
         if anothers := self._anothers(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, anothers)
         lacking = (
-            features.unsupported(self._shell.core.committed.features, features.told(theirs.features))
+            features.unsupported(self._shell.core.committed.features, features.supported_levels(theirs.features))
             if self._shell is not None and own.cluster_id
             else ""
         )

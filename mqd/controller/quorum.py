@@ -67,7 +67,7 @@ class Quorum:
             self._stopped = True
             self._fail(f"{type(error).__name__}: {error}")
             return
-        self._tell_lease()
+        self._publish_lease()
         self._schedule()
 
     def _schedule(self) -> None:
@@ -91,7 +91,7 @@ class Quorum:
         if not self._stopped:
             self._schedule()
 
-    def _tell_lease(self) -> None:
+    def _publish_lease(self) -> None:
         if not self._metadata.active:
             return
         until_ns = self.core.lease_deadline_ns(clock.boottime_ns())
@@ -151,7 +151,7 @@ class Quorum:
         log.info("this host is the active controller", epoch=effect.epoch, offset=effect.next_offset)
         self._lease_ms = 0
         self._on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
-        self._tell_lease()
+        self._publish_lease()
         self._on_leader()
 
     def _deposed(self, effect: events.Deposed) -> None:
@@ -187,7 +187,7 @@ class Quorum:
             self._snapshot_wanted_at = asyncio.get_running_loop().time()
             self.disk.submit(StoreSnapshot(self.core.snapshot_meta(state.version), state.copy()))
 
-    def maybe_snapshot_again(self) -> None:
+    def maybe_retry_snapshot(self) -> None:
         """Retries a snapshot that could not be written (no space)."""
         due = (
             self.core.log.size_bytes >= self.core.settings.log_bytes_max

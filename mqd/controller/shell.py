@@ -102,7 +102,7 @@ class Shell:
         self._dead_since_ms = -1  # no worker is alive, and the other hosts were informed
         # done when the metadata may be sent to this host's processes
         self.present: asyncio.Future[None] = loop.create_future()
-        self._broker_said: broker_core.SetBroker | None = None
+        self._broker_published: broker_core.SetBroker | None = None
         self._voters = voters.VoterChanges(self)
 
     # -- start and end -----------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Shell:
         self.metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
         self.on_host(self._measured())
         self.on_broker(broker_core.DirectoriesSeen(reports(self.directories)))
-        self.quorum.maybe_snapshot_again()
+        self.quorum.maybe_retry_snapshot()
         await self.quorum.disk.restore_reserve()
 
     def _measured(self) -> host_core.DirectoriesMeasured:
@@ -277,10 +277,10 @@ class Shell:
 
     @property
     def broker_epoch(self) -> int:
-        return self._broker_said.broker_epoch if self._broker_said is not None else -1
+        return self._broker_published.broker_epoch if self._broker_published is not None else -1
 
     def _in_service(self) -> bool:
-        return self._broker_said is not None and self._broker_said.ready and not self._broker_said.fenced
+        return self._broker_published is not None and self._broker_published.ready and not self._broker_published.fenced
 
     # -- this host's processes ---------------------------------------------------------------------
 
@@ -553,7 +553,7 @@ class Shell:
         lease_ms = action.lease_until_ms if action.ready else 0
         lease_ns = INT64_MAX if lease_ms >= INT64_MAX // 1_000_000 else lease_ms * 1_000_000
         self._control.set_broker(action.broker_epoch, action.incarnation, lease_ns)
-        before, self._broker_said = self._broker_said, action
+        before, self._broker_published = self._broker_published, action
         if before is None or (before.fenced, before.ready, before.broker_epoch) != (
             action.fenced,
             action.ready,

@@ -210,7 +210,7 @@ class Log:
         self._bytes -= append.size_bytes
         if append.future.done():
             return True
-        if redirect >= 0 and append.marker is not None and _goes_on(append.marker, error):
+        if redirect >= 0 and append.marker is not None and _is_redirected(append.marker, error):
             self._redirect(append.future, append.marker, error, base_offset, redirect)
         elif error:
             # After a failed write or flush the disk may or may not hold the batch. The next process
@@ -256,7 +256,7 @@ class Log:
         self._bytes = 0
 
 
-def _goes_on(marker: Marker, error: int) -> bool:
+def _is_redirected(marker: Marker, error: int) -> bool:
     """Whether a marker for a retired partition must also be written to the partition that takes its
     records. INVALID_PRODUCER_EPOCH: this marker was written before, and the fate of the other one
     is unknown. Records that were handed on once are never handed on again (D3 of

@@ -380,8 +380,8 @@ class Keeper(BrokerState):
             segment_count=len(made.segment_fds),
             local_listener_count=len(local),
             cluster_socket_count=len(cluster),
-            controller_listener=between.controller_told if between is not None else None,
-            inter_broker_listener=between.inter_broker_told if between is not None else None,
+            controller_listener=between.controller_advertised if between is not None else None,
+            inter_broker_listener=between.inter_broker_advertised if between is not None else None,
             config=self.settings.config,
             tls_secret=self._tls_secret if process.role == "worker" else b"",
         )

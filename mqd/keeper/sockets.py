@@ -154,8 +154,8 @@ class ClusterSockets(NamedTuple):
     controller: socket.socket
     gossip: socket.socket  # UDP, on the controller's address
     inter_broker: socket.socket
-    controller_told: tuple[str, int]
-    inter_broker_told: tuple[str, int]
+    controller_advertised: tuple[str, int]
+    inter_broker_advertised: tuple[str, int]
 
     def close(self) -> None:
         for one in (self.controller, self.gossip, self.inter_broker):
@@ -163,7 +163,7 @@ class ClusterSockets(NamedTuple):
 
 
 def _told(place: Place, listener: socket.socket) -> tuple[str, int]:
-    return place.told_host, place.told_port or listener.getsockname()[1]
+    return place.advertised_host, place.advertised_port or listener.getsockname()[1]
 
 
 def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:

@@ -178,7 +178,7 @@ class Copy:
             if limit is None and self._seen.get(name) == now and done == end:
                 return
             if done == 0:
-                self._let_go(name)
+                self._close_held(name)
             if limit is not None and name not in self._held:
                 self._held[name] = os.dup(source.fileno())
             with open(self.path / name, "r+b" if (self.path / name).exists() else "w+b") as target:
@@ -195,7 +195,7 @@ class Copy:
                 os.fdatasync(target.fileno())
             self._copied[name] = done
             if limit is None:
-                self._let_go(name)
+                self._close_held(name)
                 # a file changed in place may keep its size, and its time if the clock is coarse
                 if name.endswith(".log") or now[2] + SETTLED_NS < began_ns:
                     self._seen[name] = now
@@ -213,14 +213,14 @@ class Copy:
             )
         return done if self._seen.get(name) == now else 0
 
-    def _let_go(self, name: str) -> None:
+    def _close_held(self, name: str) -> None:
         fd = self._held.pop(name, -1)
         if fd >= 0:
             os.close(fd)
 
     def close(self) -> None:
         for name in list(self._held):
-            self._let_go(name)
+            self._close_held(name)
 
 
 def _print(status: os.stat_result) -> Print:

@@ -179,7 +179,7 @@ class TcpViews:
             self._link.close()
             self._link = None
 
-    def go_on_at(self, position: int) -> None:
+    def continue_at(self, position: int) -> None:
         """Where another reader has come to: patience begins here (F4), that one had its own."""
         self.position, self._since = position, time.monotonic()
 

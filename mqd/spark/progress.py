@@ -148,7 +148,7 @@ class Progress:
 
     def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
         """(where each partition begins, where it could end), by what is there now. Tells losses."""
-        anew = self._made_anew(start, available)
+        anew = self._recreated(start, available)
         kept = self._kept(start, available, anew)
         starts = {key: offset for key, offset in start.offsets.items() if key in available.offsets and key not in anew}
         found = [key for key in available.offsets if key not in starts]
@@ -163,7 +163,7 @@ class Progress:
                 ends[key] = begin
         return starts | kept, Position(ends | kept, available.ids | {topic: start.ids[topic] for topic, _ in kept})
 
-    def _made_anew(self, start: Position, later: Position) -> set[Key]:
+    def _recreated(self, start: Position, later: Position) -> set[Key]:
         """Partitions of topics that were deleted, and made anew."""
         anew = set()
         for topic in start.topics():
@@ -231,7 +231,7 @@ class Progress:
         begin, stop = Position.from_json(start), Position.from_json(end)
         if not self._driver.topics and stop.offsets:
             self._driver.partitions(missing_is_lost=True)  # after a restart: who leads, for what tasks weigh
-        anew = self._made_anew(begin, stop)  # what was gone then latest() has told
+        anew = self._recreated(begin, stop)  # what was gone then latest() has told
         starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in anew}
         found = [key for key in stop.offsets if key not in starts]
         vanished = self._vanished(found, stop)

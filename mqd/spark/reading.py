@@ -120,7 +120,7 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
         near = _local(options, cluster, one, lost, pool)
         if near is not None:
             yield from near.views()
-            far.go_on_at(near.position)  # R2
+            far.continue_at(near.position)  # R2
             near.close()
         yield from far.views()
     finally:

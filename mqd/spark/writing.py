@@ -73,14 +73,14 @@ def _write_all(
 ) -> None:
     encoder = Encoder(options, producer.partition_count)
     every_s = options.transaction_timeout_ms / 1000 / SIGNS_OF_LIFE
-    said_at = time.monotonic()
+    reported_at = time.monotonic()
     batch: Any = first
     while batch is not None:
         encoder.add(batch)
         producer.send(encoder.ready())
-        if own is not None and time.monotonic() - said_at > every_s:
+        if own is not None and time.monotonic() - reported_at > every_s:
             own.alive(child)
-            said_at = time.monotonic()
+            reported_at = time.monotonic()
         batch = next(others, None)
     producer.send(encoder.rest())
     producer.flush()

@@ -111,7 +111,7 @@ class Catalog:
             topic is not None
             and self.caught_up
             and (topic_id, index) not in self.owned
-            and self._gone_for_good(topic, (topic_id, index))
+            and self._is_deleted(topic, (topic_id, index))
         )
 
     def failed(self, key: Key, may_pass: bool = False) -> None:
@@ -156,7 +156,7 @@ class Catalog:
         self.cluster = Cluster(
             image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config)
         )
-        changes = Changes(brokers=self._told_brokers()) if image.node_id >= 0 else Changes()
+        changes = Changes(brokers=self._known_brokers()) if image.node_id >= 0 else Changes()
         for topic in [topic for topic_id, topic in self.topics.items() if topic_id not in told]:
             self._remove(topic, changes)
         config_changed = image.broker_config != self.broker_config
@@ -188,7 +188,7 @@ class Catalog:
                     self._remove(self.topics[part.topic_id], changes)
             elif isinstance(part, BrokersPut):
                 self.cluster.brokers = {broker.node_id: broker for broker in part.brokers}
-                changes = msgspec.structs.replace(changes, brokers=self._told_brokers())
+                changes = msgspec.structs.replace(changes, brokers=self._known_brokers())
                 self._touched = None
             elif isinstance(part, BrokerConfigPut):
                 self._config_put(part.config, part.default_config, changes)
@@ -242,7 +242,7 @@ class Catalog:
             owned for owned in self.owned.values() if owned.key not in self._failed and owned not in changes.set_options
         )
 
-    def _told_brokers(self) -> list[BrokerImage]:
+    def _known_brokers(self) -> list[BrokerImage]:
         return [broker for broker in self.cluster.brokers.values() if not broker.fenced]
 
     def _owned_of(self, topic: TopicImage) -> dict[Key, Owned]:
@@ -277,7 +277,7 @@ class Catalog:
         self._failed.pop(key, None)
         self.assigned.pop(key, None)
 
-    def _gone_for_good(self, topic: TopicImage, key: Key) -> bool:
+    def _is_deleted(self, topic: TopicImage, key: Key) -> bool:
         """W5. Otherwise the partition only belongs to another worker, or its directory is offline."""
         if self.cluster.node_id < 0 or not self.caught_up:
             return False
@@ -302,7 +302,7 @@ class Catalog:
             [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []
         )
         for key in [key for key in owned_before if key in self.owned and key not in wanted]:
-            (changes.delete if self._gone_for_good(topic, key) else changes.close).append(self.owned.pop(key))
+            (changes.delete if self._is_deleted(topic, key) else changes.close).append(self.owned.pop(key))
             self._forget(key)
         options_changed = broker_config_changed or (before is not None and before.config != topic.config)
         for key, owned in wanted.items():

@@ -347,14 +347,14 @@ class Compactor:
             await self._thread(native.compact_swap_undo, opened.path, bases[0])
             raise
         await self._thread(native.compact_swap_install, opened.path, bases[0])
-        await self._look_anew(opened, bases[0])
+        await self._reload_segments(opened, bases[0])
         await self._thread(native.compact_swap_finish, opened.path, bases[0])
-        await self._look_anew(opened, bases[0])  # closes the descriptors of deleted files
+        await self._reload_segments(opened, bases[0])  # closes the descriptors of deleted files
         log_dir = self._partitions.log_dirs[opened.owned.log_dir]
         await self._background.slow(log_dir.index, log_dir.timestamps.forget, opened.path)
         self._on_replaced(opened.owned.key)
 
-    async def _look_anew(self, opened: OpenPartition, base: int) -> None:
+    async def _reload_segments(self, opened: OpenPartition, base: int) -> None:
         await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, base, base)
 
     # -- outcomes ----------------------------------------------------------------------------------

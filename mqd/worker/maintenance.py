@@ -165,9 +165,9 @@ class Upkeep:
             self._log.warning("free space cannot be read", log_dir=str(log_dir.path), reason=str(error))
             return
         if log_dir.guard.on_free_bytes(free, _monotonic_ms()):
-            await self._tell_space(log_dir, free)
+            await self._report_space(log_dir, free)
 
-    async def _tell_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
+    async def _report_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
         full = log_dir.guard.full
         await self._commands.run(self._reactor.log_dir_full, log_dir.index, full)
         self.on_space()
@@ -184,7 +184,7 @@ class Upkeep:
     async def on_log_dir_full(self, log_dir: LogDirectory) -> None:
         """A write got ENOSPC."""
         if log_dir.guard.on_write_refused(_monotonic_ms()):
-            await self._tell_space(log_dir, 0)
+            await self._report_space(log_dir, 0)
 
     # -- checkpoints -------------------------------------------------------------------------------
 

@@ -220,7 +220,7 @@ class Mover:
     def _tell(self, move: _Move) -> None:
         self._send(MoveCompleted(move.owned.topic_id, move.owned.index, move.target))
 
-    def tell_again(self) -> None:
+    def report_again(self) -> None:
         for move in self._moves.values():
             if move.switching:
                 self._tell(move)

@@ -173,7 +173,7 @@ class Scrubber:
         self._found: dict[SegmentKey, Damage] = {}
         # found by an earlier life, in partitions that are not open yet
         self._earlier: dict[SegmentKey, Damage] = {}
-        self._told_ms: dict[SegmentKey, int] = {}
+        self._published_ms: dict[SegmentKey, int] = {}
         # How often compaction has replaced a partition's segments.
         self._replacements: dict[Key, int] = {}
         self._log = logging.get("worker.scrub")
@@ -264,7 +264,7 @@ class Scrubber:
         return changed
 
     def _drop(self, segment: SegmentKey) -> bool:
-        self._told_ms.pop(segment, None)
+        self._published_ms.pop(segment, None)
         return self._found.pop(segment, None) is not None
 
     def replaced(self, key: Key) -> None:
@@ -358,9 +358,9 @@ class Scrubber:
                 await self._publish()
             return
         self._plan.damaged(segment, now_ms)
-        told_ms = self._told_ms.get(segment)
-        if told_ms is None or now_ms - told_ms >= DAY_MS:
-            self._told_ms[segment] = now_ms
+        published_ms = self._published_ms.get(segment)
+        if published_ms is None or now_ms - published_ms >= DAY_MS:
+            self._published_ms[segment] = now_ms
             self._log.error(
                 "stored segment is damaged: put it back from a copy while the broker is down, or give up its records by"
                 " DeleteRecords up to next_sound_offset; everything else is served",

@@ -91,7 +91,7 @@ class Worker:
         self._cluster_id = ""
         # the cluster's access control lists
         self.rules = authorizer.configured(client.config) or authorizer.Authorizer()
-        self._looked_behind = False
+        self._checked_left_behind = False
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
     # -- life --------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Worker:
             self._aside,
             grace_s,
         )
-        self._upkeep.on_space = self._tell_full
+        self._upkeep.on_space = self._report_full_directories
         self._replication = Replication(
             self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config)
         )
@@ -387,7 +387,7 @@ class Worker:
             for log_dir, path in doomed:
                 self._partitions.delete_later(log_dir, path)
         await self._apply(changes, image.version, image=True)
-        self._tell_full()
+        self._report_full_directories()
         self._upkeep.settle_when_applied(image.version)
         if not self._ready:
             await self._mover.unmark_all()
@@ -407,20 +407,20 @@ class Worker:
         await self._partitions.apply(changes)
         self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
         self._forwarding.update(self._catalog.cluster, self._cluster_id)
-        if not self._looked_behind and self._catalog.caught_up:
-            await self._look_behind()
+        if not self._checked_left_behind and self._catalog.caught_up:
+            await self._set_aside_left_behind()
         await self._mover.on_applied(image)
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
 
-    def _tell_full(self) -> None:
+    def _report_full_directories(self) -> None:
         self._link.send(
             FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.guard.full])
         )
 
-    async def _look_behind(self) -> None:
+    async def _set_aside_left_behind(self) -> None:
         """W5 of the catalog: replicas that left this host before its current life."""
-        self._looked_behind = True
+        self._checked_left_behind = True
         if self._catalog.cluster.node_id >= 0:
             doomed = await self._background.urgent(
                 ELSEWHERE,
@@ -441,7 +441,7 @@ class Worker:
         while True:
             await asyncio.sleep(RETRY_FAILED_S)
             async with self._applying:
-                self._mover.tell_again()
+                self._mover.report_again()
                 changes = self._catalog.retry()
                 if changes.open and not self._stopping.is_set():
                     await self._apply(changes, self._version)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from mqd import native
-from mqd.acceptor.checks import look_at_records
+from mqd.acceptor.checks import check_records
 from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
 
 ROUNDS = 25
@@ -72,7 +72,7 @@ def measure() -> dict[str, float]:
         for value_bytes in (100, 1000):
             data, count = batch(value_bytes, False, False, codec)
             costs[f"{codec}, {value_bytes:,}-byte values"] = best_ns(
-                lambda data=data: look_at_records(data, False), count
+                lambda data=data: check_records(data, False), count
             )
     return costs
 

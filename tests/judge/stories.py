@@ -196,7 +196,7 @@ def look_at_topics() -> list[Step]:
     ]
 
 
-def look_at_records() -> list[Step]:
+def check_records() -> list[Step]:
     ask = [m.ListOffsetsRequest.Partition(number, -1, -1) for number in (0, 1)]
     partition = m.FetchRequest.Partition(0, partition_max_bytes=1 << 20)
     fetch = m.FetchRequest(
@@ -227,7 +227,7 @@ def look_at_transactions() -> list[Step]:
 
 FAMILIES = (
     (TOPICS, TOPIC_HISTORIES, look_at_topics),
-    (RECORDS, RECORD_HISTORIES, look_at_records),
+    (RECORDS, RECORD_HISTORIES, check_records),
     (GROUPS, GROUP_HISTORIES, look_at_groups),
     (TRANSACTIONS, TRANSACTION_HISTORIES, look_at_transactions),
 )

@@ -183,7 +183,7 @@ class LocalClients:
                     "cannot accept local clients for now; raise the limit of open files (ulimit -n)", reason=str(error)
                 )
                 self._loop.remove_reader(listener.fileno())
-                self._loop.call_later(PAUSE_S, self._start_again, listener)
+                self._loop.call_later(PAUSE_S, self._resume, listener)
                 return
             connection.setblocking(False)
             if len(self._greeting) >= HELLO_COUNT_MAX:
@@ -193,7 +193,7 @@ class LocalClients:
             )
             self._loop.add_reader(connection.fileno(), self._on_hello, connection)
 
-    def _start_again(self, listener: socket.socket) -> None:
+    def _resume(self, listener: socket.socket) -> None:
         if self._loop is not None:
             self._loop.add_reader(listener.fileno(), self._on_readable, listener)
 

@@ -124,14 +124,14 @@ def status(settings: Settings, wait_s: float | None) -> None:
         f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset"
         f" {seen.quorum.high_watermark}"
     )
-    click.echo(f"voters: {_nodes(seen.voters)}{judged.told()}")
+    click.echo(f"voters: {_nodes(seen.voters)}{judged.text()}")
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
     if _is_closed(settings, in_service + fenced):
         click.echo(_CLOSED)
-    for line in partitions.told():
+    for line in partitions.lines():
         click.echo(line)
     for place in places:
-        click.echo(f"  {place.told()}")
+        click.echo(f"  {place.text()}")
 
 
 def _nodes(nodes: list[int]) -> str:
@@ -368,12 +368,12 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
             ("TOPIC", "PARTITION", "REPLICAS"),
             [(topic, index, ",".join(map(str, replicas))) for (topic, index), replicas in sorted(plan.items())],
         )
-        for line in extent.told("would move", "would get"):
+        for line in extent.lines("would move", "would get"):
             click.echo(line)
     elif not plan:
         click.echo("balanced already; nothing moves")
     else:
-        for line in extent.told(*(("to move", "to get") if no_wait else ("moved", "got"))):
+        for line in extent.lines(*(("to move", "to get") if no_wait else ("moved", "got"))):
             click.echo(line)
         if no_wait:
             click.echo(

@@ -103,12 +103,12 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
     """List the consumer groups: names when piped, a table on a terminal."""
     import sys
 
-    from mqd.cli.broker_lookup import Cluster, tell_left_out
+    from mqd.cli.broker_lookup import Cluster, report_left_out
     from mqd.cli.group_listing import known_groups
 
     with Cluster(settings.bootstrap) as cluster:
         found, away = known_groups(cluster, states, types)
-    tell_left_out("group", list(away))
+    report_left_out("group", list(away))
     if settings.json:
         emit_json(
             [

@@ -100,7 +100,7 @@ def _show(about: dict[str, Any]) -> None:
         rows.append((one["name"], one["pid"] or "-", one["state"], up, one["restart_count"], *load))
     emit_table(("PROCESS", "PID", "STATE", "UP", "RESTARTS", "PARTITIONS", "CONNECTIONS", "LOCAL"), rows)
     for one in about.get("not_served", ()):
-        click.echo(one["told"])
+        click.echo(one["text"])
 
 
 @click.command(short_help="Show a broker's processes, ports and partitions.")
@@ -127,7 +127,7 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
         from mqd.cli import offline_replicas as offline
 
         about["not_served"] = [
-            {"partition": one.partition, "directories": list(one.directories), "told": one.told()}
+            {"partition": one.partition, "directories": list(one.directories), "text": one.text()}
             for one in offline.here(about["host"], about["port"])
         ]
     if as_json:

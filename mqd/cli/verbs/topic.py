@@ -526,7 +526,7 @@ def _show_plan(settings: Settings, name: str, found: list[Any]) -> int:
             for one in sorted(found)
         ]
         emit_table(("PARTITION", "STATE", "PLANNED", "REPLICAS", "COPIED"), rows)
-        click.echo(verifying.told(name, found))
+        click.echo(verifying.summary(name, found))
     return 0 if all(one.state == verifying.DONE for one in found) else EXIT_FAILED
 
 

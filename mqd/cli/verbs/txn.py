@@ -88,7 +88,7 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
     """List transactions, by transactional id, those open for longest first."""
     from mqd.cli import transactions as txns
-    from mqd.cli.broker_lookup import Cluster, tell_left_out
+    from mqd.cli.broker_lookup import Cluster, report_left_out
 
     if hanging and (states or longer_than is not None):
         raise click.UsageError("--hanging goes with --idle only: no coordinator knows the state of such a transaction")
@@ -97,7 +97,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
             _show_hanging(settings, txns.hanging(cluster, idle))
             return
         found, away = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
-    tell_left_out("transactional id", away)
+    report_left_out("transactional id", away)
     if settings.json:
         emit_json([_json(one) for one in found])
     elif found:

@@ -112,13 +112,13 @@ class ClassicCore:
         self.next_ms: int | None = None
         self._number = 0
         self._sent: type | None = None
-        self._wants_join = False
+        self._must_join = False
         self._members: dict[str, Subscription] = {}
         self._protocol: str | None = None
         self._assigned_counts: dict[str, int] | None = None  # what this generation's assignment, made by us, rests on
         self._joined_topics: frozenset[str] = frozenset()
         self._due_ms = 0
-        self._look_ms: int | None = None
+        self._check_ms: int | None = None
         self._failures = 0
         self._polled_ms = 0
         self._quiet = False
@@ -184,7 +184,7 @@ class ClassicCore:
             return
         self.subscription = event
         actions.append(Resolve((), None if event.regex is not None else event.topics))
-        self._look_ms = now_ms + self.settings.metadata_interval_ms
+        self._check_ms = now_ms + self.settings.metadata_interval_ms
         if self.state is State.IDLE:
             self._polled_ms = now_ms
             self._begin(now_ms)
@@ -193,14 +193,14 @@ class ClassicCore:
 
     def _begin(self, now_ms: int) -> None:
         self.state, self.epoch, self.target, self.under_way = State.JOINING, -1, None, None
-        self._wants_join, self._due_ms, self._failures = True, now_ms, 0
+        self._must_join, self._due_ms, self._failures = True, now_ms, 0
 
     def _rejoin(self) -> None:
         """With what it is; eager members give up everything before."""
-        self.state, self._wants_join, self.target = State.JOINING, True, None
+        self.state, self._must_join, self.target = State.JOINING, True, None
 
     def _on_leave(self, actions: list[Action]) -> None:
-        self.subscription, self._look_ms = None, None
+        self.subscription, self._check_ms = None, None
         if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
             self.state = self.state if self.state is State.FATAL else State.IDLE
             actions.append(Left())
@@ -229,8 +229,8 @@ class ClassicCore:
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
             self.state, self.under_way, self.member_id = State.STALE, None, ""
-        if self._look_ms is not None and now_ms >= self._look_ms and self.subscription is not None:
-            self._look_ms = now_ms + self.settings.metadata_interval_ms
+        if self._check_ms is not None and now_ms >= self._check_ms and self.subscription is not None:
+            self._check_ms = now_ms + self.settings.metadata_interval_ms
             actions.append(Resolve((), None if self.subscription.regex is not None else self.subscription.topics))
 
     def _on_done(self, now_ms: int) -> None:
@@ -241,7 +241,7 @@ class ClassicCore:
         if kind is not Assign:
             self.owned -= partitions
         if self.is_cooperative and kind is Revoke and self.state is State.STABLE:
-            self._wants_join = True  # others get it in the next generation
+            self._must_join = True  # others get it in the next generation
         if self.state in (State.LOST, State.STALE) and not self.owned:
             if self.subscription is None:
                 self.state = State.IDLE
@@ -277,7 +277,7 @@ class ClassicCore:
     def _later(self, now_ms: int) -> None:
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
-        self._wants_join = self._wants_join or self.state is State.JOINING
+        self._must_join = self._must_join or self.state is State.JOINING
 
     def _on_answer(self, message: Any, now_ms: int, actions: list[Action]) -> None:
         code, sent = message.error_code, self._sent
@@ -308,14 +308,14 @@ class ClassicCore:
                 self._rejoin()
             self._later(now_ms)
         elif code == ErrorCode.MEMBER_ID_REQUIRED:
-            self.member_id, self._wants_join, self._due_ms = message.member_id, True, now_ms
+            self.member_id, self._must_join, self._due_ms = message.member_id, True, now_ms
         elif code == ErrorCode.REBALANCE_IN_PROGRESS:
             self._rejoin()
             self._due_ms = now_ms
         elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
-            self.epoch, self.target, self._wants_join = -1, None, False
+            self.epoch, self.target, self._must_join = -1, None, False
             if self.owned or self.callback is not None:
                 self.state = State.LOST
             else:
@@ -390,7 +390,7 @@ class ClassicCore:
                 self._left(now_ms, actions)
         elif (
             self.state is State.JOINING
-            and self._wants_join
+            and self._must_join
             and now_ms >= self._due_ms
             and (self.is_cooperative or not self.owned)
         ):
@@ -422,7 +422,7 @@ class ClassicCore:
             elif added:
                 self.owned |= added
                 self._call(Assign, added, actions)
-            elif self._wants_join and self.state is State.STABLE:
+            elif self._must_join and self.state is State.STABLE:
                 self._rejoin()
                 self.under_way, self._due_ms = None, now_ms
 
@@ -441,7 +441,7 @@ class ClassicCore:
         actions.append(Send(self._number, api_key, message, JOIN_VERSION_MAX))
 
     def _join_request(self) -> JoinGroupRequest:
-        self._wants_join = False
+        self._must_join = False
         self._joined_topics = self._topics()
         metadata = encode_subscription(Subscription(self._joined_topics, frozenset(self.owned)))
         return JoinGroupRequest(
@@ -463,11 +463,11 @@ class ClassicCore:
     # -- time --------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        times = [self._look_ms] if self._look_ms is not None else []
+        times = [self._check_ms] if self._check_ms is not None else []
         if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
         if self.under_way is None and (
-            self.state is State.STABLE or (self.state is State.JOINING and self._wants_join and self.callback is None)
+            self.state is State.STABLE or (self.state is State.JOINING and self._must_join and self.callback is None)
         ):
             times.append(self._due_ms)
         if self.under_way is None and self.state is State.LEAVING and self.callback is None:

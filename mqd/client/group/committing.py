@@ -152,7 +152,7 @@ class Commits:
         if commit is not self._under_way:
             return
         if error is not None:
-            self._again_or_end(commit, error, error.code() in _AGAIN_LOCAL)
+            self._retry_or_end(commit, error, error.code() in _AGAIN_LOCAL)
             return
         codes = read_commit(response, commit.offsets)
         # also where another partition's topic is refused for good
@@ -160,7 +160,7 @@ class Commits:
         if again in COORDINATOR_AWAY:
             self._coordinator.ask()
         if again:
-            self._again_or_end(commit, broker_error(again, "commit"), True)
+            self._retry_or_end(commit, broker_error(again, "commit"), True)
             return
         commit.result = {key: codes.get(key, _GONE if key in commit.gone else 0) for key in commit.offsets}
         bad = next((code for code in commit.result.values() if code), 0)
@@ -182,7 +182,7 @@ class Commits:
             if known:
                 self._attachment.metadata.refresh(known)
 
-    def _again_or_end(self, commit: Commit, error: KafkaError, is_worth_it: bool) -> None:
+    def _retry_or_end(self, commit: Commit, error: KafkaError, is_worth_it: bool) -> None:
         if not is_worth_it or time.monotonic() >= commit.deadline:
             self._end(commit, error)
             return

@@ -111,9 +111,9 @@ class GroupCore:
         self.next_ms: int | None = None
         self._number = 0
         self._said: Subscribe | None = None
-        self._say_all = True
-        self._say_owned = False
-        self._told_owned: Owned = set()
+        self._report_all = True
+        self._report_owned = False
+        self._reported_owned: Owned = set()
         self._is_report_open = False
         self._due_ms = 0
         self._interval_ms = INTERVAL_FIRST_MS
@@ -195,7 +195,13 @@ class GroupCore:
 
     def _begin(self, now_ms: int) -> None:
         self.state, self.epoch, self.target = State.JOINING, 0, None
-        self._say_all, self._say_owned, self._told_owned, self._due_ms, self._failures = True, False, set(), now_ms, 0
+        self._report_all, self._report_owned, self._reported_owned, self._due_ms, self._failures = (
+            True,
+            False,
+            set(),
+            now_ms,
+            0,
+        )
         self.under_way = None
 
     def _on_leave(self, actions: list[Action]) -> None:
@@ -248,7 +254,7 @@ class GroupCore:
         self.callback = None
         if kind is not Assign:
             self.owned -= partitions
-        self._say_owned = True
+        self._report_owned = True
         if self.state is State.LOST and not self.owned:
             if self.subscription is None:
                 self.state = State.IDLE
@@ -266,7 +272,7 @@ class GroupCore:
 
     def _later(self, now_ms: int) -> None:
         """Everything is said again: nobody knows what the coordinator has heard."""
-        self._say_all = True
+        self._report_all = True
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
 
@@ -305,9 +311,9 @@ class GroupCore:
             }
             if self._unknown_topics():
                 self._resolve_ms, self._resolve_count = now_ms, 0
-            elif self.target != self._told_owned:
+            elif self.target != self._reported_owned:
                 # also when it is what the application has by now: the coordinator wants to hear it
-                self._say_owned = True
+                self._report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
         if code in _LATER:
@@ -348,7 +354,7 @@ class GroupCore:
             self._resolve_ms = now_ms + RESOLVE_AGAIN_MS
             self._resolve_count += 1
             if self._resolve_count > 1:
-                self._say_owned = True  # what it has so far: others may wait for what it gave up
+                self._report_owned = True  # what it has so far: others may wait for what it gave up
             actions.append(Resolve(tuple(sorted(self._unknown_topics()))))
         if self.callback is None:
             self._reconcile(now_ms, actions)
@@ -402,9 +408,9 @@ class GroupCore:
             return
         settled = self.callback is None
         urgent = not self._failures and (
-            (self._say_owned and settled)
+            (self._report_owned and settled)
             or self.subscription != self._said
-            or (self.state is State.JOINING and self._say_all)
+            or (self.state is State.JOINING and self._report_all)
         )
         if urgent or now_ms >= self._due_ms:
             self._send(self._heartbeat(settled), actions)
@@ -421,7 +427,7 @@ class GroupCore:
         return self._number
 
     def _heartbeat(self, settled: bool) -> ConsumerGroupHeartbeatRequest:
-        everything, wanted = self._say_all, self.subscription
+        everything, wanted = self._report_all, self.subscription
         assert wanted is not None
         message = ConsumerGroupHeartbeatRequest(
             group_id=self.settings.group_id,
@@ -434,11 +440,11 @@ class GroupCore:
             message.rebalance_timeout_ms = self.settings.max_poll_interval_ms
         if everything or wanted != self._said:
             message.subscribed_topic_names, message.subscribed_topic_regex = list(wanted.topics), wanted.regex or ""
-        if everything or (self._say_owned and settled):
+        if everything or (self._report_owned and settled):
             message.topic_partitions = self._listed()
-            self._told_owned, self._is_report_open = set(self.owned), True
-            self._say_owned = self._say_owned and not settled
-        self._said, self._say_all = wanted, False
+            self._reported_owned, self._is_report_open = set(self.owned), True
+            self._report_owned = self._report_owned and not settled
+        self._said, self._report_all = wanted, False
         return message
 
     def _listed(self) -> list[_TopicPartitions]:

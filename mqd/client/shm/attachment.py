@@ -431,7 +431,7 @@ class Attachment:
         """All but those that were never sent."""
         unsent = {correlation_id for correlation_id, _ in self._unsent} if not self._closed else set()
         for correlation_id in [number for number in self._pending if number not in unsent]:
-            self._tell_one(self._pending.pop(correlation_id).on_response, None, error)
+            self._notify(self._pending.pop(correlation_id).on_response, None, error)
 
     # -- losing and finding the broker -------------------------------------------------------------
 
@@ -445,15 +445,15 @@ class Attachment:
         _log.info("%s: lost the broker (%s); attaching again", self.client_id, why)
         told = local_error(KafkaError._TRANSPORT, f"Local: shared memory: {why}", retriable=True)
         self._fail_pending(told)
-        self._tell_lost(told)
+        self._notify_lost(told)
 
-    def _tell_lost(self, error: KafkaError) -> None:
+    def _notify_lost(self, error: KafkaError) -> None:
         for reference in self._listeners:
             listener = reference()
             if listener is not None:
-                self._tell_one(listener.on_lost, error)
+                self._notify(listener.on_lost, error)
 
-    def _tell_one(self, tell: Callable[..., object], *what: Any) -> None:
+    def _notify(self, tell: Callable[..., object], *what: Any) -> None:
         try:
             tell(*what)
         except Exception:
@@ -519,7 +519,7 @@ class Attachment:
         if error.fatal():
             self._end_for_good(error)
             return
-        self._tell_lost(error)
+        self._notify_lost(error)
         self.changed.notify_all()
 
     def _end_for_good(self, error: KafkaError) -> None:
@@ -528,7 +528,7 @@ class Attachment:
         self.fatal = error
         self._unsent.clear()
         self._fail_pending(error)
-        self._tell_lost(error)
+        self._notify_lost(error)
         self.changed.notify_all()
 
 

@@ -101,7 +101,7 @@ class ShmConsumer:
         self._fetcher = Fetcher(
             config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote
         )
-        self._fetcher.on_begun_anew = self._forget
+        self._fetcher.on_restarted = self._forget
         remote.attach(self._inbox.notice, self.control.metadata)
         commits = Commits(
             self.control,
@@ -151,7 +151,7 @@ class ShmConsumer:
         self._is_closed = False
         self._interrupted = False
         self._metadata_version = -1
-        self._topics_told: set[str] = set()  # subscribed to, and the application knows that they are not there
+        self._topics_reported: set[str] = set()  # subscribed to, and the application knows that they are not there
         self._statistics = ConsumerStatistics(self)
         self._progress: Message | None = None
         self._turns = Turns(self)
@@ -196,7 +196,7 @@ class ShmConsumer:
         is committed ends before them.
         """
         self._settle()
-        for part in self._read_again(messages):
+        for part in self._rewind(messages):
             part.position = part.start
             if self._offsets.auto_store:
                 part.stored = part.start
@@ -250,7 +250,7 @@ class ShmConsumer:
                     break
         except BaseException:
             self._last = None
-            self._read_again(found)
+            self._rewind(found)
             raise
         finally:
             self._inbox.attention = True
@@ -348,13 +348,13 @@ class ShmConsumer:
             part.start = self._chunk_begin
             self._fetcher.start([part])
 
-    def _read_again(self, messages: list[Message]) -> list[Part]:
+    def _rewind(self, messages: list[Message]) -> list[Part]:
         """From the first of these on, which nobody has seen. Returns their partitions."""
         self._drop_chunk()
         first = {key_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
         for part in parts:
-            part.start, part.told = first[part.key], 0
+            part.start, part.reported_error = first[part.key], 0
         again = {part.key for part in parts}
         had = [
             event
@@ -489,11 +489,11 @@ class ShmConsumer:
         for topic in self._subscription:
             info = self.control.metadata.topics.get(topic)
             if info is None or not info.error:
-                self._topics_told.discard(topic)
-            elif topic not in self._topics_told and not (
+                self._topics_reported.discard(topic)
+            elif topic not in self._topics_reported and not (
                 info.error in _ON_ITS_WAY and self.config["allow.auto.create.topics"]
             ):
-                self._topics_told.add(topic)
+                self._topics_reported.add(topic)
                 error = broker_error(info.error, f"Subscribed topic not available: {topic}")
                 self._fetcher.events.append(Message(topic, 0, None, error=error))
 

@@ -91,7 +91,12 @@ class ConsumerAssignment:
                 " assigned",
             )
         self._consumer._drop_chunk_of(part)
-        part.start, part.sought, part.position, part.told = partition.offset, partition.offset, OFFSET_INVALID, 0
+        part.start, part.sought, part.position, part.reported_error = (
+            partition.offset,
+            partition.offset,
+            OFFSET_INVALID,
+            0,
+        )
         self._fetcher.events = type(self._fetcher.events)(
             event for event in self._fetcher.events if (event.topic(), event.partition()) != part.key
         )

@@ -45,12 +45,12 @@ class Turns:
             self._error.append(error)
             if not self._error_waits:
                 self._error_waits = True
-                self._consumer._inbox.put_operation(Call(self._tell_error, ()))
+                self._consumer._inbox.put_operation(Call(self._call_error_callback, ()))
         self._told = True
         if error.fatal():
             self._consumer._inbox.notice()
 
-    def _tell_error(self) -> None:
+    def _call_error_callback(self) -> None:
         """The application's thread."""
         self._error_waits = False  # first: what comes from now on is told by another call, if not by this one
         if self._error:

@@ -101,7 +101,7 @@ class Fetcher:
             parts,
             open_reader,
         )
-        self.on_begun_anew: Callable[[Part], None] = lambda part: None  # F6: what was read of it is another topic's
+        self.on_restarted: Callable[[Part], None] = lambda part: None  # F6: what was read of it is another topic's
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         self._covered: dict[tuple[bytes, int], int] | None = None
         self._fetch_serial = 0
@@ -162,13 +162,13 @@ class Fetcher:
             elif now >= part.unknown_since + UNKNOWN_TELL_S:
                 problem = offsets.unknown_partition(part.topic, part.index, info)
                 self._tell(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
-            part.retry_at = now + (UNKNOWN_AGAIN_S if part.told == 0 else TOPIC_AGAIN_S)
+            part.retry_at = now + (UNKNOWN_AGAIN_S if part.reported_error == 0 else TOPIC_AGAIN_S)
             part.phase = Phase.FAILED
             self._control.metadata.refresh([part.topic], bool(self._config["allow.auto.create.topics"]))
             return
         part.unknown_since = None
         if part.topic_id not in (None, info.topic_id):
-            self._begin_anew(part)
+            self._restart(part)
         part.topic_id = info.topic_id
         if part.start >= 0:
             self._activate(part, part.start)
@@ -180,16 +180,16 @@ class Fetcher:
         else:
             part.phase = Phase.COMMITTED
 
-    def _begin_anew(self, part: Part) -> None:
+    def _restart(self, part: Part) -> None:
         """F6."""
         if part.reader is not None:
             self._close_reader(part)
-        self.on_begun_anew(part)
-        part.begin_anew()
+        self.on_restarted(part)
+        part.restart()
 
     def _activate(self, part: Part, offset: int) -> None:
         part.fetched = offset
-        part.eof_told = -1
+        part.eof_reported = -1
         try:
             if part.remote_view is not None and part.remote_view != self._view_of(part):
                 self._close_reader(part)
@@ -334,8 +334,8 @@ class Fetcher:
         self._again(part, error, quietly=False)
 
     def _tell(self, part: Part, error: KafkaError) -> None:
-        if part.told != error.code():
-            part.told = error.code()
+        if part.reported_error != error.code():
+            part.reported_error = error.code()
             self.events.append(
                 Message(part.topic, part.index, part.fetched if part.fetched >= 0 else None, error=error)
             )
@@ -362,7 +362,7 @@ class Fetcher:
                 continue  # the attachment is on its way back
             part.fetched = reader.position
             if batch is not None:
-                part.told, part.sought = 0, None
+                part.reported_error, part.sought = 0, None
                 self._pause_s = 0.0
                 self._records_read += 1
                 return part, begin, batch
@@ -436,8 +436,8 @@ class Fetcher:
     def _at_end(self, part: Part, end: int) -> None:
         if end == part.fetched:  # not when it waits behind it
             part.sought = None
-        if self._config["enable.partition.eof"] and part.eof_told != end:
-            part.eof_told = end
+        if self._config["enable.partition.eof"] and part.eof_reported != end:
+            part.eof_reported = end
             error = local_error(
                 KafkaError._PARTITION_EOF, f"Fetch from broker reached end of partition at offset {end}"
             )

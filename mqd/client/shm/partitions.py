@@ -31,7 +31,7 @@ class Phase(enum.IntEnum):
 class Part:
     __slots__ = (
         "committed",
-        "eof_told",
+        "eof_reported",
         "fetched",
         "given_end",
         "index",
@@ -50,7 +50,7 @@ class Part:
         "stored_epoch",
         "stored_metadata",
         "timestamp",
-        "told",
+        "reported_error",
         "topic",
         "topic_id",
         "unknown_since",
@@ -61,7 +61,7 @@ class Part:
         self.phase = Phase.TOPIC
         self.paused = False
         self.reader: Any = None
-        self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
+        self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata: str | None = None
         self.timestamp = 0  # what LIST asks for
@@ -76,24 +76,24 @@ class Part:
         # not
         self.given_end: int | None = None
         self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
-        self.told = 0  # the error the application was last told
+        self.reported_error = 0  # the error the application was last told
 
     @property
     def key(self) -> Key:
         return self.topic, self.index
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Its topic is another: nothing that was known of it counts, but where the application
         wants to begin.
         """
         self.serial += 1
         self.start = OFFSET_INVALID if self.sought is None else self.sought
-        self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
+        self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata = None
         self.given_end = 0
         self.is_unknown = False
-        self.told = 0
+        self.reported_error = 0
 
     def close(self) -> None:
         self.serial += 1

@@ -101,7 +101,7 @@ class _Current:
         # topics of the offsets to commit that are unknown, whichever call met that first
         # (time.monotonic)
         self.gone_since: dict[str, float] = {}
-        self.commit_asked = False  # the coordinator may have decided to commit
+        self.commit_requested = False  # the coordinator may have decided to commit
         # an abort has begun: the C core may count anew, records are missing; version 1 needs
         # another epoch however the transaction ends
         self.renews = False
@@ -314,8 +314,8 @@ class Transactions:
             self._current.next = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
     def _ask_end(self, commit: bool, deadline: float) -> Any:
-        self._current.commit_asked |= commit
-        expected = _COMMITTED if self._current.commit_asked and not commit else 0
+        self._current.commit_requested |= commit
+        expected = _COMMITTED if self._current.commit_requested and not commit else 0
         response = self._ask(
             requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected
         )

@@ -170,7 +170,7 @@ class BrokerCore(Reports):
         ):
             return []
         if message.error == 0:
-            self.broker_epoch, self._wait_said = message.broker_epoch, False
+            self.broker_epoch, self._wait_logged = message.broker_epoch, False
             self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, self._started_ms - 1
             if self._inherited[0] == message.broker_epoch and self._inherited[1] > now_ms:
                 self._lease_until_ms, self.fenced = self._inherited[1], False
@@ -180,7 +180,7 @@ class BrokerCore(Reports):
         if message.error == ErrorCode.NOT_CONTROLLER:
             return []
         if message.error == ErrorCode.DUPLICATE_BROKER_REGISTRATION:
-            said, self._wait_said = self._wait_said, True
+            said, self._wait_logged = self._wait_logged, True
             return [] if said else [NotYetRegistered(message.message)]
         return [Refused(message.message)]
 
@@ -233,7 +233,7 @@ class BrokerCore(Reports):
         if self._registration is not None and list(event.directories) != self._registration.directories:
             self._registration = msgspec.structs.replace(self._registration, directories=list(event.directories))
             self._directories = event.directories
-            self._look_at_directories()
+            self._check_directories()
             return self._repeat(now_ms)
         return []
 
@@ -244,9 +244,9 @@ class BrokerCore(Reports):
         return self._moved_on(now_ms)
 
     def _on_metadata_committed(self, event: MetadataCommitted, now_ms: int) -> list[Action]:
-        self._committed, self._told = max(self._committed, event.version), max(self._told, event.told_version)
+        self._committed, self._told = max(self._committed, event.version), max(self._told, event.known_version)
         self._prune()
-        self._look_at_directories()
+        self._check_directories()
         return self._moved_on(now_ms)
 
     def _moved_on(self, now_ms: int) -> list[Action]:

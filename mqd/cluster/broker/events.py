@@ -49,12 +49,12 @@ class MetadataApplied(msgspec.Struct, frozen=True):
 
 class MetadataCommitted(msgspec.Struct, frozen=True):
     """MetadataCore.committed has advanced (sent after each Publish, and after HostCore has handled
-    it). `told_version`: HostCore's version of the newest change that concerned the workers. Once
+    it). `known_version`: HostCore's version of the newest change that concerned the workers. Once
     they have applied it, they have applied everything up to `version`.
     """
 
     version: int
-    told_version: int
+    known_version: int
 
 
 class InSyncProposed(msgspec.Struct, frozen=True):

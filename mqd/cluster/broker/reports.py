@@ -62,7 +62,7 @@ class Reports:
         self._said: SetBroker | None = None
         self._applied = self._told = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
-        self._wait_said = False  # logged that another host has the node id
+        self._wait_logged = False  # logged that another host has the node id
         # earlier heartbeats are not this process's own: a proof of death may lie in between (A4)
         self._started_ms = -1
         self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
@@ -199,7 +199,7 @@ class Reports:
             in self._full.get(self._owner(topic.topic_id, partition.index), ())
         ]
 
-    def _look_at_directories(self) -> None:
+    def _check_directories(self) -> None:
         """No worker is asked to serve partitions in a directory that is unusable or gone; those
         count as failed too.
         """

@@ -125,7 +125,7 @@ class HostCore(TopicImages):
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         version = self._version
         actions = _HANDLERS[type(event)](self, event, now_ms)
-        return self._tell_withheld(actions, version) if self._slots.unplaced or self._withheld else actions
+        return self._publish_withheld(actions, version) if self._slots.unplaced or self._withheld else actions
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class HostCore(TopicImages):
         self._free_bytes = event.free_bytes
         return []
 
-    def _tell_withheld(self, actions: list[Action], version: int) -> list[Action]:
+    def _publish_withheld(self, actions: list[Action], version: int) -> list[Action]:
         """The acceptor must not consider a topic deleted just because it has not received it. It
         learns that a topic is withheld before the changes that follow from the topic, and that it
         no longer is after the topic itself.

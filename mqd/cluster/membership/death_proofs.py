@@ -29,7 +29,7 @@ def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before:
     return Notice(core.key.node_id, broker.epoch, core.epoch, 0, core.is_leader)
 
 
-def told(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
+def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
     """Addresses of the other hosts from their last registrations: first the voters, which elect,
     then those that only look for the new leader. At most TOLD_MAX.
     """

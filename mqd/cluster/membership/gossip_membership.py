@@ -80,7 +80,7 @@ class Member:
     def view(self) -> MemberView:
         return MemberView(self.profile, self.state, self.incarnation, self.since_ms, self.load)
 
-    def told(self) -> bytes:
+    def refutable_state(self) -> bytes:
         """The state about this member that a datagram to it carries, so that it can refute; empty
         if it is alive.
         """
@@ -137,9 +137,9 @@ class Membership:
         if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
             self.incarnation = incarnation + 1
             return True
-        return self._begin_life_after(incarnation)
+        return self._skip_life(incarnation)
 
-    def _begin_life_after(self, incarnation: int) -> bool:
+    def _skip_life(self, incarnation: int) -> bool:
         """Other hosts know another process under this life's number: the directory is an old copy,
         or has lost the count.
         """
@@ -187,7 +187,7 @@ class Membership:
             identity = (profile.node_id, profile.directory_id)
             if identity == self.identity:
                 if not core.joined and incarnation >= self.incarnation and profile.token != self._token:
-                    self._begin_life_after(incarnation)
+                    self._skip_life(incarnation)
                     self.announce()
                 elif incarnation > self.incarnation or (entry.state != ALIVE and incarnation == self.incarnation):
                     self._refute(incarnation)
@@ -231,7 +231,7 @@ class Membership:
     def _revive(self, member: Member, before: str | None) -> None:
         identity = member.identity
         if before not in (ALIVE, SUSPECT):
-            self._look_for_twin(identity)
+            self._find_duplicate_node(identity)
             self.living.append(identity)
             self._core.prober.welcome(identity)
         if before != ALIVE:
@@ -240,7 +240,7 @@ class Membership:
         member.state = ALIVE
         self._core.emit(MemberChanged(before, member.view()))
 
-    def _look_for_twin(self, identity: Identity) -> None:
+    def _find_duplicate_node(self, identity: Identity) -> None:
         same = [
             other
             for other in self._of_node.get(identity[0], ())

@@ -120,7 +120,7 @@ class Prober:
         core.send_to(
             member,
             Ping(probe_id, core.membership.profile.host, core.membership.profile.port),
-            [told] if (told := member.told()) else [],
+            [told] if (told := member.refutable_state()) else [],
         )
 
     def on_suspected(self, member: Member, by: int) -> None:
@@ -129,7 +129,7 @@ class Prober:
         """
         core = self._core
         if by == core.membership.identity[0]:
-            core.send_to(member, None, [member.told()])
+            core.send_to(member, None, [member.refutable_state()])
             core.gossip_now()
         elif core.rng.random() * core.membership.count < core.settings.confirmer_count:
             self.probe(member.identity)
@@ -199,7 +199,7 @@ class Prober:
         if not (core.may_answer_stranger() if stranger else core.may_respond()):
             return
         member = core.membership.members.get((packet.node_id, packet.directory_id))
-        first = [told] if member is not None and (told := member.told()) else []
+        first = [told] if member is not None and (told := member.refutable_state()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
             # perhaps refuted long ago, but the refutation did not arrive there
             first.append(core.membership.encoded)
@@ -246,7 +246,7 @@ class Prober:
             request.target_host,
             request.target_port,
             Ping(relay_id, own.host, own.port),
-            [told] if known is not None and (told := known.told()) else [],
+            [told] if known is not None and (told := known.refutable_state()) else [],
         )
         core.after(request.wait_ms, self._on_relay_ended, relay_id)
 

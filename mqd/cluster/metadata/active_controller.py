@@ -194,8 +194,8 @@ class ActiveController(Maintenance):
             if late
             else frozenset(
                 other
-                for other, heard_ms in self._heard.items()
-                if other != node and now_ms - heard_ms < self._options.session_ms
+                for other, last_heard_ms in self._heard.items()
+                if other != node and now_ms - last_heard_ms < self._options.session_ms
             )
         )
         records, done = broker_rules.move_away(

@@ -178,7 +178,7 @@ class MetadataCore(LogTail):
         self._lost.update(event.partitions)
         return self._persist(self._raised(sorted(event.partitions)))
 
-    def _raise_again(self) -> list[Action]:
+    def _retry_epochs(self) -> list[Action]:
         """Retries epochs that a failed write left over; deleted topics need none."""
         records = self._raised(sorted(self._lost))
         if not records:
@@ -461,7 +461,7 @@ class MetadataCore(LogTail):
                     Reply(entry.client, messages.Answer(entry.answer.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
                 )
         if self._lost and not self._pending:
-            actions += self._raise_again()
+            actions += self._retry_epochs()
         if self._active is not None:
             actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms))
         return actions

@@ -127,7 +127,7 @@ def supported() -> dict[str, tuple[int, int]]:
     return {feature.name: (feature.first, feature.last) for feature in FEATURES.values()}
 
 
-def told(ranges: Ranges) -> Ranges:
+def supported_levels(ranges: Ranges) -> Ranges:
     """The levels of a peer that names none: its version does not know mqd.version. (It names the
     others when it registers.)
     """

@@ -21,14 +21,16 @@ class BrokerSessions:
         """Restarts all sessions: this process was stopped and cannot tell which brokers were
         silent.
         """
-        self._heard = {node_id: max(now_ms, heard_ms) for node_id, heard_ms in self._heard.items()}
+        self._heard = {node_id: max(now_ms, last_heard_ms) for node_id, last_heard_ms in self._heard.items()}
 
     def forget(self, node_id: int) -> None:
         self._heard.pop(node_id, None)
 
     def expired(self, now_ms: int) -> list[int]:
         """Brokers whose session has ended, ordered by node id."""
-        return sorted(node_id for node_id, heard_ms in self._heard.items() if now_ms - heard_ms >= self._session_ms)
+        return sorted(
+            node_id for node_id, last_heard_ms in self._heard.items() if now_ms - last_heard_ms >= self._session_ms
+        )
 
     def next_expiry_ms(self) -> int | None:
         """When the first session ends if no broker is heard; None: there is no session."""
@@ -36,8 +38,8 @@ class BrokerSessions:
 
     def remaining_ms(self, node_id: int, now_ms: int) -> int:
         """Remaining time of one broker's session; 0 = no session."""
-        heard_ms = self._heard.get(node_id)
-        return 0 if heard_ms is None else max(0, heard_ms + self._session_ms - now_ms)
+        last_heard_ms = self._heard.get(node_id)
+        return 0 if last_heard_ms is None else max(0, last_heard_ms + self._session_ms - now_ms)
 
     def __contains__(self, node_id: int) -> bool:
         return node_id in self._heard

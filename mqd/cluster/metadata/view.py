@@ -17,7 +17,7 @@ Edit = Callable[[TopicState, PartitionState, Target], None]
 Unable = Callable[[TopicState, PartitionState, int], bool]
 
 
-def nobody_unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
+def all_able(topic: TopicState, partition: PartitionState, node: int) -> bool:
     return False
 
 
@@ -27,7 +27,7 @@ class View:
         state: MetadataState,
         gone: frozenset[int] = frozenset(),
         back: frozenset[int] = frozenset(),
-        unable: Unable = nobody_unable,
+        unable: Unable = all_able,
     ) -> None:
         """`back`: brokers that this decision unfences."""
         self.state, self.unable = state, unable

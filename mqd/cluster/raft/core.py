@@ -82,8 +82,8 @@ class QuorumCore(QuorumReplica):
         self._discover_at_ns = NO_DEADLINE
         self._discovered = 0
         self._fetch_sequence = 0
-        self._told_leader = (-1, self.epoch)
-        self._told_voters: Voters | None = None
+        self._emitted_leader = (-1, self.epoch)
+        self._emitted_voters: Voters | None = None
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class QuorumCore(QuorumReplica):
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         _HANDLERS[type(event)](self, event, now_ns)
-        self._tell_changes(now_ns)
+        self._emit_changes(now_ns)
         return self.take_effects()
 
     def _on_start(self, event: events.Start, now_ns: int) -> None:
@@ -241,7 +241,7 @@ class QuorumCore(QuorumReplica):
         if request.pre_vote:
             granted = request.epoch >= self.epoch and self.may_vote(now_ns) and self._is_up_to_date(request)
             if granted:
-                self._give_way(now_ns + self.settings.promise_ns // 16)
+                self._defer_to_candidate(now_ns + self.settings.promise_ns // 16)
         else:
             granted = self._grant(request, now_ns)
         self.send(
@@ -253,7 +253,7 @@ class QuorumCore(QuorumReplica):
         """A leader does not vote, and no replica votes against its promise."""
         return self.leading is None and not self.promise.holds(now_ns)
 
-    def _give_way(self, until_ns: int) -> None:
+    def _defer_to_candidate(self, until_ns: int) -> None:
         """Defers to a candidate that has just started: two simultaneous candidates split the votes.
         The delay is shorter than a round, which takes twice as long, so this cannot go on forever.
         """
@@ -285,7 +285,7 @@ class QuorumCore(QuorumReplica):
         if response.voter.node_id != sender:
             return
         if response.epoch > self.epoch or (response.epoch == self.epoch and response.leader >= 0):
-            self.hear_of(response.epoch, response.leader, sender, now_ns)
+            self.learn_leader(response.epoch, response.leader, sender, now_ns)
         if self.election is not None:
             self.election.on_response(response, now_ns)
 
@@ -295,7 +295,7 @@ class QuorumCore(QuorumReplica):
         if message.epoch < self.epoch:
             self._ask(sender)  # so that it learns the newer epoch
         elif message.epoch > self.epoch or self.leader < 0:
-            self.hear_of(message.epoch, sender, sender, now_ns)
+            self.learn_leader(message.epoch, sender, sender, now_ns)
 
     def _on_end_epoch(self, sender: int, message: EndEpoch, now_ns: int) -> None:
         if message.leader.node_id != sender or sender == self.key.node_id:
@@ -352,7 +352,7 @@ class QuorumCore(QuorumReplica):
         gives up its lease and starts an election in a newer one immediately.
         """
         if self.leading is not None:
-            self.leading.resign(f"a replica is in epoch {epoch} already", now_ns, stand_again=True)
+            self.leading.resign(f"a replica is in epoch {epoch} already", now_ns, campaign_again=True)
         self.adopt(epoch, now_ns)
         if self.may_stand:
             self.election_deadline_ns = min(
@@ -367,7 +367,7 @@ class QuorumCore(QuorumReplica):
         if response.sender.node_id != sender:
             return
         if response.epoch > self.epoch or (response.epoch == self.epoch and self.leader < 0 and response.leader >= 0):
-            self.hear_of(response.epoch, response.leader, sender, now_ns)
+            self.learn_leader(response.epoch, response.leader, sender, now_ns)
         elif self.following is not None and response.epoch == self.epoch and sender == self.leader:
             if response.leader == sender:
                 self.following.on_fetch_response(response, now_ns)
@@ -381,7 +381,7 @@ class QuorumCore(QuorumReplica):
 
     # -- roles -------------------------------------------------------------------------------------
 
-    def hear_of(self, epoch: int, leader: int, sender: int, now_ns: int) -> None:
+    def learn_leader(self, epoch: int, leader: int, sender: int, now_ns: int) -> None:
         """`sender` reports that `leader` (-1: none) leads `epoch`, which is not below ours. A
         report without a leader does not end the relation to a known one.
         """
@@ -496,12 +496,12 @@ class QuorumCore(QuorumReplica):
         if self.leading is not None:
             self.leading.on_applied()
 
-    def _tell_changes(self, now_ns: int) -> None:
-        if self._told_leader != (self.leader, self.epoch):
-            self._told_leader = (self.leader, self.epoch)
+    def _emit_changes(self, now_ns: int) -> None:
+        if self._emitted_leader != (self.leader, self.epoch):
+            self._emitted_leader = (self.leader, self.epoch)
             self.emit(events.LeaderChanged(self.leader, self.epoch))
-        if self._told_voters != self.log.voters:
-            self._told_voters = self.log.voters
+        if self._emitted_voters != self.log.voters:
+            self._emitted_voters = self.log.voters
             self.emit(events.VotersChanged(self.log.voters))
             if (
                 self.leader < 0

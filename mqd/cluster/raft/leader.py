@@ -114,7 +114,7 @@ class Leadership:
         self.changes = self.changes_class(self)
         self._exposed_offset = core.log.end_offset  # below it other replicas may have our records
         self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; oldest first
-        self._begin_again_ns = now_ns
+        self._retry_after_ns = now_ns
         self._transfer: tuple[int | None, int] | None = None  # (target, deadline)
         # Other replicas have flushed records that our own disk lacks: we could commit them, but
         # apply nothing.
@@ -129,7 +129,7 @@ class Leadership:
         return min(
             oldest[1] + settings.fetch_wait_ns if oldest is not None else NO_DEADLINE,
             self._majority_heard_ns(NO_DEADLINE - settings.check_quorum_ns) + settings.check_quorum_ns,
-            self._begin_again_ns,
+            self._retry_after_ns,
             self._transfer[1] if self._transfer is not None else NO_DEADLINE,
             self.changes.deadline_ns,
             self._stalled_until_ns,
@@ -156,7 +156,7 @@ class Leadership:
         settings = self.core.settings
         while self._parked and next(iter(self._parked.values()))[1] + settings.fetch_wait_ns <= now_ns:
             self._answer(next(iter(self._parked)), now_ns)
-        if now_ns >= self._begin_again_ns:
+        if now_ns >= self._retry_after_ns:
             self._announce(now_ns)
         if self.misses_quorum(now_ns):
             self.resign("a majority of the voters has not fetched for too long", now_ns)
@@ -188,7 +188,7 @@ class Leadership:
         ]
         for key in silent:
             self.core.send(key.node_id, BeginEpoch(self.core.generation, self.epoch, self.core.key))
-        self._begin_again_ns = now_ns + self.core.settings.fetch_wait_ns if silent else NO_DEADLINE
+        self._retry_after_ns = now_ns + self.core.settings.fetch_wait_ns if silent else NO_DEADLINE
 
     def stamps(self) -> dict[ReplicaKey, int]:
         return {key: replica.stamp_ns for key, replica in self.replicas.items()}
@@ -416,12 +416,12 @@ class Leadership:
         known = [voter.key for voter in self.core.voters if voter.key != self.core.key and voter.key in self.replicas]
         return sorted(known, key=lambda key: (-self.replicas[key].position, key))
 
-    def resign(self, reason: str, now_ns: int, successor: int | None = None, stand_again: bool = False) -> None:
+    def resign(self, reason: str, now_ns: int, successor: int | None = None, campaign_again: bool = False) -> None:
         core = self.core
         successors = [key.node_id for key in self._best_first()]
         if successor is not None:
             successors = [successor] + [node for node in successors if node != successor]
-        if stand_again and core.may_stand:
+        if campaign_again and core.may_stand:
             successors.insert(0, core.key.node_id)
         nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
         core.leading = None
@@ -438,7 +438,7 @@ class Leadership:
         core.unattach(
             now_ns,
             now_ns
-            + (0 if stand_again else settings.promise_ns // 2 if core.is_alone else settings.promise_ns)
+            + (0 if campaign_again else settings.promise_ns // 2 if core.is_alone else settings.promise_ns)
             + core.some_backoff(),
         )
 

@@ -289,7 +289,7 @@ class QuorumStore:
                 f" loss of every change from offset {offset} on"
             )
         if position > flushed:
-            self._write_again(file.path, data[:position], flushed)
+            self._rewrite(file.path, data[:position], flushed)
         self._position = position
         return offset, len(data) - position
 
@@ -314,7 +314,7 @@ class QuorumStore:
         )
 
     @staticmethod
-    def _write_again(path: Path, data: bytes, position: int) -> None:
+    def _rewrite(path: Path, data: bytes, position: int) -> None:
         """M4: rewrites the same bytes in place, so that the flush covers them. Cuts off the bytes
         that follow.
         """
@@ -534,7 +534,7 @@ class QuorumStore:
         try:
             self._write_checkpoint(meta, state)
         except OSError:
-            self._go_back(*before)
+            self._undo_install(*before)
             raise
         for file in self._files[:-1]:
             native.file_unlink(file.path)
@@ -544,7 +544,7 @@ class QuorumStore:
         self._drop_older()
         return found
 
-    def _go_back(self, before: list[_File], position: int) -> None:
+    def _undo_install(self, before: list[_File], position: int) -> None:
         """Removes the file that would have continued after an installed snapshot; the old log
         remains.
         """

@@ -170,23 +170,26 @@ def _ends(spark: SparkSession, pipeline: Archive, number: int) -> tuple[dict[str
 def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     archive = ArchiveFiles(pipeline.path)
     archive.vacuum()
-    let_be: set[str] = set()
+    skipped: set[str] = set()
 
     def append(batch: DataFrame, number: int) -> None:
         ends, ids = _ends(spark, pipeline, number)
         archiving.append(batch, archive, pipeline.name, number, ends, ids=ids, in_order=True)
         _compact(
-            spark, archive, compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files, let_be), let_be
+            spark,
+            archive,
+            compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files, skipped),
+            skipped,
         )
 
     return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
 
 
-def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[ArchivedFile]], let_be: set[str]) -> None:
-    """Small files into large ones. Groups that cannot be are told, and added to `let_be`; archiving
+def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[ArchivedFile]], skipped: set[str]) -> None:
+    """Small files into large ones. Groups that cannot be are told, and added to `skipped`; archiving
     goes on without: the log's retention does not wait.
     """
-    groups = [group for group in due if all(file.path in archive.files and file.path not in let_be for file in group)]
+    groups = [group for group in due if all(file.path in archive.files and file.path not in skipped for file in group)]
     if not groups:
         return
     try:
@@ -196,10 +199,10 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
             raise
         if len(groups) > 1:  # one Spark job for all: which of them it is
             for group in groups:
-                _compact(spark, archive, [group], let_be)
+                _compact(spark, archive, [group], skipped)
             return
         paths = [file.path for file in groups[0]]
-        let_be.update(paths)
+        skipped.update(paths)
         log.warning(
             "compacting %d files of %s, %s to %s, failed: %s; they are left alone until the pipeline is started again,"
             " archiving goes on",

@@ -43,7 +43,7 @@ def keeps_what_it_had_when_fenced(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_reports(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(GroupCore, "_say_owned", property(lambda self: False, lambda self, value: None), raising=False)
+    patch.setattr(GroupCore, "_report_owned", property(lambda self: False, lambda self, value: None), raising=False)
 
 
 def takes_more_while_a_report_is_on_its_way(patch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ class ControllerProcess:
         )
         self.on_quorum(events.Start())
         self.on_quorum(events.PeersKnown(tuple(other for other in range(self.world.host_count) if other != host.node)))
-        self._tell_controller()
+        self._gossip_controller()
         self._maybe_start_host()
         self._metadata_tick()
         self._broker_tick()
@@ -167,10 +167,10 @@ class ControllerProcess:
         self.world.after_quorum(self)
         for effect in effects:
             _QUORUM[type(effect)](self, effect)
-        self._tell_lease()
+        self._publish_lease()
         self._schedule()
 
-    def _tell_lease(self) -> None:
+    def _publish_lease(self) -> None:
         if self.metadata.active:
             until_ns = self.quorum.lease_deadline_ns(self.host.clock.now())
             until_ms = until_ns // 1_000_000 if until_ns < NO_DEADLINE else NO_DEADLINE
@@ -239,7 +239,7 @@ class ControllerProcess:
         self.active_epoch = effect.epoch
         self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
         self._lease_ms = 0
-        self._tell_lease()
+        self._publish_lease()
         self._leave_orders()
         for proof in self._proofs.on_active():
             self.on_metadata(metadata_core.PeerReceived(proof.node_id, proof))
@@ -260,7 +260,7 @@ class ControllerProcess:
             self.on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
 
     def _leader_changed(self, effect: events.LeaderChanged) -> None:
-        self._tell_controller()
+        self._gossip_controller()
         self._leave_orders()
 
     def _leave_orders(self) -> None:
@@ -277,7 +277,7 @@ class ControllerProcess:
             self.kernel.tell("proof", proof.node_id, proof.broker_epoch)
             self.on_metadata(metadata_core.PeerReceived(proof.node_id, proof))
 
-    def _tell_controller(self) -> None:
+    def _gossip_controller(self) -> None:
         quorum = self.quorum
         self.on_broker(broker_core.ControllerKnown(quorum.leader, quorum.epoch, quorum.is_alone))
         if self._started:

@@ -142,7 +142,7 @@ class Retirement:
         self._hidden: dict[Partition, int] = {}  # since
         self._pause: dict[Partition, int] = {}  # when a pause of all its producers ended that was as long as the grace
         self._telling: dict[ClusterWorker, _Telling] = {}
-        self._looked_behind: dict[ClusterWorker, None] = {}
+        self._checked_left_behind: dict[ClusterWorker, None] = {}
         self._over = False
 
     # -- the topic ---------------------------------------------------------------------------------
@@ -326,8 +326,8 @@ class Retirement:
                 if worker is not None and worker not in self._telling:
                     self._telling[worker] = self._new_telling(worker)
                     self.kernel.after(int(TICK_S * SECOND), worker.process, self._look, worker)
-                if worker is not None and worker not in self._looked_behind and worker.catalog.caught_up:
-                    self._looked_behind[worker] = None
+                if worker is not None and worker not in self._checked_left_behind and worker.catalog.caught_up:
+                    self._checked_left_behind[worker] = None
                     for key in [
                         key
                         for key in host.logs

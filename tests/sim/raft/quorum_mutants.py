@@ -117,14 +117,14 @@ class _Generous(QuorumSettings, frozen=True):
 
 
 class SpeaksTooSoon(Leadership):
-    def resign(self, reason, now_ns, successor=None, stand_again=False) -> None:
+    def resign(self, reason, now_ns, successor=None, campaign_again=False) -> None:
         if reason == "handed over":
             for key in self._best_first():
                 self.core.send(
                     key.node_id, EndEpoch(self.core.generation, self.epoch, self.core.key, (successor or 0,))
                 )
         else:
-            super().resign(reason, now_ns, successor, stand_again)
+            super().resign(reason, now_ns, successor, campaign_again)
 
 
 class TransferWithLease(QuorumCore):

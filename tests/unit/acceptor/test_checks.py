@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqd import native
-from mqd.acceptor.checks import Answer, Checks, look_at_records
+from mqd.acceptor.checks import Answer, Checks, check_records
 from mqd.native import Descriptor, DescriptorKind
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
@@ -34,10 +34,10 @@ def refusal(answer: Answer) -> tuple[int, list[int], str]:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_need_keys(codec: str) -> None:
-    assert look_at_records(batch([b"a", b"", b"c"], codec)) == Answer(0)  # an empty key is one
-    error, payload = look_at_records(memoryview(batch([b"a", None, b"c", None], codec)))
+    assert check_records(batch([b"a", b"", b"c"], codec)) == Answer(0)  # an empty key is one
+    error, payload = check_records(memoryview(batch([b"a", None, b"c", None], codec)))
     assert (error, refusal(Answer(error, payload))) == (ErrorCode.INVALID_RECORD, (2, [1, 3], ""))
-    unkeyed, indexes, _ = refusal(look_at_records(batch([None] * 1000, codec)))
+    unkeyed, indexes, _ = refusal(check_records(batch([None] * 1000, codec)))
     assert unkeyed == 1000 and indexes == list(range(native.RECORD_ERROR_COUNT_MAX))
 
 
@@ -51,7 +51,7 @@ def test_damaged_batches_are_refused_for_good(codec: str) -> None:
         whole[:57] + struct.pack(">i", 0x7FFFFFFF) + whole[61:],
         whole[:HEADER_BYTES],
     ):
-        error, payload = look_at_records(damaged)
+        error, payload = check_records(damaged)
         unkeyed, indexes, message = refusal(Answer(error, payload))
         assert error == ErrorCode.INVALID_RECORD and not unkeyed and not indexes and message
 
@@ -59,7 +59,7 @@ def test_damaged_batches_are_refused_for_good(codec: str) -> None:
 def test_a_bomb_is_no_batch() -> None:
     bomb = encode_batch([Record(bytes(200 << 20), b"key")], compression="zstd")
     assert len(bomb) < 100_000
-    error, payload = look_at_records(bomb)
+    error, payload = check_records(bomb)
     assert error == ErrorCode.INVALID_RECORD and "bytes" in refusal(Answer(error, payload))[2]
 
 

@@ -163,7 +163,9 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
             world.readers[0].problem = Problem("corrupt", 0, "")
 
     world.at_end = broken
-    consume_is_left(world, monkeypatch, lambda: consumer.parts.get((TOPIC, 0)).told and bool(told) != in_gathered)
+    consume_is_left(
+        world, monkeypatch, lambda: consumer.parts.get((TOPIC, 0)).reported_error and bool(told) != in_gathered
+    )
     world.readers[0].problem = None
     if not holds:
         world.at_end = lambda: None
@@ -194,7 +196,9 @@ def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised
 
     world.at_end = broken
     consume_is_left(
-        world, monkeypatch, lambda: consumer.parts.get((TOPIC, 1)).told and not told and world.readers[0].position == 3
+        world,
+        monkeypatch,
+        lambda: consumer.parts.get((TOPIC, 1)).reported_error and not told and world.readers[0].position == 3,
     )
     world.at_end = lambda: None
     found = [

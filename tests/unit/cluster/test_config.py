@@ -93,11 +93,12 @@ def test_the_key_is_a_file_of_this_user(tmp_path):
 def test_sockets_between_hosts_are_bound_as_told():
     made = sockets.listen_cluster(config(listeners="PLAINTEXT://127.0.0.1:0", controller_listener="127.0.0.1:0"))
     try:
-        assert made.controller.getsockname() == made.gossip.getsockname() == made.controller_told
+        assert made.controller.getsockname() == made.gossip.getsockname() == made.controller_advertised
         assert (
-            made.inter_broker.getsockname() == made.inter_broker_told and made.inter_broker_told != made.controller_told
+            made.inter_broker.getsockname() == made.inter_broker_advertised
+            and made.inter_broker_advertised != made.controller_advertised
         )
-        taken = made.controller_told[1]
+        taken = made.controller_advertised[1]
         with pytest.raises(sockets.ListenError, match=r"set controller\.listener"):
             sockets.listen_cluster(
                 config(listeners="PLAINTEXT://127.0.0.1:0", controller_listener=f"127.0.0.1:{taken}")

@@ -183,10 +183,13 @@ def test_what_is_in_force_and_not_supported_is_named() -> None:
         f"{one.name} {one.unset} is in force, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset
     )
     assert features.unsupported({MQD_VERSION: 1}, NEW) == "" and features.unsupported({}, OLD) == ""
-    assert features.unsupported({}, features.told({})) == "", "a peer of the first version says nothing of levels"
+    assert features.unsupported({}, features.supported_levels({})) == "", (
+        "a peer of the first version says nothing of levels"
+    )
     assert (
-        features.unsupported({MQD_VERSION: 1}, features.told({})) == "mqd.version 1 is in force, it supports 0 to 0"
-        and features.told(OLD) == OLD
+        features.unsupported({MQD_VERSION: 1}, features.supported_levels({}))
+        == "mqd.version 1 is in force, it supports 0 to 0"
+        and features.supported_levels(OLD) == OLD
     )
     assert features.unsupported({MQD_VERSION: 3}, NEW) == "mqd.version 3 is in force, it supports 0 to 2"
     assert (

@@ -232,7 +232,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
         async def restored() -> None:
             pass
 
-        one.quorum = SimpleNamespace(maybe_snapshot_again=lambda: None, disk=SimpleNamespace(restore_reserve=restored))
+        one.quorum = SimpleNamespace(maybe_retry_snapshot=lambda: None, disk=SimpleNamespace(restore_reserve=restored))
         ticking = asyncio.create_task(one.tick())
         while not systems.asked:
             await asyncio.sleep(0.001)

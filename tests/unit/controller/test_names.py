@@ -26,19 +26,19 @@ class Resolver:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dead, self.unknown = {"dead.example"}, {"unknown.example"}
         self.asked: list[str] = []
-        self._let_go = threading.Event()
+        self._close_held = threading.Event()
         monkeypatch.setattr(socket, "getaddrinfo", self.look_up)
 
     def look_up(self, host: str, port: int, *_arguments: object, **_named: object) -> list[tuple]:
         self.asked.append(host)
         if host in self.dead:
-            assert self._let_go.wait(60)
+            assert self._close_held.wait(60)
         if host in self.unknown:
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (f"10.0.0.{len(host)}", port))]
 
     def let_go(self) -> None:
-        self._let_go.set()
+        self._close_held.set()
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_w
 ) -> None:
     places = (("dead.example", 1), ("unknown.example", 2), ("sound.example", 3))
     orders: list[death_notice.Orders | None] = []
-    monkeypatch.setattr(death_proofs, "told", lambda *_arguments: places)
+    monkeypatch.setattr(death_proofs, "recipients", lambda *_arguments: places)
     monkeypatch.setattr(
         death_proofs,
         "last_words",
@@ -123,7 +123,7 @@ def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_w
             None,
             None,
         )
-        one._tell_controller, one._tell_seeds, one._tell_load = (
+        one._gossip_controller, one._gossip_seeds, one._gossip_load = (
             (lambda: None),
             (lambda: fed.append("seeds")),
             (lambda: fed.append("load")),
@@ -162,7 +162,7 @@ def test_a_doubt_is_remembered_at_once(resolver: Resolver, caplog: pytest.LogCap
         one.present.set_result(None)
         one.host = SimpleNamespace(handle=lambda event, now: [host_core.Report({"t-0": "a flush failed"})])  # type: ignore[assignment]
         one.on_broker = lambda event: None  # type: ignore[method-assign]
-        one._broker_said = SimpleNamespace(broker_epoch=7)  # type: ignore[assignment]
+        one._broker_published = SimpleNamespace(broker_epoch=7)  # type: ignore[assignment]
         one.on_doubt = doubt
         one.on_host(None)  # type: ignore[arg-type]
         await until(lambda: doubted)

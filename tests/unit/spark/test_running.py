@@ -187,23 +187,23 @@ class Files:
             for file in group:
                 del self.files[file.path]
 
-    def run(self, let_be: set[str]) -> list[list[str]]:
+    def run(self, skipped: set[str]) -> list[list[str]]:
         self.asked = []
-        running._compact(None, self, [group for group in self.groups if group[0].path in self.files], let_be)  # type: ignore[arg-type]
+        running._compact(None, self, [group for group in self.groups if group[0].path in self.files], skipped)  # type: ignore[arg-type]
         return self.asked
 
 
 def test_a_compaction_that_fails_is_told_and_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files, let_be = Files(monkeypatch, "b2"), set[str]()
-    assert files.run(let_be) == [["a1", "b1"], ["a1"], ["b1"]], (
+    files, skipped = Files(monkeypatch, "b2"), set[str]()
+    assert files.run(skipped) == [["a1", "b1"], ["a1"], ["b1"]], (
         "together, then one by one: the other group is compacted"
     )
-    assert sorted(files.files) == ["topic=t/b1", "topic=t/b2"] == sorted(let_be)
+    assert sorted(files.files) == ["topic=t/b1", "topic=t/b2"] == sorted(skipped)
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "topic=t/b2 cannot be read" in record.getMessage()
-    assert files.run(let_be) == [], "until the next start"
+    assert files.run(skipped) == [], "until the next start"
     assert files.run(set()) == [["b1"]]
 
 

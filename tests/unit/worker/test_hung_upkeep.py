@@ -32,11 +32,11 @@ class Directory:
         self.index, self.path, self.failure, self.settled = index, f"/directory-{index}", "", False
         self.guard = SimpleNamespace(full=False, reserve_bytes=0, on_free_bytes=lambda free, now_ms: False)
         self.asked: Counter[str] = Counter()
-        self._let_go = let_go
+        self._close_held = let_go
 
     def answer(self, question: str, result: Any) -> Any:
         if self.index == HUNG:
-            assert self._let_go.wait(60)
+            assert self._close_held.wait(60)
         self.asked[question] += 1
         return result
 

@@ -134,14 +134,14 @@ def test_a_move_ends_when_the_metadata_says_so(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         opened = await world.switch()
         assert world.partitions.open == {} and world.said == [MoveCompleted(TOPIC_ID, 0, 1)]
-        world.mover.tell_again()  # the metadata log was full, say
+        world.mover.report_again()  # the metadata log was full, say
         assert len(world.said) == 2
         target = world.log_dirs[1].path / "t-0"
         assert moving.marked_log_start(target) == LOG_START and (target / f"{0:020d}.log").read_bytes() == b"r" * 1000
         await world.partitions.apply(world.catalog.on_topic_put(image(1)))
         await world.mover.on_applied(False)
         assert not opened.path.exists() and world.partitions.deleted == ["t-0"] and not moving.is_marked(target)
-        world.mover.tell_again()
+        world.mover.report_again()
         assert len(world.said) == 2
 
     run(tmp_path, scenario)

@@ -34,7 +34,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import Target, effective_min_in_sync, without
 from mqd.cluster.metadata.rules.placement import Directory, choose_directory
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
-from mqd.cluster.metadata.view import Unable, View, nobody_unable
+from mqd.cluster.metadata.view import Unable, View, all_able
 from mqd.protocol.errors import ErrorCode
 
 FLUSH_ON_ACK = "flush.on.ack"
@@ -91,7 +91,7 @@ def _targets_without(
                 yield topic, target
 
 
-def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = nobody_unable) -> list[Record]:
+def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = all_able) -> list[Record]:
     """Fences all of them at once: removes them from every in-sync set and elects other leaders for
     their partitions (R8).
     """
@@ -110,7 +110,7 @@ def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = nobody_un
 # -- joining ---------------------------------------------------------------------------------------
 
 
-def register(state: MetadataState, message: RegisterBroker, unable: Unable = nobody_unable) -> list[Record]:
+def register(state: MetadataState, message: RegisterBroker, unable: Unable = all_able) -> list[Record]:
     """Raises Refusal. No records: it is registered already. The broker's epoch is the offset of its
     BrokerRegistered record, which is always the first one.
     """
@@ -137,7 +137,7 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nob
         _targets_without(state, frozenset((message.node_id,)), lost, same_place, message.node_id, fresh)
     )
     if old is not None and not same_place:
-        changes += _placed_anew(state, message)
+        changes += _place_on_new_disks(state, message)
     return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]
 
 
@@ -183,7 +183,7 @@ def _check_features(state: MetadataState, message: RegisterBroker) -> None:
         )
 
 
-def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
+def _place_on_new_disks(state: MetadataState, message: RegisterBroker) -> list[Record]:
     """The host lost its disks: its replicas start empty in its present directories."""
     found = [
         Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable)
@@ -217,7 +217,7 @@ def has_applied_registration(metadata_version: int, broker_epoch: int) -> bool:
     return metadata_version > broker_epoch
 
 
-def unfence(state: MetadataState, node: int, unable: Unable = nobody_unable) -> list[Record]:
+def unfence(state: MetadataState, node: int, unable: Unable = all_able) -> list[Record]:
     """The broker knows its own registration: it may lead partitions without a leader."""
     broker = state.brokers[node]
     view = View(state, back=frozenset((node,)), unable=unable)
@@ -231,7 +231,7 @@ def unfence(state: MetadataState, node: int, unable: Unable = nobody_unable) -> 
 
 
 def failed(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = nobody_unable
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = all_able
 ) -> list[Record]:
     """The broker is alive but cannot serve these partitions. Another replica that may lead takes
     over. Where none can, the broker stays in sync, because its copy is the only one; but it no
@@ -261,7 +261,7 @@ def failed(
 
 
 def full(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = nobody_unable
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = all_able
 ) -> list[Record]:
     """The broker has these partitions but cannot write more to them at present. It leaves the
     in-sync sets where enough other replicas are in sync. Elsewhere acks=all would be refused either
@@ -306,11 +306,7 @@ def _would_refuse(topic: TopicState, partition: PartitionState, view: View, comi
 
 
 def move_away(
-    state: MetadataState,
-    node: int,
-    moves_max: int,
-    coming: frozenset[int] = frozenset(),
-    unable: Unable = nobody_unable,
+    state: MetadataState, node: int, moves_max: int, coming: frozenset[int] = frozenset(), unable: Unable = all_able
 ) -> tuple[list[Record], bool]:
     """Returns (changes of at most `moves_max` partitions, whether all are done). The broker leaves
     their in-sync sets together with its leaderships, so that no leader waits for it when it ends.

@@ -36,16 +36,16 @@ class Rebalancing(ClassicState):
     def _join_response(
         self, member: Member, leader: str | None = None, skip_assignment: bool = False
     ) -> JoinGroupResponse:
-        told_leader = leader if leader is not None else self.leader
-        assert told_leader is not None  # whom Stable and CompletingRebalance have
+        notified_leader = leader if leader is not None else self.leader
+        assert notified_leader is not None  # whom Stable and CompletingRebalance have
         return JoinGroupResponse(
             generation_id=self.generation,
             protocol_type=self.protocol_type,
             protocol_name=self.protocol,
-            leader=told_leader,
+            leader=notified_leader,
             member_id=member.member_id,
             skip_assignment=skip_assignment,
-            members=self._joined() if told_leader == member.member_id else [],
+            members=self._joined() if notified_leader == member.member_id else [],
         )
 
     def _joined(self) -> list[JoinGroupResponse.Member]:
