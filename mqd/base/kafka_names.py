@@ -25,7 +25,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "socket.send.buffer.bytes socket.receive.buffer.bytes replica.socket.receive.buffer.bytes"
     ),
     "The kernel's net.core.somaxconn is used.": "socket.listen.backlog.size",
-    "A consumer that names its rack is always told of an in-sync replica there (KIP-392).": "replica.selector.class",
+    "A consumer that names its rack is always sent to an in-sync replica there (KIP-392).": "replica.selector.class",
     "A shutdown is always controlled.": "controlled.shutdown.enable",
     "See default.replication.factor.": ("offsets.topic.replication.factor transaction.state.log.replication.factor"),
     "See min.insync.replicas.": "transaction.state.log.min.isr",
@@ -41,18 +41,18 @@ WITHOUT_EFFECT: dict[str, str] = {
         " controller.quorum.append.linger.ms controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms"
         " initial.broker.registration.timeout.ms server.max.startup.time.ms"
     ),
-    "The metadata log lies in the data directory, is flushed at every step and keeps itself short.": (
+    "The metadata log is in the data directory, is flushed at every step and limits its own size.": (
         "metadata.log.dir metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms"
         " metadata.log.segment.bytes metadata.log.segment.ms metadata.max.retention.bytes metadata.max.retention.ms"
         " metadata.max.idle.interval.ms internal.metadata.log.segment.bytes internal.metadata.max.batch.size.in.bytes"
         " internal.metadata.max.fetch.size.in.bytes internal.metadata.delete.delay.millis"
     ),
-    "What waits is not kept in a purgatory.": (
+    "Waiting requests are not kept in a purgatory.": (
         "fetch.purgatory.purge.interval.requests producer.purgatory.purge.interval.requests"
         " delete.records.purgatory.purge.interval.requests share.fetch.purgatory.purge.interval.requests"
     ),
-    "Partitions without a leader are looked at every second.": "unclean.leader.election.interval.ms",
-    "The acceptor runs all coordinators and gathers what they write by itself.": (
+    "Partitions without a leader are checked every second.": "unclean.leader.election.interval.ms",
+    "The acceptor runs all coordinators and batches their writes.": (
         "group.coordinator.threads group.coordinator.append.linger.ms offsets.load.buffer.size"
         " transaction.state.log.load.buffer.size group.consumer.regex.refresh.interval.ms"
     ),
@@ -62,24 +62,22 @@ WITHOUT_EFFECT: dict[str, str] = {
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
     ),
-    "Producers, and transactions that are over time, are looked at continuously.": (
+    "Producers, and transactions past their time-out, are checked continuously.": (
         "producer.id.expiration.check.interval.ms transaction.abort.timed.out.transaction.cleanup.interval.ms"
         " transaction.remove.expired.transaction.cleanup.interval.ms"
     ),
-    "The broker tries for 100 ms, every 20 ms.": (
+    "The broker retries every 20 ms for 100 ms.": (
         "add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms"
     ),
     "Transactions in two phases (KIP-939) are not available.": "transaction.two.phase.commit.enable",
-    "The number of partitions that one DescribeTopicPartitions is answered with is bounded by the broker.": (
-        "max.request.partition.size.limit"
-    ),
-    "A host that loses a log directory serves the others.": "log.dir.failure.timeout.ms",
-    "Background work begins when it is due.": "log.initial.task.delay.ms",
+    "The broker limits the partitions in one DescribeTopicPartitions response.": ("max.request.partition.size.limit"),
+    "A host that loses a log directory continues with the others.": "log.dir.failure.timeout.ms",
+    "Background work starts when it is due.": "log.initial.task.delay.ms",
     "There is nothing to authorize or to authenticate that a listener would have to wait for.": (
         "early.start.listeners delegation.token.max.lifetime.ms"
         " delegation.token.expiry.time.ms delegation.token.expiry.check.interval.ms"
     ),
-    "Only finished versions of requests and features are there.": (
+    "Only finished versions of requests and features are available.": (
         "unstable.api.versions.enable unstable.feature.versions.enable"
     ),
     "See the metrics page, admin.port.": (

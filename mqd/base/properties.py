@@ -62,19 +62,20 @@ def _compression_levels() -> list[Property]:
 
 def _listeners() -> list[Property]:
     return [
-        Property("node.id", "int", "1", "The number of this broker.", minimum=0),
+        Property("node.id", "int", "1", "The id of this broker.", minimum=0),
         Property(
             "listeners",
             "list",
             "PLAINTEXT://127.0.0.1:9092",
-            "Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the loopback address, or"
-            " every address when listeners.insecure.allow=true. Port 0: a free one.",
+            "Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the"
+            " loopback address, or every address if listeners.insecure.allow=true. Port 0: any free port.",
         ),
         Property(
             "advertised.listeners",
             "list",
             None,
-            "What clients are told to connect to, by listener name. Not set: the address that the client itself used.",
+            "The addresses that clients are told to connect to, by listener name. Not set: the address"
+            " that the client itself used.",
         ),
         Property(
             "listener.security.protocol.map",
@@ -87,21 +88,22 @@ def _listeners() -> list[Property]:
             "controller.listener.names",
             "list",
             None,
-            "Names of listeners that are not for clients: listeners and advertised.listeners may have them, as in files"
-            " for Kafka, and they are left out. Where controllers listen: controller.listener.",
+            "Names of listeners that are not for clients. listeners and advertised.listeners may contain"
+            " them, as files for Kafka do; they are ignored. For where controllers listen, see"
+            " controller.listener.",
         ),
         Property(
             "listeners.insecure.allow",
             "bool",
             "false",
-            "(mqd) Allow listeners without authentication on addresses that other hosts can reach. Whoever reaches them"
-            " can read and write everything.",
+            "(mqd) Allow listeners without authentication on addresses that other hosts can reach. Any"
+            " client that reaches them can read and write everything.",
         ),
         Property(
             "security.inter.broker.protocol",
             "enum",
             "PLAINTEXT",
-            "Accepted. Hosts prove who they are by cluster.key.file.",
+            "Accepted. Hosts authenticate each other by cluster.key.file.",
             choices=("PLAINTEXT",),
             refused={
                 name: "hosts prove who they are by cluster.key.file; what they send is not encrypted yet"
@@ -109,12 +111,12 @@ def _listeners() -> list[Property]:
             },
             ignored=True,
         ),
-        Property("broker.rack", "string", None, "The rack (availability zone) of this broker, told to clients."),
+        Property("broker.rack", "string", None, "The rack (availability zone) of this broker, as clients see it."),
         Property(
             "max.connections",
             "int",
             "10000",
-            "Connections that the broker accepts; more are closed at once.",
+            "Connections that the broker accepts; further ones are closed at once.",
             minimum=1,
             maximum=1_000_000,
         ),
@@ -122,7 +124,7 @@ def _listeners() -> list[Property]:
             "connections.max.idle.ms",
             "long",
             "600000",
-            "A connection without a request for so long is closed. -1: never.",
+            "A connection is closed after this time without a request. -1: never.",
             minimum=-1,
             maximum=INT_MAX,
         ),
@@ -130,7 +132,7 @@ def _listeners() -> list[Property]:
             "connection.inflight.max",
             "int",
             "256",
-            "(mqd) Requests of one connection that may wait for an answer; then it is not read from.",
+            "(mqd) Unanswered requests of one connection; above that the broker does not read from it.",
             minimum=1,
             maximum=65536,
         ),
@@ -138,8 +140,7 @@ def _listeners() -> list[Property]:
             "socket.request.max.bytes",
             "int",
             "104857600",
-            "The largest request; one that says it is larger ends its connection. No topic's max.message.bytes may be"
-            " above it.",
+            "The largest request; a larger one ends its connection. No topic's max.message.bytes may exceed it.",
             minimum=65536,
             maximum=1 << 30,
         ),
@@ -155,9 +156,9 @@ def _listeners() -> list[Property]:
             "large.request.memory.bytes",
             "long",
             "268435456",
-            "(mqd) Shared memory of one worker for requests that are larger than half of receive.arena.bytes. It is"
-            " taken as their bytes come, and given back. Requests that find it in use wait, unread. At least"
-            " socket.request.max.bytes; grows with it unless it is set too.",
+            "(mqd) Shared memory of one worker for requests larger than half of receive.arena.bytes. It"
+            " is allocated as their bytes arrive, and released afterwards. Requests that find it in use"
+            " wait unread. At least socket.request.max.bytes; unless set, it grows with that.",
             minimum=1 << 20,
             maximum=1 << 34,
         ),
@@ -165,8 +166,9 @@ def _listeners() -> list[Property]:
             "large.request.timeout.ms",
             "int",
             "30000",
-            "(mqd) A client that has begun such a request and sends nothing for so long is disconnected: after 2"
-            " seconds when others wait for the memory, or when its request is not whole by then.",
+            "(mqd) A client that has begun a large request and sends nothing for this time is"
+            " disconnected; after 2 seconds if others wait for the memory, or if its request is not"
+            " complete by then.",
             minimum=1000,
             maximum=INT_MAX,
         ),
@@ -174,16 +176,16 @@ def _listeners() -> list[Property]:
             "queued.max.request.bytes",
             "long",
             "67108864",
-            "Memory that one worker keeps for requests and connections beside its receive arena; then it reads no more"
-            " from them.",
+            "Memory of one worker for requests and connections in addition to its receive arena; above"
+            " that it stops reading from them.",
             minimum=1 << 20,
         ),
         Property(
             "local.attachments.max",
             "int",
             "1024",
-            "(mqd) Clients on this host that the broker serves through shared memory; more connect by TCP. 0: none, and"
-            " no client socket.",
+            "(mqd) Clients on this host that the broker serves through shared memory; further ones"
+            " connect by TCP. 0: none, and no client socket.",
             minimum=0,
             maximum=65536,
         ),
@@ -191,8 +193,8 @@ def _listeners() -> list[Property]:
             "local.memory.max.bytes",
             "long",
             "1073741824",
-            "(mqd) Shared memory for all of these clients together (a client asks for 16 MiB unless told otherwise)."
-            " What is not used is not taken.",
+            "(mqd) Shared memory of all these clients together (a client requests 16 MiB by default)."
+            " Only what is used is allocated.",
             minimum=1 << 20,
             maximum=1 << 40,
         ),
@@ -200,16 +202,17 @@ def _listeners() -> list[Property]:
             "local.socket.permissions",
             "enum",
             "0600",
-            "(mqd) Who may connect to the client socket, run/client.sock in the data directory: permissions of the"
-            " file. Whoever may can read and write everything, as whoever reaches a listener can.",
+            "(mqd) File permissions of the client socket, run/client.sock in the data directory. A"
+            " process that may connect to it can read and write everything, like a client that reaches a"
+            " listener without authentication.",
             choices=("0600", "0660", "0666"),
         ),
         Property(
             "admin.port",
             "int",
             "0",
-            "(mqd) Port of metrics on the loopback address. 0: the clients' port + 552, or a free one when that is"
-            " taken (mqd status shows it); -1: none.",
+            "(mqd) Port of the metrics page on the loopback address. 0: the clients' port + 552, or a"
+            " free one if that is in use (mqd status shows it); -1: no metrics page.",
             minimum=-1,
             maximum=65535,
         ),
@@ -232,8 +235,8 @@ def _authentication() -> list[Property]:
             "connections.max.reauth.ms",
             "long",
             "0",
-            "A client must prove again who it is within this time, or its connection is closed (KIP-368). 0: once is"
-            " enough, but for tokens that expire.",
+            "A client must authenticate again within this time, or its connection is closed (KIP-368). 0:"
+            " once is enough, except for tokens that expire.",
             minimum=0,
             per_listener=True,
         ),
@@ -241,7 +244,7 @@ def _authentication() -> list[Property]:
             "connection.failed.authentication.delay.ms",
             "int",
             "100",
-            "How long the answer to a failed authentication is held back. It doubles with each failure of the same"
+            "Delay of the answer to a failed authentication. It doubles with each failure of the same"
             " address and user, up to 5 s.",
             minimum=0,
             maximum=5000,
@@ -257,7 +260,7 @@ def _authentication() -> list[Property]:
             "sasl.oauthbearer.expected.issuer",
             "string",
             None,
-            "OAUTHBEARER: the only issuer (iss) whose tokens are taken. Required.",
+            "OAUTHBEARER: the only issuer (iss) whose tokens are accepted. Required.",
             per_listener=True,
         ),
         Property(
@@ -278,7 +281,7 @@ def _authentication() -> list[Property]:
             "sasl.oauthbearer.clock.skew.seconds",
             "int",
             "30",
-            "OAUTHBEARER: by how much the issuer's clock may differ.",
+            "OAUTHBEARER: how much the issuer's clock may differ.",
             minimum=0,
             maximum=3600,
             per_listener=True,
@@ -301,9 +304,10 @@ def _cluster() -> list[Property]:
             "cluster.seeds",
             "list",
             None,
-            "(mqd) Controller listeners of some hosts, HOST:PORT separated by commas. On empty directories the hosts"
-            " named here form a cluster, once all of them are there, and are its first voters; a later host that names"
-            " them joins. The same on every host. Not set: this host is a cluster of its own.",
+            "(mqd) Controller listeners of some hosts, HOST:PORT separated by commas; the same on every"
+            " host. On empty directories the hosts named here form a cluster once all of them are up, and"
+            " are its first voters; a later host that names them joins. Not set: this host is a cluster of"
+            " its own.",
         ),
         Property(
             "controller.listener",
@@ -317,7 +321,7 @@ def _cluster() -> list[Property]:
             "advertised.controller.listener",
             "string",
             None,
-            "(mqd) What other hosts are told instead. Needed when controller.listener is on every address.",
+            "(mqd) The address that other hosts use instead. Required if controller.listener is on every address.",
         ),
         Property(
             "inter.broker.listener",
@@ -330,23 +334,23 @@ def _cluster() -> list[Property]:
             "advertised.inter.broker.listener",
             "string",
             None,
-            "(mqd) What other hosts are told instead. Needed when inter.broker.listener is on every address.",
+            "(mqd) The address that other hosts use instead. Required if inter.broker.listener is on every address.",
         ),
         Property(
             "cluster.key.file",
             "string",
             None,
-            "(mqd) File with the secret by which hosts of one cluster know each other, the same on every host, readable"
-            " by this user alone; `mqd cluster key` makes one. Needed as soon as a listener between hosts can be"
-            " reached from other machines.",
+            "(mqd) File with the secret by which hosts of one cluster authenticate each other: the same"
+            " on every host, readable by this user only; `mqd cluster key` creates one. Required if a"
+            " listener between hosts can be reached from other machines.",
         ),
         Property(
             "broker.session.timeout.ms",
             "int",
             "5500",
-            "A host that the controller has not heard for so long loses its leaderships. Hosts that were cut off stop"
-            " to serve as leaders before that. When the active controller's host is lost another one is elected first"
-            " (controller.quorum.fetch.timeout.ms).",
+            "A host that the controller has not heard from for this time loses its leaderships. Hosts"
+            " that are cut off stop serving as leaders before that. If the active controller's host is"
+            " lost, another controller is elected first (controller.quorum.fetch.timeout.ms).",
             minimum=500,
             maximum=600_000,
         ),
@@ -354,7 +358,7 @@ def _cluster() -> list[Property]:
             "broker.heartbeat.interval.ms",
             "int",
             "1000",
-            "How often a host tells the controller that it lives.",
+            "Interval of a host's heartbeats to the controller.",
             minimum=50,
             maximum=60_000,
         ),
@@ -371,8 +375,8 @@ def _cluster() -> list[Property]:
             "replica.lag.time.max.ms",
             "long",
             "30000",
-            "A follower that has not caught up with its leader for so long leaves the in-sync set; it joins again once"
-            " it has caught up within half of it. The value of the leader's host counts.",
+            "A follower that has not caught up with its leader for this time leaves the in-sync set; it"
+            " joins again once it has caught up within half of it. The value on the leader's host applies.",
             minimum=100,
             maximum=INT_MAX,
             dynamic=True,
@@ -381,7 +385,7 @@ def _cluster() -> list[Property]:
             "replica.fetch.wait.max.ms",
             "int",
             "500",
-            "How long a leader may hold back its answer to a follower that has everything.",
+            "How long a leader may delay its answer to a follower that has everything.",
             minimum=1,
             maximum=60_000,
         ),
@@ -389,7 +393,7 @@ def _cluster() -> list[Property]:
             "replica.fetch.max.bytes",
             "int",
             "1048576",
-            "Share of one partition in a leader's answer; one batch may be larger.",
+            "Bytes of one partition in a leader's answer; a single batch may be larger.",
             minimum=1024,
             maximum=1 << 30,
         ),
@@ -397,7 +401,7 @@ def _cluster() -> list[Property]:
             "replica.fetch.response.max.bytes",
             "int",
             "4194304",
-            "What a leader's answer holds at most (Kafka: 10485760); one batch may be larger.",
+            "Bytes of a leader's answer (Kafka: 10485760); a single batch may be larger.",
             minimum=1024,
             maximum=1 << 29,
         ),
@@ -405,8 +409,8 @@ def _cluster() -> list[Property]:
             "replica.fetch.backoff.ms",
             "int",
             "200",
-            "A partition that its leader refuses is asked for again after so long (Kafka: 1000); from 5 ms on, doubled"
-            " each time, where that one may not know yet that it leads.",
+            "Delay before a partition that its leader refused is fetched again (Kafka: 1000). Where that"
+            " host may not know yet that it leads, the delay begins at 5 ms and doubles.",
             minimum=1,
             maximum=60_000,
         ),
@@ -414,8 +418,8 @@ def _cluster() -> list[Property]:
             "replica.socket.timeout.ms",
             "int",
             "10000",
-            "A leader that does not answer for so long beyond replica.fetch.wait.max.ms is connected to anew (Kafka:"
-            " 30000).",
+            "A leader that does not answer for this time beyond replica.fetch.wait.max.ms is reconnected"
+            " to (Kafka: 30000).",
             minimum=100,
             maximum=600_000,
         ),
@@ -423,9 +427,9 @@ def _cluster() -> list[Property]:
             "follower.replication.throttled.rate",
             "long",
             str(LONG_MAX),
-            "Bytes per second that replicas of this host fetch at most while they are not in sync and"
-            " follower.replication.throttled.replicas of their topic names them, an equal share for each worker. Those"
-            " in sync are never throttled.",
+            "Bytes per second that replicas of this host fetch while they are not in sync and"
+            " follower.replication.throttled.replicas of their topic names them; each worker gets an equal"
+            " share. In-sync replicas are never throttled.",
             minimum=1,
             maximum=LONG_MAX,
             dynamic=True,
@@ -444,23 +448,21 @@ def _cluster() -> list[Property]:
             "replica.alter.log.dirs.io.max.bytes.per.second",
             "long",
             str(LONG_MAX),
-            "Bytes per second that moves between log directories copy at most, an equal share for each worker. What was"
-            " written meanwhile and is copied at the end, while the partition is closed, is not bounded.",
+            "Bytes per second that moves between log directories copy; each worker gets an equal share."
+            " Records written during the move, which are copied at the end while the partition is closed,"
+            " are not limited.",
             minimum=1,
             maximum=LONG_MAX,
             dynamic=True,
         ),
         Property(
-            "auto.leader.rebalance.enable",
-            "bool",
-            "true",
-            "Give leaderships back to preferred leaders that have returned.",
+            "auto.leader.rebalance.enable", "bool", "true", "Return leaderships to preferred leaders that are back."
         ),
         Property(
             "leader.imbalance.check.interval.seconds",
             "long",
             "300",
-            "How often that is looked at.",
+            "How often leaderships are checked for that.",
             minimum=1,
             maximum=INT_MAX,
         ),
@@ -468,7 +470,7 @@ def _cluster() -> list[Property]:
             "leader.imbalance.per.broker.percentage",
             "int",
             "10",
-            "Share of a host's preferred leaderships that may be elsewhere before they are given back.",
+            "Share of a host's preferred leaderships that may be elsewhere before they are returned.",
             minimum=0,
             maximum=100,
         ),
@@ -476,7 +478,8 @@ def _cluster() -> list[Property]:
             "replication.recovery.delay.ms",
             "long",
             "600000",
-            "(mqd) What a lost host held gets new replicas on other hosts after so long, unless it returns. -1: never.",
+            "(mqd) The replicas of a lost host are created on other hosts after this time, unless it"
+            " returns. -1: never.",
             minimum=-1,
             maximum=LONG_MAX,
         ),
@@ -493,7 +496,7 @@ def _cluster() -> list[Property]:
             "controlled.shutdown.moves.max",
             "int",
             "1000",
-            "(mqd) Leaderships that a host which shuts down gives away with each heartbeat.",
+            "(mqd) Leaderships that a host which shuts down hands over with each heartbeat.",
             minimum=1,
             maximum=1_000_000,
         ),
@@ -501,8 +504,8 @@ def _cluster() -> list[Property]:
             "controlled.shutdown.wait.ms",
             "int",
             "30000",
-            "(mqd) A host that shuts down waits no longer than this for other hosts to take over what it leads and to"
-            " know of it.",
+            "(mqd) How long a host that shuts down waits for other hosts to take over its leaderships and"
+            " to learn of that.",
             minimum=0,
             maximum=INT_MAX,
         ),
@@ -510,8 +513,8 @@ def _cluster() -> list[Property]:
             "partition.retire.barrier.ms",
             "int",
             "10000",
-            "(mqd) Producers to partitions that are being retired (mqd topic retire-partitions) wait no longer than"
-            " this for consumers to read what is there, before their records go elsewhere.",
+            "(mqd) How long producers to partitions that are being retired (mqd topic retire-partitions)"
+            " wait for consumers to read the existing records, before their records are redirected.",
             minimum=0,
             maximum=INT_MAX,
         ),
@@ -519,8 +522,9 @@ def _cluster() -> list[Property]:
             "partition.retire.grace.ms",
             "long",
             "600000",
-            "(mqd) Retired partitions that are empty, and not shown to clients any more, still take in for so long what"
-            " producers with old metadata send. At least twice the clients' metadata.max.age.ms.",
+            "(mqd) How long retired partitions that are empty, and no longer shown to clients, still"
+            " accept records from producers with old metadata. At least twice the clients'"
+            " metadata.max.age.ms.",
             minimum=0,
             maximum=LONG_MAX,
         ),
@@ -533,7 +537,7 @@ def _topics() -> list[Property]:
             "num.partitions",
             "int",
             "1",
-            "Partitions of a topic that is created without a number.",
+            "Partitions of a topic that is created without a partition count.",
             minimum=1,
             maximum=16384,
         ),
@@ -541,7 +545,7 @@ def _topics() -> list[Property]:
             "default.replication.factor",
             "int",
             "-1",
-            "Replicas of a topic that is created without a number. -1: one on each host, at most 3.",
+            "Replicas of a topic that is created without a replication factor. -1: one on each host, at most 3.",
             minimum=-1,
             maximum=32767,
         ),
@@ -549,9 +553,10 @@ def _topics() -> list[Property]:
             "min.insync.replicas",
             "int",
             "-1",
-            "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 for new topics of three"
-            " replicas or more, else 1; DescribeConfigs of a topic shows the number in force, of a broker -1. A host on"
-            " its own keeps one replica: more is refused.",
+            "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 for new"
+            " topics of three replicas or more, else 1. DescribeConfigs shows the effective number for a"
+            " topic, and -1 for a broker. A host without a cluster keeps one replica and refuses a larger"
+            " number.",
             minimum=-1,
             dynamic=True,
         ),
@@ -559,16 +564,17 @@ def _topics() -> list[Property]:
             "auto.create.topics.enable",
             "bool",
             "true",
-            "Create a topic when a client asks for one that does not exist.",
+            "Create a topic when a client requests one that does not exist.",
         ),
         Property("delete.topic.enable", "bool", "true", "Allow topics to be deleted."),
         Property(
             "unclean.leader.election.enable",
             "bool",
             "false",
-            "true: when no replica in sync lives, one that lacks records leads after a second, and what it lacks is"
-            " lost, acknowledged records too. false: the partition waits; an operator can choose such a leader by"
-            " kafka-leader-election.sh --election-type unclean. Of the file, the active controller's counts.",
+            "true: if no in-sync replica is alive, one that lacks records leads after a second; the"
+            " missing records are lost, acknowledged ones included. false: the partition waits; an"
+            " operator can elect such a leader by kafka-leader-election.sh --election-type unclean. Of"
+            " values in files, the active controller's applies.",
             dynamic=True,
         ),
         Property(
@@ -590,7 +596,7 @@ def _topics() -> list[Property]:
             dynamic=True,
         ),
         *_compression_levels(),
-        Property("fetch.max.bytes", "int", "57671680", "The most that one Fetch is answered with.", minimum=1024),
+        Property("fetch.max.bytes", "int", "57671680", "Bytes of the response to one Fetch.", minimum=1024),
         Property(
             "max.incremental.fetch.session.cache.slots",
             "int",
@@ -603,14 +609,14 @@ def _topics() -> list[Property]:
             "producer.id.expiration.ms",
             "int",
             "86400000",
-            "A producer's sequence numbers are forgotten after so long without a batch.",
+            "A producer's sequence numbers are dropped after this time without a batch.",
             minimum=1,
         ),
         Property(
             "producer.id.count.max",
             "int",
             "4096",
-            "(mqd) Idempotent producers that one partition remembers; the longest idle go first.",
+            "(mqd) Idempotent producers that one partition remembers; the ones idle for longest are dropped first.",
             minimum=16,
             maximum=1_000_000,
         ),
@@ -646,7 +652,7 @@ def _log() -> list[Property]:
             "log.roll.jitter.ms",
             "long",
             None,
-            "Roll up to so much earlier, by chance, so that not all segments roll at once. Not set:"
+            "Roll up to this much earlier, at random, so that not all segments roll at once. Not set:"
             " log.roll.jitter.hours.",
             minimum=0,
             dynamic=True,
@@ -676,7 +682,7 @@ def _log() -> list[Property]:
             minimum=-1,
             dynamic=True,
         ),
-        Property("log.retention.check.interval.ms", "long", "300000", "How often retention looks.", minimum=1),
+        Property("log.retention.check.interval.ms", "long", "300000", "How often retention is checked.", minimum=1),
         Property(
             "log.scrub.interval.ms",
             "long",
@@ -705,8 +711,8 @@ def _log() -> list[Property]:
             "log.dirs.free.bytes.min",
             "long",
             "67108864",
-            "(mqd) The reserve: with less free than this, Produce to the directory is refused with a retriable error;"
-            " everything else goes on.",
+            "(mqd) The reserve: with less free space than this, Produce to the directory is refused with"
+            " a retriable error; everything else continues.",
             minimum=0,
             dynamic=True,
         ),
@@ -723,7 +729,7 @@ def _log() -> list[Property]:
             "log.segment.delete.delay.ms",
             "long",
             "60000",
-            "Accepted. A deleted segment's files go at once; a reader that has one open reads on.",
+            "Accepted. A deleted segment's files are removed at once; a reader that has one open can read to its end.",
             minimum=0,
             dynamic=True,
             ignored=True,
@@ -749,7 +755,7 @@ def _log() -> list[Property]:
             "log.message.timestamp.type",
             "enum",
             "CreateTime",
-            "Whether a record's time is the producer's or the broker's.",
+            "Whether a record's timestamp is the producer's or the broker's.",
             choices=_TIMESTAMP_TYPES,
             dynamic=True,
         ),
@@ -757,7 +763,7 @@ def _log() -> list[Property]:
             "log.message.timestamp.before.max.ms",
             "long",
             str(LONG_MAX),
-            "How far a record's time may lie in the past.",
+            "How far a record's timestamp may lie in the past.",
             minimum=0,
             dynamic=True,
         ),
@@ -765,7 +771,7 @@ def _log() -> list[Property]:
             "log.message.timestamp.after.max.ms",
             "long",
             "3600000",
-            "How far a record's time may lie in the future.",
+            "How far a record's timestamp may lie in the future.",
             minimum=0,
             dynamic=True,
         ),
@@ -813,8 +819,8 @@ def _log() -> list[Property]:
             "log.flush.interval.messages",
             "long",
             str(LONG_MAX),
-            "Accepted. Records are not counted: with log.flush.on.ack acks=all waits for the flush itself, and what"
-            " nobody waits for is flushed after log.flush.interval.ms.",
+            "Accepted. Records are not counted: with log.flush.on.ack acks=all waits for the flush"
+            " itself, and other records are flushed after log.flush.interval.ms.",
             minimum=1,
             dynamic=True,
             ignored=True,
@@ -823,8 +829,8 @@ def _log() -> list[Property]:
             "log.flush.interval.ms",
             "long",
             None,
-            "Flush a partition's records at least this often, looked at once a second; longer than 5 s counts as 5 s."
-            " Not set: log.flush.scheduler.interval.ms.",
+            "Flush a partition's records at least this often; checked once a second, and values above 5 s"
+            " count as 5 s. Not set: log.flush.scheduler.interval.ms.",
             minimum=0,
             dynamic=True,
         ),
@@ -843,7 +849,7 @@ def _log() -> list[Property]:
             "log.cleaner.min.compaction.lag.ms",
             "long",
             "0",
-            "How long a record is safe from compaction.",
+            "Age below which a record is not compacted.",
             minimum=0,
             dynamic=True,
         ),
@@ -851,7 +857,7 @@ def _log() -> list[Property]:
             "log.cleaner.max.compaction.lag.ms",
             "long",
             str(LONG_MAX),
-            "How long a record may wait for compaction at most; the active segment is closed in time.",
+            "Age at which a record must be compacted; the active segment is closed in time.",
             minimum=1,
             dynamic=True,
         ),
@@ -873,7 +879,7 @@ def _coordinators() -> list[Property]:
             "offsets.topic.num.partitions",
             "int",
             "50",
-            "Partitions of __consumer_offsets. Counts when the topic is made, and must not change afterwards.",
+            "Partitions of __consumer_offsets. Used when the topic is created; must not change afterwards.",
             minimum=1,
             maximum=16384,
         ),
@@ -881,22 +887,22 @@ def _coordinators() -> list[Property]:
             "offsets.topic.segment.bytes",
             "int",
             "104857600",
-            "Segment size of __consumer_offsets, when it is made.",
+            "Segment size of __consumer_offsets, used when it is created.",
             minimum=4096,
         ),
         Property(
             "offsets.retention.minutes",
             "int",
             "10080",
-            "Committed offsets of a group go so long after the group lost its last member, or after the commit if it"
-            " never had one.",
+            "Committed offsets of a group are deleted this long after the group lost its last member, or"
+            " after the commit if it never had one.",
             minimum=1,
         ),
         Property(
             "offsets.retention.check.interval.ms",
             "long",
             "600000",
-            "How often a group's offsets are looked at for offsets.retention.minutes.",
+            "How often a group's offsets are checked for offsets.retention.minutes.",
             minimum=1,
         ),
         Property(
@@ -918,18 +924,24 @@ def _coordinators() -> list[Property]:
             "group.initial.rebalance.delay.ms",
             "int",
             "300",
-            "How long the first rebalance of a group waits for more members, from the last one that joined (Kafka:"
-            " 3000, in steps). At most the rebalance timeout in all.",
+            "How long the first rebalance of a group waits for more members, counted from the last one"
+            " that joined (Kafka: 3000, in steps); at most the rebalance timeout in total.",
             minimum=0,
         ),
         Property(
             "group.min.session.timeout.ms",
             "int",
             "6000",
-            "The shortest session.timeout.ms that a consumer of the classic protocol may ask for.",
+            "The shortest session.timeout.ms that a consumer of the classic protocol may request.",
             minimum=1,
         ),
-        Property("group.max.session.timeout.ms", "int", "1800000", "The longest one.", minimum=1),
+        Property(
+            "group.max.session.timeout.ms",
+            "int",
+            "1800000",
+            "The longest session.timeout.ms that a consumer of the classic protocol may request.",
+            minimum=1,
+        ),
         Property(
             "group.max.size", "int", str(INT_MAX), "Members that a group of the classic protocol may have.", minimum=1
         ),
@@ -937,17 +949,18 @@ def _coordinators() -> list[Property]:
             "group.coordinator.memory.bytes",
             "long",
             "268435456",
-            "(mqd) Memory that all groups coordinated by this host may take together: members with their metadata and"
-            " assignments, offsets with theirs. New groups are refused from three quarters on, new members from seven"
-            " eighths, with an error on which clients try again (COORDINATOR_LOAD_IN_PROGRESS); groups that exist go on.",
+            "(mqd) Memory of all groups that this host coordinates: members with their metadata and"
+            " assignments, offsets with theirs. New groups are refused from three quarters on, new members"
+            " from seven eighths, with an error that clients retry (COORDINATOR_LOAD_IN_PROGRESS);"
+            " existing groups continue.",
             minimum=64 << 20,
         ),
         Property(
             "group.consumer.session.timeout.ms",
             "int",
             "45000",
-            "A member of a consumer group (KIP-848) that is not heard of for so long is put out."
-            " consumer.session.timeout.ms of a group.",
+            "A member of a consumer group (KIP-848) is removed after this time without a heartbeat. Per"
+            " group: consumer.session.timeout.ms.",
             minimum=1,
         ),
         Property(
@@ -957,22 +970,30 @@ def _coordinators() -> list[Property]:
             "The shortest consumer.session.timeout.ms that a group may have.",
             minimum=1,
         ),
-        Property("group.consumer.max.session.timeout.ms", "int", "60000", "The longest one.", minimum=1),
+        Property(
+            "group.consumer.max.session.timeout.ms",
+            "int",
+            "60000",
+            "The longest consumer.session.timeout.ms that a group may have.",
+            minimum=1,
+        ),
         Property(
             "group.consumer.heartbeat.interval.ms",
             "int",
             "5000",
-            "How often members of consumer groups send heartbeats; who waits for partitions is told to come sooner.",
+            "How often members of consumer groups send heartbeats; a member that waits for partitions is"
+            " asked for shorter intervals.",
             minimum=1,
         ),
         Property(
             "group.consumer.heartbeat.interval.quick.ms",
             "int",
             "1000",
-            "(mqd) While all consumer groups together have few members, they are told to send heartbeats this often, so"
-            " that they hear of a rebalance sooner; with more members it is a millisecond for each, up to"
-            " group.consumer.heartbeat.interval.ms. A group with a consumer.heartbeat.interval.ms of its own keeps"
-            " that. librdkafka waits as long for an answer, so a shorter one would time out while the broker is busy.",
+            "(mqd) While all consumer groups together have few members, members send heartbeats this"
+            " often, so that they learn of a rebalance sooner; with more members the interval is a"
+            " millisecond for each, up to group.consumer.heartbeat.interval.ms. A group that sets"
+            " consumer.heartbeat.interval.ms keeps that. librdkafka waits for an answer as long as the"
+            " interval, so a shorter one would time out while the broker is busy.",
             minimum=1000,
         ),
         Property(
@@ -982,14 +1003,19 @@ def _coordinators() -> list[Property]:
             "The shortest consumer.heartbeat.interval.ms that a group may have.",
             minimum=1,
         ),
-        Property("group.consumer.max.heartbeat.interval.ms", "int", "15000", "The longest one.", minimum=1),
+        Property(
+            "group.consumer.max.heartbeat.interval.ms",
+            "int",
+            "15000",
+            "The longest consumer.heartbeat.interval.ms that a group may have.",
+            minimum=1,
+        ),
         Property("group.consumer.max.size", "int", str(INT_MAX), "Members that a consumer group may have.", minimum=1),
         Property(
             "group.consumer.assignors",
             "list",
             "uniform,range",
-            "Server-side assignors that members of consumer groups may ask for; the first one is taken when they ask"
-            " for none.",
+            "Server-side assignors that members of consumer groups may request; the first one is the default.",
             choices=("uniform", "range"),
         ),
         Property(
@@ -1004,7 +1030,7 @@ def _coordinators() -> list[Property]:
             "transaction.state.log.num.partitions",
             "int",
             "50",
-            "Partitions of __transaction_state. Counts when the topic is made, and must not change afterwards.",
+            "Partitions of __transaction_state. Used when the topic is created; must not change afterwards.",
             minimum=1,
             maximum=16384,
         ),
@@ -1012,33 +1038,33 @@ def _coordinators() -> list[Property]:
             "transaction.partition.verification.enable",
             "bool",
             "true",
-            "A transaction begins in a partition only after its coordinator was asked whether it knows of it (KIP-890)."
-            " Without it, a late batch of an older client may leave a transaction behind that nobody ends; for clients"
-            " of version 2 the question is always asked.",
+            "A transaction begins in a partition only after its coordinator has confirmed it (KIP-890)."
+            " Without that, a late batch of an older client may leave a transaction that nothing ends. For"
+            " clients of version 2 the coordinator is always consulted.",
             dynamic=True,
         ),
         Property(
             "transaction.max.timeout.ms",
             "int",
             "900000",
-            "The longest transaction.timeout.ms that a producer may ask for.",
+            "The longest transaction.timeout.ms that a producer may request.",
             minimum=1,
         ),
         Property(
             "transactional.id.expiration.ms",
             "int",
             "604800000",
-            "A transactional id that nobody has used for so long is forgotten.",
+            "A transactional id that has not been used for this time is dropped.",
             minimum=1,
         ),
         Property(
             "transaction.state.log.segment.bytes",
             "int",
             "104857600",
-            "Segment size of __transaction_state, when it is made.",
+            "Segment size of __transaction_state, used when it is created.",
             minimum=4096,
         ),
-        Property("log.cleaner.enable", "bool", "true", "Compact the topics whose cleanup.policy says so."),
+        Property("log.cleaner.enable", "bool", "true", "Compact the topics whose cleanup.policy includes compact."),
         Property(
             "log.cleaner.backoff.ms",
             "long",
@@ -1051,8 +1077,8 @@ def _coordinators() -> list[Property]:
             "log.cleaner.dedupe.buffer.size",
             "long",
             "134217728",
-            "Memory for the keys of what is compacted, all workers together: 24 bytes a key. Logs with more are"
-            " compacted in several runs.",
+            "Memory for the keys of what is compacted, of all workers together: 24 bytes a key. Logs with"
+            " more keys are compacted in several runs.",
             minimum=1 << 20,
             dynamic=True,
         ),
@@ -1082,8 +1108,8 @@ def _rights() -> list[Property]:
             "authorizer.class.name",
             "enum",
             "",
-            "Who may do what: `standard`, or the name of Kafka's StandardAuthorizer, decides by access control lists"
-            " (kafka-acls, `mqd acl`). Empty: every client may do everything. The same on all hosts.",
+            "`standard`, or the name of Kafka's StandardAuthorizer: access control lists (kafka-acls, `mqd acl`)"
+            " decide. Empty: every client may do everything. The same on all hosts.",
             choices=("", "standard", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
         ),
         Property(
@@ -1096,7 +1122,7 @@ def _rights() -> list[Property]:
             "allow.everyone.if.no.acl.found",
             "bool",
             "false",
-            "Everyone may do everything with a resource that no access control list names.",
+            "A resource that no access control list names is open to every client.",
         ),
         Property(
             "local.principal.mapping.rules",
@@ -1110,8 +1136,8 @@ def _rights() -> list[Property]:
             "authorizer.log.only",
             "bool",
             "false",
-            "(mqd) What access control lists deny is written to logs/audit.log, and done all the same: to see what a"
-            " running cluster's clients need before they are held to it.",
+            "(mqd) Operations that access control lists deny are written to logs/audit.log and carried"
+            " out: shows what the clients of a running cluster need before the lists are enforced.",
         ),
     ]
 
@@ -1122,8 +1148,8 @@ def _quotas() -> list[Property]:
             "quota.window.num",
             "int",
             "11",
-            "A client may spend (quota.window.num - 1) * quota.window.size.seconds of its quota ahead, after a pause of"
-            " that length.",
+            "After a pause, a client may use up to (quota.window.num - 1) * quota.window.size.seconds of"
+            " its quota at once.",
             minimum=2,
             maximum=1000,
         ),
@@ -1149,7 +1175,7 @@ def _engine() -> list[Property]:
             "worker.spin.us",
             "int",
             "0",
-            "(mqd) How long an idle worker looks again before it sleeps: latency for CPU.",
+            "(mqd) How long an idle worker polls before it sleeps: lower latency for more CPU.",
             minimum=0,
             maximum=1_000_000,
         ),
@@ -1164,8 +1190,8 @@ def _engine() -> list[Property]:
             "group.commit.window.us",
             "int",
             "0",
-            "(mqd) How long a flush waits for more acks=all requests to join it: throughput for latency. 0: as soon as"
-            " the last flush ended.",
+            "(mqd) How long a flush waits for more acks=all requests to join it: higher throughput for"
+            " more latency. 0: a flush starts as soon as the previous one has ended.",
             minimum=0,
             maximum=1_000_000,
         ),
@@ -1173,7 +1199,7 @@ def _engine() -> list[Property]:
             "receive.arena.bytes",
             "long",
             "16777216",
-            "(mqd) Shared memory of one worker for what it receives; requests of more than half of it are received in"
+            "(mqd) Shared memory of one worker for received requests; those larger than half of it use"
             " large.request.memory.bytes.",
             minimum=1 << 20,
             maximum=1 << 32,
@@ -1182,7 +1208,7 @@ def _engine() -> list[Property]:
             "sendfile.bytes.min",
             "int",
             "8192",
-            "(mqd) Ranges at least so large go to a consumer by sendfile, smaller ones are copied.",
+            "(mqd) Ranges of at least this size are sent to consumers by sendfile, smaller ones are copied.",
             minimum=0,
         ),
         Property(
@@ -1193,12 +1219,14 @@ def _engine() -> list[Property]:
             minimum=16,
             maximum=65536,
         ),
-        Property("log.format", "enum", "human", "(mqd) Form of the broker's own log lines.", choices=("human", "json")),
+        Property(
+            "log.format", "enum", "human", "(mqd) Format of the broker's own log lines.", choices=("human", "json")
+        ),
         Property(
             "log.level",
             "enum",
             "info",
-            "(mqd) Least severe of the broker's own log lines that are written; mqd log-level changes it at run time.",
+            "(mqd) Lowest level of the broker's own log lines; mqd log-level changes it at run time.",
             choices=("error", "warning", "info", "debug"),
         ),
     ]
@@ -1215,36 +1243,37 @@ def _topic_table() -> list[Property]:
         ),
         ("segment.bytes", "log.segment.bytes", "Size at which a segment is rolled."),
         ("segment.ms", "log.roll.ms", "Age at which a segment is rolled."),
-        ("segment.jitter.ms", "log.roll.jitter.ms", "Roll up to so much earlier, by chance."),
+        ("segment.jitter.ms", "log.roll.jitter.ms", "Roll up to this much earlier, at random."),
         ("segment.index.bytes", "log.index.size.max.bytes", "Accepted; indexes grow as needed."),
         ("max.message.bytes", "message.max.bytes", "The largest record batch."),
         (
             "message.timestamp.type",
             "log.message.timestamp.type",
-            "Whether a record's time is the producer's or the broker's.",
+            "Whether a record's timestamp is the producer's or the broker's.",
         ),
         (
             "message.timestamp.before.max.ms",
             "log.message.timestamp.before.max.ms",
-            "How far a record's time may lie in the past.",
+            "How far a record's timestamp may lie in the past.",
         ),
         (
             "message.timestamp.after.max.ms",
             "log.message.timestamp.after.max.ms",
-            "How far a record's time may lie in the future.",
+            "How far a record's timestamp may lie in the future.",
         ),
         (
             "min.insync.replicas",
             "min.insync.replicas",
             (
-                "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 of three replicas or"
-                " more; a topic that is created with two gets 1. DescribeConfigs shows the number in force."
+                "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 of three"
+                " replicas or more; a topic that is created with two gets 1. DescribeConfigs shows the"
+                " effective number."
             ),
         ),
         (
             "flush.on.ack",
             "log.flush.on.ack",
-            "(mqd) Answer acks=all only after the records are on disk. Of internal topics always.",
+            "(mqd) Answer acks=all only after the records are on disk. Always true for internal topics.",
         ),
         (
             "flush.messages",
@@ -1254,7 +1283,7 @@ def _topic_table() -> list[Property]:
         (
             "flush.ms",
             "log.flush.interval.ms",
-            "Flush at least this often, looked at once a second; longer than 5 s counts as 5 s.",
+            "Flush at least this often; checked once a second, and values above 5 s count as 5 s.",
         ),
         ("index.interval.bytes", "log.index.interval.bytes", "Bytes of log between two index entries."),
         (
@@ -1266,14 +1295,14 @@ def _topic_table() -> list[Property]:
         (
             "file.delete.delay.ms",
             "log.segment.delete.delay.ms",
-            "Accepted. A deleted segment's files go at once; a reader that has one open reads on.",
+            "Accepted. A deleted segment's files are removed at once; a reader that has one open can read to its end.",
         ),
         ("preallocate", "log.preallocate", "Accepted. mqd always preallocates, in steps."),
         (
             "unclean.leader.election.enable",
             "unclean.leader.election.enable",
-            "true: when no replica in sync lives, one that lacks records leads, and what it lacks is lost, acknowledged"
-            " records too.",
+            "true: if no in-sync replica is alive, one that lacks records leads; the missing records are"
+            " lost, acknowledged ones included.",
         ),
         (
             "delete.retention.ms",
@@ -1284,11 +1313,11 @@ def _topic_table() -> list[Property]:
                 " time to see every deletion."
             ),
         ),
-        ("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "How long a record is safe from compaction."),
+        ("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "Age below which a record is not compacted."),
         (
             "max.compaction.lag.ms",
             "log.cleaner.max.compaction.lag.ms",
-            "How long a record may wait for compaction at most; the active segment is closed in time.",
+            "Age at which a record must be compacted; the active segment is closed in time.",
         ),
         (
             "min.cleanable.dirty.ratio",
@@ -1316,9 +1345,10 @@ def _topic_table() -> list[Property]:
             "replica.lag.max.messages",
             "long",
             "-1",
-            "(mqd) A follower that is more than so many records behind its leader for half a second leaves the in-sync"
-            " set, before replica.lag.time.max.ms is over. Set it well above what is written while a follower fetches"
-            " and flushes. Of one that a new leader has not heard yet only the time counts. -1: no bound.",
+            "(mqd) A follower that is more than this many records behind its leader for half a second"
+            " leaves the in-sync set before replica.lag.time.max.ms is over. Set it well above what is"
+            " written while a follower fetches and flushes. For a follower that a new leader has not heard"
+            " from yet, only the time counts. -1: no limit.",
             minimum=-1,
             dynamic=True,
         )
@@ -1328,9 +1358,10 @@ def _topic_table() -> list[Property]:
             "record.validation",
             "enum",
             "uncompressed",
-            "(mqd) Whose records are parsed before a batch is taken (INVALID_RECORD otherwise), so that none stops its"
-            " consumers: of uncompressed batches at some 10 ns a record; `all`: of compressed ones too, which the"
-            " acceptor decompresses (Kafka does always); `none`. Batches for compacted topics always are.",
+            "(mqd) Which batches are parsed before they are accepted (INVALID_RECORD otherwise), so that"
+            " no invalid record stops consumers: uncompressed ones, at some 10 ns a record; `all`:"
+            " compressed ones too, which the acceptor decompresses (Kafka always does); `none`. Batches"
+            " for compacted topics are always parsed.",
             choices=("none", "uncompressed", "all"),
             dynamic=True,
         )
@@ -1372,9 +1403,10 @@ def _tls() -> list[Property]:
             "ssl.keystore.location",
             "string",
             None,
-            "File with the certificate chain and the private key of SSL and SASL_SSL listeners, PEM or PKCS12. A PEM"
-            " file may have several keys, each with its chain: clients get the one for the host they name (SNI), else"
-            " the first. Changed files are loaded within seconds; one that does not fit leaves the previous in use.",
+            "File with the certificate chain and the private key of SSL and SASL_SSL listeners, PEM or"
+            " PKCS12. A PEM file may contain several keys, each with its chain: a client gets the one for"
+            " the host that it names (SNI), else the first. Changed files are loaded within seconds; if"
+            " one is invalid, the previous one remains in use.",
         ),
         Property(
             "ssl.keystore.type",
@@ -1401,7 +1433,7 @@ def _tls() -> list[Property]:
             "ssl.truststore.location",
             "string",
             None,
-            "File with the CAs of clients' certificates, PEM or PKCS12. Needed when ssl.client.auth is not none.",
+            "File with the CAs of clients' certificates, PEM or PKCS12. Required if ssl.client.auth is not none.",
         ),
         Property(
             "ssl.truststore.type",
@@ -1428,15 +1460,16 @@ def _tls() -> list[Property]:
             "ssl.principal.mapping.rules",
             "string",
             "DEFAULT",
-            "Which user a client's certificate stands for, by its subject such as CN=alice,O=Example:"
-            " RULE:pattern/replacement/[LU] and DEFAULT, separated by commas; the first that matches decides."
-            " DEFAULT: the whole subject is the user's name. A client whose subject no rule matches is refused.",
+            "Maps the subject of a client's certificate, such as CN=alice,O=Example, to a user:"
+            " RULE:pattern/replacement/[LU] and DEFAULT, separated by commas; the first match decides."
+            " DEFAULT: the whole subject is the user's name. A client whose subject matches no rule is"
+            " refused.",
         ),
         Property(
             "ssl.enabled.protocols",
             "list",
             "TLSv1.2,TLSv1.3",
-            "Versions of TLS.",
+            "Enabled versions of TLS.",
             choices=("TLSv1.2", "TLSv1.3"),
             refused={"SSLv3": old, "TLSv1": old, "TLSv1.1": old},
         ),
@@ -1482,7 +1515,7 @@ def _group_table() -> list[Property]:
         (
             "consumer.session.timeout.ms",
             "group.consumer.session.timeout.ms",
-            "A member that is not heard of for so long is put out.",
+            "A member is removed after this time without a heartbeat.",
         ),
         (
             "consumer.heartbeat.interval.ms",

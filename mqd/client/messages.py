@@ -241,7 +241,7 @@ def is_end(event: Message) -> bool:
     return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
-def comes_again(event: Message, read_again: Container[tuple[str, int]]) -> bool:
+def is_repeated(event: Message, read_again: Container[tuple[str, int]]) -> bool:
     """An end, or an error that still holds, is told behind the records of these partitions: once,
     and in its place. One without an offset is of the topic.
     """

@@ -43,9 +43,9 @@ from mqd.client.messages import (
     KafkaException,
     Message,
     broker_error,
-    comes_again,
     failure,
     is_end,
+    is_repeated,
     key_of,
     local_error,
     next_offset,
@@ -359,10 +359,10 @@ class ShmConsumer:
         had = [
             event
             for event in messages
-            if event.error() is not None and not comes_again(event, first if is_end(event) else again)
+            if event.error() is not None and not is_repeated(event, first if is_end(event) else again)
         ]
         self._fetcher.events = deque(
-            [*had, *(event for event in self._fetcher.events if not comes_again(event, again))]
+            [*had, *(event for event in self._fetcher.events if not is_repeated(event, again))]
         )
         self._fetcher.start(parts)
         return parts
