@@ -26,6 +26,7 @@ class Property(msgspec.Struct, frozen=True):
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] = ()  # of an enum; of each member of a list
+    may_be_empty: bool = False  # of a list with choices
     pattern: str = ""  # regular expression for each member of a list; `doc` explains it
     # values that Kafka supports and mqd does not (yet): value -> reason
     refused: dict[str, str] = {}
@@ -720,9 +721,10 @@ def _log() -> list[Property]:
             "log.cleanup.policy",
             "list",
             "delete",
-            "What is done with old segments: delete by age and size, compact to the last value of each key, or both"
-            " (compact,delete).",
+            "What is done with old segments: delete by age and size, compact to the last value of each key, both"
+            " (compact,delete), or nothing (empty).",
             choices=_CLEANUP_POLICIES,
+            may_be_empty=True,
             dynamic=True,
         ),
         Property(

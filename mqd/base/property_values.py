@@ -79,7 +79,7 @@ def parse_value(prop: Property, text: str) -> Value:
         raise _not_allowed(prop, text, prop.refused.get(text, ""))
     if prop.kind == "list":
         members = [member.strip() for member in text.split(",") if member.strip()]
-        if prop.choices and not members:
+        if prop.choices and not members and (text or not prop.may_be_empty):
             raise _not_allowed(prop, text)
         for member in members:
             if prop.choices and member not in prop.choices:

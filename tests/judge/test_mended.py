@@ -195,11 +195,12 @@ def test_a_wrong_value_of_a_broker_is_an_invalid_request(shared_broker: Broker) 
     found = [
         _altered(shared_broker, 4, "1", [("log.retention.ms", 0, "soon")]),
         _altered(shared_broker, 4, "1", [("no.such.config", 0, "1"), ("log.retention.ms", 0, "soon")]),
+        _altered(shared_broker, 4, "1", [("broker.id", 0, "4")]),
         _altered(shared_broker, 4, "1", [("min.insync.replicas", 0, "1")]),
         _altered(shared_broker, 4, "1", [("min.insync.replicas", 2, "1"), ("log.retention.ms", 4, "1")]),
     ]
     invalid = ErrorCode.INVALID_REQUEST
-    assert found == [invalid, invalid, ErrorCode.INVALID_CONFIG, invalid]
+    assert found == [invalid, invalid, invalid, ErrorCode.INVALID_CONFIG, invalid]
 
 
 def test_a_configuration_is_judged_before_the_assignments(shared_broker: Broker) -> None:
@@ -297,3 +298,23 @@ def test_bytes_after_a_whole_request_are_ignored(shared_broker: Broker, key: int
     with KafkaConnection(port=shared_broker.port) as kafka:
         kafka.send_raw(with_length(frame))
         assert kafka.receive_frame()[:4] == b"\0\0\0\x07"
+
+
+def test_an_empty_cleanup_policy_keeps_everything(shared_broker: Broker) -> None:
+    Config = m.CreateTopicsRequest.Config
+    configs = [Config("cleanup.policy", ""), Config("retention.ms", "1"), Config("segment.bytes", "1048576")]
+    Delete = m.DeleteRecordsRequest
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-kept", 1, 1, [], configs)]))
+        resource = m.DescribeConfigsRequest.Resource(2, "judge-kept", ["cleanup.policy"])
+        (found,) = kafka.call(32, 4, m.DescribeConfigsRequest([resource])).results[0].configs
+        batches = [Batch((b"v",)).build(World(""))]
+        assert [one.error_code for one in _produced(shared_broker, "judge-kept", batches)] == [0]
+        deleted = kafka.call(21, 1, Delete([Delete.Topic("judge-kept", [Delete.Partition(0, 1)])], 10_000))
+    assert (made.topics[0].error_code, found.value) == (0, "")
+    assert deleted.topics[0].partitions[0].low_watermark == 1
+    changed = [
+        _altered(shared_broker, 2, "judge-kept", [("cleanup.policy", operation, "delete")]) for operation in (2, 3)
+    ]
+    assert changed == [0, 0]
+    assert _altered(shared_broker, 2, "judge-kept", [("cleanup.policy", 0, ",")]) == ErrorCode.INVALID_CONFIG

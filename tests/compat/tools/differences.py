@@ -48,7 +48,6 @@ INTERNAL = "internal topics keep mqd's own settings, written out"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
 INDEX = "an offset index names the first offset of a batch, Kafka's the last one. Both brokers read both; the tool calls it a mismatch"
 ELR = "with no leader and an empty ISR, Kafka names the last leader as LastKnownElr too; mqd names it as Elr only"
-EMPTY_POLICY = "an empty `cleanup.policy` is refused; `retention.ms=-1` keeps everything"
 GROUP_CONFIGS = "a group whose last setting was deleted is unknown again; Kafka keeps an empty entry"
 VOTERS = "one broker alone has no directory id, and no controller listener apart from its own"
 FEATURES = "mqd has a feature of its own, `mqd.version`, and its oldest metadata.version is Kafka 4.0's"
@@ -85,14 +84,9 @@ ALLOWED = (
     Allowed(TEXTS, "topics: names (and|that).*", lines=r"out Error while executing topic command : Topic .*"),
     Allowed(INTERNAL, "topics: internal.*", lines=r"out Topic: __consumer_offsets TopicId: ID PartitionCount: 4 .*"),
     Allowed(
-        EMPTY_POLICY,
-        "configs: of a topic: set.*",
-        lines=rf"{CODES}|{FAILED}|{ERROR}InvalidConfigurationException|out (Completed|cleanup\.policy=).*",
-    ),
-    Allowed(
         STRICT,
         "configs: of a broker: set.*",
-        lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\.",
+        lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\.|{ERROR}InvalidConfigurationException",
     ),
     Allowed(
         QUOTAS,

@@ -93,10 +93,10 @@ def test_delete_topics_by_name_and_id(tmp_path: Path) -> None:
             ]
             response = await broker.ask(DeleteTopicsRequest(topics=asked), 6)
             assert [(one.name, one.error_code) for one in response.responses] == [
+                ("c", ErrorCode.INVALID_REQUEST),  # by name and id: before the others, as Kafka's
                 ("a", 0),
                 ("b", 0),
                 (None, ErrorCode.UNKNOWN_TOPIC_ID),
-                ("c", ErrorCode.INVALID_REQUEST),
             ]
             assert not broker.metadata.topics
 

@@ -4,7 +4,7 @@ metadata core.
 
 from collections.abc import Mapping
 
-from mqd.base import cluster_config
+from mqd.base import cluster_config, kafka_names
 from mqd.base import config as tables
 from mqd.base.config import BROKER, GROUP, TOPIC, Property
 from mqd.base.property_values import ConfigError
@@ -21,6 +21,10 @@ class ConfigRules:
 
     def known(self, resource_type: int, name: str) -> bool:
         return name in _TABLES[resource_type]
+
+    def is_kafkas(self, name: str) -> bool:
+        """A setting of Apache Kafka's brokers that has another name here, or none."""
+        return name in kafka_names.ALIASES or name in kafka_names.REFUSED
 
     def is_list(self, resource_type: int, name: str) -> bool:
         return _TABLES[resource_type][name].kind == "list"

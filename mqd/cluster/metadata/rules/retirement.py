@@ -99,8 +99,8 @@ def retire(
     if "delete" not in topic.config.get("cleanup.policy", policy_default):
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The topic {name} is compacted and never deleted from: its retired partitions would not become empty. Add"
-            " delete to cleanup.policy.",
+            f"The topic {name} is never deleted from: its retired partitions would not become empty. Add delete to"
+            " cleanup.policy.",
         )
     return _step(view, topic, partition_count, RETIRE_NOT)
 

@@ -412,7 +412,10 @@ def allocate_producer_ids(state: MetadataState, change: messages.AllocateProduce
 
 def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
     if not rules.known(resource_type, name):
-        raise Refusal(ErrorCode.INVALID_CONFIG, rules.refusal_of(resource_type, name))
+        # A setting of Kafka's brokers that mqd cannot change is one that cannot be changed now.
+        is_kafkas = resource_type == RESOURCE_BROKER and rules.is_kafkas(name)
+        code = ErrorCode.INVALID_REQUEST if is_kafkas else ErrorCode.INVALID_CONFIG
+        raise Refusal(code, rules.refusal_of(resource_type, name))
 
 
 def _check_config(rules: ConfigRules, resource_type: int, config: Mapping[str, str]) -> dict[str, str]:
