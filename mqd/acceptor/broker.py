@@ -177,9 +177,7 @@ class Broker:
         """The advertised.listeners entry for the client's listener, if any; otherwise the address
         that the client itself reached.
         """
-        name, host, port = (
-            self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
-        )
+        name, host, port = self._listener(address)
         told = self._advertised.get(name)
         if told is not None:
             return told.host, told.port
@@ -187,15 +185,27 @@ class Broker:
             return address.local_ip, address.local_port or port
         return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
 
+    def _listener(self, address: Address) -> tuple[str, str, int]:
+        """Name, host and port; for a local client those of the first one."""
+        return self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
+
+    def _elsewhere(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
+        """Where another host has the listener that this client uses; None: it has none."""
+        if not broker.endpoints:
+            return broker.host, broker.port
+        return broker.endpoints.get(self._listener(address)[0])
+
     def brokers(self, address: Address) -> list[tuple[int, str, int, str | None]]:
-        """(node id, host, port, rack) of every unfenced broker, as this client can reach it; always
+        """(node id, host, port, rack) of every unfenced broker that this client can reach; always
         includes this broker.
         """
         host, port = self.advertised(address)
         others = [
-            (broker.node_id, broker.host, broker.port, broker.rack)
+            (broker.node_id, *reached, broker.rack)
             for broker in self.metadata.brokers.values()
-            if broker.node_id != self.node_id and not broker.fenced
+            if broker.node_id != self.node_id
+            and not broker.fenced
+            and (reached := self._elsewhere(broker, address)) is not None
         ]
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 
@@ -204,7 +214,7 @@ class Broker:
         if node_id == self.node_id:
             return self.advertised(address)
         broker = self.metadata.brokers.get(node_id)
-        return (broker.host, broker.port) if broker is not None and not broker.fenced else None
+        return self._elsewhere(broker, address) if broker is not None and not broker.fenced else None
 
     # -- configuration -----------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@ one listener has of its own (`listener.name.NAME.PROPERTY`).
 """
 
 import re
+import socket
 from collections.abc import Mapping
 
 import msgspec
@@ -130,6 +131,22 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
                 config["advertised.listeners"],
             )
         found[listener.name] = listener
+    return found
+
+
+def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Listener name -> address that clients of other hosts' same listener are given, the first
+    listener first. `bound`: where the listeners listen, by listener id.
+    """
+    advertised = advertised_listeners(config)
+    found: dict[str, tuple[str, int]] = {}
+    for listener, (_, port) in zip(parse_listeners(config), bound, strict=True):
+        told = advertised.get(listener.name)
+        if told is not None:
+            found[listener.name] = told.host, told.port
+        else:
+            host = socket.getfqdn() if listener.host in ("", "0.0.0.0", "::") else listener.host
+            found[listener.name] = host, port
     return found
 
 

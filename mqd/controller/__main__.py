@@ -229,17 +229,18 @@ class Process:
         return devices.result() if devices.done() else [-1]
 
     def registration(self, settled: list, devices: list[int]) -> broker_messages.RegisterBroker:
-        listener = listeners.parse_listeners(self.config)[0]
-        told = listeners.advertised_listeners(self.config).get(listener.name, listener)
         welcome = self.client.welcome
+        endpoints = listeners.endpoints(self.config, welcome.listeners)
+        host, port = next(iter(endpoints.values()))
         inter_broker, controller = welcome.inter_broker_listener or ("", 0), self.membership.address
         directory_id = directory_text(self.key.directory_id)
         return broker_messages.RegisterBroker(
             node_id=self.node_id,
             directory_id=directory_id,
             incarnation=self.client.control.generation,
-            host=told.host,
-            port=told.port,
+            host=host,
+            port=port,
+            endpoints=endpoints,
             rack=self.config.get("broker.rack"),
             inter_broker_host=inter_broker[0],
             inter_broker_port=inter_broker[1],

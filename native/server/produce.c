@@ -465,7 +465,7 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
         mqd_produce_response_topic_end(out, version);
     }
     mqd_produce_response_end_nodes(out, version, mqd_throttle_time_ms(r, request->connection), nodes.nodes,
-                                   nodes.count);
+                                   mqd_connection_knows_nodes(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, 0);
     mqd_output_scratch(r, request->connection);
 }

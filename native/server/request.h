@@ -294,4 +294,11 @@ struct mqd_connection {
     uint32_t chunk_head, chunk_count, chunk_capacity;
 };
 
+/* Whether the addresses that the reactor knows of other brokers are for this client: they are those of
+ * each broker's first listener. Clients of others ask for the metadata. */
+static inline bool mqd_connection_knows_nodes(const struct mqd_connection *c)
+{
+    return c->listener_id == 0 || c->local;
+}
+
 #endif

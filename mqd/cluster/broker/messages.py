@@ -49,6 +49,8 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = no clean shutdown (R9)
     features: dict[str, tuple[int, int]]
     flush_on_ack: bool = False  # the host's own default for topics
+    # by listener name, where its clients reach this host; the first listener's is `host`, `port`
+    endpoints: dict[str, tuple[str, int]] = {}
 
 
 class RegisterBrokerAnswer(msgspec.Struct, tag=True, frozen=True):

@@ -113,6 +113,7 @@ def broker_image(broker: BrokerState) -> messages.BrokerImage:
         worker_count=broker.worker_count,
         incarnation=broker.incarnation,
         directory_id=broker.directory_id,
+        endpoints=broker.endpoints,
     )
 
 

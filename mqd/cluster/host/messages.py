@@ -66,6 +66,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     incarnation: int = 0
     # of its metadata directory: a different one is a different host, whatever its node id
     directory_id: str = ""
+    endpoints: dict[str, tuple[str, int]] = {}  # by listener name; empty: not known
 
 
 class ClientQuota(msgspec.Struct, frozen=True):

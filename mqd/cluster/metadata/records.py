@@ -77,6 +77,8 @@ class BrokerState(msgspec.Struct, frozen=True):
     features: dict[str, tuple[int, int]] = {}  # supported levels, first and last
     # default for topics that do not set it: only flushed records count (R9)
     flush_on_ack: bool = False
+    # by listener name; empty: not known, clients of every listener are given `host`, `port`
+    endpoints: dict[str, tuple[str, int]] = {}
 
 
 class ClusterCreated(msgspec.Struct, frozen=True, tag="cluster_created/1"):

@@ -19,6 +19,18 @@ from tests.kafka_connection import KafkaConnection
 PASSWORDS = {"alice": "alice's s3cret", "bob": "bob's, s3cret="}
 
 
+def set_password(broker: Broker, user: str, password: str) -> None:
+    """Through the controller's socket, as the broker's own user."""
+    credentials = []
+    for mechanism, number in scram.NUMBERS.items():
+        made = scram.make_verifier(mechanism, password)
+        credentials.append(ScramCredential(user, number, made.salt, made.iterations, made.stored_key, made.server_key))
+    answer = local_controller.change(
+        layout(broker.data_dir).controller_socket, messages.AlterScramCredentials([], credentials), 20
+    )
+    assert not any(one.error for one in answer.users), answer
+
+
 class Secured:
     def __init__(
         self, start_broker: Callable[..., Broker], protocol: str = "SASL_PLAINTEXT", ca: str = "", **config: str
@@ -40,16 +52,7 @@ class Secured:
         return f"127.0.0.1:{self.port}"
 
     def set_password(self, user: str, password: str) -> None:
-        credentials = []
-        for mechanism, number in scram.NUMBERS.items():
-            made = scram.make_verifier(mechanism, password)
-            credentials.append(
-                ScramCredential(user, number, made.salt, made.iterations, made.stored_key, made.server_key)
-            )
-        answer = local_controller.change(
-            layout(self.broker.data_dir).controller_socket, messages.AlterScramCredentials([], credentials), 20
-        )
-        assert not any(one.error for one in answer.users), answer
+        set_password(self.broker, user, password)
 
     def connect(self, **options) -> KafkaConnection:
         """To the listener with SASL; nothing is proven yet."""

@@ -36,7 +36,7 @@ def test_a_smaller_minimum_does_not_forget_who_is_eligible() -> None:
         assert refused.value.error == E.POLICY_VIOLATION and "eligible" in refused.value.message
     with pytest.raises(Refusal) as refused:
         alter(4, "1", "1")
-    assert refused.value.error == E.INVALID_REQUEST
+    assert refused.value.error == E.INVALID_CONFIG
     assert isinstance(alter(2, "t", "3")[0], TopicConfigured)
 
 

@@ -169,6 +169,7 @@ def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) ->
         worker_count=message.worker_count,
         directory_id=message.directory_id,
         flush_on_ack=message.flush_on_ack,
+        endpoints={name: (host, port) for name, (host, port) in message.endpoints.items()},
         features={name: (first, last) for name, (first, last) in message.features.items()},
     )
 
