@@ -108,6 +108,8 @@ def _name(answer: object, element: object, source: Field, version: int) -> bool:
         common = [field.name for field in own if hasattr(element, field.name)]
         for name in common:
             setattr(answer, name, getattr(element, name))
+        if not common and hasattr(element, "name") and any(field.name == "user" for field in own):
+            answer.user, common = element.name, ["user"]  # type: ignore[attr-defined]  # AlterUserScramCredentials
         return bool(common)
     for field in own:  # an array of names or numbers: use the first field that can hold one
         if not field.name.startswith("error_") and (field.type in BLOBS) == (source.type in BLOBS):

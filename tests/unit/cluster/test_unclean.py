@@ -386,4 +386,4 @@ def test_nobody_alive_is_nobody_chosen() -> None:
 
 
 def test_it_is_not_for_one_broker() -> None:
-    assert altered(Controller(), RESOURCE_BROKER, "1", {ENABLE: "true"}) == E.INVALID_REQUEST
+    assert altered(Controller(), RESOURCE_BROKER, "1", {ENABLE: "true"}) == E.INVALID_CONFIG
