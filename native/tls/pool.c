@@ -53,6 +53,10 @@ static struct mqd_tls *pop(struct queue *queue)
 static void step(struct mqd_tls *tls)
 {
     struct mqd_tls_link *link = mqd_tls_link(tls);
+    if (__atomic_load_n(&link->abandoned, __ATOMIC_RELAXED)) {
+        link->result = -1; /* its client has gone */
+        return;
+    }
     link->result = mqd_tls_handshake(tls);
     if (link->result < 0)
         snprintf(link->reason, sizeof link->reason, "%s", mqd_error_message());

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "server/authentication.h"
 #include "server/tls/state.h"
 
@@ -99,6 +100,10 @@ bool mqd_secure_established(const struct mqd_connection *c)
 
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 {
+    if (c->sealed_bytes) { /* the client has not taken our part yet; sending the last of it makes c readable again */
+        c->readable = 0;
+        return;
+    }
     ssize_t n = mqd_tls_receive(c->tls);
     if (n < 0) {
         mqd_connection_close(r, c, errno ? strerror(errno) : "closed by the client during the TLS handshake");
@@ -113,6 +118,8 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_connection_fail(r, c, "plain text on a TLS listener: the client needs security.protocol=SSL, or SASL_SSL");
         return;
     }
+    MQD_ASSERT(!c->sealed_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
+               (unsigned long long)c->id, c->sealed_bytes);
     c->blocked++; /* not read meanwhile */
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
@@ -215,7 +222,7 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_heap_release(r, c->sealed_bytes);
     c->sealed_bytes = 0;
     if (mqd_tls_link(tls)->lent) {
-        mqd_tls_link(tls)->abandoned = true; /* T2 */
+        __atomic_store_n(&mqd_tls_link(tls)->abandoned, true, __ATOMIC_RELAXED); /* T2 */
         return;
     }
     mqd_tls_close(tls);

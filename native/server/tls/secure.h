@@ -7,7 +7,8 @@
  *
  * Invariants
  *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
- *   T2  a lent session is not touched: its connection is not read (`blocked`) and has no output.
+ *   T2  a lent session is not touched: its connection is not read (`blocked`) and has nothing to
+ *       send, for a session is lent only when all that it has said has left.
  *       When the connection closes meanwhile, the session is freed when it comes back.
  *   T3  nothing of a frame is read before the handshake has ended and the principal is known.
  *   T4  plain text is sealed only when everything sealed before it has left; what the socket did

@@ -526,3 +526,50 @@ BOTH(a_certificate_names_its_client_before_anything_is_read)
     tls_identity_free(&alice);
     secure_stop(b);
 }
+
+/* A chain of certificates that fills the client's receive window more than once. */
+static char *long_chain(const struct tls_identity *leaf)
+{
+    static char comment[2100], text[300000];
+    memset(comment, 'c', sizeof comment - 1);
+    size_t at = (size_t)snprintf(text, sizeof text, "%s", leaf->certificate_pem);
+    for (int i = 0; i < 60; i++) {
+        struct tls_identity other = tls_identity_noted("other", comment);
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s", other.certificate_pem);
+        tls_identity_free(&other);
+    }
+    return text;
+}
+
+BOTH(a_client_that_does_not_take_the_certificates_waits_for_itself)
+{
+    if (!tls_works())
+        return;
+    struct bench *b = secure_start(backend);
+    int small = 4096;
+    setsockopt(b->listener, SOL_SOCKET, SO_SNDBUF, &small, sizeof small); /* accepted sockets inherit it */
+    struct mqd_tls_identity pair = {.chain = tls_file(long_chain(&broker)), .key = tls_file(broker.key_pem)};
+    struct mqd_tls_settings settings = tls_settings(&pair, 1);
+    set_context(b, mqd_tls_context_create(&settings));
+    struct tls_client client = tls_client(client_open_by(b, 0, SECURE, -1).fd, 0);
+    openssl.SSL_ctrl(client.ssl, SSL_CTRL_SET_MAX_CERT_LIST, 1 << 20, NULL);
+    int flags = fcntl(client.fd, F_GETFL);
+    fcntl(client.fd, F_SETFL, flags | O_NONBLOCK);
+    TLS_CALL(int, SSL_connect, (SSL *), client.ssl); /* says hello, and reads nothing yet */
+    static const uint8_t change_cipher_spec[] = {20, 3, 3, 0, 1, 1};
+    for (int i = 0; i < 20; i++) {
+        CHECK(send(client.fd, change_cipher_spec, sizeof change_cipher_spec, MSG_NOSIGNAL) > 0);
+        usleep(10000);
+    }
+    struct client other = client_open(b, 0);
+    produce(&other, 1, 1, 0);
+    client_close(&other);
+    fcntl(client.fd, F_SETFL, flags);
+    openssl.ERR_clear_error();
+    bool connected = tls_client_connect(&client);
+    CHECK(connected);
+    close(client.fd);
+    tls_client_free(&client);
+    CHECK(connections_left(b, 0));
+    secure_stop(b);
+}
