@@ -2,7 +2,7 @@
 is this host's and over librdkafka elsewhere.
 
 `from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; how they are used
-stands in docs/client.md. Nothing is imported before it is asked for.
+stands in docs/client.md. Nothing is imported before it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AdminClient: confluent_kafka's own. What an administrator asks is asked rarely; it goes over TCP."""
+"""AdminClient: confluent_kafka's own. Administrative requests are rare; they go over TCP."""
 
 from __future__ import annotations
 

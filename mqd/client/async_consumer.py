@@ -3,9 +3,9 @@
 One thread of its own does what may wait; a record that is at hand already is handed out on the
 event loop without it.
 
-    A1  nothing is lost by cancellation: a wait that was cancelled goes on, and what it brings is
+    A1  nothing is lost by cancellation: a wait that was cancelled continues, and its result is
         the next answer, or is read again; until then no commit counts it as handed out
-    A2  whoever calls something else while a wait is under way interrupts the wait: commit() does
+    A2  another call while a wait is under way interrupts the wait: commit() does
         not stand behind a poll() without end
     A3  a program that ends without close() ends: nothing waits for a wait without end
 """
@@ -51,7 +51,7 @@ class _Calls:
                 how(found)
 
         def tell(how: Callable[[Any], None], found: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(settle, how, found)
 
         def work() -> None:
@@ -215,7 +215,7 @@ class AsyncConsumer:
             self._left += waiting.result()
 
     def _return_unread(self) -> None:
-        """What was brought and nobody has taken is read again: whatever is called next may commit
+        """What was read but not taken is read again: the next call may commit
         what was handed out. Not awaited, so that no cancellation meets it.
         """
         left, self._left = self._left, []
@@ -306,7 +306,9 @@ class AsyncConsumer:
     async def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = False
     ) -> list[TopicPartition] | None:
-        """As Consumer.commit, but by default it waits for the outcome (and the event loop goes on)."""
+        """As Consumer.commit, but by default it waits for the outcome (and the event loop
+        continues).
+        """
         return await self._call(self._consumer.commit, message, offsets, asynchronous)
 
     async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
@@ -348,8 +350,8 @@ class AsyncConsumer:
     # -- life --------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As Consumer.close. What a cancelled wait brought and nobody took is read again by whoever
-        gets the partition; what it raised is raised when all is closed.
+        """As Consumer.close. What a cancelled wait read and no call took is read again by the
+        member that gets the partition; what it raised is raised when all is closed.
         """
         if self._waiting is not None:
             self._implementation.interrupt()

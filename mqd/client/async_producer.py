@@ -171,7 +171,7 @@ class AsyncProducer:
             return
         try:
             await self._loop.run_in_executor(None, self._producer.flush)
-        except Exception as error:  # a fatal one is told by the futures
+        except Exception as error:  # a fatal one is reported by the futures
             _log.warning("an AsyncProducer is closed that could not be flushed: %r", error)
         self._closing = True
         try:
@@ -195,7 +195,7 @@ class AsyncProducer:
             except (KafkaException, RuntimeError):
                 if self._closing:
                     return
-                threading.Event().wait(_POLL_S)  # fatal errors are told by the futures
+                threading.Event().wait(_POLL_S)  # fatal errors are reported by the futures
             except BaseException:  # without this thread no future would ever have its outcome
                 _log.exception("an AsyncProducer could not serve its reports")
                 threading.Event().wait(_PAUSE_S)  # the next turn may raise it, too
@@ -208,7 +208,7 @@ class AsyncProducer:
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
-                pass  # the loop is closed: nobody waits
+                pass  # the loop is closed: no caller waits
 
     def _deliver(self) -> None:
         self._scheduled = False

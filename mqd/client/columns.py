@@ -14,8 +14,8 @@ contiguous bytes and sizes that the C core and librdkafka take.
     Arrow fixed_size_binary                       no copy, unless there are nulls
     Arrow chunked array                           one copy when it has several chunks
 
-Everything is checked before the first record is taken: whoever gets an exception from produce_batch
-knows that nothing was sent.
+Everything is checked before the first record is taken: a caller that gets an exception from
+produce_batch knows that nothing was sent.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _pack_arrow_offsets(values: Any, kind: type) -> Column:
     sizes = sizes.astype(np.int32, copy=False)
     if values.null_count:
         nulls = np.asarray(values.is_null())
-        if sizes[nulls].any():  # bytes that belong to nobody lie between the others
+        if sizes[nulls].any():  # bytes of no value lie between the others
             return _pack_list(values.to_pylist(), "values")
         sizes = np.where(nulls, np.int32(-1), sizes)
     data = memoryview(data_buffer)[int(offsets[0]) : int(offsets[-1])] if data_buffer is not None else b""

@@ -119,7 +119,7 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
 
 def check(settings: Settings, kind: Kind) -> None:
     """Raises what confluent_kafka raises for this configuration. Costs about 2 ms: librdkafka makes
-    a client that talks to nobody.
+    a client that connects nowhere.
     """
     given = {
         key: value

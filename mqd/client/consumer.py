@@ -164,7 +164,7 @@ class Consumer:
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
     ) -> list[TopicPartition] | None:
         """Commits the offset behind `message`, or `offsets`, or everything stored. Asynchronous:
-        on_commit is told, from poll(). Else returns what was committed, each with its error or
+        on_commit is called, from poll(). Else returns what was committed, each with its error or
         None; raises KafkaException when one of them could not be.
         """
         if message is not None and offsets is not None:

@@ -232,7 +232,7 @@ def offset_of(message: Message) -> int:
 
 
 def next_offset(message: Message) -> int:
-    """Where a reader goes on behind it."""
+    """Where a reader continues after it."""
     return offset_of(message) + 1
 
 
@@ -242,8 +242,8 @@ def is_end(event: Message) -> bool:
 
 
 def is_repeated(event: Message, read_again: Container[tuple[str, int]]) -> bool:
-    """An end, or an error that still holds, is told behind the records of these partitions: once,
-    and in its place. One without an offset is of the topic.
+    """An end, or an error that still holds, is reported after the records of these partitions:
+    once, and in its place. One without an offset is of the topic.
     """
     return event.offset() is not None and (event.topic(), event.partition()) in read_again
 
@@ -298,7 +298,7 @@ def local_error(
     code: int, reason: str | None = None, *, fatal: bool = False, retriable: bool = False, abort: bool = False
 ) -> KafkaError:
     """A KafkaError with librdkafka's flags: fatal (the client is finished), retriable, abort (the
-    transaction must be aborted, then it goes on).
+    transaction must be aborted, then it continues).
     """
     return KafkaError(code, reason, fatal, retriable, abort)
 

@@ -2,7 +2,7 @@
 is old.
 
 1. One request is under way at a time; what is wanted meanwhile joins the next one.
-2. `version` changes with every answer; whoever waits looks again.
+2. `version` changes with every answer; waiting callers check it again.
 Concurrency: with the attachment's lock held, but `find`, which takes it.
 """
 
@@ -52,7 +52,7 @@ class MetadataCache:
         self._ask()
 
     def learn(self, response: Any) -> None:
-        """The answer to a question of somebody else's about some topics. Raises KafkaException: it
+        """The answer to another caller's request about some topics. Raises KafkaException: it
         is not sound.
         """
         cluster, topics = requests.read_metadata(response)

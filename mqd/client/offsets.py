@@ -199,7 +199,7 @@ class PartitionResult(TopicPartition):
     def error(self) -> KafkaError | None:  # type: ignore[override]
         return self._outcome
 
-    # confluent_kafka's compare with their own class alone; a subclass is asked first, from both
+    # confluent_kafka's compare with their own class alone; a subclass is called first, from both
     # sides
 
     def _place(self) -> Key:

@@ -12,7 +12,7 @@
         batch.headers(i)                       [(str, bytes | None)...] of one record
 
 Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment
-file. Views, arrays and Arrow arrays are good for as long as somebody holds them, also when the
+file. Views, arrays and Arrow arrays are valid for as long as they are held, also when the
 segment has been deleted or compacted, or the broker stopped; meanwhile the file keeps its room on
 the disk. release(), or the end of the `with` block, lets go of what the batch itself holds:
 afterwards it says so (ValueError) instead of giving records, while what was taken out of it before
@@ -107,7 +107,7 @@ class Blobs(Sequence):
     @property
     def buffer(self) -> memoryview:
         """What the positions count from, read-only: on shared memory the mapped segment file (it
-        goes on behind the last record; that may not be touched).
+        extends beyond the last record; that may not be touched).
         """
         return memoryview(self._base)
 

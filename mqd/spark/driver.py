@@ -2,10 +2,10 @@
 time, sizes, and a group's offsets published. Made into plans of a batch here, of a stream in
 progress.py.
 
-    D1  one Driver is one process's; it connects when it is first asked, and anew after an error
+    D1  one Driver is one process's; it connects when it is first used, and again after an error
     D2  what is retriable is tried again for kafka.default.api.timeout.ms; everything else is an
         MqdReadError that names topic and partition
-    D3  what is not there any more is told by lost(): an error with failOnDataLoss, a warning
+    D3  what is no longer there is reported by lost(): an error with failOnDataLoss, a warning
         without
 """
 
@@ -144,7 +144,7 @@ class Driver:
         return metadata
 
     def ask_another(self) -> None:
-        """What is asked of any broker, metadata above all, is asked of another one from here on."""
+        """From now on, requests that any broker can answer, such as Metadata, go to another one."""
         self.cluster.turn_away()
 
     def ids(self) -> dict[str, bytes]:
@@ -167,7 +167,7 @@ class Driver:
 
     def hidden_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
         """Where retired partitions end that metadata do not show any more: their leaders, whom
-        nobody names, serve them for a while. Those that are not found are left out.
+        no metadata name, serve them for a while. Those that are not found are left out.
         """
         by_topic: dict[str, list[ListOffsetsRequest.Partition]] = {}
         for topic, partition in keys:

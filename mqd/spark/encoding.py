@@ -172,7 +172,7 @@ class Encoder:
             self._kept_bytes[topic] = self._kept_bytes.get(topic, 0) + rows.nbytes
 
     def ready(self) -> Iterator[Batch]:
-        """Batches of those topics of which there is enough."""
+        """Batches of those topics that have enough records."""
         for topic in [topic for topic, size in self._kept_bytes.items() if size >= GATHER_BYTES]:
             yield from self._encode(topic)
 

@@ -8,10 +8,10 @@ records are used. Nothing is done record by record.
     F2  the records of an answer are used where they were received: what was given out is good until
         the next one is taken
     F3  an answer is a peer's: every length is compared with what remains before it is believed
-    F4  whoever gets nothing for poll_timeout_s, though there should be something, says so: nothing
+    F4  a reader that gets nothing for poll_timeout_s, though there is something, fails: nothing
         is skipped
     F5  one broker's answer does not make a loss, as for the driver (progress.py S6): a topic that
-        is missing is asked for again for MISSING_S, of other brokers too
+        is missing is requested again for MISSING_S, from other brokers too
 Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch comes whole),
 KIP-392 (the nearest replica), KIP-98 (aborted transactions).
 """
@@ -138,16 +138,16 @@ def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partit
 
 
 class _Again(Exception):
-    """Look for the leader once more, then go on; the text is told when that does not help."""
+    """Look for the leader once more, then retry; the text is reported if that does not help."""
 
 
 class _Missing(_Again):
-    """What is asked for is not there. Its patience is F5's."""
+    """What was requested is not there. F5 says how long it is retried."""
 
 
 class TcpViews:
     """See the module. `lost(where, text)`: what is gone, for failOnDataLoss; it raises, or the
-    range goes on at `where`.
+    range continues at `where`.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class TcpViews:
                 " kafkaConsumer.pollTimeoutMs says how long is waited"
             )
 
-    # -- who is asked ------------------------------------------------------------------------------
+    # -- choice of the broker ----------------------------------------------------------------------
 
     def _connect(self) -> None:
         """To the leader, or the replica it named. A topic that is not there, or another one by now,
@@ -317,7 +317,8 @@ class TcpViews:
             self._out_of_range()
             raise _Again
         error = BrokerError(answer.error, f"fetching {self.name} at offset {self.position}")
-        if answer.error in NOT_THERE or is_retriable(answer.error):  # metadata tell whether it is gone for good
+        # metadata show whether it is gone permanently
+        if answer.error in NOT_THERE or is_retriable(answer.error):
             raise _Again(str(error))
         raise MqdReadError(str(error))
 

@@ -10,7 +10,7 @@ far as it goes, and from the log from there on.
     H3  records of a task come in the order of their offsets, partition after partition
     H4  what neither has is lost, and told as such
     H5  the archive is read before the logs' ends are asked for: an archive that is being filled
-        meanwhile would go on beyond them, as that of a topic made anew does
+        meanwhile would continue beyond them, as that of a recreated topic does
 Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the
 files that they are given (mqd/spark/pipelines/parquet.py).
 """

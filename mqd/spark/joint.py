@@ -3,7 +3,7 @@
 
     J1  every request may be sent again: a lost answer to enlist() costs a child that is aborted
         with the others, end() knows its batch
-    J2  what is answered "again" is asked again, of whoever coordinates now, for
+    J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms
 Concurrency: one thread.
 """

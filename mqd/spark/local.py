@@ -214,7 +214,7 @@ class LocalViews:
 
 
 def _ask(client: Client, request: Any) -> Any:
-    """One request on an attachment that nobody else uses. Raises OSError, ProtocolError."""
+    """One request on an attachment that no other thread uses. Raises OSError, ProtocolError."""
     number = next(_numbers) % (1 << 29) + 1
     frame = encode_request(request, VERSION, number, "spark-mqd")
     deadline = time.monotonic() + ANSWER_TIMEOUT_S

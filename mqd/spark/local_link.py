@@ -2,8 +2,8 @@
 attachment. A request is copied once, into the memory that the broker reads it from.
 
     L1  one request at a time is outstanding (producing.py S1), so an answer is the answer to it
-    L2  an attachment that has ended (the worker died) raises OSError and is closed; whoever wants
-        another asks find() again, which may say that there is none just now: then it is TCP
+    L2  an attachment that has ended (the worker died) raises OSError and is closed; a reader that
+        wants another asks find() again, which may say that there is none just now: then it is TCP
 Concurrency: one thread. After fork nothing of the parent's may be used.
 """
 

@@ -4,10 +4,10 @@
 
     O1  the text of equal offsets is equal (Spark compares texts): topics by name, partitions by
         number
-    O2  topic ids are what tells a topic that was deleted and made anew from one that has grown; "@"
+    O2  topic ids distinguish a topic that was deleted and recreated from one that has grown; "@"
         begins no topic's name
 Kafka's own offsets (without ids) are read as well: then a new topic of the same name is not told
-from the old one. Pure; nothing is asked of anybody.
+from the old one. Pure: sends no request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Position(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Position:
-        """Raises ValueError: it is in a checkpoint, and somebody has changed it."""
+        """Raises ValueError: it is in a checkpoint, which was edited."""
         try:
             offsets = {
                 (topic, int(partition)): int(offset)

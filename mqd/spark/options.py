@@ -4,7 +4,7 @@ some of our own.
 1. Names are taken without regard to case, as Spark gives them. `kafka.*` is configuration of
    Kafka's clients; what has a meaning here is used, what would change what Spark promises is
    refused (REFUSED_BY_SOURCE, REFUSED_BY_SINK), the rest is left alone as Kafka's source leaves it.
-2. A wrong value is refused before anything is asked of a broker: MqdOptionError says the option,
+2. A wrong value is refused before a broker is contacted: MqdOptionError says the option,
    the value and what would do.
 3. Options that belong to the other kind of query are ignored with a warning, those that would
    silently read something else are refused, as Kafka's source does.

@@ -1,4 +1,4 @@
-"""Offset ranges for tasks, and how much a trigger takes: arithmetic, nothing is asked of anybody.
+"""Offset ranges for tasks, and how much a trigger takes: arithmetic, without requests.
 
 Without minPartitions and maxRecordsPerPartition a partition's range is one task, as in Spark's
 Kafka source. maxRecordsPerPartition cuts ranges that have more offsets; then, where there are fewer

@@ -10,7 +10,7 @@ transaction: through shared memory to a broker of this host, over TCP to others.
         partition and the last problem
     S4  memory: what waits is at most QUEUED_BYTES_MAX and one round of batches
     S5  a partition that its topic does not show any more (retired, and empty) takes what was meant
-        for it, from whoever led it last: no new rows go there
+        for it, from its last leader: no new rows go there
     S6  who answers is served: a leader that is silent holds up its own partitions alone, until
         kafka.request.timeout.ms or, where that is sooner, delivery.timeout.ms
 Concurrency: one task's. Connections outlive the task (a worker of Spark does many), but none on
@@ -97,7 +97,7 @@ class Connections:
         return link
 
     def drop(self, node_id: int) -> None:
-        """Both ways; what comes next looks anew."""
+        """In both directions; the next request looks up the leader again."""
         for link in (self._links.pop(node_id, None), self._local.pop(node_id, None)):
             if link is not None:
                 link.close()
@@ -111,7 +111,7 @@ class Connections:
 
 def connections(options: SinkOptions) -> Connections:
     """Those of this process: never a parent's. Beyond CONNECTIONS_MAX those that were asked for
-    longest ago are closed, if nobody uses them.
+    longest ago are closed, unless they are in use.
     """
     process = os.getpid()
     key = (process, msgspec.json.encode(options.kafka, order="sorted"))
@@ -336,7 +336,8 @@ class Producer:
         try:
             if not _has_news(flight, 0):
                 host, port = flight.link.host, flight.link.port
-                self._connections.cluster.turn_away((host, port))  # it may be the one that is asked for metadata
+                # it may be the one that serves metadata
+                self._connections.cluster.turn_away((host, port))
                 raise TimeoutError(f"broker {host}:{port} has not answered (kafka.request.timeout.ms)")
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
@@ -437,7 +438,7 @@ class Producer:
         self._look_again()
 
     def _look_again(self) -> None:
-        """Who leads now; when that cannot be told, another broker is asked with the next try."""
+        """Looks up the leaders; if that fails, the next attempt asks another broker."""
         names = sorted({name for name, _ in self._queues})
         cluster = self._connections.cluster
         try:

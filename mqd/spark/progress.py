@@ -8,22 +8,22 @@ remembers only what it may forget.
         is the same, as long as the log holds it
     S2  `latest` is settled once, by Spark's own checkpoint. A query that begins at the end of the
         log makes its first batch empty, [end, end): Spark writes that down before anything is read.
-        A restart before the first batch was committed asks for the beginning anew, which is later
+        A restart before the first batch was committed looks up the beginning again, which is later
         by then; but the batch it repeats ends where the log ended the first time, and the next one
         begins there. So nothing between is left out, though the source is never told where its
         checkpoint is.
-    S3  nothing is left out silently: a topic that went, or was made anew, offsets that went back, a
+    S3  nothing is left out silently: a topic that went, or was recreated, offsets that went back, a
         log that begins later than the query stands, are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S6  one broker's answer does not make a loss: what is missing is asked for again, of other
+    S6  one broker's answer does not make a loss: what is missing is requested again, from other
         brokers too, for LOOKS * PAUSE_S. A topic that is gone even so stays in the position where
         it was (as long as failOnDataLoss lets the query go on): should it only have been out of
-        sight it is gone on with, and not read twice; its id tells that it was made anew
+        sight it is gone on with, and not read twice; its id shows that it was recreated
     S7  partitions that a topic does not show any more, though it is the same, were retired, and
         have no records left. The query lets go of them; it is no loss when it stood at their end,
-        which their leaders tell for partition.retire.grace.ms at least. What nobody tells of any
-        more counts as lost: records may have come after the last look, and have been deleted before
-        this one
+        which their leaders report for partition.retire.grace.ms at least. What no leader reports
+        any more counts as lost: records may have come after the last look, and have been deleted
+        before this one
     S5  what is published as the group's offsets was carried through: the end of a batch that Spark
         has committed. Spark says commit(end) for all but a run's last batch; the start of the next
         batch says the same, and is published, too. That it failed is a warning: nothing rests on it
@@ -130,7 +130,7 @@ class Progress:
             return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
 
     def _find(self, wanted: Position) -> list[Key]:
-        """The partitions there are; what is wanted and missing is asked for again (S6)."""
+        """The partitions there are; what is wanted and missing is requested again (S6)."""
         keys = self._driver.partitions(missing_is_lost=bool(wanted.offsets))
         for _ in range(LOOKS):
             if not self._misses(wanted, keys, self._driver.ids()):
@@ -164,7 +164,7 @@ class Progress:
         return starts | kept, Position(ends | kept, available.ids | {topic: start.ids[topic] for topic, _ in kept})
 
     def _recreated(self, start: Position, later: Position) -> set[Key]:
-        """Partitions of topics that were deleted, and made anew."""
+        """Partitions of topics that were deleted and recreated."""
         anew = set()
         for topic in start.topics():
             if _is_another(topic, start.ids, later.ids):
@@ -231,7 +231,7 @@ class Progress:
         begin, stop = Position.from_json(start), Position.from_json(end)
         if not self._driver.topics and stop.offsets:
             self._driver.partitions(missing_is_lost=True)  # after a restart: who leads, for what tasks weigh
-        anew = self._recreated(begin, stop)  # what was gone then latest() has told
+        anew = self._recreated(begin, stop)  # latest() has reported what was gone then
         starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in anew}
         found = [key for key in stop.offsets if key not in starts]
         vanished = self._vanished(found, stop)
@@ -262,7 +262,7 @@ class Progress:
         self._gone |= vanished
         return vanished
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
         return None if self._latest is None else self._latest.to_json()

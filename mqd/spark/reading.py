@@ -96,7 +96,8 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
         for view in _views(options, cluster, one):
             last = len(view) - 1
             if view.offsets[last] >= one.end:
-                view = view[: int(np.searchsorted(view.offsets, one.end))]  # the batch goes on behind the range
+                # the batch extends beyond the range
+                view = view[: int(np.searchsorted(view.offsets, one.end))]
             try:
                 yield from assembly.add(view)
             except NativeError as error:

@@ -12,7 +12,7 @@ once: an idempotent producer for each task attempt; rows can be read from write(
 1. Objects of this module are pickled to other processes: they hold options and plain values.
 2. write() leaves nothing behind but connections on which no answer is outstanding (producing.py);
    it starts no thread.
-3. A message names its batch: commit() is called in another process, on an object made anew, without
+3. A message names its batch: commit() is called in another process, on a new object, without
    a task's context.
 """
 
@@ -147,7 +147,7 @@ class MqdBatchWriter(DataSourceArrowWriter):
 
 
 class MqdStreamWriter(DataSourceStreamArrowWriter):
-    """Micro-batches, each a transaction of the query. Made anew for every batch, and once more to
+    """Micro-batches, each a transaction of the query. A new one for every batch, and one more to
     commit it.
     """
 

@@ -9,10 +9,10 @@ range, roundrobin and cooperative-sticky. And what members tell each other.
 Written by other members, so hostile: lengths are checked, what does not fit raises ValueError.
 Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
 
-    A1  every partition of a topic that somebody wants has one owner, who wants it; but for A3
+    A1  every partition of a subscribed topic has one owner, which subscribes to it; except for A3
     A2  cooperative-sticky: counts are as even as subscriptions allow by moving single partitions,
-        and nobody loses what need not move
-    A3  cooperative-sticky: what moves from one member to another is nobody's in this round: its
+        and no member loses what need not move
+    A3  cooperative-sticky: what moves from one member to another has no owner in this round: its
         owner gives it up, and joins again
 """
 

@@ -1,5 +1,5 @@
 """A member of a consumer group by the classic protocol: JoinGroup, SyncGroup, Heartbeat,
-LeaveGroup; whoever leads a generation assigns its partitions. Sans-I/O.
+LeaveGroup; the leader of a generation assigns its partitions. Sans-I/O.
 
 Spoken where the broker does not let a member of the newer protocol into a group
 (group.consumer.migration.policy). Same events and actions as consumer_protocol.py.

@@ -3,8 +3,8 @@ while the coordinator is away or the member's epoch has moved.
 
     C1  a commit that is tried again is tried before all later ones: an older offset never replaces
         a newer one
-    C2  every commit ends once: `outcome` is set, then its callback is called (by whoever serves
-        callbacks)
+    C2  every commit ends once: `outcome` is set, then its callback is called (by the thread that
+        serves callbacks)
     C3  what was asked for of a partition that has gone since (gone()) is not tried any more: this
         member may be in the group again, with an epoch that counts, and the partition's next owner
         further on. What is under way then names the epoch in which the partition was this member's
@@ -96,7 +96,7 @@ class Commits:
 
     @property
     def by_id(self) -> bool:
-        """Whether the broker is told topics' ids (C4)."""
+        """Whether commits name topics' ids (C4)."""
         return self._attachment.api.versions.get(requests.OFFSET_COMMIT, (0, -1))[1] >= COMMIT_BY_ID_VERSION
 
     @property
@@ -155,7 +155,7 @@ class Commits:
             self._retry_or_end(commit, error, error.code() in _AGAIN_LOCAL)
             return
         codes = read_commit(response, commit.offsets)
-        # also where another partition's topic is refused for good
+        # also where another partition's topic is refused permanently
         again = next((code for code in codes.values() if code in _AGAIN), 0)
         if again in COORDINATOR_AWAY:
             self._coordinator.ask()
@@ -167,8 +167,8 @@ class Commits:
         for key, code in codes.items():
             if not code and key not in commit.gone:
                 self._on_committed(key, commit.offsets[key].offset)
-        # of some is of the commit, as in librdkafka: nobody need look at each partition to hear of
-        # it
+        # of some is of the commit, as in librdkafka: callers need not check each partition to learn
+        # of it
         self._end(commit, broker_error(bad, "commit") if bad else None)
         if unknown := {topic for (topic, _), code in codes.items() if code in _UNKNOWN}:
             self._look_again(unknown)

@@ -2,7 +2,7 @@
 Sans-I/O.
 
 The coordinator says what the member is to have; the member goes there by itself: gives up first
-what it is not to have any more (the application is told, and commits), takes then what is new, and
+what it must give up (the application is notified, and commits), then takes what is new, and
 reports what it has. What it gave up goes to others only after that report.
 
 Invariants (check())
@@ -271,7 +271,7 @@ class GroupCore:
             self._later(now_ms)
 
     def _later(self, now_ms: int) -> None:
-        """Everything is said again: nobody knows what the coordinator has heard."""
+        """Everything is sent again: it is unknown what the coordinator has received."""
         self._report_all = True
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1

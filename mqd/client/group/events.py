@@ -1,7 +1,7 @@
 """What goes into a group membership core and what comes out of it. Frozen, without clock, socket or
 thread; the same for both protocols.
 
-The shell (runner.py) sends what Send says, over one connection, in order, and gives back Answered
+The shell (runner.py) sends what Send says, over one connection, in order, and returns Answered
 or Unanswered with the same number. Revoke, Assign and Lost are carried out by the application's
 thread, in poll(), one after the other; each is ended by Done.
 """

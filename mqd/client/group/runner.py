@@ -1,11 +1,11 @@
 """The shell of a group membership core: sends its requests, keeps its time, and passes on what the
 application has to do.
 
-It lives on the consumer's attachment for requests as a listener: whoever drives that attachment
+It is a listener on the consumer's attachment for requests: the thread that drives that attachment
 (its thread, mostly) gives it its turns, so a member keeps its place while the application is busy,
 and nothing runs while there is nothing to do.
 
-    R1  the core is called with `lock` held and nothing else; it calls nobody back
+    R1  the core is called with `lock` held and nothing else; it makes no callbacks
     R2  what the application has to do (Assign, Revoke, Lost, Problem, Left) goes to `notify`, in
         order; the application's thread ends each of the first three with done()
     R3  an answer is given to the core that asked: after a loss of the attachment every request

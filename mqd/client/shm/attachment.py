@@ -5,7 +5,8 @@ Shared by producers and consumers; each has its own.
                                                                methods of NativeClient below
     attachment.subscribe(listener)                             # see Listener; held weakly
     response = attachment.request(api_key, version, message, timeout)          # blocks; KafkaException when there is no answer
-    attachment.send(api_key, version, message, on_response, timeout)           # does not; on_response(response, error) is called by whoever drives
+    attachment.send(api_key, version, message, on_response, timeout)           # does not wait;
+                                       # the driving thread calls on_response(response, error)
     attachment.wait_for(predicate, timeout)                                    # blocks until
                                                                                predicate() is true;
                                                                                drives meanwhile
@@ -14,7 +15,7 @@ The C attachment takes one thread at a time. Whoever holds the role of the *driv
 released) for something to come, then takes `lock`, takes in what came and gives every listener a
 turn. The driver is the background thread; but a thread of the application that waits for an outcome
 takes the role over, so that an answer needs no switch of threads. The background thread takes the
-role back when nobody has driven for DRIVER_LEASE_S.
+role back when no other thread has driven for DRIVER_LEASE_S.
 
 1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new
    attachment) by the driver alone, and never closed under a wake(): `_waking` is held over that.
@@ -315,7 +316,8 @@ class Attachment:
                     continue
                 try:
                     self._drive_once(me, float("inf"))
-                except Exception as error:  # ours: nobody would drive any more, and everybody wait
+                # a fault of ours: no thread would drive, and all would wait
+                except Exception as error:
                     _log.exception("%s: the client has failed", self.client_id)
                     self._end_for_good(local_error(KafkaError._FATAL, f"a fault in the client: {error!r}", fatal=True))
                     return
@@ -459,7 +461,8 @@ class Attachment:
         except Exception:
             if self.fatal is None:
                 raise  # _run tells all of it
-            _log.exception("%s: a fault in the client, at its end", self.client_id)  # the others are told all the same
+            # the other listeners are still notified
+            _log.exception("%s: a fault in the client, at its end", self.client_id)
 
     def _reattach_due(self) -> bool:
         return time.monotonic() >= self._reattach_at
@@ -504,7 +507,7 @@ class Attachment:
         self.changed.notify_all()
 
     def _use(self, native: NativeClient, attached: bool) -> None:
-        """From here on; nobody wakes the one before any more, so that it may be closed."""
+        """From here on; the previous one is no longer woken, so it may be closed."""
         with self._waking:
             self.native, self.attached = native, attached
 
@@ -542,7 +545,7 @@ def _close_all() -> None:
 
 
 def _forget_in_child() -> None:
-    """A thread of the parent may have held the lock: nobody will give it back here."""
+    """A thread of the parent may have held the lock: it is never released here."""
     for attachment in list(_all):
         attachment.lock = threading.RLock()
         attachment.changed = threading.Condition(attachment.lock)

@@ -47,7 +47,7 @@ class BatchCall:
             room = producer.messages_max - producer.outstanding()
             end = min(self.taken + min(room, PART_MAX), self.count)
             if end <= self.taken:
-                producer.close_open_batches()  # somebody waits for the room of what lingers
+                producer.close_open_batches()  # a caller waits for the room of lingering batches
                 break
             taken = Taken()
             try:

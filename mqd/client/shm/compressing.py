@@ -173,7 +173,7 @@ class Compressor:
     # -- closing -----------------------------------------------------------------------------------
 
     def _close(self, batch: _Batch) -> None:
-        """It is encoded when it is given: that takes time, and Ctrl-C may end it when nobody knows
+        """It is encoded when it is given: that takes time, and Ctrl-C may end it when it is unknown
         yet where the records are.
         """
         del self._open[batch.stage.number, batch.partition]

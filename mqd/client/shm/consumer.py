@@ -144,7 +144,7 @@ class ShmConsumer:
         self._last: Message | None = None
         self._chunk: Part | None = None  # whose records _ready has
         self._chunk_begin = 0
-        # whose topic was begun anew since the last records were taken: of these they are the old
+        # whose topic was restarted since the last records were taken: of these they are the old
         # one's
         self._begun: set[Key] = set()
         self._pid = os.getpid()
@@ -192,7 +192,7 @@ class ShmConsumer:
         self._interrupted = False
 
     def give_back(self, messages: list[Message]) -> None:
-        """They were taken, the latest ones, but nobody has seen them: they are read again, and what
+        """They were taken, the latest ones, but not handed out: they are read again, and what
         is committed ends before them.
         """
         self._settle()
@@ -349,7 +349,7 @@ class ShmConsumer:
             self._fetcher.start([part])
 
     def _rewind(self, messages: list[Message]) -> list[Part]:
-        """From the first of these on, which nobody has seen. Returns their partitions."""
+        """From the first of these on; none was handed out. Returns their partitions."""
         self._drop_chunk()
         first = {key_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
@@ -555,7 +555,7 @@ class ShmConsumer:
     # -- the end -----------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        """Forgotten without close(): nothing is committed, nobody is told (the coordinator finds
+        """Dropped without close(): nothing is committed or announced (the coordinator finds
         out), but threads and memory go.
         """
         if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:

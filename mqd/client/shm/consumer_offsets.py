@@ -50,7 +50,7 @@ def _stored_of(part: Part) -> Committed:
 
 
 def _gone(message: Message) -> KafkaError:
-    """As the broker says it that is told the topic's id."""
+    """As the broker's answer to a commit by topic id."""
     return broker_error(
         int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
     )
@@ -103,7 +103,7 @@ class ConsumerOffsets:
             self.expect()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
-        """Of partitions that go; waits for the outcome, which on_commit is told."""
+        """Of partitions that go; waits for the outcome, which is passed to on_commit."""
         stored = (
             self._with_unknown(self._stored(part for part in parts if not part.is_unknown), parts)
             if self._interval_s < INFINITY
@@ -114,7 +114,7 @@ class ConsumerOffsets:
             self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
 
     def let_go(self, keys: Iterable[Key], is_lost: bool) -> None:
-        """These partitions go. Until the group has heard of it nobody else has them, so what was
+        """These partitions go. Until the coordinator knows, no other member has them, so what was
         asked for of them is committed first (not so of what is lost: it is another's already).
         """
         keys = set(keys)
@@ -144,7 +144,7 @@ class ConsumerOffsets:
         return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
 
     def _is_another(self, part: Part) -> bool:
-        """Its topic was deleted and made anew, and the new one has not been begun."""
+        """Its topic was deleted and recreated, and reading of the new one has not begun."""
         info = self._control.metadata.topics.get(part.topic)
         return part.topic_id is not None and info is not None and not info.error and info.topic_id != part.topic_id
 

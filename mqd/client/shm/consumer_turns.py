@@ -1,4 +1,4 @@
-"""What a consumer on shared memory has done in its attachments' threads: whoever waits is woken,
+"""What a consumer on shared memory has done in its attachments' threads: waiting callers are woken,
 callbacks that are due are put into the inbox.
 
 They must not run the consumer's code. Of errors, and of statistics, one call waits at most, with
@@ -52,7 +52,8 @@ class Turns:
 
     def _call_error_callback(self) -> None:
         """The application's thread."""
-        self._error_waits = False  # first: what comes from now on is told by another call, if not by this one
+        # first: what arrives from now on is reported by another call, if not by this one
+        self._error_waits = False
         if self._error:
             self._consumer.config["error_cb"](self._error.pop())
 

@@ -45,7 +45,7 @@ class Delivery:
     """An event: records of one partition with one outcome.
 
     A part is (rows, indices, count): rows a list of Entry or a CallReport, indices which of them;
-    (None, None, count) are records that nobody waits for.
+    (None, None, count) are records that no caller waits for.
     """
 
     __slots__ = ("base_offset", "error", "left", "log_append_ms", "parts", "partition", "topic")
@@ -74,7 +74,7 @@ class Delivery:
         return self.left
 
     def call(self) -> int:
-        """Calls back. When a callback raises, the reports after it stay: call() again goes on
+        """Calls back. When a callback raises, the reports after it stay: the next call() continues
         behind it.
         """
         served, parts, position = 0, self.parts, 0

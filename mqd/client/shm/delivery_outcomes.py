@@ -1,4 +1,4 @@
-"""Batches in the C core until their fate is known: again, given up, or written; and who is told.
+"""Batches in the C core until their outcome is known: retried, failed, or written; and its reports.
 
 1. Every batch that holds a record is in `batches`, oldest first, until it is written or dropped;
    then its event is left, once.
@@ -92,7 +92,7 @@ class Fates:
     # -- coming ------------------------------------------------------------------------------------
 
     def before_append(self, rows: Any) -> None:
-        """From the first record on that somebody waits for, the place of every record in its batch
+        """From the first record on that a caller waits for, the place of every record in its batch
         is known: older batches take no more.
         """
         if rows is not None and not self._tracking:
@@ -100,8 +100,8 @@ class Fates:
             self._producer.close_open_batches()
 
     def parts(self, batch_of: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, Part]]:
-        """Records that went to these batches, as (batch, part of it). rows None: nobody waits for
-        them.
+        """Records that went to these batches, as (batch, part of it). rows None: no caller waits
+        for them.
         """
         count = len(batch_of)
         if (batch_of == batch_of[0]).all():
@@ -151,7 +151,7 @@ class Fates:
                 self._told.appendleft(told)
                 self._producer.attachment.wake()
                 raise
-        # whoever waits for room or an outcome looks after every turn, if he drives; if not:
+        # a thread that waits for room or an outcome checks after every turn if it drives; if not:
         self._producer.attachment.changed.notify_all()
 
     def _ask_core(self) -> bool:

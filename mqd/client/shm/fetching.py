@@ -7,17 +7,17 @@ their end (parking.py), which the broker answers when one of them has grown. It 
 its own (`data`), since answers keep their order and it may wait for long.
 
     F1  at most one Fetch for positions is under way. `covered` says what it waits for; while
-        somebody waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
-    F2  a partition's begin is asked for in the background: the group's committed offset, else
+        a caller waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
+    F2  a partition's beginning is looked up in the background: the group's committed offset, else
         auto.offset.reset; an answer counts only with the serial it was asked with
-    F3  an error of a partition is told once until it changes, and tried again
+    F3  an error of a partition is reported once until it changes, and retried
     F4  a Fetch that was answered without anything to be read behind it is followed by a pause
         (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
     F5  a partition without a replica on this host that has what is wanted is read from its leader
         (remote_reading.py) until its replicas, or who of them is in sync, change; then this host's
         is tried first again. A replica here that is in sync is read up to its own high watermark,
         wherever its leader is (KIP-392)
-    F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name,
+    F6  an offset is one of a topic id: of a topic that was deleted and recreated under its name,
         what the group has committed since counts, else auto.offset.reset; before both a seek(), or
         an offset that was assigned, after which nothing has been read yet. Metadata tell of it
         whose reader does not: who is paused, and who is read from another host, by name, for whom
@@ -109,7 +109,7 @@ class Fetcher:
         self._generation = data.generation
         self._pause_s = 0.0
         self._pause_until = 0.0
-        self._starting = False  # somebody is not ACTIVE
+        self._starting = False  # some partition is not ACTIVE
         self._records_read = 0
 
     # -- beginning ---------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Fetcher:
 
     def read(self, records_max: int, bytes_max: int) -> tuple[Part, int, Any] | None:
         """The next chunk, of the partition that has waited longest of those that have something:
-        (partition, where it began to read, records). None: nobody has.
+        (partition, where it began to read, records). None: no partition has any.
         """
         if self._generation != self._data.generation:
             self._move()
@@ -484,7 +484,7 @@ class Fetcher:
     # -- sleeping ----------------------------------------------------------------------------------
 
     def wait(self, until: float) -> None:
-        """Until somebody has records, the inbox something, or `until` (time.monotonic) has come.
+        """Until a partition has records, the inbox something, or `until` (time.monotonic) has come.
         May end early.
         """
         now = time.monotonic()

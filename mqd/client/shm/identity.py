@@ -1,5 +1,5 @@
-"""An idempotent producer's identity (producer id and epoch): asked for, and asked for anew when its
-sequences have a hole or the broker has forgotten it.
+"""An idempotent producer's identity (producer id and epoch): requested, and requested again when
+its sequences have a hole or the broker has forgotten it.
 
 A new identity is a new producer id: what is still under way under the old one cannot be mixed up
 with it. The C core takes it over when everything that was sent is answered and no batch may be in

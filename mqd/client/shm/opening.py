@@ -23,7 +23,7 @@ def opener(
     request_bytes: int = 0,
 ) -> Callable[[], Any]:
     """opener() -> a new attachment of the broker that `choice` has found. A broker of another build
-    is an error for good: this process's code is not its partner any more.
+    is a permanent error: this process's code is not its partner any more.
     """
     servers, told = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 

@@ -204,7 +204,8 @@ class ProducerDriver:
         if stage.number < 0 and not self.resolve(stage):
             return self._unresolved(stage, now)
         if self._flushing or now >= stage.due:
-            self.active.discard(stage)  # before `armed`: whoever arms it from here on puts it back
+            # before `armed`: a thread that arms it from here on adds it again
+            self.active.discard(stage)
             stage.armed = False
             self.hand_over(stage)
             if not stage.entries:
@@ -310,7 +311,7 @@ class ProducerDriver:
     def outstanding(self) -> int:
         """Records that are staged or in the C core, and callbacks to be made. Lock held."""
         if self.fates.batches and not self.native.outstanding_records:
-            self.fates.take_deliveries(time.monotonic())  # answered, but nobody has been told
+            self.fates.take_deliveries(time.monotonic())  # answered, but not reported yet
         return (
             self.native.outstanding_records
             + self.compressor.records
@@ -319,7 +320,7 @@ class ProducerDriver:
         )
 
     def _require_open(self) -> None:
-        """As require_usable, but for a fatal error, of which the caller has more to say."""
+        """As require_usable, except for a fatal error, which the caller reports in more detail."""
         if self._closed or os.getpid() != self._pid:
             self.require_usable()
 

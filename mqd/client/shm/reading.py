@@ -8,13 +8,13 @@ until there is nothing more to read.
 
 Uncompressed batches are given out where they lie. Compressed ones are decompressed in Python
 (cramjam), several at a time, and walked in the same way. Control batches and, with read_committed,
-those of aborted transactions are left out; whoever drives the reader tells it which those are
+those of aborted transactions are left out; the reader's driver passes it which those are
 (set_aborted) when it says "aborted".
 
     P1  `position` is behind what was given out, never behind what was only decompressed: what has
         been decompressed and not given out waits in `_rest`
-    P2  a problem is told by the read() that gives nothing; records before it come first
-    P3  memory: columns are used again as soon as nobody holds an array over them; BLOCK_COUNT_MAX
+    P2  a problem is reported by a read() without records; records before it come first
+    P3  memory: columns are reused as soon as no array over them is held; BLOCK_COUNT_MAX
         blocks are kept for that
 Concurrency: one thread at a time.
 """
@@ -64,7 +64,7 @@ _PROBLEMS = {
 
 
 class BlockPool:
-    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One that nobody looks at any more is
+    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One without a view on it is
     given out again.
     """
 
@@ -140,7 +140,7 @@ class PartitionReader:
         return -1 if end < 0 else max(0, end - self.position)
 
     def seek(self, offset: int) -> None:
-        """read() goes on at `offset`. What is known of aborted transactions is forgotten."""
+        """read() continues at `offset`. What is known of aborted transactions is dropped."""
         self._rest = self._problem = None
         self._reader.seek(offset)
 

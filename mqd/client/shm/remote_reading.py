@@ -1,4 +1,4 @@
-"""Records of partitions of which this host has no replica that could be read: by TCP from their
+"""Records of partitions without a readable replica on this host: by TCP from their
 leaders, through librdkafka, for a consumer that otherwise reads shared memory.
 
     records = RemoteRecords(settings)                    # nothing is connected before the first
@@ -6,9 +6,9 @@ leaders, through librdkafka, for a consumer that otherwise reads shared memory.
     reader = records.open(topic, partition, offset)      # as reading.PartitionReader, as far as fetching.py uses it
     records.close()
 
-One librdkafka consumer for all such partitions, without a group: it is told where to begin, and
-what it reads is handed out by the readers. It lives in a thread of its own, which alone touches it;
-readers tell the thread what they want.
+One librdkafka consumer for all such partitions, without a group: it is given the offset to begin
+at, and what it reads is handed out by the readers. It lives in a thread of its own, which alone
+touches it; readers tell the thread what they want.
 
     V1  a message reaches a reader only when it was consumed after the thread had carried out the
         reader's last open or seek: its `serial` says so
@@ -16,8 +16,8 @@ readers tell the thread what they want.
         read
     V3  `position` is behind what was given out; at an end that librdkafka has told, it is that end
         (behind transactions' markers)
-    V4  nobody waits for a thread that has failed: every reader has a problem then, those that are
-        opened or sought later too
+    V4  no caller waits for a thread that has failed: every reader has a problem then, those that
+        are opened or sought later too
 Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
 """
 
@@ -211,7 +211,8 @@ class RemoteRecords:
                 if messages:
                     self._hand_over(messages)
                     self._pause(consumer)
-        except Exception:  # ours: nobody would read these partitions any more, and the application waits
+        # a fault of ours: these partitions would not be read, and the application would wait
+        except Exception:
             _log.exception("partitions of other hosts are not read any more")
             self._fail_all()
         finally:

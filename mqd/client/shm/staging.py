@@ -9,8 +9,8 @@ columns: one join, one pass for the sizes, one call into C.
    that an append beside it is neither lost nor doubled.
 2. Values, pairs and triples have their time from `marks`: (how many records were before,
    milliseconds), one for each millisecond in which there were any.
-3. `armed` is set by whoever appends and cleared before entries are taken: so an entry is either
-   taken now, or somebody has asked for another turn.
+3. `armed` is set by the thread that appends and cleared before entries are taken: so an entry is
+   either taken now, or another turn has been requested.
 Concurrency: append by any thread; everything else with the attachment's lock held.
 """
 
@@ -31,7 +31,7 @@ STAGE_MAX = 1024  # records handed over at once: more would leave the caches
 
 class Entry(NamedTuple):
     """A record that is more than its value. `headers` encoded; `began` is time.monotonic() where
-    somebody wants to hear of it.
+    a caller wants its outcome.
     """
 
     value: bytes | None
@@ -67,7 +67,7 @@ class Stage:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.entries: list[Any] = []
-        self.limit = 0  # how long `entries` may become before somebody looks
+        self.limit = 0  # length of `entries` at which a turn is requested
         self.armed = False
         self.due = 0.0
         self.now_ms = 0
@@ -110,7 +110,7 @@ class Stage:
 
 
 class Chunk(NamedTuple):
-    """Columns for one call into C, and `rows` (Entry or value) where a record has somebody who
+    """Columns for one call into C, and `rows` (Entry or value) where a record has a caller that
     waits for its report.
     """
 

@@ -15,7 +15,7 @@ broker's feature transaction.version says so.
 4. Requests whose answer was lost are asked again: all of them may be.
 
 Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block
-their caller; the driver goes on.
+their caller; the driver continues.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _ABORTABLE = frozenset(
 )
 
 
-_COMMITTED = ErrorCode.INVALID_TXN_STATE  # what an abort is told when a commit came first
+_COMMITTED = ErrorCode.INVALID_TXN_STATE  # the answer to an abort when a commit came first
 
 
 class _CommittedError(KafkaException):
@@ -102,12 +102,13 @@ class _Current:
         # (time.monotonic)
         self.gone_since: dict[str, float] = {}
         self.commit_requested = False  # the coordinator may have decided to commit
-        # an abort has begun: the C core may count anew, records are missing; version 1 needs
-        # another epoch however the transaction ends
+        # an abort has begun: the C core may restart its sequences, records are missing; version 1
+        # needs another epoch however the transaction ends
         self.renews = False
         # the coordinator has ended it, by a commit (True) or an abort: it is not asked again
         self.ended: bool | None = None
-        self.next: tuple[int, int] | None = None  # the identity after it; None = not known yet, or the old one goes on
+        # the identity after it; None = not known yet, or the old one stays
+        self.next: tuple[int, int] | None = None
 
 
 class Transactions:
@@ -261,7 +262,7 @@ class Transactions:
             self._ends.discard(this)
 
     def _begin_end(self, this: object) -> None:
-        """Both under the lock: an end that nobody is said to carry out was left by Ctrl-C."""
+        """Both under the lock: an end without a thread that carries it out was left by Ctrl-C."""
         self._ends.add(this)
         self.state = State.ENDING
 

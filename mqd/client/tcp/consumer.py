@@ -121,7 +121,7 @@ class TcpConsumer:
         self._interrupted = False
 
     def give_back(self, messages: list[Any]) -> None:
-        """They were taken, the latest ones, but nobody has seen them: they are handed out again,
+        """They were taken, the latest ones, but not handed out: they are handed out next,
         and what is committed ends before them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]

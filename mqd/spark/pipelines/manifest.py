@@ -17,7 +17,7 @@ Invariants
    own files may hold offsets in turns (two days around midnight), as a compaction's may with those
    of other days, which holds of each day as many records as the files that it replaces.
 5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and what lies
-   below `_mqd/staging`. Whatever else is below the path is somebody's: a checkpoint, notes, another
+   below `_mqd/staging`. Other files below the path belong to others: a checkpoint, notes, another
    table.
 6. A snapshot, `_mqd/snapshots/NUMBER.json`, is what the commits before NUMBER come to. It spares
    reading them, which stay; one that cannot be read is passed over.
@@ -99,7 +99,9 @@ class Commit(msgspec.Struct, frozen=True):
     ends: dict[str, dict[str, int]] = {}
     """Topic to partition to the offset where the batch ended: behind its last record there may be offsets without one (the ends of transactions)."""
     topic_ids: dict[str, str] = {}
-    """Topic to its id, as a query's offsets write it (mqd/spark/offsets.py): a topic made anew has another."""
+    """Topic to its id, as a query's offsets write it (mqd/spark/offsets.py): a recreated topic has
+    another.
+    """
     at: int = 0
     """When it was written, ms of the Unix epoch; 0: by a version that did not say."""
 
@@ -203,8 +205,8 @@ class Archive:
         return True
 
     def commit(self, commit: Commit) -> None:
-        """Makes the commit the next one. Raises ArchiveError when somebody else wrote it meanwhile,
-        or when it breaks an invariant.
+        """Makes the commit the next one. Raises ArchiveError when another writer wrote it
+        meanwhile, or when it breaks an invariant.
         """
         if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
             offsets = "; ".join(file.offsets for file in commit.added) or "nothing"

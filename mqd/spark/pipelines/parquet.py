@@ -10,7 +10,7 @@ as rows of the JVM.
 Invariants
 1. A file holds each partition's records in the order of their offsets. Who writes hands them over
    in that order; what is not is refused, nothing is sorted here.
-2. Files have names that nobody else takes. They count when a commit names them
+2. Files have unique names. They count when a commit names them
    (mqd/spark/pipelines/manifest.py), which the driver writes when all tasks have said theirs; what
    a failed or repeated task has left is deleted by a later vacuum.
 3. A file is on disk, and its folder, too, before the task says it.
@@ -369,8 +369,8 @@ def _told(task: ArchivedTask) -> str:
 def _read_file(
     task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """`left`: the spans, of which is taken what was given out. On an object store a file that is
-    open may be gone, too.
+    """`left`: the spans, from which what was given out is removed. On an object store a file that
+    is open may be gone, too.
     """
     files, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))

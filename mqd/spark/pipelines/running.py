@@ -186,8 +186,8 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
 
 
 def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[ArchivedFile]], skipped: set[str]) -> None:
-    """Small files into large ones. Groups that cannot be are told, and added to `skipped`; archiving
-    goes on without: the log's retention does not wait.
+    """Small files into large ones. Groups that cannot be compacted are reported and added to
+    `skipped`; archiving continues without them, since the log's retention does not wait.
     """
     groups = [group for group in due if all(file.path in archive.files and file.path not in skipped for file in group)]
     if not groups:

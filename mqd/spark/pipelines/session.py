@@ -72,7 +72,7 @@ def held_back() -> Iterator[None]:
     def pass_on() -> None:
         while True:
             select.select([reader], [], [])
-            with lock:  # read and dealt with at once: nothing of before is told after
+            with lock:  # read and handled at once: nothing earlier is reported later
                 said = os.read(reader, 65536)
                 if not said:
                     os.close(reader)
@@ -99,7 +99,7 @@ def held_back() -> Iterator[None]:
 
 
 def _tell(said: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
+    with contextlib.suppress(OSError):  # the reader is gone
         os.write(2, said)
 
 

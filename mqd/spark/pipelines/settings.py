@@ -1,4 +1,4 @@
-"""What a pipeline is told: TOML files, checked whole before anything starts.
+"""A pipeline's settings: TOML files, checked completely before anything starts.
 
 A file names its pipeline (`pipeline = "route"`) and fills that pipeline's structure below; what is
 not in it has the default that is written here. Fields that take an SQL expression are given to
