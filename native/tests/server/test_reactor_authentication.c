@@ -156,6 +156,21 @@ static bool carries(struct bench *b, struct client *client, int32_t number, cons
     return is_answered(client, number, 0) && same;
 }
 
+/* The same for a client that has proven nothing, behind requests of clients that have gone. */
+static bool carries_soon(struct bench *b, struct client *client, int32_t number)
+{
+    CHECK_OR(ask(client, FIND_COORDINATOR, 1, number, "frame"), return false);
+    for (;;) {
+        struct mqd_descriptor one = asked(b);
+        const uint8_t *frame = b->arenas[0] + one.offset;
+        bool same = !one.flags && (int16_t)mqd_get_be16(frame) == FIND_COORDINATOR && one.a == PLAIN_LISTENER &&
+                    (int32_t)mqd_get_be32(frame + 4) == number;
+        respond(b, &one, 0, number, 0);
+        if (same)
+            return is_answered(client, number, 0);
+    }
+}
+
 static struct client authenticate(struct bench *b, const char *principal, uint64_t session_ms)
 {
     struct client client = sasl_open(b);
@@ -484,5 +499,79 @@ BOTH(a_listener_that_the_worker_does_not_know_is_refused)
     CHECK_EQUAL(client_receive(&client), 0);
     CHECK(served(&last));
     client_close(&client), client_close(&last);
+    bench_stop(b);
+}
+
+/* ---- random ---- */
+
+/* A frame that begins like one of the exchange, or like any; or bytes that are none. */
+static void put_random(struct frame *frame, uint64_t *seed)
+{
+    static const int16_t keys[] = {SASL_HANDSHAKE, SASL_AUTHENTICATE, API_VERSIONS, 0, 1, FIND_COORDINATOR, -1};
+    uint32_t size_bytes = (uint32_t)(test_random(seed) % 60), begin = frame->size_bytes;
+    if (test_random(seed) % 4) {
+        put(frame, 4, test_random(seed) % 8 ? size_bytes : test_random(seed));
+        if (size_bytes >= 10)
+            put(frame, 2, (uint16_t)keys[test_random(seed) % 7]), put(frame, 2, test_random(seed) % 3),
+                put(frame, 4, test_random(seed)), put(frame, 2, 0xffff);
+    }
+    while (frame->size_bytes < begin + size_bytes + 4)
+        put(frame, 1, test_random(seed));
+}
+
+/* What the acceptor may say, and what it never says: a principal for the wrong request, blocks that
+ * are cut off, success and the end at once. */
+static void answer_at_random(struct bench *b, const struct mqd_descriptor *one, uint64_t *seed)
+{
+    uint8_t bytes[128];
+    uint32_t block_bytes = put_authenticated(bytes, "User:alice", test_random(seed) % 3);
+    uint32_t size_bytes = block_bytes + response(bytes + block_bytes, 1, test_random(seed) % 2 ? 0 : 58, "body");
+    uint16_t flags = test_random(seed) % 3
+                         ? 0
+                         : (uint16_t)(test_random(seed) &
+                                      (MQD_RESPONSE_AUTHENTICATED | MQD_RESPONSE_DISCONNECT | MQD_RESPONSE_NONE));
+    uint32_t from = flags & MQD_RESPONSE_AUTHENTICATED ? 0 : block_bytes;
+    if (test_random(seed) % 8 == 0)
+        size_bytes = from + (uint32_t)(test_random(seed) % (size_bytes - from));
+    answer(b, one, flags, bytes + from, flags & MQD_RESPONSE_NONE ? 0 : size_bytes - from);
+}
+
+/* Whatever comes in whatever pieces: the others are served, and before a principal is proven the
+ * acceptor sees nothing but the exchange. */
+BOTH(random_bytes_open_nothing)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client other = client_open(b, 0);
+    uint64_t seed = (uint64_t)backend + 5;
+    for (int round = 0; round < (test_long() ? 20000 : 400); round++) {
+        struct client client = sasl_open(b);
+        struct frame frame = {0};
+        bool proven = false;
+        for (uint64_t count = 1 + test_random(&seed) % 4; count; count--)
+            put_random(&frame, &seed);
+        for (uint32_t at = 0; at < frame.size_bytes;) {
+            uint32_t part = 1 + (uint32_t)(test_random(&seed) % frame.size_bytes);
+            part = part < frame.size_bytes - at ? part : frame.size_bytes - at;
+            if (send(client.fd, frame.bytes + at, part, MSG_NOSIGNAL) < 0)
+                break;
+            at += part;
+            struct mqd_descriptor one;
+            uint32_t from;
+            while (bench_take(b, ACCEPTOR, &one, &from, 2)) {
+                if (one.kind != MQD_LINK_REQUEST)
+                    continue;
+                int16_t api_key = (int16_t)mqd_get_be16(b->arenas[0] + one.offset);
+                proven = proven || one.flags & MQD_REQUEST_PRINCIPAL;
+                CHECK(proven || one.flags & MQD_REQUEST_RAW_TOKEN || api_key == SASL_HANDSHAKE ||
+                      api_key == SASL_AUTHENTICATE || api_key == API_VERSIONS);
+                answer_at_random(b, &one, &seed);
+            }
+        }
+        frame_free(&frame);
+        client_close(&client);
+        if (round % 50 == 0)
+            CHECK(carries_soon(b, &other, round));
+    }
+    client_close(&other);
     bench_stop(b);
 }

@@ -223,6 +223,29 @@ BOTH(a_right_that_is_taken_away_ends_what_waits)
     bench_stop(b);
 }
 
+BOTH(a_fetch_without_a_session_that_waits_ends_too)
+{
+    static struct fetched fetched;
+    struct bench *b = bench_start(backend, rights);
+    uint64_t reader;
+    struct client waits = client_with(b, "User:reader", READ, &reader);
+    struct asked asked = {0, 0};
+    struct frame frame = {0};
+    put_fetch(&frame, (struct fetch){.bytes_max = 1 << 20, .bytes_min = 1, .session_epoch = -1, .wait_ms = LIMIT_MS},
+              &asked, 1);
+    CHECK(client_send(&waits, &frame));
+    frame_free(&frame);
+    usleep(30000); /* as above */
+    int64_t began_ns = test_now_ns();
+    CHECK_EQUAL(rights_give(b, reader, 0, 0), 0);
+    CHECK_EQUAL(client_receive(&waits), 1);
+    take_fetched(&waits, &fetched);
+    CHECK_EQUAL(fetched.error[0], DENIED);
+    CHECK(test_now_ns() - began_ns < LIMIT_MS / 2 * 1000000ll); /* not by its own time limit */
+    client_close(&waits);
+    bench_stop(b);
+}
+
 BOTH(a_session_is_its_principals)
 {
     static struct fetched fetched;
