@@ -8,7 +8,7 @@ the arrays are filled from the request's, by the schema. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,7 +49,7 @@ def _has_error_field(struct: Struct, version: int) -> bool:
     )
 
 
-def _fail(response: object, request: object, version: int, failure: Failure) -> bool:
+def _fail(response: Any, request: object, version: int, failure: Failure) -> bool:
     """Fills in `response`, which answers `request` (each a message, or an element of one of its
     arrays). Returns whether it contains an error now.
     """
@@ -62,7 +62,7 @@ def _fail(response: object, request: object, version: int, failure: Failure) -> 
         if field.type == "string" and getattr(response, field.name) is None and version not in field.nullable:
             setattr(response, field.name, "")
     if "error_message" in fields:
-        response.error_message = failure.message  # type: ignore[attr-defined]
+        response.error_message = failure.message
     for field in fields.values():
         if field.is_array and field.struct is not None:
             elements = _elements(response, field, request, version, failure)
@@ -94,7 +94,8 @@ def _elements(response: object, field: Field, request: object, version: int, fai
 
 def _class_of(response: object, field: Field) -> type:
     message = owner_of(type(response))[0]
-    return getattr(message_class(message.api_key, "Response"), field.struct.name)  # type: ignore[union-attr]
+    assert field.struct is not None
+    return getattr(message_class(message.api_key, "Response"), field.struct.name)
 
 
 def _name(answer: object, element: object, source: Field, version: int) -> bool:

@@ -4,6 +4,7 @@ over the acceptor's metadata. A partition is visible once every worker serves it
 
 import time
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import msgspec
 
@@ -98,7 +99,7 @@ def consumer_settings(broker: Broker) -> ConsumerSettings:
         session_timeout_ms=broker.broker_number("group.consumer.session.timeout.ms"),
         heartbeat_interval_ms=broker.broker_number("group.consumer.heartbeat.interval.ms"),
         max_size=broker.broker_number("group.consumer.max.size"),
-        assignors=tuple(broker.broker_value("group.consumer.assignors")),  # type: ignore[arg-type]
+        assignors=tuple(cast(list[str], broker.broker_value("group.consumer.assignors"))),
         upgrade=policy in UPGRADES,
         downgrade=policy in DOWNGRADES,
     )

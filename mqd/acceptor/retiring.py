@@ -165,7 +165,7 @@ async def _ask(context: Context, header: RequestHeader, node: int, name: str, in
         response = await describe_producers.handle(context, header, request)
     elif service is not None and service.peers is not None:
         try:
-            response = await service.peers.request(node, request, DESCRIBE_VERSION, TIMEOUT_S)  # type: ignore[assignment]
+            response = await service.peers.request(node, request, DESCRIBE_VERSION, TIMEOUT_S)
         except PeerError as error:
             raise _Unknown(
                 f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked whether a transaction is"

@@ -74,7 +74,7 @@ def judge(context: Context, header: RequestHeader, request: object) -> Judged:
     return Judged(request)
 
 
-def _judge_each(context: Context, header: RequestHeader, request: object, rule: Each) -> Judged:
+def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Each) -> Judged:
     allowed: list[object] = []
     denied: dict[int, list[object]] = {}
     for element in getattr(request, rule.field):
@@ -84,10 +84,10 @@ def _judge_each(context: Context, header: RequestHeader, request: object, rule: 
         return Judged(request)
     elements: list[object] = []
     for error, some in denied.items():
-        part = msgspec.structs.replace(request, **{rule.field: some})  # type: ignore[type-var]
+        part = msgspec.structs.replace(request, **{rule.field: some})
         elements += getattr(_failed(header, part, error), rule.answer)
     answer = message_class(header.api_key, "Response")(**{rule.answer: elements})
-    rest = msgspec.structs.replace(request, **{rule.field: allowed}) if allowed else None  # type: ignore[type-var]
+    rest = msgspec.structs.replace(request, **{rule.field: allowed}) if allowed else None
     return Judged(rest, answer, rule.answer)
 
 

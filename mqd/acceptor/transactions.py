@@ -188,7 +188,7 @@ class TransactionService:
         commit: bool,
         is_bumped: bool = False,
         leader_epoch: int = -1,
-    ) -> "asyncio.Future[object]":
+    ) -> "asyncio.Future[Any]":
         """For a partition that this host leads in that leader epoch (-1 = any); refused otherwise."""
         assert self._log is not None
         if topic == GROUPS:
@@ -198,11 +198,11 @@ class TransactionService:
             task = asyncio.get_running_loop().create_task(marker)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            return task  # type: ignore[return-value]
+            return task
         marker_here = Marker(
             topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped
         )
-        return self._log.marker_nowait(marker_here, leader_epoch)  # type: ignore[return-value]
+        return self._log.marker_nowait(marker_here, leader_epoch)
 
     # -- CHECK -------------------------------------------------------------------------------------
 

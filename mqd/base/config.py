@@ -429,8 +429,8 @@ def _of_broker(broker: Mapping[str, str], prop: Property) -> str:
             value = int(broker[name])
             return str(value * factor if value >= 0 else -1)
     default = prop.default
-    assert prop.broker_name is None or default is not None
-    return broker.get(prop.broker_name, default) if prop.broker_name else default  # type: ignore[return-value, arg-type]
+    assert default is not None  # every property of topics has one
+    return broker.get(prop.broker_name, default) if prop.broker_name else default
 
 
 def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,8 @@ parsing, merging and cross-checks are in mqd.base.config, the page docs/configur
 generated from here. It is one long table in one file.
 """
 
+from typing import Any
+
 import msgspec
 
 from mqd.base import kafka_names
@@ -1374,17 +1376,17 @@ def _topic_table() -> list[Property]:
         table.append(Property(name, "bool", "false", tiered, refused=no, dynamic=True, ignored=True))
     for name in ("local.retention.ms", "local.retention.bytes"):
         table.append(Property(name, "long", "-2", tiered, minimum=-2, maximum=-2, dynamic=True, ignored=True))
-    replicas = {"kind": "list", "default": "", "dynamic": True, "pattern": r"\*|[0-9]+:[0-9]+"}
+    replicas: dict[str, Any] = {"kind": "list", "default": "", "dynamic": True, "pattern": r"\*|[0-9]+:[0-9]+"}
     followers = (
         "Replicas that are throttled while they are not in sync (follower.replication.throttled.rate of their host):"
         " PARTITION:BROKER, separated by commas, or * for all."
     )
-    table.append(Property(name="follower.replication.throttled.replicas", doc=followers, **replicas))  # type: ignore[arg-type]
+    table.append(Property(name="follower.replication.throttled.replicas", doc=followers, **replicas))
     leaders = (
         "Accepted: PARTITION:BROKER, separated by commas, or *. Replicas are throttled where they fetch; see"
         " follower.replication.throttled.replicas."
     )
-    table.append(Property(name="leader.replication.throttled.replicas", doc=leaders, ignored=True, **replicas))  # type: ignore[arg-type]
+    table.append(Property(name="leader.replication.throttled.replicas", doc=leaders, ignored=True, **replicas))
     return table
 
 

@@ -133,7 +133,7 @@ class LocalCluster:
                 )
             for key, _ in events:
                 member: Member = key.data
-                line = key.fileobj.readline()  # type: ignore[union-attr]
+                line = key.fileobj.readline()  # type: ignore[union-attr]  # a pipe's
                 if not line:
                     raise CliError(f"broker {member.node_id} did not start: {member.last_words()}")
                 if line.startswith("mqd ready"):
@@ -143,7 +143,7 @@ class LocalCluster:
         """Waits until a broker has ended; None when none runs any more."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
-                if not key.fileobj.readline():  # type: ignore[union-attr]
+                if not key.fileobj.readline():  # type: ignore[union-attr]  # a pipe's
                     self._selector.unregister(key.fileobj)
                     key.data.process.wait()
                     return key.data
@@ -153,7 +153,8 @@ class LocalCluster:
         """At the same time: each hands over what it leads to those that stay as long as it can."""
         running = [member for member in self.brokers if member.process is not None and member.process.poll() is None]
         for member in running:
-            member.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+            assert member.process is not None
+            member.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for member in running:
             assert member.process is not None

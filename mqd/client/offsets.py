@@ -196,7 +196,7 @@ class PartitionResult(TopicPartition):
         self._outcome = error
 
     @property
-    def error(self) -> KafkaError | None:  # type: ignore[override]
+    def error(self) -> KafkaError | None:  # type: ignore[override]  # it is read only here
         return self._outcome
 
     # confluent_kafka's compare with their own class alone; a subclass is called first, from both

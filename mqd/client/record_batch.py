@@ -314,7 +314,7 @@ class RecordBatchView:
         """Lets go of the records. Twice is once."""
         self._offsets = None
         del self._timestamps, self._keys, self._values, self._headers
-        self._timestamps = self._keys = self._values = self._headers = None  # type: ignore[assignment]
+        self._timestamps = self._keys = self._values = self._headers = None  # type: ignore[assignment]  # see _held()
 
     @property
     def released(self) -> bool:

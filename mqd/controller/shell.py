@@ -367,7 +367,7 @@ class Shell:
         if kind in _FROM_ACTIVE and not self._started:
             return
         if kind in _FROM_ACTIVE:
-            self.on_broker(broker_core.PeerReceived(node_id, message))  # type: ignore[arg-type]
+            self.on_broker(broker_core.PeerReceived(node_id, message))  # type: ignore[arg-type]  # by its kind
         elif kind in _TO_ACTIVE:
             if (
                 isinstance(message, peer.ChangeForwarded)
@@ -376,9 +376,9 @@ class Shell:
             ):
                 self._on_forwarded(node_id, message)
             else:
-                self.metadata(metadata_core.PeerReceived(node_id, message))  # type: ignore[arg-type]
+                self.metadata(metadata_core.PeerReceived(node_id, message))  # type: ignore[arg-type]  # by its kind
         else:
-            self.quorum.handle(events.Received(node_id, message))  # type: ignore[arg-type]
+            self.quorum.handle(events.Received(node_id, message))  # type: ignore[arg-type]  # by its kind
 
     def _on_forwarded(self, node_id: int, message: peer.ChangeForwarded) -> None:
         epoch, version = self.quorum.core.epoch, self.core.committed.version

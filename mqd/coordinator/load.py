@@ -19,11 +19,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mqd.base import logging
 from mqd.base.blocking_pool import UnderWay
-from mqd.coordinator.actions import Cores
+from mqd.coordinator.actions import Cores, TransactionalCore
 from mqd.coordinator.shard import Loaded
 from mqd.log import indexes, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
@@ -161,7 +161,7 @@ class _State:
             core = self.loaded.cores.get(name)
             if core is None:
                 core = self.loaded.cores[name] = self.cores.make(name)
-            core.replay_pending(key, value, producer_id, epoch)  # type: ignore[attr-defined]
+            cast(TransactionalCore, core).replay_pending(key, value, producer_id, epoch)
         except ValueError as error:
             self._unreadable(key, error)
             return

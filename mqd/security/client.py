@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,7 +39,7 @@ _JAAS = re.compile(
 _JAAS_OPTION = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 
 # sends one request, by key and version, and returns its response
-Ask = Callable[[int, object, int], object]
+Ask = Callable[[int, object, int], Any]
 
 
 class NotAuthenticated(Exception):
@@ -74,8 +75,8 @@ class ClientSecurity(msgspec.Struct, frozen=True):
             return
         mechanism = self.settings.get("sasl.mechanisms", "")
         response = ask(HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism), 1)
-        if response.error_code:  # type: ignore[attr-defined]
-            offered = ", ".join(response.mechanisms)  # type: ignore[attr-defined]
+        if response.error_code:
+            offered = ", ".join(response.mechanisms)
             raise NotAuthenticated(
                 f"the broker does not take sasl.mechanism={mechanism or '(none)'}; it takes {offered}"
             )
@@ -90,11 +91,11 @@ class ClientSecurity(msgspec.Struct, frozen=True):
 
     def _step(self, ask: Ask, token: bytes) -> bytes:
         response = ask(AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=token), 2)
-        code = response.error_code  # type: ignore[attr-defined]
+        code = response.error_code
         if code:
-            said = response.error_message or ERRORS[code].message  # type: ignore[attr-defined]
+            said = response.error_message or ERRORS[code].message
             raise NotAuthenticated(f"{said} (user {self.settings.get('sasl.username', '')})")
-        return bytes(response.auth_bytes)  # type: ignore[attr-defined]
+        return bytes(response.auth_bytes)
 
     def _context(self) -> ssl.SSLContext:
         get = self.settings.get

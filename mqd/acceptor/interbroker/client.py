@@ -12,6 +12,7 @@ thread.
 import asyncio
 import os
 import socket
+from typing import Any
 
 from mqd.acceptor.interbroker.server import own_identity, read_frame, set_options, shake
 from mqd.acceptor.metadata import Metadata
@@ -110,7 +111,7 @@ class Peers:
             connection.close()
         self._connections.clear()
 
-    async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
+    async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> Any:
         """The response. Raises PeerError."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -24,6 +24,7 @@ those for markers, which must not wait behind a JoinGroup. Concurrency: the even
 import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -226,16 +227,16 @@ def split_by_leader(broker: Broker, request: ListOffsetsRequest) -> dict[int, Li
     }
 
 
-def coordinated_names(header: RequestHeader, request: object) -> list[str]:
+def coordinated_names(header: RequestHeader, request: Any) -> list[str]:
     """The groups, or the transactional id, that the request names."""
     key = header.api_key
-    if key == OFFSET_FETCH and request.groups:  # type: ignore[attr-defined]
-        return [group.group_id for group in request.groups]  # type: ignore[attr-defined]
+    if key == OFFSET_FETCH and request.groups:
+        return [group.group_id for group in request.groups]
     if key in GROUP_APIS or key == OFFSET_FETCH:
-        return [request.group_id]  # type: ignore[attr-defined]
+        return [request.group_id]
     if key == ADD_PARTITIONS_TO_TXN:
-        return [request.v3_and_below_transactional_id] if header.api_version <= ADD_PARTITIONS_CLIENT_MAX else []  # type: ignore[attr-defined]
-    name = request.transactional_id  # type: ignore[attr-defined]
+        return [request.v3_and_below_transactional_id] if header.api_version <= ADD_PARTITIONS_CLIENT_MAX else []
+    name = request.transactional_id
     return [name] if name else []
 
 

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -176,7 +177,7 @@ def _through(
     sender.start()
     sender.join()
     for query, pipeline in zip(queries, pipelines, strict=True):
-        ended = _settled(query, lambda pipeline=pipeline: running.start(spark, pipeline))  # type: ignore[misc]
+        ended = _settled(query, partial(running.start, spark, pipeline))
         progress.say(f"  {query.name}: all is told after batch {ended.lastProgress['batchId']}")
         ended.stop()
     records = (

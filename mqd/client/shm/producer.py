@@ -222,7 +222,7 @@ class ShmProducer(ProducerDriver):
             self._carry_out(call, deadline)
         # what a callback raises and Ctrl-C, too: the records taken are not to be given again
         except BaseException as problem:
-            problem.taken = call.taken  # type: ignore[attr-defined]
+            problem.taken = call.taken  # type: ignore[attr-defined]  # for the caller, on whatever was raised
             raise
         return call.taken
 

@@ -114,7 +114,7 @@ class TcpProducer:
                     return index
         # what a callback raises and Ctrl-C, too: the records taken are not to be given again
         except BaseException as problem:
-            problem.taken = index  # type: ignore[attr-defined]
+            problem.taken = index  # type: ignore[attr-defined]  # for the caller, on whatever was raised
             raise
         return len(batch)
 

@@ -399,7 +399,7 @@ def _told(name: str, progress: Any) -> Progress:
         progress["numInputRows"],
         progress["processedRowsPerSecond"] or 0.0,
         progress["batchDuration"] or 0,
-        -1 if None in behind else sum(behind),  # type: ignore[arg-type]
+        -1 if None in behind else sum(count for count in behind if count is not None),
     )
 
 

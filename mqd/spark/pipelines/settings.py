@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import msgspec
 
@@ -266,10 +266,10 @@ def checked(raw: Mapping[str, Any], origin: str) -> Pipeline:
     if kind not in KINDS:
         raise SettingsError(f"{origin}: pipeline is {kind!r}; it has to be one of {', '.join(KINDS)}")
     try:
-        pipeline = msgspec.convert(dict(raw), KINDS[kind])
+        pipeline = cast(Pipeline, msgspec.convert(dict(raw), KINDS[kind]))
     except msgspec.ValidationError as error:
         raise SettingsError(f"{origin}: {error}") from None
     problems = [*pipeline.problems(), *([] if pipeline.name else ["name is empty"])]
     if problems:
         raise SettingsError(f"{origin}: {'; '.join(problems)}")
-    return pipeline  # type: ignore[return-value]
+    return pipeline

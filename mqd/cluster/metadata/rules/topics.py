@@ -253,13 +253,13 @@ def _spread(state: MetadataState, count: int, factor: int, place: Placement, int
     _check_room(state, count * factor, nodes, place, internal)
     check_image(state, count, count * factor)
     loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, away)
-    chosen = [choose(loads, factor) for _ in range(count)]
-    if None in chosen:
+    chosen = [replicas for _ in range(count) if (replicas := choose(loads, factor)) is not None]
+    if len(chosen) < count:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
             f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.",
         )
-    return chosen  # type: ignore[return-value]
+    return chosen
 
 
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:

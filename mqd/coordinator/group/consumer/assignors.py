@@ -122,7 +122,7 @@ class _Draft:
         ]
 
     def finished(self) -> dict[str, Partitions]:
-        found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]
+        found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]  # as they were given: not copied, not changed
         for member_id, mine in self._own.items():
             found[member_id] = {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]}
         return found
