@@ -35,6 +35,7 @@ Metadata = (
     | messages.BrokersPut
     | messages.BrokerConfigPut
     | messages.GroupConfigPut
+    | messages.ClientMetricsPut
     | messages.SettingsPut
     | messages.AclsPut
     | messages.CredentialsPut

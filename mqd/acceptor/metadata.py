@@ -30,6 +30,7 @@ class Metadata:
         self.broker_config: dict[str, str] = {}
         self.broker_default_config: dict[str, str] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
+        self.client_metrics: dict[str, dict[str, str]] = {}
         self.client_quotas: list[messages.ClientQuota] = []
         # explicit levels; mqd.cluster.metadata.features.levels() adds the defaults
         self.features: dict[str, int] = {}
@@ -81,6 +82,11 @@ class Metadata:
                     self.group_configs[message.group_id] = message.config
                 else:
                     self.group_configs.pop(message.group_id, None)
+            case messages.ClientMetricsPut():
+                if message.config:
+                    self.client_metrics[message.name] = message.config
+                else:
+                    self.client_metrics.pop(message.name, None)
             case messages.AclsPut():
                 self.rules.change(dict(message.put), message.removed)
             case messages.CredentialsPut():
@@ -168,6 +174,7 @@ class Metadata:
         self.names = {topic.topic_id: topic.name for topic in image.topics}
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
         self.group_configs = dict(image.group_configs)
+        self.client_metrics = dict(image.client_metrics)
         self.client_quotas, self.features, self.features_version = image.client_quotas, image.features, image.version
         self.rules.replace(dict(image.acls))
         self.scram_credentials = {

@@ -19,11 +19,21 @@ import msgspec
 
 from mqd.base import cluster_config, listeners
 from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
-from mqd.base.properties import BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, Property
+from mqd.base.properties import (
+    BROKER,
+    CLIENT_METRICS,
+    CLIENT_METRICS_MATCHED,
+    GROUP,
+    INT_MAX,
+    LONG_MAX,
+    TOPIC,
+    Property,
+)
 from mqd.base.property_values import ConfigError, Value, canonical_text, parse_value
 
 __all__ = [
     "BROKER",
+    "CLIENT_METRICS",
     "GROUP",
     "TOPIC",
     "Property",
@@ -38,6 +48,7 @@ __all__ = [
     "topic_value",
     "usable_cpu_count",
     "validate_broker_dynamic",
+    "validate_client_metrics",
     "validate_group",
     "validate_topic",
     "without_effect",
@@ -494,6 +505,22 @@ def validate_topic(
 def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict[str, str]:
     """Every property of a consumer group with its effective value."""
     return {name: group.get(name, _of_broker(broker, prop)) for name, prop in GROUP.items()}
+
+
+def validate_client_metrics(config: Mapping[str, str]) -> dict[str, str]:
+    """Validates a subscription to metrics of clients (KIP-714); returns it in canonical text.
+    Raises ConfigError.
+    """
+    canonical = {name: canonical_text(property_of(CLIENT_METRICS, name), text) for name, text in config.items()}
+    for condition in filter(None, canonical.get("match", "").split(",")):
+        parameter, _, expression = condition.partition("=")
+        try:
+            if parameter.strip() not in CLIENT_METRICS_MATCHED or not expression or "=" in expression:
+                raise ValueError
+            re.compile(expression.strip())
+        except (ValueError, re.error) as error:
+            raise ConfigError(f"Illegal client matching pattern: {condition}", "match", condition) from error
+    return canonical
 
 
 def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) -> dict[str, str]:

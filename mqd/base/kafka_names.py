@@ -90,7 +90,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         " alter.log.dirs.replication.quota.window.size.seconds controller.quota.window.num"
         " controller.quota.window.size.seconds"
     ),
-    "Client metrics (KIP-714) are not available yet.": "telemetry.max.bytes",
+    "No metrics are received from clients (KIP-714).": "telemetry.max.bytes",
     "Share groups are not available yet.": (
         "group.share.enable group.share.session.timeout.ms group.share.min.session.timeout.ms"
         " group.share.max.session.timeout.ms group.share.heartbeat.interval.ms group.share.min.heartbeat.interval.ms"

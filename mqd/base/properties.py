@@ -1534,3 +1534,20 @@ def _group_table() -> list[Property]:
 
 
 GROUP: dict[str, Property] = _by_name(_group_table())  # of consumer groups (ConfigResource type 32)
+
+
+CLIENT_METRICS: dict[str, Property] = _by_name(  # of subscriptions (KIP-714, ConfigResource type 16)
+    [
+        Property("metrics", "list", "", "Prefixes of the metrics that clients push; * for all.", dynamic=True),
+        Property("interval.ms", "int", "300000", "How often they push.", dynamic=True),
+        Property("match", "list", "", "Which clients: PARAMETER=REGULAR EXPRESSION.", dynamic=True),
+    ]
+)
+CLIENT_METRICS_MATCHED = (
+    "client_instance_id",
+    "client_id",
+    "client_software_name",
+    "client_software_version",
+    "client_source_address",
+    "client_source_port",
+)

@@ -22,7 +22,6 @@ LAST_FETCHED = (
 ENDED = "a batch of an ended transaction is no repetition (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
 SENT_TWICE = "beside a batch that was sent twice Kafka gives its timestamp, though the topic keeps the producer's"
 ONLY_NAMED = "of versions that it advertises for old clients' sake only Kafka closes the connection; mqd says why"
-NO_METRICS = "there are no metrics of clients (KIP-714), and so nothing to configure"
 VERIFIED_LATER = "acks, batches and sequences are judged before the transaction's coordinator is asked"
 EMPTY_ADD = "a transaction to which an empty list of partitions was added is not begun"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
@@ -126,10 +125,6 @@ ALLOWED = (
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
     Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", ANY_NAME, kafka=0, mqd=40),
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
-    Allowed("AlterConfigs", "0-2", "responses[].error_code", NO_METRICS, kafka=0, mqd=42),
-    Allowed("DescribeConfigs", "1-4", "results[].error_code", NO_METRICS, kafka=0, mqd=42),
-    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", NO_METRICS, kafka=0, mqd=42),
-    Allowed("IncrementalAlterConfigs", "0-1", "responses[].error_code", NO_METRICS, kafka=40, mqd=42),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
     Allowed(
         "AlterClientQuotas",

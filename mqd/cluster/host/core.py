@@ -218,6 +218,9 @@ class HostCore(TopicImages):
         for group_id in event.groups:
             config = self._state.group_configs.get(group_id, {})
             actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
+        for name in event.client_metrics:
+            config = self._state.client_metrics.get(name, {})
+            actions += self._broadcast(messages.ClientMetricsPut(self._version, name, config), role="acceptor")
         if event.credentials_put or event.credentials_removed:
             credentials = messages.CredentialsPut(
                 self._version, list(event.credentials_put), list(event.credentials_removed)
@@ -327,6 +330,7 @@ class HostCore(TopicImages):
             self._names_waiting(),
             list(state.acls.items()),
             list(state.scram_credentials.values()) if role == "acceptor" else [],
+            state.client_metrics if role == "acceptor" else {},
         )
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:

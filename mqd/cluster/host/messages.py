@@ -97,6 +97,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     withheld: list[str] = []  # as in SettingsPut
     acls: list[tuple[bytes, AclBinding]] = []  # id and rule
     scram_credentials: list[ScramCredential] = []  # only to the acceptor
+    client_metrics: dict[str, dict[str, str]] = {}  # only to the acceptor: subscription -> configuration
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -127,6 +128,14 @@ class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     config: dict[str, str]
     default_config: dict[str, str] = {}
+
+
+class ClientMetricsPut(msgspec.Struct, tag=True, frozen=True):
+    """As GroupConfigPut, for one subscription to metrics of clients."""
+
+    version: int
+    name: str
+    config: dict[str, str]
 
 
 class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
@@ -555,6 +564,7 @@ FromController = (
     | BrokersPut
     | BrokerConfigPut
     | GroupConfigPut
+    | ClientMetricsPut
     | SettingsPut
     | AclsPut
     | CredentialsPut

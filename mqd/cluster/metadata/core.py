@@ -59,6 +59,7 @@ from mqd.cluster.metadata.log_tail import Batch, LogTail, PeerWaiting, Waiting
 from mqd.cluster.metadata.records import (
     BrokerRegistered,
     BrokerState,
+    ClientMetricsConfigured,
     ClusterCreated,
     FeatureLevelSet,
     GroupConfigured,
@@ -104,7 +105,13 @@ __all__ = [
 APPLY_WAIT_MS_MAX = 30_000
 REQUESTS_WAITING_MAX = 10_000
 PEERS_WAITING_MAX = 10_000
-NOT_FOR_WORKERS = (GroupConfigured, ProducerIdsAllocated, ScramCredentialSet, ScramCredentialRemoved)
+NOT_FOR_WORKERS = (
+    GroupConfigured,
+    ClientMetricsConfigured,
+    ProducerIdsAllocated,
+    ScramCredentialSet,
+    ScramCredentialRemoved,
+)
 NOT_ACTIVE = "This host is not the active controller."
 
 
@@ -273,6 +280,11 @@ class MetadataCore(LogTail):
             for name in {**old.group_configs, **new.group_configs}
             if old.group_configs.get(name) != new.group_configs.get(name)
         ]
+        client_metrics = {
+            name
+            for name in {*old.client_metrics, *new.client_metrics}
+            if old.client_metrics.get(name) != new.client_metrics.get(name)
+        }
         old.replace(new)
         publish = Publish(
             old.version,
@@ -284,6 +296,7 @@ class MetadataCore(LogTail):
             client_quotas_changed=True,
             features_changed=True,
             vanished=vanished,
+            client_metrics=tuple(sorted(client_metrics)),
         )
         return [publish, *self._answer_ready()]
 

@@ -209,6 +209,8 @@ class Publish(msgspec.Struct, frozen=True):
     def settings_changed(self) -> bool:
         return self.client_quotas_changed or self.features_changed
 
+    client_metrics: tuple[str, ...] = ()  # subscriptions whose configuration has changed
+
 
 class Reply(msgspec.Struct, frozen=True):
     client: Hashable

@@ -28,7 +28,14 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mqd.cluster.metadata.records import AclCreated, AclRemoved, Record, ScramCredentialRemoved, ScramCredentialSet
+from mqd.cluster.metadata.records import (
+    AclCreated,
+    AclRemoved,
+    ClientMetricsConfigured,
+    Record,
+    ScramCredentialRemoved,
+    ScramCredentialSet,
+)
 
 MQD_VERSION = "mqd.version"
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
@@ -105,6 +112,7 @@ RECORD_LEVELS: dict[type[Record], int] = {
     AclRemoved: 2,
     ScramCredentialSet: 2,
     ScramCredentialRemoved: 2,
+    ClientMetricsConfigured: 2,
 }
 """Records that came after the first clusters: the level of mqd.version from which on they may be written."""
 

@@ -19,6 +19,7 @@ from mqd.cluster.metadata.records import (
     BrokerConfigured,
     BrokerRegistered,
     BrokerUnregistered,
+    ClientMetricsConfigured,
     ClientQuotaSet,
     ClusterCreated,
     FeatureLevelSet,
@@ -158,6 +159,7 @@ class LogTail:
         partial: dict[str, dict[int, None]] = {}  # topics of which only these partitions changed
         whole: set[str] = set()
         broker_config, brokers_changed, groups = None, False, []
+        subscriptions: list[str] = []
         quotas = levels = False
         for record in batch.records:
             match record:
@@ -184,6 +186,8 @@ class LogTail:
                     brokers_changed = True
                 case GroupConfigured():
                     groups.append(record.group_id)
+                case ClientMetricsConfigured():
+                    subscriptions.append(record.name)
         topics = tuple(self.committed.topics[name] for name in names)
         changed = (
             tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole)
@@ -209,6 +213,7 @@ class LogTail:
                 for record in batch.records
                 if isinstance(record, ScramCredentialRemoved)
             ),
+            tuple(subscriptions),
         )
 
     def _name_of(self, topic_id: bytes) -> str | None:

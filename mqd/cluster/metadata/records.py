@@ -133,6 +133,13 @@ class GroupConfigured(msgspec.Struct, frozen=True, tag="group_configured/1"):
     config: dict[str, str]
 
 
+class ClientMetricsConfigured(msgspec.Struct, frozen=True, tag="client_metrics_configured/1"):
+    """The whole configuration of one subscription to metrics of clients."""
+
+    name: str
+    config: dict[str, str]
+
+
 class ProducerIdsAllocated(msgspec.Struct, frozen=True, tag="producer_ids_allocated/1"):
     next_producer_id: int
 
@@ -260,6 +267,7 @@ Record = (
     | TopicConfigured
     | BrokerConfigured
     | GroupConfigured
+    | ClientMetricsConfigured
     | ProducerIdsAllocated
     | ClientQuotaSet
     | FeatureLevelSet

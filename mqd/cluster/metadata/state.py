@@ -33,6 +33,7 @@ from mqd.cluster.metadata.records import (
     BrokerRegistered,
     BrokerState,
     BrokerUnregistered,
+    ClientMetricsConfigured,
     ClientQuotaSet,
     ClusterCreated,
     Entity,
@@ -75,6 +76,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
     next_producer_id: int
     removed_topic_ids: list[bytes] = []
     group_configs: dict[str, dict[str, str]] = {}
+    client_metrics: dict[str, dict[str, str]] = {}
     client_quotas: list[ClientQuotaSet] = []
     features: dict[str, int] = {}
     acls: list[AclCreated] = []
@@ -146,6 +148,7 @@ class MetadataState:
         "removed",
         "preferred_counts",
         "group_configs",
+        "client_metrics",
         "client_quotas",
         "features",
         "acls",
@@ -172,6 +175,7 @@ class MetadataState:
         self.removed: dict[bytes, None] = {}
         # of consumer groups with their own configuration
         self.group_configs: dict[str, dict[str, str]] = {}
+        self.client_metrics: dict[str, dict[str, str]] = {}  # subscription -> its configuration
         self.client_quotas: dict[Entity, dict[str, float]] = {}
         # explicit levels only; mqd.cluster.metadata.features has the defaults
         self.features: dict[str, int] = {}
@@ -271,6 +275,12 @@ class MetadataState:
             self.group_configs[record.group_id] = dict(record.config)
         else:
             self.group_configs.pop(record.group_id, None)
+
+    def _on_client_metrics_configured(self, record: ClientMetricsConfigured) -> None:
+        if record.config:
+            self.client_metrics[record.name] = dict(record.config)
+        else:
+            self.client_metrics.pop(record.name, None)
 
     def _on_producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         if record.next_producer_id < self.next_producer_id:
@@ -392,6 +402,7 @@ class MetadataState:
             next_producer_id=self.next_producer_id,
             removed_topic_ids=list(self.removed),
             group_configs=self.group_configs,
+            client_metrics=self.client_metrics,
             client_quotas=[ClientQuotaSet(entity, quotas) for entity, quotas in self.client_quotas.items()],
             features=self.features,
             acls=[AclCreated(acl_id, binding) for acl_id, binding in self.acls.items()],
@@ -407,6 +418,7 @@ class MetadataState:
             state._on_topic_created(TopicCreated(topic))
         state.broker_configs = dict(snapshot.broker_configs)
         state.group_configs = dict(snapshot.group_configs)
+        state.client_metrics = dict(snapshot.client_metrics)
         state.next_producer_id = snapshot.next_producer_id
         state.removed = dict.fromkeys(snapshot.removed_topic_ids)
         for entry in snapshot.client_quotas:
@@ -480,6 +492,7 @@ _APPLY: dict[type, Callable[[MetadataState, Any], None]] = {
     TopicConfigured: MetadataState._on_topic_configured,
     BrokerConfigured: MetadataState._on_broker_configured,
     GroupConfigured: MetadataState._on_group_configured,
+    ClientMetricsConfigured: MetadataState._on_client_metrics_configured,
     ProducerIdsAllocated: MetadataState._on_producer_ids_allocated,
     ClientQuotaSet: MetadataState._on_client_quota_set,
     FeatureLevelSet: MetadataState._on_feature_level_set,

@@ -41,7 +41,6 @@ STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is
 
 QUOTAS = "not in mqd: quotas of users, of addresses and of changes; they are refused with a message that says so"
 TOKENS = "not in mqd: delegation tokens"
-METRICS = "not in mqd: metrics of clients (KIP-714)"
 SHARE = "not in mqd: share groups and streams groups"
 TIERED = "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
 INTERNAL = "internal topics keep mqd's own settings, written out"
@@ -103,11 +102,6 @@ ALLOWED = (
     ),
     Allowed(FEATURES, "features: .*", lines=r"out Feature: (mqd|metadata)\.version .*"),
     Allowed(TEXTS, "features: .*", lines=r"out (Can|Could) not .*"),
-    Allowed(
-        METRICS,
-        "client-metrics: .*",
-        lines=rf"{CODES}|out (Altered|The client metric|Client metrics|interval|match|metrics|Deleted|Error while).*",
-    ),
     Allowed(SHARE, "(share|streams)-groups: .*", lines=r"(out Error: Executing|err (java|Caused)).*Exception"),
     Allowed(TOKENS, "broker-api-versions: .*", lines=r"out \w*DelegationToken\w*\(\d+\): .*"),
     Allowed(SHARE, "broker-api-versions: .*", lines=r"out \w*(Share|StreamsGroup)\w*\(\d+\): .*"),

@@ -178,7 +178,7 @@ def test_describe_configs(tmp_path: Path) -> None:
             assert (await describe(broker, TOPIC, "nothing")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert (await describe(broker, TOPIC, "bad name")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
             assert (await describe(broker, BROKER, "2")).error_code == ErrorCode.INVALID_REQUEST
-            assert (await describe(broker, 16, "1")).error_code == ErrorCode.INVALID_REQUEST
+            assert (await describe(broker, 64, "1")).error_code == ErrorCode.INVALID_REQUEST
 
     asyncio.run(run())
 

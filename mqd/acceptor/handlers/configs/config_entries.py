@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker
-from mqd.base.config import BROKER, GROUP, TOPIC, Property, topic_effective
+from mqd.base.config import BROKER, CLIENT_METRICS, GROUP, TOPIC, Property, topic_effective
 from mqd.cluster.metadata.rules.partitions import DEFAULT as FOLLOWS_REPLICAS
 from mqd.cluster.metadata.rules.partitions import MIN_IN_SYNC, effective_min_in_sync
 
 TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5
-GROUP_DYNAMIC = 8
+CLIENT_METRICS_DYNAMIC, GROUP_DYNAMIC = 7, 8
 # Kafka's ConfigDef types. An enumeration is a string there; the allowed values are in the
 # documentation.
 TYPES = {"bool": 1, "string": 2, "enum": 2, "int": 3, "long": 5, "double": 6, "list": 7}
@@ -99,6 +99,17 @@ def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None =
         if names is None or name in names:
             own = [Synonym(name, _shown(row, config[name]), GROUP_DYNAMIC)] if name in config else []
             entries.append(_entry(row, own + _broker_synonyms(broker, BROKER[row.broker_name or ""]), False))
+    return entries
+
+
+def of_client_metrics(config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
+    """`config`: the subscription's own settings. A default is no synonym, as in Kafka."""
+    entries = []
+    for name, row in CLIENT_METRICS.items():
+        if names is None or name in names:
+            own = [Synonym(name, config[name], CLIENT_METRICS_DYNAMIC)] if name in config else []
+            entry = _entry(row, own or [Synonym(name, row.default, DEFAULT)], False)
+            entries.append(entry._replace(synonyms=own))
     return entries
 
 

@@ -1,17 +1,16 @@
-"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, its loggers, and
-consumer groups; with synonyms and documentation on request.
+"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, its loggers,
+subscriptions to metrics of clients, and consumer groups; with synonyms and documentation on request.
 """
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import broker_loggers, config_entries
 from mqd.acceptor.handlers.configs.config_entries import Entry
-from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.cluster.metadata.rules.topics import Refusal, check_topic_name
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
-RESOURCE_CLIENT_METRICS = 16  # known to Kafka; not supported here
 RESOURCE_TYPES = {
     RESOURCE_TOPIC,
     RESOURCE_BROKER,
@@ -78,6 +77,10 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         if not resource.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
         return config_entries.of_group(broker, broker.metadata.group_configs.get(resource.resource_name, {}), names)
+    if resource.resource_type == RESOURCE_CLIENT_METRICS:
+        if not resource.resource_name:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
+        return config_entries.of_client_metrics(broker.metadata.client_metrics.get(resource.resource_name, {}), names)
     if resource.resource_type == broker_loggers.RESOURCE_BROKER_LOGGER:
         return broker_loggers.describe(broker, resource.resource_name, names)
     raise _unsupported(resource.resource_type)
@@ -86,8 +89,8 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
 def _unsupported(resource_type: int) -> Refusal:
     return Refusal(
         ErrorCode.INVALID_REQUEST,
-        f"Unsupported resource type {resource_type}: topics (2), brokers (4), broker loggers (8) and groups (32)"
-        " have configurations.",
+        f"Unsupported resource type {resource_type}: topics (2), brokers (4), broker loggers (8), client metrics"
+        " (16) and groups (32) have configurations.",
     )
 
 

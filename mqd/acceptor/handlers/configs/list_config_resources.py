@@ -1,15 +1,14 @@
 """ListConfigResources 0-1 (KIP-1142): resources with a configuration. Version 0 asks only for
-client metrics subscriptions, of which there are none.
+client metrics subscriptions.
 """
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs.broker_loggers import RESOURCE_BROKER_LOGGER
-from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
-RESOURCE_CLIENT_METRICS = 16
 _KNOWN = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP)
 
 
@@ -34,4 +33,5 @@ def _names(broker: Broker, kind: int) -> list[str]:
         return broker.metadata.sorted_names()
     if kind in (RESOURCE_BROKER, RESOURCE_BROKER_LOGGER):
         return [str(node_id) for node_id in sorted({*broker.metadata.brokers, broker.node_id})]
-    return sorted(broker.metadata.group_configs) if kind == RESOURCE_GROUP else []
+    metadata = broker.metadata
+    return sorted(metadata.client_metrics if kind == RESOURCE_CLIENT_METRICS else metadata.group_configs)

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 
 from mqd.base import cluster_config, kafka_names
 from mqd.base import config as tables
-from mqd.base.config import BROKER, GROUP, TOPIC, Property
+from mqd.base.config import BROKER, CLIENT_METRICS, GROUP, TOPIC, Property
 from mqd.base.property_values import ConfigError
 
-RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_GROUP = 2, 4, 32  # Kafka's ConfigResource types
-_TABLES: dict[int, Mapping[str, Property]] = {RESOURCE_TOPIC: TOPIC, RESOURCE_BROKER: BROKER, RESOURCE_GROUP: GROUP}
+# Kafka's ConfigResource types
+RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP = 2, 4, 16, 32
+_TABLES: dict[int, Mapping[str, Property]] = {
+    RESOURCE_TOPIC: TOPIC,
+    RESOURCE_BROKER: BROKER,
+    RESOURCE_CLIENT_METRICS: CLIENT_METRICS,
+    RESOURCE_GROUP: GROUP,
+}
 
 
 class ConfigRules:
@@ -27,7 +33,8 @@ class ConfigRules:
         return name in kafka_names.ALIASES or name in kafka_names.REFUSED
 
     def is_list(self, resource_type: int, name: str) -> bool:
-        return _TABLES[resource_type][name].kind == "list"
+        """Whether members can be appended and subtracted: as in Kafka, not of client metrics."""
+        return resource_type != RESOURCE_CLIENT_METRICS and _TABLES[resource_type][name].kind == "list"
 
     def is_dynamic(self, resource_type: int, name: str) -> bool:
         return resource_type != RESOURCE_BROKER or BROKER[name].dynamic
@@ -45,6 +52,8 @@ class ConfigRules:
             return {**unknown, **tables.validate_topic(known, clustered, request_bytes_max)}
         if resource_type == RESOURCE_GROUP:
             return {**unknown, **tables.validate_group(known, self._static)}
+        if resource_type == RESOURCE_CLIENT_METRICS:
+            return {**unknown, **tables.validate_client_metrics(known)}
         return {**unknown, **tables.validate_broker_dynamic(known, self._static)}
 
     def refusal_of(self, resource_type: int, name: str) -> str:
@@ -64,6 +73,8 @@ class ConfigRules:
             return tables.topic_effective(broker, {})[name]
         if resource_type == RESOURCE_GROUP:
             return tables.group_effective(broker, {})[name]
+        if resource_type == RESOURCE_CLIENT_METRICS:
+            return CLIENT_METRICS[name].default
         return broker.get(name, BROKER[name].default)
 
     def built_in(self, name: str) -> str:

@@ -25,7 +25,14 @@ from mqd.cluster.metadata.records import (
     TopicState,
 )
 from mqd.cluster.metadata.refusal import Refusal
-from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC, ConfigRules
+from mqd.cluster.metadata.rules import client_metrics
+from mqd.cluster.metadata.rules.configs import (
+    RESOURCE_BROKER,
+    RESOURCE_CLIENT_METRICS,
+    RESOURCE_GROUP,
+    RESOURCE_TOPIC,
+    ConfigRules,
+)
 from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
 from mqd.cluster.metadata.rules.partitions import (
     DEFAULT,
@@ -475,10 +482,15 @@ def alter_config(
             )
         config = _altered(current, change, rules, broker_config)
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
+    if change.resource_type == RESOURCE_CLIENT_METRICS:
+        current = state.client_metrics.get(change.resource_name, {})
+        wanted = _operated(current, change, rules, broker_config)
+        client_metrics.check(state, change.resource_name, wanted, rules)
+        return client_metrics.configured(change.resource_name, current, _checked(wanted, change, rules))
     raise Refusal(
         ErrorCode.INVALID_REQUEST,
-        f"Unexpected resource type {change.resource_type}; topics (2), brokers (4) and groups (32) have"
-        " configurations.",
+        f"Unexpected resource type {change.resource_type}; topics (2), brokers (4), client metrics (16) and"
+        " groups (32) have configurations.",
     )
 
 

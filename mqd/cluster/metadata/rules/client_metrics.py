@@ -1,0 +1,45 @@
+"""Subscriptions to metrics of clients (KIP-714, ConfigResource type 16): which metrics, how often,
+of which clients. As a Kafka broker without a receiver of metrics, this one keeps them and asks no
+client: GetTelemetrySubscriptions is not among its APIs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from mqd.cluster.metadata.records import ClientMetricsConfigured, Record
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules.configs import RESOURCE_CLIENT_METRICS, ConfigRules
+from mqd.cluster.metadata.state import MetadataState
+from mqd.protocol.errors import ErrorCode
+
+SUBSCRIPTIONS_MAX = 1_000
+INTERVAL = "interval.ms"
+INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 3_600_000
+
+
+def check(state: MetadataState, name: str, config: Mapping[str, str], rules: ConfigRules) -> None:
+    """What Kafka calls an invalid request, in the order in which it checks it; other values are
+    invalid configurations. Raises Refusal.
+    """
+    if not name:
+        raise Refusal(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
+    for key in config:
+        if not rules.known(RESOURCE_CLIENT_METRICS, key):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {key}")
+    text = config.get(INTERVAL, "").strip()
+    # what is no int at all is an invalid configuration
+    number = int(text) if re.fullmatch(r"-?[0-9]{1,10}", text) else INTERVAL_MS_MIN
+    if -(2**31) <= number < 2**31 and not INTERVAL_MS_MIN <= number <= INTERVAL_MS_MAX:
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"Invalid value {text} for {INTERVAL}, interval must be between {INTERVAL_MS_MIN} and {INTERVAL_MS_MAX}"
+            " (1 hour)",
+        )
+    if name not in state.client_metrics and len(state.client_metrics) >= SUBSCRIPTIONS_MAX:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"There are {SUBSCRIPTIONS_MAX} subscriptions already; delete some.")
+
+
+def configured(name: str, current: Mapping[str, str], config: dict[str, str]) -> list[Record]:
+    return [] if config == current else [ClientMetricsConfigured(name, config)]
