@@ -115,5 +115,5 @@ def test_a_run_directory_of_somebody_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "run_dir", lambda data_dir: tmp_path / "stolen")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "stolen").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="not a directory of this user"):
+    with pytest.raises(PermissionError, match="not a directory that only this user can write"):
         paths.create(paths.layout(tmp_path / "data"))
