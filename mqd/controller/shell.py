@@ -103,7 +103,7 @@ class Shell:
         # done when the metadata may be sent to this host's processes
         self.present: asyncio.Future[None] = loop.create_future()
         self._broker_published: broker_core.SetBroker | None = None
-        self._voters = voters.VoterChanges(self)
+        self._voters = voters.VoterChanges(self.quorum, self.core)
 
     # -- start and end -----------------------------------------------------------------------------
 

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mqd.base import clock, logging
 from mqd.cluster.host import messages
+from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.raft import events, promotion
 from mqd.cluster.raft.leader import ReplicaView
 from mqd.cluster.raft.messages import ReplicaKey, Voter
+from mqd.controller.quorum import Quorum
 from mqd.protocol.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from mqd.controller.shell import Shell
 
 CAUGHT_UP_MS_MAX = 1_000
 RETRY_S = 5.0
@@ -25,8 +23,8 @@ log = logging.get("controller.voters")
 
 
 class VoterChanges:
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, quorum: Quorum, metadata: MetadataCore) -> None:
+        self._quorum, self._metadata = quorum, metadata
         self._busy = False
         self._next_try = 0.0
 
@@ -44,9 +42,9 @@ class VoterChanges:
 
         if isinstance(change, messages.RemoveVoter):
             removed = self._voter_key(change)
-            self._shell.quorum.change_voters(lambda token: events.RemoveVoter(token, removed), ended)
+            self._quorum.change_voters(lambda token: events.RemoveVoter(token, removed), ended)
             return
-        broker = self._shell.core.committed.brokers.get(change.node_id)
+        broker = self._metadata.committed.brokers.get(change.node_id)
         key = promotion.key_of(broker) if broker is not None else None
         if (
             broker is None
@@ -61,13 +59,13 @@ class VoterChanges:
             )
             return
         voter = Voter(key, broker.controller_host, broker.controller_port)
-        self._shell.quorum.change_voters(lambda token: events.AddVoter(token, voter), ended)
+        self._quorum.change_voters(lambda token: events.AddVoter(token, voter), ended)
 
     def _voter_key(self, change: messages.RemoveVoter) -> ReplicaKey:
         known = next(
             (
                 voter.key
-                for voter in self._shell.quorum.voters
+                for voter in self._quorum.voters
                 if voter.node_id == change.node_id and change.directory_id in (b"", voter.key.directory_id)
             ),
             None,
@@ -77,10 +75,10 @@ class VoterChanges:
     def image(self) -> messages.QuorumImage:
         """Ages are converted to wall-clock times, which clients can interpret."""
         now_ms = clock.now_ms()
-        core = self._shell.quorum.core
+        core = self._quorum.core
         view = core.describe(clock.boottime_ns())
-        brokers = self._shell.core.committed.brokers
-        addresses = {voter.key: (voter.host, voter.port) for voter in self._shell.quorum.voters}
+        brokers = self._metadata.committed.brokers
+        addresses = {voter.key: (voter.host, voter.port) for voter in self._quorum.voters}
 
         def replica(one: ReplicaView) -> messages.QuorumReplica:
             broker = brokers.get(one.key.node_id)
@@ -105,22 +103,21 @@ class VoterChanges:
     # -- automatic --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        shell = self._shell
-        if not shell.core.active or self._busy or time.monotonic() < self._next_try:
+        if not self._metadata.active or self._busy or time.monotonic() < self._next_try:
             return
-        brokers = list(shell.core.committed.brokers.values())
-        voters = shell.quorum.voters
+        brokers = list(self._metadata.committed.brokers.values())
+        voters = self._quorum.voters
         if moved := promotion.moved(voters, brokers):
             self._change(
                 lambda token: events.UpdateVoter(token, moved),
                 f"the quorum is told the new address of node {moved.node_id}",
             )
             return
-        fit = promotion.candidates(voters, brokers, shell.quorum.voters_course)
+        fit = promotion.candidates(voters, brokers, self._quorum.voters_course)
         caught_up = (
             {
                 one.key
-                for one in shell.quorum.core.describe(clock.boottime_ns()).observers
+                for one in self._quorum.core.describe(clock.boottime_ns()).observers
                 if 0 <= one.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
             }
             if fit
@@ -147,4 +144,4 @@ class VoterChanges:
                     reason=message,
                 )
 
-        self._shell.quorum.change_voters(make, ended)
+        self._quorum.change_voters(make, ended)

@@ -186,11 +186,8 @@ class GrowingCluster:
             core=SimpleNamespace(describe=describe),
             change_voters=self.change,
         )
-        return VoterChanges(
-            SimpleNamespace(
-                core=SimpleNamespace(active=True, committed=SimpleNamespace(brokers=self.brokers)), quorum=quorum
-            )
-        )  # type: ignore[arg-type]
+        metadata = SimpleNamespace(active=True, committed=SimpleNamespace(brokers=self.brokers))
+        return VoterChanges(quorum, metadata)  # type: ignore[arg-type]
 
     def change(self, make, ended) -> None:
         wish = make("token")

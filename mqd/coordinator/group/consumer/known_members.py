@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from mqd.coordinator.group.consumer import requests
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
@@ -11,11 +12,22 @@ from mqd.coordinator.group.consumer.requests import Refused
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
-if TYPE_CHECKING:
-    from mqd.coordinator.group.consumer.core import ConsumerGroup
+
+class Group(Protocol):
+    """What is needed of core.ConsumerGroup, which imports this module."""
+
+    group_id: str
+
+    @property
+    def members(self) -> Mapping[str, Member]: ...
+
+    @property
+    def static(self) -> Mapping[str, str]: ...
+
+    def check_room(self) -> None: ...
 
 
-def find(group: ConsumerGroup, event: ConsumerHeartbeat) -> Member | None:
+def find(group: Group, event: ConsumerHeartbeat) -> Member | None:
     """The member that sends this, with a valid epoch. None: it has to be created. Changes nothing.
     Raises Refused.
     """
@@ -35,7 +47,7 @@ def find(group: ConsumerGroup, event: ConsumerHeartbeat) -> Member | None:
     return member
 
 
-def _find_static(group: ConsumerGroup, message: ConsumerGroupHeartbeatRequest) -> Member | None:
+def _find_static(group: Group, message: ConsumerGroupHeartbeatRequest) -> Member | None:
     owner = group.static.get(message.instance_id) if message.instance_id is not None else None
     if message.member_epoch == 0:
         if owner is None:
