@@ -23,7 +23,8 @@ COORDINATOR_AWAY = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
 _PATIENCE_S = 15.0
-_COORDINATED = {GROUP: (GROUPS, "groups"), TRANSACTION: (TRANSACTIONS, "transactions")}  # in partitions of which topic
+# the topic whose partitions they are in
+_COORDINATED = {GROUP: (GROUPS, "groups"), TRANSACTION: (TRANSACTIONS, "transactions")}
 _PAUSE_S = 0.1
 
 Partition = tuple[str, int]
@@ -59,7 +60,9 @@ class Cluster:
         return answer
 
     def node(self, node_id: int) -> Broker:
-        """A lone broker is asked where it was found: what it says of itself may not lead there."""
+        """A lone broker is contacted where it was found: the address that it advertises may not
+        lead there.
+        """
         if len(self._nodes) <= 1:
             return self.first
         if node_id not in self._brokers:
@@ -97,7 +100,7 @@ class Cluster:
             raise CliError(f"the coordinators of {_COORDINATED[kind][1]} are just changing; try again")
 
     def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
-        """Partition of their topic -> its leader and the epoch; none when nobody has needed a
+        """Partition of their topic -> its leader and the epoch; none when no client has needed a
         coordinator yet. Raises CliError when one has no leader in service.
         """
         name, what = _COORDINATED[kind]
@@ -149,7 +152,7 @@ class Cluster:
 
     def offsets(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
         """EARLIEST, LATEST, or the first offset at or after a time (-1: none so late). Partitions
-        that nobody serves are left out. After topics().
+        that are not served are left out. After topics().
         """
         found: dict[Partition, int] = {}
         for node_id, topics in self.by_leader(partitions).items():

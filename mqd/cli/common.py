@@ -37,7 +37,7 @@ class NobodyReadsError(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What every command is told."""
+    """The options that all commands share."""
 
     bootstrap: str = DEFAULT_BOOTSTRAP
     json: bool = False

@@ -201,7 +201,8 @@ def _answered(groups: list[Any], away: dict[str, int]) -> list[Any]:
 
 def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
     """By name. Types and states as the broker names them, in any case; nothing: all. Beside them
-    those that nobody described, their coordinators were just changing: name -> error.
+    those that no coordinator described, because their coordinators were just changing: name ->
+    error.
     """
     found: list[Group] = []
     away: dict[str, int] = {}

@@ -117,7 +117,7 @@ class Broker:
 
 
 def patiently(attempt: Callable[[], T]) -> T:
-    """attempt(), again while it finds no broker to ask, for LOST_S: what is waited for goes on
+    """attempt(), again while it finds no broker to ask, for LOST_S: what is awaited continues
     without us. Raises CliError.
     """
     deadline = time.monotonic() + LOST_S

@@ -165,7 +165,7 @@ _unresolved = ""  # the last address that librdkafka could not resolve; of this 
 
 
 def note_error(error: KafkaError) -> None:
-    """Librdkafka goes on trying, and what it says in the end is that time ran out."""
+    """librdkafka retries, and in the end reports only a time-out."""
     global _unresolved
     match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
     if match is not None:

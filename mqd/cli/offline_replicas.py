@@ -14,9 +14,9 @@ from mqd.cli.kafka_request import Broker
 
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
-HERE_S = 3.0  # a look at one broker waits for no more; and where it has partitions that nobody leads, for
-# what it says of its log directories: longer than it waits itself for one that hangs, or that would
-# not be named
+HERE_S = 3.0  # time-out of one broker's answer
+# time-out of its answer about log directories, asked if it has partitions without a leader: longer
+# than it waits itself for one that hangs, or that one would not be named
 DIRECTORIES_S = 8.0
 
 

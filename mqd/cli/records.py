@@ -20,7 +20,7 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def unescape(text: str) -> bytes:
-    r"""\n, \r, \t, \xXX; any other escaped character stands for itself."""
+    r"""\n, \r, \t, \xXX; any other escaped character is itself."""
     out = bytearray()
     at = 0
     for match in re.finditer(r"\\(x[0-9a-fA-F]{1,2}|.)", text, re.DOTALL):

@@ -82,7 +82,7 @@ class Readers(msgspec.Struct):
 
     @property
     def all_have_read(self) -> bool:
-        """Whether nobody who is reading has anything left."""
+        """Whether no reading group has records left."""
         return not self.unknown and not any(one.active for one in self.behind)
 
 
@@ -154,12 +154,12 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
 
 
 def _left(cluster: Cluster, row: groups.Progress) -> int:
-    """Records that the group has not read. What nobody hands to an application, behind the last
-    record, is none: markers of transactions, and records of aborted ones. A group cannot commit
+    """Records that the group has not read. What follows the last record that an application gets
+    does not count: markers of transactions, and records of aborted ones. A group cannot commit
     behind these until a record follows, and while the partition is sealed none does.
     """
     if row.log_end_offset is None:
-        return 1  # nobody serves it: not known
+        return 1  # not served: unknown
     first = max(row.committed_offset if row.committed_offset is not None else 0, row.log_start_offset or 0)
     left = row.log_end_offset - first
     return (

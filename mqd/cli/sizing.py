@@ -6,12 +6,13 @@ are bytes (1 KB = 1000), rates are per second, times seconds.
 
 1. A core's work is a cost for each batch appended, forwarded to its owner, and fetched: piecewise
    linear in the batch's bytes between the measured sizes. Below the smallest it is that of the
-   smallest, beyond the largest the last slope goes on.
+   smallest, beyond the largest the last slope continues.
 2. Several workers of a host are worth less than their number: n / (1 + contention (n - 1) +
    coherency n (n - 1)), the Universal Scalability Law.
 3. Headroom is the part that stays free at the given rate: of disk, bandwidth, cores and memory
    alike.
-4. Brokers never open a batch: compression costs their clients, and saves everybody else.
+4. Brokers never open a batch: compression costs the clients, and saves the brokers, the network and
+   the disks.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What is asked for. `compression`: bytes afterwards by bytes before. `consumers`: groups (or
+    """The requirements. `compression`: bytes afterwards by bytes before. `consumers`: groups (or
     readers) that each read everything; `cold_consumers` of them read what memory no longer holds.
     `lag_s`: how far the others may be behind and still be served from memory.
     """

@@ -54,8 +54,8 @@ class Reader:
             self._down_since = time.monotonic()
 
     def _judge_silence(self, exit_at_end: bool) -> None:
-        """Whoever waits for an end must hear that it will not come; whoever waits for more is told
-        once.
+        """A reader that waits for an end must learn that it will not come; one that waits for more
+        is told once.
         """
         now = time.monotonic()
         if self._down_since is not None:
@@ -73,7 +73,7 @@ class Reader:
             self._judge_partitions()
 
     def _judge_partitions(self) -> None:
-        """Raises CliError when an end is awaited of partitions that nobody serves."""
+        """Raises CliError when an end is awaited of partitions that are not served."""
         known = metadata(self.consumer, self.topic, self.timeout_s).topics[self.topic].partitions
         offline = sorted(index for index in self._open if index not in known or known[index].leader < 0)
         if offline:

@@ -10,7 +10,7 @@ from mqd.cli.librdkafka import base_config, explain_kafka
 
 _QUEUE_FULL_WAIT_S = 0.1
 _STEP_S = 0.2  # a flush is not interrupted before its end
-_INTERRUPTED_S = 1.0  # what is queued when somebody interrupts the reading of the input has this long
+_INTERRUPTED_S = 1.0  # time for queued records when the reading of the input is interrupted
 
 
 class Writer:

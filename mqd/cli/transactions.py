@@ -112,7 +112,7 @@ def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
     """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age. Beside
-    them the ids of those that nobody described: their coordinators were just changing.
+    them the ids of those that no coordinator described: their coordinators were just changing.
     """
     found, away, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
@@ -193,8 +193,8 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
 def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
     """Transactions that are open in a partition, have written nothing for so long, and that no
     coordinator will end: none knows of one of this producer with this partition (KIP-664). Readers
-    of committed records are stopped there for good. Raises CliError while a coordinator cannot be
-    asked, if there is anything to ask of.
+    of committed records are stopped there permanently. Raises CliError while a coordinator cannot
+    be asked, if there is anything to ask of.
     """
     topics = cluster.topics()
     suspects = [

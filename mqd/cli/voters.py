@@ -13,8 +13,8 @@ FETCH_TIMEOUTS = 2  # a voter asks for news again after three eighths of control
 
 
 class Judged(NamedTuple):
-    """Node ids, ascending. `now_ms`: the leader's clock when it answered, -1 where it knows nobody:
-    what it says of others was read from the same clock.
+    """Node ids, ascending. `now_ms`: the leader's clock when it answered, -1 where it knows no
+    voter: what it says of others was read from the same clock.
     """
 
     now_ms: int

@@ -47,7 +47,7 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
 
 def _whole(settings: Settings) -> bool:
     """Nothing is missing: every broker in service, every voter heard of lately, every replica in
-    sync. False also while nobody answers.
+    sync. False also while no broker answers.
     """
     try:
         seen, partitions = Seen(settings), Partitions(settings)

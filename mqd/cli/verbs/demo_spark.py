@@ -48,7 +48,7 @@ MEASURES = {
 LATE = "2 days"
 """How far apart the event times of two partitions may be when a batch begins."""
 AFTER_ALL = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"}'
-"""Moves the watermark past the last flight, so that the last windows are told, too."""
+"""Moves the watermark past the last flight, so that the last windows are reported, too."""
 AIRPORTS = {"EWR": "Newark", "JFK": "John F. Kennedy", "LGA": "LaGuardia"}
 FLIGHTS_MIN = 100
 """Of fewer flights the picture draws no mean."""
@@ -195,7 +195,7 @@ def _through(
 
 def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Waits until the query has told everything there is. A machine too laden for Spark ends it: it
-    goes on from its checkpoint, then.
+    then continues from its checkpoint.
     """
     from pyspark.errors import StreamingQueryException
 

@@ -1,4 +1,4 @@
-"""`mqd down`: stops the broker of a data directory, and nobody else.
+"""`mqd down`: stops the broker of a data directory, and no other.
 
 Whom to signal is never taken from a number in a file alone: a pidfd is opened first, then it is
 checked that the pid still means the broker's supervisord (its keeper says so, or it holds its
@@ -44,7 +44,7 @@ def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
 
 def _by_lock(places: Layout) -> tuple[int, int] | None:
     """The same from supervisord's own lock, for when the keeper is not there (any more). None:
-    nobody holds it.
+    no process holds it.
     """
     from mqd.shm.tools import held_pid
 
@@ -76,7 +76,7 @@ def _find(places: Layout) -> tuple[int, int] | None:
 
 
 def _wait_until_free(places: Layout, pidfd: int | None, timeout_s: float) -> bool:
-    """Until supervisord has ended and nobody holds the data directory."""
+    """Until supervisord has ended and no process holds the data directory."""
     from mqd.shm.locks import is_locked
 
     start = time.monotonic()

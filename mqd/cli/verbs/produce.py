@@ -118,7 +118,7 @@ def _records(files: tuple[str, ...], delimiter: bytes, whole_files: bool, progre
 
 
 class _Progress:
-    """A bar on stderr when that is a terminal and stdin is not one that somebody types on;
+    """A bar on stderr when that is a terminal and stdin is not an interactive one;
     otherwise nothing, and nothing of it is imported.
     """
 

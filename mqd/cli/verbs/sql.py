@@ -102,8 +102,8 @@ def _lines(frame: DataFrame) -> DataFrame:
 
 
 def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
-    """`max_rows` None: as many as somebody reads, and all for a program. Says on stderr that there
-    are more.
+    """`max_rows` None: _ROWS_MAX rows for a person, all rows for a program. Says on stderr that
+    there are more.
     """
     if as_json and max_rows is None:
         for row in _lines(frame).toLocalIterator():

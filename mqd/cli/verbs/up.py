@@ -277,7 +277,7 @@ def command(
             if secured:
                 print(secure.hint(places.data_dir), flush=True)
         except OSError:
-            pass  # nobody reads our output; the broker serves all the same
+            pass  # our output is not read; the broker serves nevertheless
 
     def on_waiting(text: str) -> None:
         try:
