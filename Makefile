@@ -46,8 +46,8 @@ native-test:
 test: lint $(VENV)/.spark
 	$(BIN)/python -m tests.run_quick
 
+# tests/unit/native/test_core_long.py runs the core's own tests.
 test-long: venv $(VENV)/.spark
-	$(MAKE) -C native/tests check-long
 	$(BIN)/python -m pytest -q --tier=long
 
 # Kills, power cuts and failing disks, all rounds.

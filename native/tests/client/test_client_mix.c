@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* A producer through everything at once, from a seed: many partitions, all kinds of records, errors
  * on some answers, retries and drops, workers that die before or after they have written, moves to
  * another attachment. A broker's rules about sequences hold on the other side. In the end each

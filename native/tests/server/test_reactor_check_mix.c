@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Checks by chance: producers that pipeline transactional batches over both workers, an acceptor
  * that answers late, out of order, with errors, never, and that dies.
  *

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* queued.max.request.bytes is shared by all clients of a worker: who sends halves of requests takes
  * no more of it than his share. */
 #include "mqd_counter_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* ListOffsets right after an acknowledgement that did not wait for the flush: what it waits for,
  * and for how long. */
 #include "mqd_counter_test.h"

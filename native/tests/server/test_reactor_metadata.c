@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Answers to Metadata that a worker knows from the acceptor, and gives again. */
 #include "mqd_leading_test.h"
 

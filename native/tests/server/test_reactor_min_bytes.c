@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* A fetch that waits for more than it has: what a record in one of its partitions costs. */
 #include "mqd_counter_test.h"
 

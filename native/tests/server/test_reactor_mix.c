@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Everything at once, by chance: many clients that produce, fetch, ask, pipeline, stop half-way and
  * leave, while partitions close and open, logs roll, and the acceptor and a worker die. From a
  * seed, though threads make no two runs alike.

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Requests that the acceptor takes long over (MQD_LINK_PARKED) and whose clients may leave
  * meanwhile (MQD_LINK_ABANDON): server/control_request.c. The test is the acceptor. */
 #include "base/big_endian.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Where partitions are led: what a worker tells whom it cannot serve (KIP-951), and whom it wakes
  * when that changes. */
 #include "mqd_reactor_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Quotas on the reactor: answers come at once and say how long; what is sent meanwhile waits in the
  * socket; nobody else waits; nothing is lost.
  *

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Partitions that are being retired: what their owner answers, refuses and gives to the one that
  * takes their records; producer ids, checksums, sequences and transactions there. */
 #include "mqd_check_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Transactions as readers see them: read_committed through any worker, its waking, aborted
  * transactions across segments; and what the acceptor is told of producers. */
 #include "mqd_check_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Clients through shared memory that do not behave: they scribble over every word, lie about places
  * and lengths, overlap, change bytes while they are copied, never read, flood, punch holes, leave
  * in the middle and keep descriptors. From a seed, though threads make no two runs alike.

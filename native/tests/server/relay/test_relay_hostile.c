@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* What a leader may answer that is no answer: the connection ends, nobody waits for ever, nothing
  * is believed. */
 #include "mqd_relay_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* The test is the leader: what it is asked, and what a follower does with answers that are wrong,
  * late, torn, doubled or lies. */
 #include "mqd_fake_leader_test.h"

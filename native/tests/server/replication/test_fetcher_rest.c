@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* A follower's partition at rest: its log is being cut, and what else is wanted of it waits. The
  * test is the leader. */
 #include "mqd_fake_leader_test.h"

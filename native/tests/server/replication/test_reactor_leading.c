@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* A partition of several replicas on its leader, single things. test_reactor_leading_mix.c does
  * them all at once. */
 #include "mqd_leading_test.h"

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* A leader of several replicas under everything at once: two followers that fetch in sessions and
  * without, stop, leave and come back as another life; producers with acks=all and acks=1 through
  * both workers; consumers that wait; a controller that takes and refuses proposals, raises epochs,
