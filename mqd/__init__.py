@@ -99,7 +99,8 @@ if not TYPE_CHECKING:
         """
         if name == "__all__":
             return sorted({*_CLIENT, *_confluent.names()})
-        if name.startswith("__"):
+        # one of our own modules: `from mqd import native` asks here first, and then imports it
+        if name.startswith("__") or name in _confluent.OWN_MODULES:
             raise AttributeError(f"module 'mqd' has no attribute {name!r}")
         if name in _CLIENT:
             from mqd import client

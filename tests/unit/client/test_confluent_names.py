@@ -116,6 +116,11 @@ def test_a_name_that_is_nowhere() -> None:
         importlib.import_module("mqd.nowhere")
 
 
+def test_an_own_module_is_imported_without_confluent_kafka() -> None:
+    code = "import sys; from mqd import native; assert not any('confluent' in name for name in sys.modules if '.' not in name)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_own_modules_are_listed() -> None:
     here = {path.name.partition(".")[0] for path in (ROOT / "mqd").iterdir() if path.suffix != ".pyi"}
     here -= {"__init__", "__pycache__", "_native", "py", "supervisord", "schema_registry"}
