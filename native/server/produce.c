@@ -103,6 +103,10 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
                            struct mqd_request *request, struct mqd_batch *batch, const char **message)
 {
     int16_t error = mqd_batch_validate(partition->records, (uint64_t)partition->size_bytes, batch, message);
+    if (error == 0 && batch->base_offset != 0) {
+        *message = "the base offset of a client's batch is 0: the broker assigns the offsets";
+        return MQD_KAFKA_INVALID_RECORD;
+    }
     if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
         *message = "clients may not write control batches";
         return MQD_KAFKA_INVALID_RECORD;

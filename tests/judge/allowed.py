@@ -23,6 +23,10 @@ ENDED = "a batch of an ended transaction is no repetition (docs/decisions/coordi
 SENT_TWICE = "beside a batch that was sent twice Kafka gives its timestamp, though the topic keeps the producer's"
 ONLY_NAMED = "of versions that it advertises for old clients' sake only Kafka closes the connection; mqd says why"
 VERIFIED_LATER = "acks, batches and sequences are judged before the transaction's coordinator is asked"
+ONE_PRODUCER = "of two producers in one request Kafka refuses both, mqd the second one's batches"
+BESIDE_FENCED = (
+    "beside INVALID_PRODUCER_EPOCH Kafka names the log's start only if the log found it, not the coordinator"
+)
 EMPTY_ADD = "a transaction to which an empty list of partitions was added is not begun"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
 
@@ -75,6 +79,9 @@ ALLOWED = (
         "responses[].partition_responses[].record_errors[] only mqd",
         "mqd names the record that cannot be parsed",
     ),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", ONE_PRODUCER, kafka=49),
+    Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=47, mqd=21),
+    Allowed("Produce", "5-13", "responses[].partition_responses[].log_start_offset", BESIDE_FENCED, kafka=-1),
     Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=48, mqd=45),
     Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=48, mqd=21),
     Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=48, mqd=87),

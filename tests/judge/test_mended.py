@@ -285,6 +285,11 @@ def test_beside_an_error_of_the_log_its_start_is_named(shared_broker: Broker, to
     assert [(one.error_code, one.log_start_offset) for one in found] == [(87, 0), (87, -1)]
 
 
+def test_a_base_offset_is_not_the_clients_to_choose(shared_broker: Broker, topic: str) -> None:
+    (found,) = _produced(shared_broker, topic, [Batch(damage="base offset").build(World(""))])
+    assert (found.error_code, found.base_offset) == (ErrorCode.INVALID_RECORD, -1)
+
+
 @pytest.mark.parametrize(
     ("key", "version", "request_"),
     [
