@@ -54,6 +54,12 @@ def last_markers(seed: int) -> Plan:
     return msgspec.structs.replace(transactions(seed), faults=("mend",), last_markers=0.1)
 
 
+def rights(seed: int) -> Plan:
+    """Access control lists and passwords come and go; two workers a host."""
+    drawn = draw_plan(Random(f"rights plan {seed}"))
+    return msgspec.structs.replace(drawn, rights=True, groups=0, producers=1, partitions=1, workers=2)
+
+
 def unclean(seed: int) -> Plan:
     """Leaders out of the in-sync set where no replica in sync lives; hosts die often."""
     drawn = draw_plan(Random(f"unclean plan {seed}"))
@@ -72,6 +78,7 @@ KINDS = {
     "last_markers": Kind(last_markers, 6_000, TransactionCluster),
     "members": Kind(members, 6_000),
     "retire": Kind(retire, 6_000),
+    "rights": Kind(rights, 12_000),
     "unclean": Kind(unclean, 6_000),
     "transactions": Kind(transactions, 6_000, TransactionCluster),
 }

@@ -57,6 +57,7 @@ from mqd.cluster.metadata.events import (
 )
 from mqd.cluster.metadata.log_tail import Batch, LogTail, PeerWaiting, Waiting
 from mqd.cluster.metadata.records import (
+    AclCreated,
     BrokerRegistered,
     BrokerState,
     ClientMetricsConfigured,
@@ -217,6 +218,9 @@ class MetadataCore(LogTail):
         waits_for = self.tail.version
         # these concern no worker
         needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
+        if not records and not answer.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
+            # A repetition waits as the first one: its rules may not be in force yet.
+            waits_for, needs_apply = self._rules_version, True
         self._waiting.append(Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 
@@ -285,7 +289,13 @@ class MetadataCore(LogTail):
             for name in {*old.client_metrics, *new.client_metrics}
             if old.client_metrics.get(name) != new.client_metrics.get(name)
         }
+        acls_put = tuple(AclCreated(acl_id, rule) for acl_id, rule in new.acls.items() if acl_id not in old.acls)
+        acls_removed = tuple(acl_id for acl_id in old.acls if acl_id not in new.acls)
+        old_users, users = old.scram_credentials, new.scram_credentials
+        credentials_put = tuple(one for key, one in users.items() if old_users.get(key) != one)
+        credentials_removed = tuple(key for key in old_users if key not in users)
         old.replace(new)
+        self._rules_version = old.version
         publish = Publish(
             old.version,
             changed,
@@ -297,6 +307,10 @@ class MetadataCore(LogTail):
             features_changed=True,
             vanished=vanished,
             client_metrics=tuple(sorted(client_metrics)),
+            acls_put=acls_put,
+            acls_removed=acls_removed,
+            credentials_put=credentials_put,
+            credentials_removed=credentials_removed,
         )
         return [publish, *self._answer_ready()]
 

@@ -93,6 +93,7 @@ class LogTail:
         self._peers: list[PeerWaiting] = []
         self._lost: set[tuple[bytes, int]] = set()  # leaderships whose new epoch could not be written yet
         self._applied_version = 0
+        self._rules_version = state.version  # after the newest change of access control lists
         self._attempt = 0
         self._options = options
         self._quorum = not active
@@ -123,6 +124,8 @@ class LogTail:
                 f"C5: {record} at {features.MQD_VERSION} {self._level()}"
             )
             self.tail.apply(record)
+        if any(isinstance(record, AclCreated | AclRemoved) for record in records):
+            self._rules_version = self.tail.version
         self._pending.append(Batch(tuple(records), self.tail.version))
         return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
 
@@ -161,6 +164,10 @@ class LogTail:
         broker_config, brokers_changed, groups = None, False, []
         subscriptions: list[str] = []
         quotas = levels = False
+        # What the batch leaves of them: it may be several requests', and remove what it created.
+        rules: dict[bytes, None] = {}
+        users: dict[tuple[str, int], None] = {}
+        acls, credentials = self.committed.acls, self.committed.scram_credentials
         for record in batch.records:
             match record:
                 case TopicCreated():
@@ -188,6 +195,14 @@ class LogTail:
                     groups.append(record.group_id)
                 case ClientMetricsConfigured():
                     subscriptions.append(record.name)
+                case AclCreated() | AclRemoved():
+                    rules[record.acl_id] = None
+                case ScramCredentialSet():
+                    users[record.credential.user, record.credential.mechanism] = None
+                case ScramCredentialRemoved():
+                    users[record.user, record.mechanism] = None
+        if rules:
+            self._rules_version = max(self._rules_version, batch.version)
         topics = tuple(self.committed.topics[name] for name in names)
         changed = (
             tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole)
@@ -205,14 +220,10 @@ class LogTail:
             levels,
             changed,
             vanishing,
-            tuple(record for record in batch.records if isinstance(record, AclCreated)),
-            tuple(record.acl_id for record in batch.records if isinstance(record, AclRemoved)),
-            tuple(record.credential for record in batch.records if isinstance(record, ScramCredentialSet)),
-            tuple(
-                (record.user, record.mechanism)
-                for record in batch.records
-                if isinstance(record, ScramCredentialRemoved)
-            ),
+            tuple(AclCreated(acl_id, acls[acl_id]) for acl_id in rules if acl_id in acls),
+            tuple(acl_id for acl_id in rules if acl_id not in acls),
+            tuple(credentials[key] for key in users if key in credentials),
+            tuple(key for key in users if key not in credentials),
             tuple(subscriptions),
         )
 
@@ -236,6 +247,7 @@ class LogTail:
                 self.tail.apply(record)
             self.tail.version = batch.version
         version = self.tail.version
+        self._rules_version = min(self._rules_version, version)
         failed = [waiting for waiting in self._waiting if waiting.version > version]
         self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
         return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]

@@ -77,6 +77,7 @@ class Plan(msgspec.Struct, frozen=True):
     members: int = 0  # groups with members: group_members.py
     unclean: bool = False  # unclean.leader.election.enable of the topics
     retire: int = 0  # partitions of a topic that gets fewer: retirement.py
+    rights: bool = False  # rules and passwords come and go: rights.py
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     # share of requests with markers after which their acceptor dies; they arrive seconds later
     last_markers: float = 0.0

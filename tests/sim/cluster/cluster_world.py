@@ -41,6 +41,7 @@ from tests.sim.cluster.cluster_plan import Admin, Plan, draw_plan
 from tests.sim.cluster.controller_process import ControllerProcess, encode_state
 from tests.sim.cluster.host_processes import ClusterWorker
 from tests.sim.cluster.retirement import Retirement
+from tests.sim.cluster.rights import Rights
 from tests.sim.coordinator import coordinators, pipelining
 from tests.sim.coordinator.group_members import MemberGroups
 from tests.sim.disks import PartitionLog
@@ -100,7 +101,9 @@ class ClusterWorld:
         self._ghost()
         self.members = MemberGroups(self) if plan.members else None
         self.retirement = Retirement(self) if plan.retire else None
-        self._more: list[Any] = [part for part in (self.members, self.retirement) if part is not None]
+        self.rights = Rights(self) if plan.rights else None
+        parts = (self.members, self.retirement, self.rights)
+        self._more: list[Any] = [part for part in parts if part is not None]
         self.hosts: list[ClusterHost] = []
         for node in range(plan.hosts):
             self.hosts.append(ClusterHost(self, node, random.choice((None, "r1", "r2")), plan.workers))

@@ -23,6 +23,7 @@ from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
 from mqd.worker.shortened_log import Shortened, is_wanted
 from tests.sim.cluster.controller_process import ControllerProcess
+from tests.sim.cluster.rights import Known
 from tests.sim.coordinator.coordinators import Coordinator
 from tests.sim.disks import PartitionLog
 from tests.sim.kernel import Process, Violation
@@ -81,6 +82,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self.generation = host.take_generation(index)
         self.cluster_host = host
         self.catalog = Catalog(index, world.worker_config, host.incarnation)
+        self.known = Known()
         self._told = False
         self._catching_up: dict[Partition, Shortened] = {}
         self._refused: set[Partition] = set()  # is to lead them and does not
@@ -91,6 +93,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         return NativeReplica(log, True, self.cluster_host.world.off)
 
     def on_message(self, message: Any) -> None:
+        self.known.hear(message)
         match message:
             case Image():
                 if message.version < self._version and self.cluster_host.world.off.isdisjoint(("PAST", "R10")):
@@ -244,7 +247,9 @@ class Acceptor(Subscriber):
         self.host = host
         self.process = Process(f"acceptor {host.node}")
         self.leaders: dict[Partition, tuple[int, int]] = {}  # leader, its epoch
+        self.known = Known()
         self._asked: dict[int, Any] = {}
+        self._changes: dict[int, Any] = {}
         self._number = 0
         transactions = host.world.transactions
         self.transactions = transactions.coordination(self) if transactions is not None else None
@@ -254,9 +259,11 @@ class Acceptor(Subscriber):
     def on_request(self, change: Any, caller: Any) -> None:
         self._number += 1
         self._asked[self._number] = caller
+        self._changes[self._number] = change
         self.say(self.host, Request(self._number, change))
 
     def on_message(self, message: Any) -> None:
+        self.known.hear(message)
         self._apply(message)
         if self.transactions is not None:
             self.transactions.on_metadata(message)
@@ -279,6 +286,9 @@ class Acceptor(Subscriber):
             case BrokersPut():
                 pass
             case Answer():
+                change = self._changes.pop(message.request_id, None)
+                if self.host.world.rights is not None:
+                    self.host.world.rights.on_answer(self, change, message)
                 caller = self._asked.pop(message.request_id, None)
                 if caller is not None:
                     node, process, do, token = caller

@@ -11,7 +11,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host import core as host_core
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import features, limits
-from mqd.cluster.metadata.core import NOT_FOR_WORKERS, Publish
+from mqd.cluster.metadata.core import NOT_FOR_WORKERS, Committed, MetadataCore, Publish
 from mqd.cluster.metadata.records import (
     AclCreated,
     AclRemoved,
@@ -22,6 +22,7 @@ from mqd.cluster.metadata.records import (
 )
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import security
+from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.protocol.errors import ErrorCode as E
 from mqd.security.acl import AclBinding, AclFilter, PatternType
@@ -143,6 +144,16 @@ def test_older_hosts_get_no_record_that_they_cannot_read() -> None:
     assert number not in world.answers, "a worker has not applied it"
     world.settle()
     assert world.answers[number].error == 0 and world.core.committed.acl_ids.keys() == {acl("a")}
+    for change in (messages.CreateAcls([acl("b")]), messages.DeleteAcls([AclFilter(name="b")])):
+        first = world.request(change)
+        world.flush_log()
+        again = world.request(change)
+        world.flush_log()
+        assert not {first, again} & world.answers.keys(), "a repetition is answered before its rule is in force"
+        world.settle()
+        assert world.answers[again].error == world.answers[first].error == 0
+        assert world.ask(messages.AllocateProducerIds(1)).error == 0  # nothing that workers are told
+        assert world.ask(change).error == 0
     number = world.request(messages.AlterScramCredentials([], [credential("u")]))
     world.flush_log()
     assert world.answers[number].error == 0, "workers have no credentials"
@@ -203,6 +214,25 @@ def test_workers_get_rules_and_the_acceptor_credentials_too() -> None:
     assert metadata.rules.bindings == {b"1" * 16: acl("b")}
     told = publish(ScramCredentialRemoved("u", 1), ScramCredentialSet(credential("v")))
     assert not told["worker"] and metadata.scram_credentials == {("v", 1): credential("v")}
+
+
+def test_a_batch_that_removes_what_it_created_leaves_nothing() -> None:
+    """Several requests may be one batch on a host that follows: found by the simulator, where a
+    rule that had been removed stayed in force.
+    """
+    core = MetadataCore(MetadataState(), 1, ConfigRules({}), lambda: b"i" * 16, 10, active=False)
+    records = (
+        AclCreated(b"1" * 16, acl("a")),
+        AclCreated(b"2" * 16, acl("b")),
+        AclRemoved(b"1" * 16),
+        ScramCredentialSet(credential("u")),
+        ScramCredentialRemoved("u", 1),
+        ScramCredentialSet(credential("v", key=b"old")),
+        ScramCredentialSet(credential("v", key=b"new")),
+    )
+    (publish,) = (one for one in core.handle(Committed(records, 7), 0) if isinstance(one, Publish))
+    assert publish.acls_put == (AclCreated(b"2" * 16, acl("b")),) and publish.acls_removed == (b"1" * 16,)
+    assert publish.credentials_put == (credential("v", key=b"new"),) and publish.credentials_removed == (("u", 1),)
 
 
 def test_what_workers_need_not_apply() -> None:
