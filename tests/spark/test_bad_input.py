@@ -108,6 +108,7 @@ def copy(spark: Any, tmp_path: Path) -> Iterator[Callable[..., Copy]]:
 # -- streams that read -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_topic_vanishes_while_a_stream_reads_it(spark: Any, broker: Broker, tmp_path: Path) -> None:
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 10))
@@ -159,6 +160,7 @@ def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Pat
     assert [row[3] for row in behind.run()] == [b"behind"]
 
 
+@pytest.mark.slow
 def test_nobody_is_reached(spark: Any, broker: Broker, tmp_path: Path) -> None:
     told = Stream(spark, tmp_path, {**NOBODY, "subscribe": "letters"}).failure()
     assert "topics letters: no answer within 0.5 s from 127.0.0.1:1" in told
@@ -300,6 +302,7 @@ def test_a_schema_that_does_not_match_ends_a_stream_before_it_writes(broker: Bro
         copy(broker, source, target, columns=("length(value) AS value",)).query.awaitTermination(120)
 
 
+@pytest.mark.slow
 def test_a_broker_is_restarted_and_a_partition_added_while_a_stream_writes(
     start_broker: Any, copy: Callable[..., Copy]
 ) -> None:
@@ -317,6 +320,7 @@ def test_a_broker_is_restarted_and_a_partition_added_while_a_stream_writes(
     assert {row[0] for row in job.found()} == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_topic_vanishes_while_a_stream_writes_it(start_broker: Any, copy: Callable[..., Copy]) -> None:
     broker = start_broker(config={"auto.create.topics.enable": "false"})
     source, target = new_topic(broker), new_topic(broker)

@@ -148,6 +148,7 @@ def test_the_word_count_of_sparks_guide(spark: Any, form: str, broker: Broker, t
     assert word_count(spark, form, broker.bootstrap, topic, tmp_path / "checkpoint") == {"one": 2, "two": 4, "three": 1}
 
 
+@pytest.mark.slow
 def test_a_stream_into_a_topic(spark: Any, form: str, broker: Broker, topic: str, tmp_path: Path) -> None:
     target = new_topic(broker, 2)
     for values in (["a", "b"], ["c"], []):

@@ -75,6 +75,7 @@ def flight(carrier: str, delay: int, minute: int = 0) -> dict[str, Any]:
     return {"carrier": carrier, "delay": delay, "at": (START + datetime.timedelta(minutes=minute)).isoformat()}
 
 
+@pytest.mark.slow
 def test_aggregate_tells_a_window_once_when_it_is_over(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.aggregate import aggregate
     from mqd.spark.pipelines.values import decoded
@@ -153,6 +154,7 @@ def test_a_malformed_value_stops_a_query_or_is_left_out(spark: Any) -> None:
     assert [row.carrier for row in decoded(records, Value(schema=FLIGHT.schema, malformed="drop")).collect()] == ["UA"]
 
 
+@pytest.mark.slow
 def test_rows_of_two_streams_meet(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.stream_join import stream_join, timed
     from mqd.spark.pipelines.values import decoded

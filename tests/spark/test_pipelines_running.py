@@ -65,6 +65,7 @@ def test_what_was_aborted_is_not_archived(spark: Any, broker: Broker, tmp_path: 
     assert archive.ends(topic) == {0: 4}, "the markers at the end belong to the batch: by the checkpoint"
 
 
+@pytest.mark.slow
 def test_a_table_with_a_new_checkpoint_is_another_query(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """Numbers of batches begin anew; under the pipeline's name alone they were dropped as known.
     With the old checkpoint nothing is written twice.

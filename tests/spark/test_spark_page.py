@@ -102,6 +102,7 @@ def test_there_is_a_pipeline_of_each_kind() -> None:
     assert sorted(re.search(r'^pipeline = "(\w+)"$', block, re.M)[1] for block in blocks("toml")) == sorted(KINDS)
 
 
+@pytest.mark.slow
 def test_archive_replay_and_the_pages_python(
     spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_archive_replay_and_the_pages_python(
     assert {(row.key, row.value) for row in found(spark, page_broker, "delays")} == {(b"UA", b"late"), (b"AA", None)}
 
 
+@pytest.mark.slow
 def test_aggregate(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION") as error:
         run(spark, page_broker, place, monkeypatch, "aggregate")
@@ -177,6 +179,7 @@ def test_route(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest
     )
 
 
+@pytest.mark.slow
 def test_stream_join(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(spark, page_broker, place, monkeypatch, "stream_join")
     assert sorted((row.key, json.loads(row.value)["amount"]) for row in found(spark, page_broker, "paid")) == [
@@ -185,6 +188,7 @@ def test_stream_join(spark: Any, page_broker: Broker, place: Path, monkeypatch: 
     ]
 
 
+@pytest.mark.slow
 def test_table(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(spark, page_broker, place, monkeypatch, "table")
     latest = {row.key: row.value for row in found(spark, page_broker, "planes")}

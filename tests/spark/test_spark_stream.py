@@ -47,6 +47,7 @@ def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path
     assert committed(broker, group, topic, (0, 1)) == [50, 60]
 
 
+@pytest.mark.slow
 def test_latest_is_pinned_when_the_first_batch_fails(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """Records between the first start and the restart are not left out, though neither run has
     committed a batch.
@@ -65,6 +66,7 @@ def test_latest_is_pinned_when_the_first_batch_fails(spark: Any, broker: Broker,
     assert [row[3] for row in stream.seen] == numbered(5, 10)
 
 
+@pytest.mark.slow
 def test_a_partition_is_added_and_the_broker_restarted(spark: Any, start_broker: Any, tmp_path: Path) -> None:
     broker = start_broker()
     topic = new_topic(broker)
@@ -84,6 +86,7 @@ def test_a_partition_is_added_and_the_broker_restarted(spark: Any, start_broker:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.slow
 def test_offsets_that_are_gone(spark: Any, broker: Broker, tmp_path: Path, transport: str) -> None:
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 10))
@@ -99,6 +102,7 @@ def test_offsets_that_are_gone(spark: Any, broker: Broker, tmp_path: Path, trans
     assert [row[3] for row in stream.run()] == numbered(15, 5)
 
 
+@pytest.mark.slow
 def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """As many records as before, or more: only its id tells that it is another one."""
     topic = new_topic(broker)
@@ -118,6 +122,7 @@ def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
     assert [row[3] for row in stream.run()] == numbered(100, 20)
 
 
+@pytest.mark.slow
 def test_partitions_are_retired(spark: Any, start_broker: Any, tmp_path: Path) -> None:
     """What a query has read to its end is no loss when it goes, even if the query was not running
     then; what it has not read is.
@@ -141,6 +146,7 @@ def test_partitions_are_retired(spark: Any, start_broker: Any, tmp_path: Path) -
     assert f"{topic}-2, 3 are gone" in told and "failOnDataLoss" in told
 
 
+@pytest.mark.slow
 def test_minimum_and_delay(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """Fewer than minOffsetsPerTrigger wait, for maxTriggerDelay at the longest; the first batch
     does not.
@@ -161,6 +167,7 @@ def test_minimum_and_delay(spark: Any, broker: Broker, tmp_path: Path) -> None:
     assert stream.batches == [3, 10]
 
 
+@pytest.mark.slow
 def test_what_a_stream_cannot_be_asked(spark: Any, broker: Broker, tmp_path: Path) -> None:
     topic = new_topic(broker)
     told = Stream(spark, tmp_path, options(broker, topic, endingOffsets="latest")).failure()
