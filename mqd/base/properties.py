@@ -1140,8 +1140,9 @@ def _rights() -> list[Property]:
             "authorizer.log.only",
             "bool",
             "false",
-            "(mqd) Operations that access control lists deny are written to logs/audit.log and carried"
-            " out: shows what the clients of a running cluster need before the lists are enforced.",
+            "(mqd) Operations that access control lists deny are logged and carried out: shows what the clients of a"
+            " running cluster need before the lists are enforced. Denials of Produce, Fetch and ListOffsets are in the"
+            " workers' logs, all others in logs/audit.log.",
         ),
     ]
 
