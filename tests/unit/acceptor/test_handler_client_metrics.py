@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mqd.cluster.metadata import features
+from mqd.cluster.metadata.records import ClientMetricsConfigured, decode_record, encode_record
 from mqd.cluster.metadata.rules import client_metrics
+from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import DescribeConfigsRequest, IncrementalAlterConfigsRequest, ListConfigResourcesRequest
 from tests.unit.acceptor.handler_broker import HandlerBroker
@@ -95,3 +98,17 @@ def test_they_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert await alter(broker, "s1", interval_ms="500") == 0
 
     run(tmp_path, scenario)
+
+
+def test_a_subscription_is_replaced_removed_and_in_snapshots() -> None:
+    state = MetadataState()
+    changes = [ClientMetricsConfigured("s", config) for config in ({"metrics": "*"}, {"interval.ms": "500"}, {})]
+    for record in changes:
+        expected = {"s": record.config} if record.config else {}
+        state.apply(decode_record(encode_record(record)))
+        assert state.client_metrics == expected
+        assert MetadataState.from_snapshot(state.snapshot()).client_metrics == expected
+
+
+def test_its_record_needs_the_level_that_brought_it() -> None:
+    assert features.RECORD_LEVELS[ClientMetricsConfigured] == 2
