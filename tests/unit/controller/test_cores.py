@@ -507,7 +507,6 @@ def test_refusal_that_rests_on_an_unwritten_record_waits_for_it(world: World) ->
         (alter("orders.eu", [("retention.ms", "append", "1")]), 40, "LIST"),
         (alter("orders.eu", [("unheard.of", "set", "1")]), 40, "unheard.of"),
         (alter("orders.eu", [("cleanup.policy", "append", "burn")]), 40, "cleanup.policy"),
-        (alter("orders.eu", [("cleanup.policy", "subtract", "delete")]), 40, "cleanup.policy"),
         (alter("1", [("num.partitions", "set", "3")], kind=4), 42, "num.partitions"),
         (alter("7", [("log.retention.ms", "set", "3")], kind=4), 42, "broker id"),
         (alter("x", [], kind=8), 42, "resource type"),
