@@ -94,6 +94,7 @@ def test_a_rule_that_is_off_is_seen(rule: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("rule", RARE)
 def test_a_rule_that_is_off_is_seen_at_last(rule: str) -> None:
     found = outcomes(range(RARE[rule]), frozenset([rule]), enough=1)

@@ -121,6 +121,7 @@ def test_a_rule_that_is_off_is_seen(rule: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # 500 CPU seconds where the rule is seen by the last of the seeds only
 @pytest.mark.parametrize("rule", RARE)
 def test_a_rare_rule_that_is_off_is_seen(rule: str) -> None:
     core, flush_on_ack, count = RARE[rule]
