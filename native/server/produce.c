@@ -150,6 +150,8 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     if (!is_whole(partition)) { /* to Kafka no batch at all, so that no log refuses it */
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
         append->message = "the partition came without a whole record batch";
+        mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index],
+                "batch refused: %s", append->message);
         mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
         return;
     }
@@ -252,10 +254,14 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
             append->partition_index = partition.partition_index;
             append->acks_all = produce->required_acks == -1;
             append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
-            if (refusal)
+            if (refusal) {
+                append->message = refusal == MQD_KAFKA_CORRUPT_MESSAGE
+                                      ? "a partition of the request came with what is no record batch"
+                                      : "a transactional batch in a request without transactional id";
                 mqd_append_done(r, append, refusal);
-            else
+            } else {
                 route(r, request, append, topic, &partition, topic_header.key.by_id, acks_valid);
+            }
         }
     }
 }

@@ -252,7 +252,7 @@ def test_a_bad_checksum_is_corrupt_message_for_its_partition_alone(watch):
             }
             body = kafka.call(PRODUCE, PRODUCE_VERSION, produce_request(name, wrong))
             outcomes = body.responses[0].partition_responses
-            assert [outcome.error_code for outcome in outcomes] == [0, CORRUPT_MESSAGE, CORRUPT_MESSAGE, 0]
+            assert [outcome.error_code for outcome in outcomes] == [0, CORRUPT_MESSAGE, INVALID_RECORD, 0]
             assert "checksum" in outcomes[1].error_message.lower() or "crc" in outcomes[1].error_message.lower(), (
                 outcomes[1]
             )
