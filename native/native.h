@@ -251,7 +251,9 @@ enum mqd_descriptor_kind {
     MQD_LINK_ABANDON,
     /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see
      * mqd_slot_await_flush */
-    MQD_LINK_FLUSHED
+    MQD_LINK_FLUSHED,
+    /* worker -> owner: a client that may not read the slot's partition any more has its active segment */
+    MQD_LINK_ROLL
 };
 
 #define MQD_RESPONSE_MORE 1 /* flags of RESPONSE: more fragments of the same response follow */

@@ -72,6 +72,7 @@ class DescriptorKind(IntEnum):
     PARKED = lib.MQD_LINK_PARKED
     ABANDON = lib.MQD_LINK_ABANDON
     FLUSHED = lib.MQD_LINK_FLUSHED
+    ROLL = lib.MQD_LINK_ROLL
 
 
 _DESCRIPTOR = Layout("=HHIQQIiqqqQ")

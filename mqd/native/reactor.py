@@ -340,6 +340,10 @@ class Reactor:
             )
         )
 
+    def take_back(self, token: int, slots: Sequence[int]) -> None:
+        """Rolls the active segments of these slots that local clients of this worker have."""
+        check(lib.mqd_reactor_take_back(self._reactor, token, list(slots), len(slots)))
+
     def topic_remove(self, token: int, topic_id: bytes) -> None:
         check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))
 

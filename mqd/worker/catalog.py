@@ -22,7 +22,7 @@ Invariants
         gets them until it is closed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -132,6 +132,16 @@ class Catalog:
 
     def topic_of(self, owned: Owned) -> TopicImage:
         return self.topics[owned.topic_id]
+
+    def slots_of(self, wanted: Callable[[str], bool]) -> list[int]:
+        """The slots of all replicas on this host of topics whose name is wanted."""
+        return [
+            partition.slot
+            for topic in self.topics.values()
+            if wanted(topic.name)
+            for partition in topic.partitions
+            if partition.slot >= 0
+        ]
 
     def partition_name(self, slot: int) -> str:
         """Also for a partition that another worker owns: a batch is checked, and refused, by the

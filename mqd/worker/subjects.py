@@ -9,27 +9,36 @@ Invariants
     J1  when apply() returns, the reactor decides by the rules that were in force when it was called,
         or newer ones; so a change of rules is answered when every worker has applied it
     J2  commands for one subject are posted in the order of their rules
+    J3  then segments that local clients have of topics of which a right may have been taken away are
+        rolled: a mapping shows what is appended later
 Bounds: the reactor's subjects. Concurrency: the event loop's thread.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from mqd import native
 from mqd.base import logging
 from mqd.native import E_STALE, NativeError
-from mqd.security.acl import Operation, ResourceType, name_of
+from mqd.security.acl import AclBinding, Operation, Permission, ResourceType, name_of
 from mqd.security.authorizer import Authorizer
 from mqd.security.subject import compile_subject
 from mqd.worker.commands import ReactorCommands
 
 
 class Subjects:
-    """`rules`: kept up to date by the caller."""
+    """`rules`: changed by change() and replace() only. `slots_of`: the slots of all replicas on this
+    host whose topic's name the function says yes to.
+    """
 
     def __init__(
-        self, reactor: native.Reactor, commands: ReactorCommands, rules: Authorizer, only_logged: bool
+        self,
+        reactor: native.Reactor,
+        commands: ReactorCommands,
+        rules: Authorizer,
+        only_logged: bool,
+        slots_of: Callable[[Callable[[str], bool]], list[int]] = lambda _: [],
     ) -> None:
         self._reactor = reactor
         self._commands = commands
@@ -37,6 +46,8 @@ class Subjects:
         self._denied = "denied, but done: authorizer.log.only" if only_logged else "denied"
         self._live: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
         self._generation = rules.generation  # what the reactor has been told
+        self._slots_of = slots_of
+        self._changed: list[AclBinding] | None = []  # rules of topics that may take a right away; None = any
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.rights")
 
@@ -62,12 +73,29 @@ class Subjects:
             resource=event.text,
         )
 
+    def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
+        gone = [self._rules.bindings[acl_id] for acl_id in removed if acl_id in self._rules.bindings]
+        new = [one for one in put.values() if one.permission == Permission.DENY or self._rules.allow_everyone]
+        if self._changed is not None:
+            self._changed += [one for one in (*gone, *new) if one.resource_type == ResourceType.TOPIC]
+        self._rules.change(put, removed)
+
+    def replace(self, bindings: Mapping[bytes, AclBinding]) -> None:
+        if self._rules.bindings != bindings:
+            self._changed = None
+        self._rules.replace(bindings)
+
     async def apply(self) -> None:
         """The rules may have changed."""
         if self._generation == self._rules.generation:
             return
         self._generation = self._rules.generation
         await asyncio.gather(*(self._put(number) for number in list(self._live)))
+        changed, self._changed = self._changed, []
+        if changed is None or changed:
+            slots = self._slots_of(lambda name: changed is None or any(one.covers(name) for one in changed))
+            # after the new rights are in force: no segment is given out by the old ones any more
+            await self._commands.run(self._reactor.take_back, slots)
 
     async def _put(self, number: int) -> None:
         if number not in self._live:

@@ -246,7 +246,11 @@ class Worker:
             self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config)
         )
         self._subjects = Subjects(
-            self._reactor, self._commands, self.rules, bool(broker_value(config, "authorizer.log.only"))
+            self._reactor,
+            self._commands,
+            self.rules,
+            bool(broker_value(config, "authorizer.log.only")),
+            self._catalog.slots_of,
         )
         self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
         self._files = files
@@ -359,12 +363,12 @@ class Worker:
             elif isinstance(message, Several):
                 for part in message.parts:
                     if isinstance(part, AclsPut):
-                        self.rules.change(dict(part.put), part.removed)
+                        self._subjects.change(dict(part.put), part.removed)
                 await self._apply(self._catalog.on_several(message.parts), message.version)
             elif isinstance(message, TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut):
                 await self._apply(self._catalog.on_message(message), message.version)
             elif isinstance(message, AclsPut):
-                self.rules.change(dict(message.put), message.removed)
+                self._subjects.change(dict(message.put), message.removed)
                 await self._apply(Changes(), message.version)
             elif isinstance(message, SettingsPut):
                 # quotas are already in the control segment, the rest concerns the acceptor
@@ -372,7 +376,7 @@ class Worker:
 
     async def _on_image(self, image: Image) -> None:
         self._cluster_id = image.cluster_id
-        self.rules.replace(dict(image.acls))
+        self._subjects.replace(dict(image.acls))
         changes = self._catalog.on_image(image)
         if not self._ready:
             doomed = await self._background.urgent(

@@ -208,6 +208,10 @@ int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_
 int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject, const uint8_t *topics,
                             uint32_t topics_bytes, const uint8_t *transactional_ids, uint32_t transactional_ids_bytes);
 
+/* Rights on the partitions in these slots have been taken away: active segments that local clients of
+ * this worker have are rolled. An empty one is rolled after the next write. */
+int mqd_reactor_take_back(struct mqd_reactor *reactor, uint64_t token, const uint32_t *slots, uint32_t count);
+
 struct mqd_replica_proposal;
 void mqd_proposal_free(struct mqd_replica_proposal *proposal);
 

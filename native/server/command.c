@@ -228,30 +228,12 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
 }
 
-/* The failure that fences may come after the new segment was created, so readers list the segments
- * again in either case. */
 static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     mqd_owner_write_all(r);
-    bool was_fenced = mqd_partition_fenced(owned->partition);
-    int error = mqd_partition_roll(owned->partition, r->wall_ms) < 0 ? mqd_error_code() : 0;
-    bool fenced = error && !was_fenced && mqd_partition_fenced(owned->partition);
+    int error = mqd_owner_roll(r, owned);
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
-    if (!error || fenced) {
-        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
-        mqd_fetch_add(&slot->segments_generation, 1);
-        mqd_fetch_add(&r->header->segments_generation, 1);
-    }
-    if (fenced)
-        mqd_owner_fence_dir(r, owned->log_dir, error, "roll");
-    if (!error) {
-        mqd_stat(r, MQD_COUNT_ROLLS, 1);
-        mqd_owner_publish(r, owned);
-        if (mqd_partition_dirty(owned->partition))
-            mqd_flush_want(r, owned);
-        mqd_snapshot_maybe(r, owned);
-    }
     mqd_command_done(r, command->token, error, command->slot, positions.log_end_segment, NULL,
                      error ? strerror(error) : "");
 }
@@ -351,6 +333,9 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         break;
     case MQD_COMMAND_SUBJECT_PUT:
         mqd_subject_command(r, command);
+        break;
+    case MQD_COMMAND_TAKE_BACK:
+        mqd_subject_take_back(r, command);
         break;
     default:
         with_owned(r, command);

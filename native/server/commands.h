@@ -32,7 +32,8 @@ enum mqd_command_kind {
     MQD_COMMAND_RELAY_REMOVE,
     MQD_COMMAND_LISTENER_TLS,
     MQD_COMMAND_TLS_PRINCIPAL,
-    MQD_COMMAND_SUBJECT_PUT
+    MQD_COMMAND_SUBJECT_PUT,
+    MQD_COMMAND_TAKE_BACK
 };
 struct mqd_command {
     uint32_t kind;
@@ -41,7 +42,7 @@ struct mqd_command {
     int64_t offset, last_offset;
     uint8_t topic_id[16];
     char *text;
-    /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address; or the tables of a
+    /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address, or slots; or the tables of a
      * subject, the second one at `offset` */
     void *list;
     struct mqd_partition *partition;

@@ -270,6 +270,9 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
     case MQD_LINK_DESCRIBE:
         mqd_describe_on(r, descriptor, from);
         break;
+    case MQD_LINK_ROLL:
+        mqd_owner_on_roll(r, descriptor->slot);
+        break;
     case MQD_LINK_CACHE_DROP:
         mqd_reply_cache_clear(r);
         break;

@@ -29,6 +29,7 @@ struct mqd_owned {
     uint8_t closing, preallocating, in_syncfs, snapshotting;
     uint8_t truncating; /* enum mqd_truncation_state; meanwhile commands for it wait in `deferred` */
     uint8_t throttled;  /* copied from its assignment */
+    uint8_t roll_due;   /* the active segment was empty, or the log rested: rolls after the next write */
     /* as mqd_partition_replicated: it has, or may have, other replicas
      * (server/replication/leading.c) */
     uint8_t replicated;
@@ -62,5 +63,10 @@ struct mqd_log_directory {
     uint32_t busy_count;       /* owned partitions with at least MQD_BUSY_BYTES unflushed, at the last check */
     struct mqd_node in_syncfs; /* partitions that the running syncfs covers */
 };
+
+struct mqd_reactor;
+/* server/owner.c */
+int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned); /* 0 or errno */
+void mqd_owner_on_roll(struct mqd_reactor *r, uint32_t slot);       /* MQD_LINK_ROLL */
 
 #endif

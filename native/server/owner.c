@@ -194,6 +194,43 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
     }
 }
 
+/* The failure that fences may come after the new segment was created, so readers list the segments
+ * again in either case. */
+int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    bool was_fenced = mqd_partition_fenced(owned->partition);
+    int error = mqd_partition_roll(owned->partition, r->wall_ms) < 0 ? mqd_error_code() : 0;
+    bool fenced = error && !was_fenced && mqd_partition_fenced(owned->partition);
+    if (!error || fenced) {
+        mqd_fetch_add(&mqd_control_partition(r->options.control, owned->slot)->segments_generation, 1);
+        mqd_fetch_add(&r->header->segments_generation, 1);
+    }
+    if (fenced)
+        mqd_owner_fence_dir(r, owned->log_dir, error, "roll");
+    if (!error) {
+        mqd_stat(r, MQD_COUNT_ROLLS, 1);
+        mqd_owner_publish(r, owned);
+        if (mqd_partition_dirty(owned->partition))
+            mqd_flush_want(r, owned);
+        mqd_snapshot_maybe(r, owned);
+    }
+    return error;
+}
+
+void mqd_owner_on_roll(struct mqd_reactor *r, uint32_t slot)
+{
+    struct mqd_owned *owned = slot < MQD_PARTITION_SLOT_COUNT ? r->owned[slot] : NULL;
+    struct mqd_positions positions;
+    if (!owned || owned->closing)
+        return;
+    mqd_partition_positions(owned->partition, &positions);
+    if (owned->truncating || positions.log_end_segment == positions.log_end_offset ||
+        !mqd_list_empty(&owned->staged)) /* what is staged is written first, in this turn */
+        owned->roll_due = 1;
+    else
+        mqd_owner_roll(r, owned);
+}
+
 static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool rolled = false;
@@ -235,6 +272,10 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         append_written(r, owned, MQD_CONTAINER(node, struct mqd_append, node), &positions);
     if (mqd_partition_dirty(owned->partition))
         mqd_flush_want(r, owned);
+    if (owned->roll_due) {
+        owned->roll_due = 0;
+        mqd_owner_roll(r, owned);
+    }
     mqd_preallocate_maybe(r, owned);
 }
 

@@ -102,6 +102,8 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c,
         if (code)
             continue;
         fd = answer_with(answer, &place, generation);
+        if (place.next_base_offset == INT64_MAX)
+            r->subjects->given_out[answer->slot] = 1;
         if (fd < 0) {
             code = MQD_KAFKA_STORAGE_ERROR;
             mqd_error_system(errno, "cannot open a segment again through /proc");

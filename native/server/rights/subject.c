@@ -18,9 +18,11 @@
 bool mqd_subjects_create(struct mqd_reactor *r)
 {
     r->subjects = calloc(1, sizeof *r->subjects);
-    if (r->subjects)
-        mqd_list_init(&r->subjects->unused);
-    return r->subjects != NULL;
+    if (!r->subjects)
+        return false;
+    mqd_list_init(&r->subjects->unused);
+    memset(r->subjects->given_out, r->options.control_fd > 0, sizeof r->subjects->given_out);
+    return true;
 }
 
 /* ---- one subject ---- */
@@ -249,6 +251,37 @@ void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *comman
     memcpy(transactional_ids, (const uint8_t *)command->list + topics_bytes, transactional_ids_bytes);
     replace(r, subject, topics, transactional_ids, command->number);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+void mqd_subject_take_back(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    const uint32_t *slots = command->list;
+    for (uint32_t i = 0; i < command->number; i++) {
+        uint16_t owner = mqd_load_relaxed(&mqd_control_partition(r->options.control, slots[i])->owner);
+        if (!r->subjects->given_out[slots[i]])
+            continue;
+        r->subjects->given_out[slots[i]] = 0;
+        struct mqd_descriptor note = {.kind = MQD_LINK_ROLL, .slot = slots[i]};
+        if (owner == r->options.self)
+            mqd_owner_on_roll(r, slots[i]);
+        else if (owner < mqd_control_worker_count(r->options.control))
+            mqd_forward_send(r, owner, &note);
+    }
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+int mqd_reactor_take_back(struct mqd_reactor *r, uint64_t token, const uint32_t *slots, uint32_t count)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_TAKE_BACK, .token = token, .number = count};
+    for (uint32_t i = 0; i < count; i++)
+        if (slots[i] >= MQD_PARTITION_SLOT_COUNT)
+            return mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slots[i], MQD_PARTITION_SLOT_COUNT);
+    uint32_t *copy = malloc(sizeof *copy * (count ? count : 1));
+    if (!copy)
+        return mqd_error_set(ENOMEM, "out of memory for a command");
+    memcpy(copy, slots, sizeof *copy * count);
+    command.list = copy;
+    return mqd_command_post(r, &command);
 }
 
 int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subject, const uint8_t *topics,

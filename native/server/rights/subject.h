@@ -16,6 +16,8 @@
  *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there.
  *   S5  connections of other hosts of the cluster have no subject and may do everything; what they
  *       carry for clients was checked where it entered.
+ *   S6  an active segment that a local client has, perhaps since the life of a predecessor, is rolled by
+ *       mqd_reactor_take_back: a mapping shows what is appended later and cannot be taken away.
  * Bounds: a subject with connections exists for those; UNUSED_COUNT_MAX and UNUSED_BYTES_MAX for
  * the others. Cost without rights: one predictable branch. Concurrency: the reactor's thread.
  */
@@ -56,12 +58,15 @@ struct mqd_subjects {
     uint32_t unused_count;
     uint64_t unused_bytes;
     uint64_t next_id, next_version;
+    /* S6: by slot: a local client may have its active segment */
+    uint8_t given_out[MQD_PARTITION_SLOT_COUNT];
 };
 
 bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
 void mqd_subjects_destroy(struct mqd_reactor *r);
 void mqd_subjects_tick(struct mqd_reactor *r); /* repeats events that found no place */
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);
+void mqd_subject_take_back(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_TAKE_BACK */
 /* With rights: gives the connection its subject, once its principal is known. False: nothing may be
  * read yet, or c is closed. */
 bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c);

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from mqd import native
@@ -33,14 +34,18 @@ class Reactor:
         self.put: list[tuple[int, bytes, bytes]] = []
         self.go = asyncio.Event()
         self.gone: set[int] = set()
+        self.taken: list[list[int]] = []
 
     def subject_put(self, token: int, subject: int, topics: bytes, ids: bytes) -> None:
         self.put.append((subject, topics, ids))
 
+    def take_back(self, token: int, slots: list[int]) -> None:
+        self.taken.append(slots)
+
     async def run(self, command: Callable[..., None], *arguments: object) -> None:
         command(0, *arguments)
         await self.go.wait()
-        if arguments[0] in self.gone:
+        if command == self.subject_put and arguments[0] in self.gone:
             raise NativeError(E_STALE, "gone")
 
 
@@ -130,3 +135,32 @@ def test_a_denial_names_its_principal(monkeypatch: pytest.MonkeyPatch) -> None:
             "resource": "orders",
         }
     ]
+
+
+def test_segments_are_taken_back_when_a_right_may_be_gone() -> None:
+    topics = {"orders": 1, "other": 2}
+
+    async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
+        reactor.go.set()
+        subjects._slots_of = lambda wanted: [slot for name, slot in topics.items() if wanted(name)]
+        denial = msgspec.structs.replace(rule("User:alice", "other"), permission=Permission.DENY)
+        changes = [
+            ({ID: rule("User:alice")}, (), []),  # a right that is given
+            ({}, (b"unknown",), []),
+            ({}, (ID,), [[1]]),
+            ({ID: denial}, (), [[2]]),
+            ({}, (ID,), [[2]]),
+        ]
+        for put, removed, taken in changes:
+            subjects.change(put, removed)
+            await subjects.apply()
+            assert reactor.taken == taken
+            reactor.taken.clear()
+        subjects.replace({ID: rule("User:alice")})
+        await subjects.apply()
+        assert reactor.taken == [[1, 2]], "an image: what has gone meanwhile is not known"
+        subjects.replace({ID: rule("User:alice")})
+        await subjects.apply()
+        assert reactor.taken == [[1, 2]]
+
+    scenario(body)
