@@ -128,7 +128,7 @@ def bystanders(standing: Standing):
         (struct.pack(">i", 104857601), "104857601 bytes is larger than socket.request.max.bytes=104857600"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "1195725856 bytes is larger"),
         (bytes.fromhex("8000002a0103"), "not the Kafka protocol"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), "369295618 bytes is larger"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), "TLS on a plain-text listener"),
     ],
 )
 def test_a_length_that_cannot_be_ends_the_connection(watch, bystanders, data, cause):
