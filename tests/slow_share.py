@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-BEGIN_MINUTES, END_MINUTES = 45, 58
+BEGIN_MINUTES, END_MINUTES = 40, 52
 HAND = 3  # tests of one module in a row: its fixtures are set up once for them
 LONG_MINUTES = 25  # a limit beyond this is patience, not an estimate
 NO_TIME = f"no test is begun after minute {BEGIN_MINUTES}"
