@@ -1,8 +1,8 @@
 """logs/audit.log: who was denied what, and who changed rules and users. One JSON object a line.
 
 A denial is written once for each principal, address, operation and resource in WINDOW_S; the next
-line for it has the number of those in between. Bounds: DENIALS_MAX of them are counted, beyond that
-each one is written; the file is renamed to audit.log.1 at SIZE_BYTES_MAX, and KEPT of those stay.
+line for it has the number of those in between. Bounds: DENIALS_MAX of them are counted in WINDOW_S;
+of what is denied beyond that only the number is written; the file is renamed to audit.log.1 at SIZE_BYTES_MAX, and KEPT of those stay.
 """
 
 import json
@@ -29,6 +29,8 @@ class Audit:
             self._handler = RotatingFileHandler(path, maxBytes=SIZE_BYTES_MAX, backupCount=KEPT, encoding="utf-8")
         # (principal, host, operation, type, name) -> [time of the last line, denials since]
         self._denials: dict[tuple[str, str, int, int, str], list[float]] = {}
+        self._swept_s = 0.0  # when room was last made
+        self._beyond = 0  # denials since then that no line is written for
 
     def denied(
         self, principal: str, host: str, operation: int, resource_type: int, name: str, only_logged: bool
@@ -39,10 +41,10 @@ class Audit:
         if known is not None and now - known[0] < WINDOW_S:
             known[1] += 1
             return
-        if len(self._denials) >= DENIALS_MAX:
-            self._denials = {key: one for key, one in self._denials.items() if now - one[0] < WINDOW_S}
-        if known is not None or len(self._denials) < DENIALS_MAX:
-            self._denials[key] = [now, 0]
+        if known is None and len(self._denials) >= DENIALS_MAX and not self._sweep(now):
+            self._beyond += 1
+            return
+        self._denials[key] = [now, 0]
         self.write(
             "denied, but done: authorizer.log.only" if only_logged else "denied",
             principal=principal,
@@ -52,6 +54,19 @@ class Audit:
             resource=name,
             **({"before": int(known[1])} if known is not None and known[1] else {}),
         )
+
+    def _sweep(self, now: float) -> bool:
+        """Makes room; returns whether there is some. Once in a window: a flood of names must cost no
+        more than a dictionary's look-up for each.
+        """
+        if now - self._swept_s < WINDOW_S:
+            return False
+        self._swept_s = now
+        self._denials = {key: one for key, one in self._denials.items() if now - one[0] < WINDOW_S}
+        if self._beyond:
+            self.write("denied", further=self._beyond)
+            self._beyond = 0
+        return len(self._denials) < DENIALS_MAX
 
     def write(self, event: str, **fields: object) -> None:
         """A disk that refuses does not stop the broker; logging reports it on stderr."""

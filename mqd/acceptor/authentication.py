@@ -10,12 +10,14 @@ addresses and users whose failures are remembered. Concurrency: the event loop's
 """
 
 import asyncio
+import hmac
 import os
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -31,7 +33,7 @@ from mqd.security.scram import ScramExchange, Verifier
 
 EXCHANGES_MAX = 4096
 EXCHANGE_S_MAX = 60.0
-WAITING_MAX = 64
+WAITING_MAX = 1024  # some seconds of work
 THREADS = 2
 FAILURES_MAX = 4096
 FAILURE_DELAY_S_MAX = 5.0
@@ -150,6 +152,7 @@ class Authentication:
         # (address, user) -> failures in a row, and when the last one was
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
+        self._issuers = ThreadPoolExecutor(1, "tokens")  # of its own: it may wait for an issuer's server
         self._waiting = 0
         self.succeeded_count = self.failed_count = 0
 
@@ -195,7 +198,8 @@ class Authentication:
             underway.busy = False
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._issuers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _step(
         self, options: ListenerOptions, underway: _Underway, connection: Connection, before: str, token: bytes
@@ -248,9 +252,9 @@ class Authentication:
                 mechanism, lambda user, is_token: self._verifier(mechanism, user, is_token), self._seed
             )
         if mechanism == "PLAIN":
-            return PlainExchange(self._any_verifier, self._seed, self._elsewhere)
+            return PlainExchange(self._any_verifier, self._seed, partial(self._elsewhere, self._threads))
         assert mechanism == "OAUTHBEARER" and options.issuer is not None
-        return OauthExchange(options.issuer, self._elsewhere)
+        return OauthExchange(options.issuer, partial(self._elsewhere, self._issuers))
 
     def _verifier(self, mechanism: str, user: str, is_token: bool) -> Verifier | None:
         return None if is_token else self._users.verifier(user, mechanism)
@@ -262,13 +266,13 @@ class Authentication:
                 return mechanism, found
         return None
 
-    async def _elsewhere(self, work: Callable[[], T]) -> T:
+    async def _elsewhere(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         """In a thread. Raises AuthenticationFailed: WAITING_MAX wait for one already."""
         if self._waiting >= WAITING_MAX:
             raise AuthenticationFailed("too many clients authenticate at once; it may try again")
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
         finally:
             self._waiting -= 1
 
@@ -280,7 +284,8 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, data_dir: Path) -> 
         return Authentication((), NoUsers(), b"", 0)
     # the same on all hosts of a cluster
     in_cluster = bool(config.get("cluster.key.file"))
-    seed = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")
+    key = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")
+    seed = hmac.digest(key, b"salts of users that do not exist", "sha256")  # clients see what it makes
     delay_ms = int(config["connection.failed.authentication.delay.ms"])
     return Authentication(options, MetadataUsers(metadata), seed, delay_ms)
 

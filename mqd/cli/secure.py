@@ -5,8 +5,10 @@ DATA_DIR/secure.
     broker.pem         this broker's key and certificates, renewed by each start that finds them old
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      the cluster does not know that user yet
+    cluster.key        the key of the cluster's hosts
 """
 
+import base64
 import datetime
 import os
 import secrets
@@ -37,11 +39,12 @@ class Files(NamedTuple):
     broker: Path
     admin: Path
     pending: Path  # the cluster does not know the admin yet
+    key: Path  # by which the hosts of the cluster prove who they are
 
 
 def files(data_dir: Path) -> Files:
     folder = data_dir.absolute() / "secure"
-    names = ("ca.pem", "ca.key", "broker.pem", "admin.properties", "admin.pending")
+    names = ("ca.pem", "ca.key", "broker.pem", "admin.properties", "admin.pending", "cluster.key")
     return Files(folder, *(folder / name for name in names))
 
 
@@ -57,6 +60,7 @@ def settings(data_dir: Path) -> dict[str, str]:
         "sasl.enabled.mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(places.broker),
+        "cluster.key.file": str(places.key),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": f"User:{ADMIN}",
     }
@@ -87,6 +91,8 @@ def prepare(data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.da
     try:
         places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         places.directory.chmod(0o700)
+        if not places.key.exists():
+            _write(places.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
         authority = _authority(places, now)
         if _is_old(places, list(hosts), now):
             pair = pki.issue(authority, f"mqd broker {node_id}", list(hosts), now)
@@ -155,7 +161,7 @@ def share(source: Path, data_dir: Path) -> None:
     theirs, mine = files(source), files(data_dir)
     try:
         mine.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in ("ca", "ca_key"):
+        for name in ("ca", "ca_key", "key"):
             _write(getattr(mine, name), getattr(theirs, name).read_bytes())
         admin = theirs.admin.read_text().replace(str(theirs.ca), str(mine.ca))
         _write(mine.admin, admin.encode())
@@ -198,7 +204,7 @@ def hint(data_dir: Path) -> str:
 
 def _write(file: Path, content: bytes) -> None:
     """Whole or not at all, readable by this user alone."""
-    beside = file.with_suffix(".new")
+    beside = file.with_name(f"{file.name}.{os.getpid()}.new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as opened:
         opened.write(content)

@@ -71,10 +71,18 @@ def is_password(mechanism: str, verifier: Verifier, password: bytes) -> bool:
 
 
 def decoy(mechanism: str, seed: bytes, user: str) -> Verifier:
-    """A verifier for a user that does not exist: the same at each attempt, and no password fits."""
-    salt = hmac.digest(seed, f"{mechanism} {user}".encode(), "sha256")[:SALT_BYTES]
+    """A verifier for a user that does not exist: the same at each attempt, with the iterations of a
+    generated password or of a typed one, and no password fits.
+    """
+    chance = hmac.digest(seed, f"{mechanism} {user}".encode(), "sha256")
+    salt, is_typed = chance[:SALT_BYTES], chance[-1] & 1
     size_bytes = hashlib.new(MECHANISMS[mechanism]).digest_size
-    return Verifier(salt, ITERATIONS_MIN, secrets.token_bytes(size_bytes), secrets.token_bytes(size_bytes))
+    return Verifier(
+        salt,
+        ITERATIONS_MAX if is_typed else ITERATIONS_MIN,
+        secrets.token_bytes(size_bytes),
+        secrets.token_bytes(size_bytes),
+    )
 
 
 class ScramExchange:

@@ -40,6 +40,8 @@
 #define PASS_SHARE 8        /* fraction of the control arena for requests that passed */
 #define JOIN_GROUP 11
 #define SYNC_GROUP 14
+#define SASL_HANDSHAKE 17
+#define SASL_AUTHENTICATE 36
 
 static bool is_replayable(int16_t api_key)
 {
@@ -78,6 +80,18 @@ static bool is_replayable(int16_t api_key)
     default:
         return false;
     }
+}
+
+/* Whether the frame is worth its memory while the acceptor takes long. Clients that have proven
+ * nothing could fill the heap with refused tokens, whose answers are held back for seconds. */
+static bool is_kept_when_parked(int16_t api_key)
+{
+    return is_replayable(api_key) && api_key != SASL_HANDSHAKE && api_key != SASL_AUTHENTICATE;
+}
+
+static bool has_frame(const struct mqd_request *request)
+{
+    return request->frame || request->control_offset >= 0;
 }
 
 /* ---- the table of requests under way ---- */
@@ -394,7 +408,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     if (!request || !request->sent || request->control_offset < 0)
         return;
     uncount(r, request);
-    if (request->connection && is_replayable(request->api_key)) {
+    if (request->connection && is_kept_when_parked(request->api_key)) {
         if (!mqd_heap_take(r, request->frame_bytes))
             return; /* it stays in the arena */
         if (!(request->frame = malloc(request->frame_bytes))) {
@@ -430,7 +444,8 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
         r->control[request->control_index].sequence++;
         request->reply.size_bytes = 0;
         mqd_list_remove(node);
-        mqd_list_append(request->connection && is_replayable(request->api_key) ? &again : &refused, node);
+        bool is_sent_again = request->connection && is_replayable(request->api_key) && has_frame(request);
+        mqd_list_append(is_sent_again ? &again : &refused, node);
     }
     while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests too, here and in `again` */
         struct mqd_request *request = MQD_CONTAINER(refused.next, struct mqd_request, control_node);

@@ -3,7 +3,7 @@
 The broker's own user is a super user (principal.BROKER): it could read every file and attach to
 every process of the broker anyway. Any other user id is looked up, and its login name mapped by
 `local.principal.mapping.rules`; without a name, or where no rule matches, the client is refused and
-goes over TCP.
+goes over TCP; so is one whose name is a super user's.
 
 Where rights are off no client has a principal.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from mqd.base.config import broker_value
-from mqd.security.principal import BROKER, local_rules, mapped, user
+from mqd.security.principal import BROKER, local_rules, mapped, super_users, user
 
 KEPT_S = 60.0  # user databases may be far away
 KEPT_COUNT_MAX = 1024
@@ -30,6 +30,7 @@ class LocalPrincipals:
     ) -> None:
         self._is_on = bool(broker_value(config, "authorizer.class.name"))
         self._rules = local_rules(config)
+        self._super_users = super_users(broker_value(config, "super.users") or "")
         self._own_uid = own_uid
         self._login = login
         self._clock = clock
@@ -52,6 +53,8 @@ class LocalPrincipals:
     def _look_up(self, uid: int) -> str | None:
         try:
             name = mapped(self._rules, self._login(uid))
-            return None if name is None else user(name)
+            principal = None if name is None else user(name)
+            # a login name alone makes no administrator: that takes a password or a certificate
+            return None if principal in self._super_users else principal
         except (KeyError, OSError, ValueError):
             return None

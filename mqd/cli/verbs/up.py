@@ -35,7 +35,7 @@ def _load(
     data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None, secured: bool
 ) -> Settings:
     """Raises ConfigError, CliError. The file is read once: it may be a pipe."""
-    from mqd.base.config import BROKER, load_broker
+    from mqd.base.config import load_broker
     from mqd.base.listeners import parse_listeners
     from mqd.cli import secure
     from mqd.keeper.settings import properties_environment, resolve
@@ -48,10 +48,10 @@ def _load(
         parse_listeners(config)
     if secured:
         secure.prepare(places.data_dir, int(config["node.id"]), secure.hosts_of(config))
-    elif secure.is_secured(places.data_dir) and config["listeners"] == BROKER["listeners"].default:
+    elif secure.is_secured(places.data_dir) and not config.get("authorizer.class.name"):
         raise CliError(
-            f"{places.data_dir} belongs to a broker with users and certificates: start it with --secure, or set"
-            " listeners to open it in another way"
+            f"{places.data_dir} belongs to a broker with users and rights: start it with --secure, or set"
+            " authorizer.class.name (remove DATA_DIR/secure to open it to everyone)"
         )
     return resolve(config, places)
 

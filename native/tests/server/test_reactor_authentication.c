@@ -456,6 +456,28 @@ BOTH(the_acceptor_dies_and_its_successor_learns_the_principals)
     bench_stop(b);
 }
 
+/* Refused tokens are answered late: their bytes are not kept meanwhile, so nothing is sent again. */
+BOTH(a_token_that_waits_for_its_answer_is_not_kept)
+{
+    struct bench *b = bench_start(backend, sasl);
+    struct client client = sasl_open(b), other = sasl_open(b);
+    CHECK(ask(&client, SASL_HANDSHAKE, 1, 1, "PLAIN"));
+    struct mqd_descriptor one = asked(b);
+    respond(b, &one, 0, 1, 0);
+    CHECK(is_answered(&client, 1, 0));
+    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 2, "token"));
+    one = asked(b);
+    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = one.token});
+    CHECK(ask(&other, SASL_HANDSHAKE, 1, 3, "PLAIN")); /* what was said before has arrived */
+    struct mqd_descriptor next = asked(b);
+    respond(b, &next, 0, 3, 0);
+    CHECK(is_answered(&other, 3, 0));
+    acceptor_dies_and_comes_back(b); /* there is nothing that could be sent again */
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client), client_close(&other);
+    bench_stop(b);
+}
+
 /* The acceptor is ours, but what it says is checked: a principal that is none opens nothing. */
 BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
 {

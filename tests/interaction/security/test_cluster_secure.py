@@ -59,6 +59,8 @@ def cluster(tmp_path: Path) -> Iterator[tuple[int, Path]]:
 def test_one_admin_at_every_broker(cluster: tuple[int, Path]) -> None:
     port, data_dir = cluster
     admin = secure.files(data_dir / "broker-3").admin
+    keys = {secure.files(data_dir / f"broker-{node_id}").key.read_bytes() for node_id in (1, 2, 3)}
+    assert len(keys) == 1 and len(keys.pop()) > 40, "hosts prove themselves by a key of their own"
     settings = dict(line.split("=", 1) for line in admin.read_text().splitlines())
     assert Path(settings["ssl.ca.location"]).parent == admin.parent
     bootstrap = ",".join(f"127.0.0.{node_id}:{port}" for node_id in (1, 2, 3))

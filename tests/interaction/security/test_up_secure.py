@@ -76,12 +76,12 @@ def test_a_restart_keeps_certificates_and_users(broker: Broker) -> None:
     assert "kept" in done(mqd(broker, "topic", "list"))
 
 
-def test_without_the_flag_it_does_not_open(broker: Broker) -> None:
-    broker.stop()
-    command = [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(broker.data_dir)]
+@pytest.mark.parametrize("words", [(), ("--port", "0"), ("--set", "listeners=PLAINTEXT://127.0.0.1:0")])
+def test_without_the_flag_it_does_not_open(tmp_path: Path, words: tuple[str, ...]) -> None:
+    secure.prepare(tmp_path, 1, ["localhost"])
+    command = [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(tmp_path), *words]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert found.returncode == 1 and "start it with --secure" in found.stderr
-    broker.start()
 
 
 def test_the_broker_proves_who_it_is(broker: Broker) -> None:

@@ -469,3 +469,10 @@ def test_listeners_with_tls_beyond_loopback_demand_certificates():
     many = ",".join(f"PLAINTEXT{number}://127.0.0.1:{number}" for number in range(1, 66))
     names = ",".join(f"PLAINTEXT{number}:PLAINTEXT" for number in range(1, 66))
     refused(lambda: read(listeners=many, listener_security_protocol_map=names), "at most 64")
+
+
+def test_hosts_with_rights_prove_who_they_are_on_loopback_too():
+    cluster = {"cluster.seeds": "127.0.0.1:9094", "authorizer.class.name": "standard"}
+    refused(lambda: c.load_broker(None, {}, cluster), "other users of this machine", "cluster.key.file")
+    assert c.load_broker(None, {}, {**cluster, "authorizer.class.name": ""})
+    assert c.load_broker(None, {}, {**cluster, "cluster.key.file": "/k"})["cluster.key.file"] == "/k"

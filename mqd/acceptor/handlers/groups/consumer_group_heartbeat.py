@@ -27,9 +27,9 @@ async def handle(
         )
         if problem is not None:
             return ConsumerGroupHeartbeatResponse(error_code=problem[0], error_message=problem[1])
-    if not all(
-        context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in request.subscribed_topic_names or ()
-    ):
+    # An expression would tell which topics there are: it is for members that may describe all of them.
+    names = [*(request.subscribed_topic_names or ()), *(["*"] if request.subscribed_topic_regex else [])]
+    if not all(context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
         denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return ConsumerGroupHeartbeatResponse(error_code=denied, error_message=error_message(denied))
     client_id, host = header.client_id or "", f"/{context.address.peer_ip}"
