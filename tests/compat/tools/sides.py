@@ -201,7 +201,11 @@ def started(tools: KafkaTools, directory: Path, count: int) -> Iterator[Sides]:
             one = stack.enter_context(Broker(places["mqd"] / "data", config={**settings, "node.id": "1"}))
             brokers, bootstrap = {1: one}, one.bootstrap
         else:
-            cluster = stack.enter_context(Cluster(places["mqd"], count, config=settings))
+            key = directory / "cluster.key"
+            key.write_text("a key that three hosts of a test share\n")
+            key.chmod(0o600)
+            own = {**settings, "cluster.key.file": str(key)}
+            cluster = stack.enter_context(Cluster(places["mqd"], count, config=own))
             brokers, bootstrap = dict(cluster.brokers), cluster.bootstrap
         sides = []
         for name, addresses, found in (("mqd", bootstrap, brokers), ("kafka", kafka.bootstrap, kafka.brokers)):
