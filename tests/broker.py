@@ -108,8 +108,9 @@ class Broker:
     def pids(self, role: str) -> list[int]:
         return [process["pid"] for process in self.running() if process["role"] == role]
 
-    def pid(self, name: str) -> int:
-        return next(process["pid"] for process in self.running() if process["name"] == name)
+    def pid(self, name: str) -> int | None:
+        """None: it died and is not started again yet."""
+        return next((process["pid"] for process in self.running() if process["name"] == name), None)
 
     def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
         deadline = time.monotonic() + seconds
