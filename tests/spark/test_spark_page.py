@@ -197,6 +197,7 @@ def test_table(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest
     assert run(spark, page_broker, place, monkeypatch, "table") == [], "started again: nothing is new"
 
 
+@pytest.mark.slow
 def test_history_and_now(spark: Any, page_broker: Broker, place: Path) -> None:
     """At the end: the log loses what the archive has."""
     (block,) = (block for block in blocks("python") if "archive" in block)

@@ -133,7 +133,7 @@ def test_what_cannot_be_asked(spark: Any, broker: Broker) -> None:
         ({"kafka__key__deserializer": "x"}, "key.deserializer"),
         ({"startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
         ({"assign": '{"a":[0]}'}, "Only one of the following options"),
-        ({"kafka__security__protocol": "SASL_SSL"}, "PLAINTEXT"),
+        ({"kafka__security__protocol": "TLS"}, "is not known"),
     ):
         _fails(spark, text, **options(broker, topic, **more))
     _fails(spark, "must be specified", subscribe=topic)

@@ -4,11 +4,13 @@ whether its content is right), for tests/compat/test_versions.py.
 
 from __future__ import annotations
 
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AddRaftVoterRequest,
     AlterClientQuotasRequest,
     AlterPartitionReassignmentsRequest,
     AlterReplicaLogDirsRequest,
+    AlterUserScramCredentialsRequest,
     CreateAclsRequest,
     DeleteAclsRequest,
     DescribeAclsRequest,
@@ -20,6 +22,8 @@ from mqd.protocol.messages import (
     ListConfigResourcesRequest,
     ListPartitionReassignmentsRequest,
     RemoveRaftVoterRequest,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
     UnregisterBrokerRequest,
     UpdateFeaturesRequest,
 )
@@ -168,6 +172,22 @@ CASES = {
         lambda s, v: DescribeUserScramCredentialsRequest(users=None),
         lambda r: [r.error_code],
         lambda s, v, r: r.results == [],
+    ),
+    51: (
+        lambda s, v: AlterUserScramCredentialsRequest(),
+        lambda r: [one.error_code for one in r.results],
+        lambda s, v, r: r.results == [],
+    ),
+    # a plain listener has nothing to prove
+    17: (
+        lambda s, v: SaslHandshakeRequest(mechanism="PLAIN"),
+        lambda r: [],
+        lambda s, v, r: r.error_code == ErrorCode.ILLEGAL_SASL_STATE,
+    ),
+    36: (
+        lambda s, v: SaslAuthenticateRequest(auth_bytes=b"\0alice\0s3cret"),
+        lambda r: [],
+        lambda s, v, r: r.error_code == ErrorCode.ILLEGAL_SASL_STATE,
     ),
     55: (_quorum, lambda r: [r.error_code, *(p.error_code for t in r.topics for p in t.partitions)], _quorum_described),
     57: (

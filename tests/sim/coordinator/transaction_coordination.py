@@ -103,6 +103,7 @@ class SimBroker:
         self.controller = self
         self.disks = self
         self.producer_ids = ProducerIds()
+        self.authorizer = None  # everything is allowed
         self.coordinators: Any = None
         self.transactions: TransactionService | None = None
 

@@ -466,6 +466,9 @@ static void submit(uint32_t i)
                                         .partition_index = asked->partition,
                                         .records = records,
                                         .records_bytes = large ? sizeof records : 70};
+    /* the entry refuses at once what is not one whole batch; the rest of it is the leader's to judge */
+    mqd_put_be32(records + 8, (uint32_t)request.records_bytes - 12);
+    records[16] = 2;
     struct mqd_buffer frame = {0};
     mqd_relay_encode(&frame, &request); /* to a leader a request is what it was from the client */
     int64_t offset = mqd_arena_allocate(r->arena, frame.size_bytes);
