@@ -30,7 +30,7 @@ class LocalPrincipals:
     ) -> None:
         self._is_on = bool(broker_value(config, "authorizer.class.name"))
         self._rules = local_rules(config)
-        self._super_users = super_users(broker_value(config, "super.users") or "")
+        self._super_users = super_users(str(broker_value(config, "super.users") or ""))
         self._own_uid = own_uid
         self._login = login
         self._clock = clock
