@@ -3,6 +3,7 @@ librdkafka share, and what a new connection must do before anything else.
 """
 
 import base64
+import binascii
 import hashlib
 import hmac
 import re
@@ -64,8 +65,8 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         return self.protocol.startswith("SASL_")
 
     def secure(self, connection: socket.socket, host: str) -> socket.socket:
-        """The connection to speak through: TLS where the protocol says so. Raises OSError (of which
-        ssl.SSLError is one).
+        """The connection to speak through: TLS where the protocol says so. Raises OSError, also for a
+        failed handshake (ssl.SSLError), and ConfigError.
         """
         return self._context().wrap_socket(connection, server_hostname=host) if self.has_tls else connection
 
@@ -99,6 +100,12 @@ class ClientSecurity(msgspec.Struct, frozen=True):
 
     def _context(self) -> ssl.SSLContext:
         get = self.settings.get
+        if get("ssl.certificate.pem") or get("ssl.key.pem"):
+            raise ConfigError(
+                "a client certificate in the settings themselves is not read by this client; put it into a file and name"
+                " that: ssl.certificate.location, ssl.key.location",
+                "ssl.certificate.pem",
+            )
         try:
             context = ssl.create_default_context(
                 cafile=get("ssl.ca.location") or None, cadata=get("ssl.ca.pem") or None
@@ -184,7 +191,11 @@ def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], byte
     iterations = int(match[3])
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise NotAuthenticated(f"the broker asks for {iterations} iterations; {ITERATIONS_MIN} are the least")
-    salted = salted_password(mechanism, password.encode(), base64.b64decode(match[2]), iterations)
+    try:
+        salt = base64.b64decode(match[2], validate=True)
+    except binascii.Error:
+        raise NotAuthenticated("the broker's salt is not base64") from None
+    salted = salted_password(mechanism, password.encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", name)
     without_proof = f"c=biws,r={match[1]}"
     signed = f"{bare},{first},{without_proof}".encode()

@@ -53,3 +53,9 @@ def test_a_file(tmp_path):
         client.read(tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot be read"):
         client.of_properties({"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "none")}).secure(None, "a")
+
+
+def test_a_certificate_that_cannot_be_used_is_not_ignored():
+    settings = {"security.protocol": "SSL", "ssl.keystore.certificate.chain": "-----BEGIN", "ssl.keystore.key": "-----"}
+    with pytest.raises(ConfigError, match="ssl.certificate.location"):
+        client.of_properties(settings).secure(None, "a")

@@ -188,7 +188,15 @@ def test_our_client_refuses_a_server_that_knows_no_verifier():
 
 
 @pytest.mark.parametrize(
-    "first", [b"", b"r=x,s=AAAA,i=4096", b"r={},s=AAAA,i=4096", b"r={}x,s=AAAA,i=1", b"r={}x,s=AAAA,i=999999999"]
+    "first",
+    [
+        b"",
+        b"r=x,s=AAAA,i=4096",
+        b"r={},s=AAAA,i=4096",
+        b"r={}x,s=AAAA,i=1",
+        b"r={}x,s=AAAA,i=999999999",
+        b"r={}x,s=AAA,i=4096",
+    ],
 )
 def test_our_client_refuses_a_first_message(first):
     def step(token: bytes) -> bytes:
