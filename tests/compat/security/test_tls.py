@@ -24,6 +24,7 @@ from tests.compat import clients, topics
 from tests.compat.messages import PARTITION_COUNT, Message, messages_of
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
+NOT_USED = "a changed certificate is not used, the previous one is"
 WAIT_SECONDS = 30
 API_VERSIONS = 18
 
@@ -66,6 +67,13 @@ class Secured:
         deadline = time.monotonic() + WAIT_SECONDS
         while part not in self.log():
             assert time.monotonic() < deadline, f"not in the log: {part}\n{self.log()[-3000:]}"
+            time.sleep(0.05)
+
+    def wait_for_refusals(self, count: int) -> None:
+        """Until workers have refused a changed certificate so often."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self.log().count(NOT_USED) < count:
+            assert time.monotonic() < deadline, self.log()[-3000:]
             time.sleep(0.05)
 
     def context(self, identity: Identity | None = None) -> ssl.SSLContext:
@@ -295,10 +303,10 @@ def test_certificates_change_under_load_and_nonsense_is_not_used(secured: Secure
         nonsense = [b"nonsense", b"", other.key_pem() + fresh.chain_pem(), other.chain_pem()]
         for content in nonsense:
             (tmp_path / "bad.pem").write_bytes(content)
+            refused = secured.log().count(NOT_USED)
             os.replace(tmp_path / "bad.pem", secured.keystore)
-            time.sleep(2.5)  # the broker looks every two seconds
+            secured.wait_for_refusals(refused + 2)  # both workers
             assert serial_of(secured) == fresh.certificate.serial_number
-        secured.wait_for_log("a changed certificate is not used, the previous one is")
         secured.wait_for_log("does not belong to the first certificate")
         os.replace(other.write(tmp_path / "other.pem"), secured.keystore)
         wait_for_serial(secured, other.certificate.serial_number)
