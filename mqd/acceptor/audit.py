@@ -1,8 +1,9 @@
 """logs/audit.log: who was denied what, and who changed rules and users. One JSON object a line.
 
 A denial is written once for each principal, address, operation and resource in WINDOW_S; the next
-line for it has the number of those in between. Bounds: DENIALS_MAX of them are counted in WINDOW_S;
-of what is denied beyond that only the number is written; the file is renamed to audit.log.1 at SIZE_BYTES_MAX, and KEPT of those stay.
+line for it has the number of those in between. Bounds: DENIALS_MAX different denials in
+WINDOW_S; of further ones only the number is written. The file is renamed to audit.log.1 at
+SIZE_BYTES_MAX, and KEPT of those stay.
 """
 
 import json

@@ -3,7 +3,7 @@ what a failure costs its client.
 
 An exchange lives here between two requests of its connection. It is lost with this process: the
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
-threads, of which there are few: a flood of them delays other authentications, nothing else.
+a few threads: a flood of them delays other authentications, nothing else.
 
 Bounds: EXCHANGES_MAX exchanges, the oldest ends first; WAITING_MAX checks; FAILURES_MAX names of
 addresses and users whose failures are remembered. Concurrency: the event loop's thread.

@@ -114,8 +114,8 @@ def some(names: list[str]) -> str:
 
 
 class Versions:
-    """Which levels of which features the hosts in service support, by their own answers, and which
-    are in force. Raises CliError.
+    """The feature levels that the hosts in service say they support, and those in force. Raises
+    CliError.
     """
 
     def __init__(self, settings: Settings) -> None:

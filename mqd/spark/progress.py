@@ -148,11 +148,13 @@ class Progress:
 
     def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
         """(where each partition begins, where it could end), by what is there now. Tells losses."""
-        anew = self._recreated(start, available)
-        kept = self._kept(start, available, anew)
-        starts = {key: offset for key, offset in start.offsets.items() if key in available.offsets and key not in anew}
+        recreated = self._recreated(start, available)
+        kept = self._kept(start, available, recreated)
+        starts = {
+            key: offset for key, offset in start.offsets.items() if key in available.offsets and key not in recreated
+        }
         found = [key for key in available.offsets if key not in starts]
-        starts |= self._new_starts(found, start, anew)
+        starts |= self._new_starts(found, start, recreated)
         ends = dict(available.offsets)
         for key, begin in starts.items():
             if ends[key] < begin:
@@ -165,23 +167,25 @@ class Progress:
 
     def _recreated(self, start: Position, later: Position) -> set[Key]:
         """Partitions of topics that were deleted and recreated."""
-        anew = set()
+        recreated = set()
         for topic in start.topics():
             if _is_another(topic, start.ids, later.ids):
                 self._driver.lost(
-                    f"topic {topic} was deleted and made anew since the last batch, which ended at"
+                    f"topic {topic} was deleted and made recreated since the last batch, which ended at"
                     f" {_ends(start, topic)}"
                 )
-                anew |= {key for key in start.offsets if key[0] == topic}
-        return anew
+                recreated |= {key for key in start.offsets if key[0] == topic}
+        return recreated
 
-    def _kept(self, start: Position, available: Position, anew: set[Key]) -> dict[Key, int]:
+    def _kept(self, start: Position, available: Position, recreated: set[Key]) -> dict[Key, int]:
         """Tells what is gone. Returns what of it stays in the position (S6)."""
         self._gone -= available.offsets.keys()
         kept: dict[Key, int] = {}
         for topic in start.topics():
             missing = sorted(
-                key for key in start.offsets if key[0] == topic and key not in available.offsets and key not in anew
+                key
+                for key in start.offsets
+                if key[0] == topic and key not in available.offsets and key not in recreated
             )
             if missing and topic in available.ids and available.ids[topic] == start.ids.get(topic):
                 ends = self._driver.hidden_ends(missing)
@@ -203,10 +207,10 @@ class Progress:
             self._gone.update(missing)
         return kept
 
-    def _new_starts(self, keys: list[Key], start: Position, anew: set[Key]) -> dict[Key, int]:
+    def _new_starts(self, keys: list[Key], start: Position, recreated: set[Key]) -> dict[Key, int]:
         earliest = self._driver.offsets_at(keys, EARLIEST)
         for (topic, partition), offset in earliest.items():
-            if offset > 0 and start.offsets and (topic, partition) not in anew:
+            if offset > 0 and start.offsets and (topic, partition) not in recreated:
                 self._driver.lost(f"the new partition {topic}-{partition} begins at {offset} instead of 0")
         return earliest
 
@@ -231,11 +235,11 @@ class Progress:
         begin, stop = Position.from_json(start), Position.from_json(end)
         if not self._driver.topics and stop.offsets:
             self._driver.partitions(missing_is_lost=True)  # after a restart: who leads, for what tasks weigh
-        anew = self._recreated(begin, stop)  # latest() has reported what was gone then
-        starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in anew}
+        recreated = self._recreated(begin, stop)  # latest() has reported what was gone then
+        starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in recreated}
         found = [key for key in stop.offsets if key not in starts]
         vanished = self._vanished(found, stop)
-        starts |= self._new_starts([key for key in found if key not in vanished], begin, anew)
+        starts |= self._new_starts([key for key in found if key not in vanished], begin, recreated)
         ranges = []
         for key, until in sorted(stop.offsets.items()):
             if key in vanished:

@@ -9,8 +9,8 @@ Invariants
     J1  when apply() returns, the reactor decides by the rules that were in force when it was called,
         or newer ones; so a change of rules is answered when every worker has applied it
     J2  commands for one subject are posted in the order of their rules
-    J3  then segments that local clients have of topics of which a right may have been taken away are
-        rolled: a mapping shows what is appended later
+    J3  then the active segments that local clients have mapped are rolled, in topics where a right
+        may have been taken away: a mapping shows what is appended later
 Bounds: the reactor's subjects. Concurrency: the event loop's thread.
 """
 

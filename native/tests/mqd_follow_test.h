@@ -72,7 +72,7 @@ static void leader_fill(struct leader *leader, uint64_t seed, int count, int64_t
         if (word % 17 == 0)
             epoch += 1 + (int32_t)((word >> 50) % 2);
         if (word % 5 == 0) {
-            want.mark |= 1; /* nobody's */
+            want.mark |= 1; /* no producer's */
         } else if (ongoing[who] && word % 7 == 0) {
             want.producer_id = 1000 + who;
             want.marker = 1 + (int)((word >> 9) % 2);

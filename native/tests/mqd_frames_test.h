@@ -70,7 +70,7 @@ __attribute__((unused)) static void client_close(struct client *client)
 }
 
 /* recv with a time-out (SO_RCVTIMEO) is not restarted after an interruption, and io_uring
- * interrupts whoever made the ring when it has news. */
+ * interrupts the thread that created the ring when it has news. */
 static ssize_t client_recv(struct client *client, uint8_t *bytes, size_t size_bytes)
 {
     ssize_t n;

@@ -88,7 +88,7 @@ static void note_event(struct model *model, int64_t offset, struct event event)
     *begun = -1;
 }
 
-/* The account anew from what is left after a crash; events before it stay as they were. */
+/* Rebuilds the model from what is left after a crash; earlier events stay as they were. */
 static void recount(struct model *model)
 {
     model->aborted_count = model->ended_count = 0;

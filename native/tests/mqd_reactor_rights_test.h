@@ -5,7 +5,7 @@
 #include "mqd_reactor_test.h"
 #include "mqd_rights_test.h"
 
-/* The next event of `kind` of worker 0; others are for nobody. */
+/* The next event of `kind` of worker 0; other events are dropped. */
 static struct mqd_event rights_event(struct bench *b, uint32_t kind)
 {
     struct mqd_event event;

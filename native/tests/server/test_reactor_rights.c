@@ -346,7 +346,7 @@ BOTH(an_answer_is_given_again_only_to_the_same_rights)
     bench_say(b, ACCEPTOR, 0, answer);
     CHECK(metadata_are(&first, "all topics"));
     ask_metadata(&again);
-    CHECK(metadata_are(&again, "all topics")); /* nobody is asked */
+    CHECK(metadata_are(&again, "all topics")); /* from the cache */
     ask_metadata(&other);
     ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     memcpy(b->arenas[ACCEPTOR] + at + 64, "\0\0\0\5none", 8);

@@ -1,5 +1,5 @@
 """A client's permitted operations, as bits by Kafka's AclOperation (KIP-430): those that a resource
-supports, of which Context.operations() leaves what the client may do.
+supports. Context.operations() removes what the client may not do.
 """
 
 from mqd.acceptor.broker import Context

@@ -1,5 +1,5 @@
-"""Subscriptions to metrics of clients (KIP-714, ConfigResource type 16): which metrics, how often,
-of which clients. As a Kafka broker without a receiver of metrics, this one keeps them and asks no
+"""Subscriptions to metrics of clients (KIP-714, ConfigResource type 16): metrics, interval and
+clients. As a Kafka broker without a receiver of metrics, this one keeps them and asks no
 client: GetTelemetrySubscriptions is not among its APIs.
 """
 
