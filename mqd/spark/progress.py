@@ -171,7 +171,7 @@ class Progress:
         for topic in start.topics():
             if _is_another(topic, start.ids, later.ids):
                 self._driver.lost(
-                    f"topic {topic} was deleted and made recreated since the last batch, which ended at"
+                    f"topic {topic} was deleted and created again since the last batch, which ended at"
                     f" {_ends(start, topic)}"
                 )
                 recreated |= {key for key in start.offsets if key[0] == topic}

@@ -116,7 +116,7 @@ def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
     new_topic(broker, name=topic)
     produce(broker, topic, numbered(100, 20))
     told = stream.failure()
-    assert f"topic {topic} was deleted and made anew" in told
+    assert f"topic {topic} was deleted and created again" in told
     stream.given = {**given, "failOnDataLoss": "false"}
     stream.seen.clear()
     assert [row[3] for row in stream.run()] == numbered(100, 20)

@@ -1,4 +1,4 @@
-"""A topic that is deleted and made anew under its name while a consumer reads it: an offset of the
+"""A topic that is deleted and created again under its name while a consumer reads it: an offset of the
 old one means nothing in the new one.
 """
 

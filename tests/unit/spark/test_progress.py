@@ -186,7 +186,7 @@ def test_what_is_lost_is_told() -> None:
         progress.latest(end, True)
     world.logs = {("t", 0): (0, 50), ("t", 1): (0, 50)}
     world.numbers["t"] = 2
-    with pytest.raises(MqdReadError, match="topic t was deleted and made anew"):
+    with pytest.raises(MqdReadError, match="topic t was deleted and created again"):
         progress.latest(end, True)
 
 
@@ -299,7 +299,7 @@ def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
     world.numbers["u"] = 2
     anew = progress.latest(seen, True)
     assert (
-        _ranges(progress.plan(seen, anew)) == [(0, 0, 12)] and "topic u was deleted and made anew" in world.losses[-1]
+        _ranges(progress.plan(seen, anew)) == [(0, 0, 12)] and "topic u was deleted and created again" in world.losses[-1]
     )
 
 

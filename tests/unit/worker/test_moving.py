@@ -148,7 +148,7 @@ def test_a_move_ends_when_the_metadata_says_so(tmp_path: Path) -> None:
 
 
 def test_a_namesake_in_the_place_of_a_copy_is_left_alone(tmp_path: Path) -> None:
-    """The topic was deleted and made anew while the controller was away: one image brings both."""
+    """The topic was deleted and created again while the controller was away: one image brings both."""
 
     async def scenario(world: World) -> None:
         await world.switch()
