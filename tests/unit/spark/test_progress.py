@@ -194,11 +194,11 @@ def test_losses_that_are_allowed_are_gone_on_with() -> None:
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     end = progress.latest(progress.initial(), True)
     world.logs = {("t", 0): (0, 4)}
-    world.numbers["t"] = 2  # made anew, with one partition, and fewer records
+    world.numbers["t"] = 2  # created again, with one partition, and fewer records
     after = progress.latest(end, True)
     assert _offsets(after) == {("t", 0): 4}
     assert _ranges(progress.plan(end, after)) == [(0, 0, 4)]
-    assert any("made anew" in text for text in world.losses)
+    assert any("created again" in text for text in world.losses)
     world.logs = {("t", 0): (0, 2)}  # cut, the same topic
     assert _offsets(progress.latest(after, True)) == {("t", 0): 4}
 
@@ -299,7 +299,8 @@ def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
     world.numbers["u"] = 2
     anew = progress.latest(seen, True)
     assert (
-        _ranges(progress.plan(seen, anew)) == [(0, 0, 12)] and "topic u was deleted and created again" in world.losses[-1]
+        _ranges(progress.plan(seen, anew)) == [(0, 0, 12)]
+        and "topic u was deleted and created again" in world.losses[-1]
     )
 
 
