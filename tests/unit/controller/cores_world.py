@@ -201,7 +201,8 @@ class World:
 
     def apply(self, client: str) -> None:
         """The worker takes in everything that was sent, then answers."""
-        view = self.views[self.subscribed[client]]
+        index = self.subscribed[client]
+        view = self.views[index]
         told = False
         flat = [
             part
@@ -249,6 +250,10 @@ class World:
             assert not isinstance(message, messages.CredentialsPut), "not for workers"
             assert view["version"] <= message.version
             view["version"], told = message.version, True
+        for slot in view["slots"].values():  # it has opened its partitions: native/server/command.c
+            entry = self.slots.get(slot)
+            if entry is not None and entry[2] == index:
+                self.slots[slot] = (*entry[:5], self.generations[index])
         if told:
             self.on_host(host_core.WorkerApplied(client, messages.Applied(view["version"], {})))
 

@@ -68,11 +68,15 @@ def random_security_change(world: World):
 
 
 def random_move(world: World) -> None:
-    """A worker, alive or not any more, says that it has moved a partition, its own or another's."""
+    """A worker, alive or not any more, says that it has moved a partition, its own or another's. A
+    worker has opened its partitions before it moves one.
+    """
     partitions = [
         (topic.topic_id, partition.index) for topic in world.core.tail.topics.values() for partition in topic.partitions
     ]
-    client = world.random.choice([*sorted(world.subscribed), "worker-0.gone"])
+    known = {index for index, view in world.views.items() if view["version"] >= 0}
+    opened = [client for client, index in world.subscribed.items() if index in known]
+    client = world.random.choice([*sorted(opened), "worker-0.gone"])
     if partitions:
         world.on_host(
             host_core.MoveEnded(
