@@ -348,6 +348,36 @@ def _cluster() -> list[Property]:
             " listener between hosts can be reached from other machines.",
         ),
         Property(
+            "cluster.tls",
+            "enum",
+            "off",
+            "(mqd) TLS 1.3 between hosts, each of which proves its node id by a certificate: off; allowed ="
+            " with every host that can; required = hosts that cannot are refused. `mqd up --secure` sets"
+            " required.",
+            choices=("off", "allowed", "required"),
+        ),
+        Property(
+            "cluster.tls.certificate.file",
+            "string",
+            None,
+            "(mqd) PEM file with this host's certificate and those that lead to the CA. It has the URI"
+            " mqd://node/NODE_ID as a subject alternative name. Required unless cluster.tls=off. A"
+            " changed file is used without a restart.",
+        ),
+        Property(
+            "cluster.tls.key.file",
+            "string",
+            None,
+            "(mqd) PEM file with the certificate's private key, unencrypted, readable by this user only."
+            " Not set: it is in cluster.tls.certificate.file.",
+        ),
+        Property(
+            "cluster.tls.ca.file",
+            "string",
+            None,
+            "(mqd) PEM file with the CAs of the hosts' certificates. Required unless cluster.tls=off.",
+        ),
+        Property(
             "broker.session.timeout.ms",
             "int",
             "5500",

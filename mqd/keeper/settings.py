@@ -46,7 +46,7 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
     """Fills in values that depend on the host and the data directory. Raises ConfigError."""
     from mqd.base.config import broker_value
     from mqd.base.property_values import ConfigError
-    from mqd.security import tls_files
+    from mqd.security import host_identity, tls_files
 
     named = config.get("log.dirs")
     log_dirs = (
@@ -64,7 +64,8 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
         )
     told = broker_value(config, "worker.count")
     count = worker_count or (told if isinstance(told, int) else 0) or _default_worker_count(config, places)
-    config = {**tls_files.absolute(config), "log.dirs": ",".join(log_dirs), "worker.count": str(count)}
+    config = host_identity.absolute(tls_files.absolute(config))
+    config = {**config, "log.dirs": ",".join(log_dirs), "worker.count": str(count)}
     return Settings(places, config, count, log_dirs)
 
 

@@ -39,10 +39,28 @@ def make_authority(name: str, now: datetime.datetime) -> Pair:
     return _pair(certificate, key)
 
 
+def node_uri(node_id: int) -> str:
+    """The name by which a certificate says which host of a cluster it is of."""
+    return f"mqd://node/{node_id}"
+
+
+def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
+    """A certificate with which a host proves its node id to others of its cluster. Raises
+    ValueError.
+    """
+    names = [x509.UniformResourceIdentifier(node_uri(node_id))]
+    return _issue(authority, f"mqd host {node_id}", names, now)
+
+
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
     """A certificate for a broker or client with this common name. `hosts`: names and addresses of a
-    broker; none for a client. Raises ValueError: the authority's files do not belong together.
+    broker; none for a client. They never become the URI of a host. Raises ValueError: the
+    authority's files do not belong together.
     """
+    return _issue(authority, name, _names(hosts), now)
+
+
+def _issue(authority: Pair, name: str, names: Sequence[x509.GeneralName], now: datetime.datetime) -> Pair:
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     signer = serialization.load_pem_private_key(authority.key, None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
@@ -56,15 +74,15 @@ def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.dateti
         .add_extension(
             x509.ExtendedKeyUsage(
                 [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-                if hosts
+                if names
                 else [ExtendedKeyUsageOID.CLIENT_AUTH]
             ),
             critical=False,
         )
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName(_names(hosts)), critical=False)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     pair = _pair(builder.sign(signer, hashes.SHA256()), key)
     return Pair(pair.certificate + authority.certificate, pair.key)
 
@@ -79,13 +97,23 @@ def renewed(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair
         names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return issue(authority, name, (), now)
-    hosts = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
-    return issue(authority, name, [*names.get_values_for_type(x509.DNSName), *hosts], now)
+    return _issue(authority, name, list(names), now)
 
 
 def expires(certificate: bytes) -> datetime.datetime:
     """When the first certificate of a PEM file ends. Raises ValueError: it is none."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
+def is_host(certificate: bytes, node_id: int) -> bool:
+    """Whether the first certificate of a PEM file is of this host of a cluster. Raises ValueError."""
+    try:
+        names = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+    except x509.ExtensionNotFound:
+        return False
+    return node_uri(node_id) in names.value.get_values_for_type(x509.UniformResourceIdentifier)
 
 
 def covers(certificate: bytes, hosts: Iterable[str]) -> bool:

@@ -70,12 +70,13 @@ def _preflight(settings: Settings) -> None:
     """
     from mqd.base import paths
     from mqd.keeper import identity, reserve, sockets
-    from mqd.security import principal, tls_files
+    from mqd.security import host_identity, principal, tls_files
     from mqd.shm import locks
 
     places = settings.places
     _check_names(places)
     tls_files.check(settings.config)
+    host_identity.check(settings.config)
     principal.local_rules(settings.config)
     fds: list[int] = []
     try:

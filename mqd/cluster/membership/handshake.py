@@ -13,6 +13,11 @@ listener:
 Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwards the connection
 belongs to the protocol that `purpose` names; the initiator speaks first.
 
+Hello and answer say whether a side can and whether it must use TLS. If both can, the connection
+continues as TLS 1.3 at once (`tls`): the initiator is its client, the responder its server, and
+each checks that the other's certificate is of the node that was proven here
+(mqd/security/host_identity.py). A side that must use TLS refuses one that cannot.
+
 Invariants
     H1  nothing in the peer's hello is trusted, and nothing about this host is revealed, before the
         peer has proven the key: the responder's identity follows the initiator's proof
@@ -24,9 +29,10 @@ Invariants
         descriptor can be handed on afterwards
     H5  a refusal is proven like an acceptance: a stranger cannot make a host believe that it was
         refused
+    H6  the proofs cover what each side says of TLS: without the key it cannot be taken away, and a
+        stranger without the key costs no TLS handshake
 
-Limits: the bytes that follow are neither encrypted nor authenticated; a network where others can
-inject into a connection needs protection of its own. Concurrency: one object per connection, one
+Limits: without TLS the bytes that follow are neither encrypted nor authenticated. Concurrency: one object per connection, one
 call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
 """
 
@@ -52,6 +58,10 @@ REFUSED_WORKER = "worker"  # no such worker here
 REFUSED_IDENTITY = "identity"  # this node id belongs to another host, or is the responder's own
 REFUSED_PURPOSE = "purpose"  # not offered on this listener
 REFUSED_BUSY = "busy"  # too many connections, or not ready yet
+REFUSED_TLS = "tls"  # one side must use TLS, the other cannot
+
+# What a side says of TLS (cluster.tls). A release before this says nothing: it cannot.
+TLS_OFF, TLS_ALLOWED, TLS_REQUIRED = range(3)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -75,6 +85,7 @@ class Hello(msgspec.Struct, frozen=True):
     purpose: str  # one of PURPOSES
     identity: Identity
     worker: int = -1  # purpose "data": the worker that the socket is for
+    tls: int = TLS_OFF
 
 
 class _Challenge(msgspec.Struct, frozen=True):
@@ -94,6 +105,7 @@ class Refusal(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True):
     identity: Identity | None
     refusal: Refusal | None
+    tls: int = TLS_OFF
 
 
 class _Signed(msgspec.Struct, frozen=True):
@@ -133,6 +145,19 @@ def derive_key(secret: bytes, use: str) -> bytes:
     return hmac.new(secret, b"mqd cluster key: " + use.encode(), hashlib.sha256).digest()
 
 
+def _tls_refusal(initiator: int, responder: int) -> Refusal | None:
+    """Whether two sides cannot agree on TLS, and why."""
+    if min(initiator, responder) > TLS_OFF or TLS_REQUIRED not in (initiator, responder):
+        return None
+    strict, other = ("initiator", "responder") if initiator == TLS_REQUIRED else ("responder", "initiator")
+    return Refusal(
+        REFUSED_TLS,
+        f"the {strict} has cluster.tls=required, the {other} cannot use TLS between hosts: give it a host certificate"
+        " and cluster.tls=allowed (mqd up --secure does both; docs/security.md), or set cluster.tls=allowed on the"
+        f" {strict} until then",
+    )
+
+
 def _mac(key: bytes, role: bytes, *parts: bytes) -> bytes:
     mac = hmac.new(key, b"mqd peer handshake 1: " + role, hashlib.sha256)
     for part in parts:
@@ -159,6 +184,7 @@ class _Side:
         self._prefix = first  # the prefix of the peer's first frame
         self.peer: Hello | Identity | None = None  # the peer's identity, once `done`
         self.done = False
+        self.tls = False  # once `done`: TLS comes next
         self._failed = False
 
     @property
@@ -217,9 +243,12 @@ class Initiator(_Side):
 
     peer: Identity | None
 
-    def __init__(self, key: bytes, purpose: str, identity: Identity, nonce: bytes, worker: int = -1) -> None:
+    def __init__(
+        self, key: bytes, purpose: str, identity: Identity, nonce: bytes, worker: int = -1, tls: int = TLS_OFF
+    ) -> None:
         super().__init__(key, nonce, b"")
-        self._hello = _encode(Hello(VERSION, nonce, purpose, identity, worker))
+        self._tls = tls
+        self._hello = _encode(Hello(VERSION, nonce, purpose, identity, worker, tls))
         self._challenge: bytes | None = None
 
     def opening(self) -> bytes:
@@ -239,7 +268,10 @@ class Initiator(_Side):
         answer = _decode(_Answer, signed.answer)
         if answer.identity is None:
             raise HandshakeRefused(answer.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
+        if refusal := _tls_refusal(self._tls, answer.tls):  # of a responder that knows nothing of TLS
+            raise HandshakeRefused(refusal)
         self.peer = answer.identity
+        self.tls = min(self._tls, answer.tls) > TLS_OFF
         self.done = True
         return b""
 
@@ -255,8 +287,11 @@ class Responder(_Side):
 
     peer: Hello | None
 
-    def __init__(self, key: bytes, decide: Callable[[Hello], Identity | Refusal], nonce: bytes) -> None:
+    def __init__(
+        self, key: bytes, decide: Callable[[Hello], Identity | Refusal], nonce: bytes, tls: int = TLS_OFF
+    ) -> None:
         super().__init__(key, nonce, MAGIC)
+        self._tls = tls
         self._decide = decide
         self._hello_bytes = b""
         self._hello: Hello | None = None
@@ -272,13 +307,14 @@ class Responder(_Side):
             return _frame(self._challenge)
         proof = _decode(_Proof, body)
         self._check_proof(proof.mac, b"initiator", self._hello_bytes, self._challenge)
-        decision = self._decide(self._hello)
+        decision = _tls_refusal(self._hello.tls, self._tls) or self._decide(self._hello)
         if isinstance(decision, Refusal):
             self.refused, self._failed = decision, True
             answer = _encode(_Answer(None, decision))
         else:
             self.peer, self.done = self._hello, True
-            answer = _encode(_Answer(decision, None))
+            self.tls = min(self._hello.tls, self._tls) > TLS_OFF
+            answer = _encode(_Answer(decision, None, self._tls))
         return _frame(
             _encode(_Signed(answer, _mac(self._key, b"responder", self._hello_bytes, self._challenge, answer)))
         )

@@ -105,6 +105,56 @@ def test_a_refusal_is_told_and_proven():
     assert not isinstance(failed.value, HandshakeRefused)
 
 
+@pytest.mark.parametrize("ours", range(3))
+@pytest.mark.parametrize("theirs", range(3))
+def test_tls_is_agreed_or_refused(ours, theirs):
+    initiator = Initiator(KEY, "data", A, nonce(1), tls=ours)
+    responder = Responder(KEY, lambda hello: B, nonce(2), tls=theirs)
+    if handshake.TLS_REQUIRED in (ours, theirs) and handshake.TLS_OFF in (ours, theirs):
+        with pytest.raises(HandshakeRefused, match=r"has cluster.tls=required, .*mqd up --secure") as refused:
+            run(initiator, responder)
+        assert refused.value.code == handshake.REFUSED_TLS
+        assert responder.refused is not None and responder.refused.code == handshake.REFUSED_TLS
+        assert not initiator.done and not responder.done and responder.peer is None
+    else:
+        run(initiator, responder)
+        assert initiator.done and responder.done
+        assert initiator.tls == responder.tls == (min(ours, theirs) > handshake.TLS_OFF)
+
+
+def test_a_release_that_knows_nothing_of_tls():
+    """Its Hello and its answer lack the field."""
+    fields = {"version": 1, "nonce": nonce(1), "purpose": "data", "identity": msgspec.to_builtins(A), "worker": 0}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=handshake.Hello).tls == handshake.TLS_OFF
+    for ours, taken in ((handshake.TLS_ALLOWED, True), (handshake.TLS_REQUIRED, False)):
+        initiator = Initiator(KEY, "data", A, nonce(1), tls=ours)
+        challenge = msgspec.msgpack.encode({"version": 1, "nonce": nonce(2)})
+        initiator.feed(len(challenge).to_bytes(4, "big"))
+        initiator.feed(challenge)
+        answer = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
+        mac = handshake._mac(KEY, b"responder", initiator.opening()[8:], challenge, answer)
+        signed = msgspec.msgpack.encode({"answer": answer, "mac": mac})
+        initiator.feed(len(signed).to_bytes(4, "big"))
+        if taken:
+            initiator.feed(signed)
+            assert initiator.done and not initiator.tls
+        else:
+            with pytest.raises(HandshakeRefused, match="the responder cannot use TLS"):
+                initiator.feed(signed)
+            assert not initiator.done
+
+
+def test_tls_cannot_be_taken_away_without_the_key():
+    """H6: a host in the middle changes what the initiator says."""
+    initiator, responder = Initiator(KEY, "data", A, nonce(1), tls=1), Responder(KEY, lambda hello: B, nonce(2), tls=1)
+    hello = msgspec.msgpack.decode(initiator.opening()[8:], type=handshake.Hello)
+    weaker = msgspec.msgpack.encode(msgspec.structs.replace(hello, tls=0))
+    challenge, _ = give(responder, handshake.MAGIC + len(weaker).to_bytes(4, "big") + weaker)
+    proof, _ = give(initiator, challenge)
+    with pytest.raises(HandshakeFailed, match="key"):
+        give(responder, proof)
+
+
 def test_decide_is_not_asked_before_the_proof():
     asked = []
     initiator, responder = pair(key_a=b"wrong" * 7, decide=lambda hello: asked.append(hello) or B)

@@ -1,0 +1,222 @@
+"""The certificate by which this host proves its node id to the others of its cluster, and theirs to
+it: `cluster.tls` and the files that it names.
+
+    identity = load(config)          None: cluster.tls=off
+    identity.server, .client         contexts for Python's connections; the next one uses them
+    identity.files                   the same as PEM bytes, for native contexts
+    await identity.watch(on_change)  loads changed files again, until cancelled
+    check_peer(certificate, node)    after the TLS handshake: is the peer's certificate of that node?
+
+A connection between hosts is proven by the cluster's key first
+(mqd/cluster/membership/handshake.py), then by these certificates. A stolen key of the cluster opens
+nothing without a certificate, and a stolen certificate is one host only.
+
+Invariants: what cannot be used leaves the previous files in use, and is logged once. Errors are
+ConfigErrors that name the property, the file and the way out. Concurrency: load() and reload() read
+files and may be called by any thread, one at a time; the attributes are replaced whole.
+"""
+
+import asyncio
+import datetime
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from mqd.base import logging
+from mqd.base.config import broker_number, broker_value
+from mqd.base.property_values import ConfigError
+
+MODES = ("off", "allowed", "required")  # in the order of handshake.TLS_OFF, ...
+CERTIFICATE, KEY, CA = "cluster.tls.certificate.file", "cluster.tls.key.file", "cluster.tls.ca.file"
+NAMES = (CERTIFICATE, KEY, CA)
+FILE_BYTES_MAX = 1 << 20
+LOOK_S = 2.0
+
+log = logging.get("host.identity")
+
+
+class NotThatHost(ConnectionError):
+    """The peer's certificate is not of the node that it has said to be."""
+
+
+class Files(msgspec.Struct, frozen=True):
+    """PEM. `certificate`: this host's, then those that lead to a CA. The repr shows none of it."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+
+    def __repr__(self) -> str:
+        return "Files()"
+
+
+def load(config: Mapping[str, str]) -> "HostIdentity | None":
+    """None: cluster.tls=off. Raises ConfigError."""
+    mode = MODES.index(str(broker_value(config, "cluster.tls")))
+    return HostIdentity(config, mode) if mode else None
+
+
+def check(config: Mapping[str, str]) -> None:
+    """Raises ConfigError: with this certificate other hosts would refuse this one."""
+    from mqd.security import pki
+
+    identity = load(config)
+    if identity is None:
+        return
+    ends = pki.expires(identity.files.certificate)
+    if ends < datetime.datetime.now(datetime.UTC):
+        path = config[CERTIFICATE]
+        raise ConfigError(
+            f"the host certificate {path} has ended on {ends:%Y-%m-%d}: put a new one there (`mqd cert renew`"
+            " makes one of the authority of `mqd up --secure`)",
+            CERTIFICATE,
+        )
+
+
+def absolute(config: Mapping[str, str]) -> dict[str, str]:
+    """The configuration with absolute paths, as tls_files.absolute()."""
+    return {
+        name: os.path.abspath(value) if name in NAMES and value.strip() else value for name, value in config.items()
+    }
+
+
+class HostIdentity:
+    def __init__(self, config: Mapping[str, str], mode: int) -> None:
+        self.mode = mode  # handshake.TLS_ALLOWED or TLS_REQUIRED
+        self.node_id = broker_number(config, "node.id")
+        self._paths = {name: config.get(name, "").strip() for name in NAMES}
+        self._paths[KEY] = self._paths[KEY] or self._paths[CERTIFICATE]
+        for name, path in self._paths.items():
+            if not path:
+                raise ConfigError(
+                    f"cluster.tls={MODES[mode]} needs {name}; `mqd up --secure` makes the files and sets it", name
+                )
+        self._seen = self._look()
+        self.files, self.server, self.client = self._read()
+
+    def _look(self) -> tuple[tuple[int, int, int], ...]:
+        """Another result: the files have changed."""
+        found = []
+        for path in self._paths.values():
+            try:
+                status = os.stat(path)
+            except OSError:
+                found.append((0, 0, 0))
+            else:
+                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
+
+    def reload(self) -> bool:
+        """Whether changed files are in use now. Raises ConfigError: they have changed and cannot be
+        used, the previous are.
+        """
+        seen = self._look()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self.files, self.server, self.client = self._read()
+        return True
+
+    async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
+        """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                changed = await asyncio.to_thread(self.reload)
+            except ConfigError as error:
+                log.warning("a changed host certificate is not used, the previous one is", reason=str(error))
+                continue
+            if changed:
+                log.info("host certificate loaded again", node=self.node_id)
+                on_change()
+
+    def _read(self) -> tuple[Files, ssl.SSLContext, ssl.SSLContext]:
+        """Raises ConfigError."""
+        files = Files(*(_content(name, self._paths[name]) for name in NAMES))
+        _check_node(files.certificate, self._paths[CERTIFICATE], self.node_id)
+        try:
+            return files, _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                f"{self._paths[CERTIFICATE]}, {self._paths[KEY]} and {self._paths[CA]} cannot be used together:"
+                f" {reason_of(error)}; they must be PEM, the key unencrypted and of this certificate",
+                CERTIFICATE,
+            ) from None
+
+
+def _content(name: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{name}={path} cannot be read: {error.strerror}", name) from None
+    if not content or len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{name}={path} is {'empty' if not content else 'too large'}", name)
+    if name == KEY and mode & 0o077:
+        raise ConfigError(f"{name}={path} can be read by others on this machine: chmod 600 {path}", name)
+    return content
+
+
+def _check_node(certificate: bytes, path: str, node_id: int) -> None:
+    from mqd.security import pki
+
+    try:
+        if pki.is_host(certificate, node_id):
+            return
+    except ValueError as error:
+        raise ConfigError(f"{path} has no certificate: {error}", CERTIFICATE) from None
+    raise ConfigError(
+        f"the certificate in {path} is not of this host: it needs the URI {pki.node_uri(node_id)} as a subject"
+        " alternative name (`mqd up --secure` makes one)",
+        CERTIFICATE,
+    )
+
+
+def _context(files: Files, protocol: int) -> ssl.SSLContext:
+    """Raises ssl.SSLError, ValueError."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # check_peer() does, by the node id: addresses change
+    context.verify_mode = ssl.CERT_REQUIRED
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # connections are few and long; a resumed one would skip the certificate
+    context.load_verify_locations(cadata=files.ca.decode("ascii"))
+    # ssl takes file names only; the file may have changed since it was read
+    fd = os.memfd_create("mqd-host", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, files.key + b"\n" + files.certificate)
+        context.load_cert_chain(f"/proc/self/fd/{fd}", password=_no_password)
+    finally:
+        os.close(fd)
+    return context
+
+
+def _no_password() -> str:
+    """Otherwise OpenSSL asks for one at the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def check_peer(certificate: Mapping[str, Any] | None, node_id: int) -> None:
+    """`certificate`: what ssl's getpeercert() returned. Raises NotThatHost."""
+    from mqd.security.pki import node_uri
+
+    names = [str(value) for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
+    if node_uri(node_id) not in names:
+        raise NotThatHost(
+            f"the peer says that it is node {node_id}, but its certificate is of"
+            f" {' and '.join(names) or 'no host'}; give each host the certificate that was made for its node id"
+        )
+
+
+def reason_of(error: BaseException) -> str:
+    """A failed TLS handshake in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        words = (error.reason or "").lower().replace("_", " ")
+        return f"the peer refuses TLS or this host's certificate: {words}" if "alert" in words else words or str(error)
+    return str(error) or type(error).__name__
