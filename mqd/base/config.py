@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from mqd.base import cluster_config, listeners
+from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
 from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
 from mqd.base.properties import (
     BROKER,
@@ -29,7 +30,7 @@ from mqd.base.properties import (
     TOPIC,
     Property,
 )
-from mqd.base.property_values import ConfigError, Value, canonical_text, parse_value
+from mqd.base.property_values import ConfigError, Value, allowed_text, canonical_text, parse_value
 
 __all__ = [
     "BROKER",
@@ -60,6 +61,7 @@ ENVIRONMENT_PREFIX = "MQD_"
 ENVIRONMENT_RESERVED = frozenset(
     {"MQD_BOOTSTRAP", "MQD_CLIENT_CONFIG", "MQD_CONFIG", "MQD_DATA_DIR", "MQD_DEBUG", "MQD_PYTHON", "MQD_WORKERS"}
 )
+_ENVIRONMENT_ORIGIN = "environment variable "
 ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
 _ARENA_GRAIN_BYTES = 65536
 _LENGTH_WORD_BYTES = 4
@@ -189,7 +191,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str
             continue
         found[variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")] = (
             value,
-            f"environment variable {variable}",
+            f"{_ENVIRONMENT_ORIGIN}{variable}",
         )
     return found
 
@@ -199,34 +201,76 @@ def load_broker(
     environment: Mapping[str, str],
     overrides: Mapping[str, str],
     defaults: Mapping[str, str] | None = None,
+    secret_variables: set[str] | None = None,
 ) -> dict[str, str]:
-    """A broker's complete configuration: every property with a value, in canonical text, including
-    the checks between properties.
+    """A broker's complete configuration: every property with a value, in canonical text, references
+    resolved (config_providers.py), including the checks between properties.
 
     `environment` is usually os.environ, `overrides` come from the command line, `defaults` from
     `mqd up --secure`: everything else wins over them. Absent from the
     result: properties without value and default (log.dirs, advertised.listeners,
-    log.retention.ms...). Raises ConfigError, which says where the value was set.
+    log.retention.ms...). `secret_variables` gets the names of those variables of the environment
+    that sensitive values come from. Raises ConfigError, which says where the value was set.
     """
     config = {name: prop.default for name, prop in BROKER.items() if prop.default is not None}
     chosen: dict[str, str] = {}
     command_line = {name: (value, "command line") for name, value in overrides.items()}
     secure = {name: (value, "--secure") for name, value in (defaults or {}).items()}
-    for source in (secure, _from_file(file) if file else {}, from_environment(environment), command_line):
+    sources = (secure, _from_file(file) if file else {}, from_environment(environment), command_line)
+    providers = _providers(sources, environment)
+    for source in sources:
         for name, (text, origin) in source.items():
-            if ASKS_FOR_NOTHING.get(name) == text.strip():
+            if ASKS_FOR_NOTHING.get(name) == text.strip() or name.startswith(PARAMETERS):
                 continue
             try:
                 prop = property_of(BROKER, ALIASES.get(name, name))
-                chosen[prop.name] = canonical_text(prop, text)
+                chosen[prop.name] = _resolved(prop, text, providers)
             except ConfigError as error:
                 raise ConfigError(f"{origin}: {error}", error.name, error.value) from None
+            if secret_variables is not None and prop.sensitive:
+                variable = origin.removeprefix(_ENVIRONMENT_ORIGIN)
+                secret_variables |= providers.variables_used | ({variable} - {origin})
+            providers.variables_used.clear()
     config.update(chosen)
     if "large.request.memory.bytes" not in chosen:
         most = max(int(config["large.request.memory.bytes"]), int(config["socket.request.max.bytes"]))
         config["large.request.memory.bytes"] = str(most)
     _check_broker(config)
     return config
+
+
+_Source = Mapping[str, tuple[str, str]]
+
+
+def _providers(sources: tuple[_Source, ...], environment: Mapping[str, str]) -> Providers:
+    settings: dict[str, str] = {}
+    origin = ""
+    for source in sources:
+        for name, (text, place) in source.items():
+            if name == PROVIDERS or name.startswith(PARAMETERS):
+                settings[name], origin = text, place
+    try:
+        return Providers(settings, environment, parse_properties)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}", error.name, error.value) from None
+
+
+def _resolved(prop: Property, text: str, providers: Providers) -> str:
+    """The canonical text. What a reference leads to may be a secret, whatever the property: an
+    error does not show it.
+    """
+    try:
+        value = providers.resolve(text)
+    except ConfigError as error:
+        raise ConfigError(f"{prop.name}: {error}", prop.name, text) from None
+    if value == text:
+        return canonical_text(prop, text)
+    try:
+        return canonical_text(prop, value)
+    except ConfigError:
+        raise ConfigError(
+            f"{prop.name} cannot be what {text} holds: it must be {allowed_text(prop)}", prop.name, text
+        ) from None
 
 
 def without_effect(config: Mapping[str, str]) -> list[str]:

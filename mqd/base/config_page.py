@@ -42,6 +42,15 @@ def markdown() -> str:
         "4. the default.",
         "",
         (
+            "In these three, `${file:PATH:KEY}` is the value of a key in another properties file, `${env:NAME}` that of"
+            " an environment variable and `${dir:PATH:FILE}` the content of a file: what is secret needs to be in"
+        ),
+        (
+            "none of them. The references are resolved when the broker starts (Kafka's `config.providers`, which need"
+            " not be declared). One that leads nowhere stops the start."
+        ),
+        "",
+        (
             "A topic's value comes from the topic (`mqd topic create flights -c retention.ms=60000`, `mqd config set"
             " topic/flights retention.ms=60000`), else from the broker's"
         ),

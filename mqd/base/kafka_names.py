@@ -139,7 +139,6 @@ REFUSED: dict[str, str] = {
     "create.topic.policy.class.name": _POLICY,
     "alter.config.policy.class.name": _POLICY,
     "client.quota.callback.class": _POLICY + "; quotas are set by kafka-configs, or `mqd quota set`",
-    "config.providers": "values are taken as they are written; write the value itself, or set it by the environment",
     "zookeeper.": "mqd has no ZooKeeper",
     "remote.": _TIERED,
     "local.retention.": _TIERED,
@@ -151,7 +150,6 @@ REFUSED: dict[str, str] = {
 
 # A refused property with this value is harmless: it is what Kafka does by default.
 ASKS_FOR_NOTHING = {
-    "config.providers": "",
     "log.local.retention.bytes": "-2",
     "log.local.retention.ms": "-2",
     "max.connection.creation.rate": "2147483647",

@@ -114,6 +114,15 @@ def _listeners() -> list[Property]:
             },
             ignored=True,
         ),
+        Property(
+            "config.providers",
+            "list",
+            "",
+            "Names of what resolves references to values that are kept elsewhere, each with"
+            " config.providers.NAME.class (Kafka's FileConfigProvider, EnvVarConfigProvider,"
+            " DirectoryConfigProvider) and its config.providers.NAME.param. settings. Empty: ${file:PATH:KEY},"
+            " ${env:NAME} and ${dir:PATH:FILE} are resolved.",
+        ),
         Property("broker.rack", "string", None, "The rack (availability zone) of this broker, as clients see it."),
         Property(
             "max.connections",

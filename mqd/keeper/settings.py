@@ -90,9 +90,12 @@ def _default_worker_count(config: dict[str, str], places: Layout) -> int:
 
 
 def save(settings: Settings) -> None:
-    """For the keeper that `mqd up` is about to start. Raises OSError."""
+    """For the keeper that `mqd up` is about to start, which removes it. Raises OSError."""
     temporary = settings.places.resolved_config.with_suffix(".new")
-    temporary.write_bytes(msgspec.json.encode(settings.config))
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(msgspec.json.encode(settings.config))
     os.replace(temporary, settings.places.resolved_config)
 
 
@@ -105,6 +108,7 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
     resolved = environment.get("MQD_RUN_RESOLVED")
     if resolved:
         config = msgspec.json.decode(Path(resolved).read_bytes(), type=dict[str, str])
+        Path(resolved).unlink()  # it holds passwords; a keeper is started once
         return Settings(places, config, int(config["worker.count"]), config["log.dirs"].split(","))
     from mqd.base.config import load_broker
 

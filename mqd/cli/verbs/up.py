@@ -33,8 +33,10 @@ def _listeners_with_port(config: dict[str, str], port: int) -> str:
 
 def _load(
     data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None, secured: bool
-) -> Settings:
-    """Raises ConfigError, CliError. The file is read once: it may be a pipe."""
+) -> tuple[Settings, set[str]]:
+    """The settings, and the variables of the environment that their secrets come from. The file is
+    read once: it may be a pipe. Raises ConfigError, CliError.
+    """
     from mqd.base.config import load_broker
     from mqd.base.listeners import parse_listeners
     from mqd.cli import secure
@@ -42,7 +44,8 @@ def _load(
 
     places = layout(data_dir)
     defaults = secure.settings(places.data_dir) if secured else None
-    config = load_broker(config_file, properties_environment(os.environ), overrides, defaults)
+    secrets: set[str] = set()
+    config = load_broker(config_file, properties_environment(os.environ), overrides, defaults, secrets)
     if port is not None:
         config["listeners"] = _listeners_with_port(config, port)
         parse_listeners(config)
@@ -53,7 +56,7 @@ def _load(
             f"{places.data_dir} belongs to a broker with users and rights: start it with --secure, or set"
             " authorizer.class.name (remove DATA_DIR/secure to open it to everyone)"
         )
-    return resolve(config, places)
+    return resolve(config, places), secrets
 
 
 def _check_names(places: Layout) -> None:
@@ -245,7 +248,7 @@ def command(
     from mqd.keeper import reserve
     from mqd.keeper import settings as keeper_settings
 
-    settings = _load(data_dir or default_data_dir(), config_file, overrides, port, secured)
+    settings, secret_variables = _load(data_dir or default_data_dir(), config_file, overrides, port, secured)
     places = settings.places
     if printed_kind is not None:
         defaults = secure.settings(places.data_dir) if secured else {}
@@ -256,6 +259,8 @@ def command(
     places.broker_json.unlink(missing_ok=True)
     keeper_settings.save(settings)
     _raise_file_limit()
+    for name in secret_variables:  # the keeper is told by the file; no process inherits them
+        del os.environ[name]
     os.environ.update(_environment(settings, config_file), MQD_RUN_RESOLVED=str(places.resolved_config))
     places.supervisor_socket.unlink(missing_ok=True)  # of one that was killed; supervisord would wait for it
 
@@ -289,6 +294,7 @@ def command(
     try:
         failure = run(SUPERVISORD_CONF, places, on_ready, on_waiting)
     finally:
+        places.resolved_config.unlink(missing_ok=True)
         reserve.take_back(places)
         os.close(claim)
     if failure is not None:

@@ -142,7 +142,6 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
         ("super.users", "User:admin;ops", "a principal has a type and a name"),
         ("create.topic.policy.class.name", "a.B", "what it forbids would be allowed"),
         ("log.local.retention.ms", "1000", "tiered storage"),
-        ("config.providers", "file", "values are taken as they are written"),
         ("security.inter.broker.protocol", "SSL", "not encrypted yet"),
         ("max.connections.per.ip", "10", "limits by address"),
     ],

@@ -1,0 +1,138 @@
+"""Values that are kept elsewhere: `${file:PATH:KEY}`, `${env:NAME}` and `${dir:PATH:FILE}` in a
+broker's configuration, as Kafka's FileConfigProvider, EnvVarConfigProvider and
+DirectoryConfigProvider read them (KIP-297, KIP-421, KIP-887).
+
+Where `config.providers` is not set, the three are there by these names; where it is set, only those
+that it names, with their parameters `allowed.paths` and `allowlist.pattern`. Another name's
+reference stays text, as in Kafka. Other than in Kafka, a reference that leads nowhere is an error:
+its own text must not become a password.
+
+Only what the operator writes is resolved (file, environment, command line), never what clients set.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mqd.base.property_values import ConfigError
+
+PROVIDERS = "config.providers"
+PARAMETERS = f"{PROVIDERS}."
+_REFERENCE = re.compile(r"\$\{([^}]*?):(([^}]*?):)?([^}]*?)\}")  # Kafka's ConfigTransformer
+_FILE_BYTES_MAX = 1 << 20
+_PACKAGE = "org.apache.kafka.common.config.provider."
+_CLASSES = {
+    f"{_PACKAGE}FileConfigProvider": "file",
+    f"{_PACKAGE}EnvVarConfigProvider": "env",
+    f"{_PACKAGE}DirectoryConfigProvider": "dir",
+}
+_PARAMETER_OF = {"file": "allowed.paths", "dir": "allowed.paths", "env": "allowlist.pattern"}
+_FORM = {"file": "${%s:PATH:KEY}", "dir": "${%s:PATH:FILE}", "env": "${%s:NAME}"}
+Parse = Callable[[str], Mapping[str, tuple[str, int]]]  # of Java's properties syntax
+
+
+class Providers:
+    """`settings`: name -> value of config.providers and what begins with it. Raises ConfigError."""
+
+    def __init__(self, settings: Mapping[str, str], environment: Mapping[str, str], parse: Parse) -> None:
+        self._environment = environment
+        self._parse = parse
+        self._kinds: dict[str, str] = {}  # the provider's name -> file | env | dir
+        self._allowed: dict[str, str] = {}  # its parameter
+        self.variables_used: set[str] = set()  # of the environment, since the last clear()
+        names = [name.strip() for name in settings.get(PROVIDERS, "").split(",") if name.strip()]
+        taken = {PROVIDERS}
+        for name in names:
+            taken |= self._declare(name, settings)
+        if not names:
+            self._kinds = {kind: kind for kind in _FORM}
+        for key in settings:
+            if key not in taken:
+                raise ConfigError(f"{key} cannot be set: {PROVIDERS} names no provider with such a setting", key)
+
+    def _declare(self, name: str, settings: Mapping[str, str]) -> set[str]:
+        class_key = f"{PARAMETERS}{name}.class"
+        class_name = settings.get(class_key, "").strip()
+        if not class_name:
+            raise ConfigError(f"{PROVIDERS} names {name}, and {class_key} is not set", class_key)
+        if class_name not in _CLASSES:
+            raise ConfigError(
+                f"{class_key} cannot be {class_name!r}: the broker loads no Java classes; it has its own"
+                f" {', '.join(_CLASSES)}",
+                class_key,
+                class_name,
+            )
+        kind = self._kinds[name] = _CLASSES[class_name]
+        parameter_key = f"{PARAMETERS}{name}.param.{_PARAMETER_OF[kind]}"
+        if parameter_key in settings:
+            self._allowed[name] = settings[parameter_key].strip()
+            if kind == "env":
+                try:
+                    re.compile(self._allowed[name])
+                except re.error as error:
+                    raise ConfigError(f"{parameter_key} is no regular expression: {error}", parameter_key) from None
+        return {class_key, parameter_key}
+
+    def resolve(self, text: str) -> str:
+        """`text` with its references replaced, once. Raises ConfigError, which names the reference
+        and never a value.
+        """
+
+        def value(found: re.Match[str]) -> str:
+            kind = self._kinds.get(found[1])
+            if kind is None:
+                return found[0]
+            try:
+                return self._value(kind, found[1], found[3] or "", found[4])
+            except OSError as error:
+                raise ConfigError(f"{found[0]} cannot be read: {error.filename}: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise ConfigError(f"{found[0]} cannot be read: {found[3]} is not UTF-8 text") from None
+            except LookupError as error:
+                raise ConfigError(f"{found[0]} leads nowhere: {error.args[0]}") from None
+
+        return _REFERENCE.sub(value, text)
+
+    def _value(self, kind: str, name: str, path: str, key: str) -> str:
+        if not key or bool(path) == (kind == "env"):
+            raise LookupError(f"it must have the form {_FORM[kind] % name}")
+        if kind == "env":
+            return self._variable(name, key)
+        place = Path(path)
+        if not self._may_read(name, place):
+            raise LookupError(f"{path} is below none of {PARAMETERS}{name}.param.allowed.paths")
+        if kind == "dir":
+            if "/" in key or not (place / key).is_file():
+                raise LookupError(f"{path} has no file {key}")
+            return _text(place / key)
+        entries = self._parse(_text(place))
+        if key not in entries:
+            raise LookupError(f"{path} has no key {key}")
+        return entries[key][0]
+
+    def _variable(self, name: str, key: str) -> str:
+        pattern = self._allowed.get(name)
+        if pattern is not None and not re.fullmatch(pattern, key):
+            raise LookupError(f"{PARAMETERS}{name}.param.allowlist.pattern does not allow it")
+        if key not in self._environment:
+            raise LookupError("the environment has no such variable")
+        self.variables_used.add(key)
+        return self._environment[key]
+
+    def _may_read(self, name: str, place: Path) -> bool:
+        """As Kafka's AllowedPaths: absolute, without .. that would leave them."""
+        allowed = self._allowed.get(name)
+        if allowed is None:
+            return True
+        wanted = Path(os.path.normpath(place))
+        roots = [Path(os.path.normpath(root.strip())) for root in allowed.split(",") if root.strip()]
+        return any(wanted.is_relative_to(root) for root in roots)
+
+
+def _text(file: Path) -> str:
+    with file.open("rb") as opened:
+        content = opened.read(_FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise LookupError(f"{file} is larger than {_FILE_BYTES_MAX} bytes")
+    return content.decode()
