@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -44,7 +43,9 @@ class Claims(msgspec.Struct, frozen=True):
 
 def read_keys(url: str) -> dict[str, Any]:
     """The issuer's key set. Raises OSError, ValueError."""
-    with urllib.request.urlopen(url, timeout=FETCH_S) as response:
+    from urllib.request import urlopen  # an acceptor without OAUTHBEARER needs no HTTP client
+
+    with urlopen(url, timeout=FETCH_S) as response:
         content = response.read(KEYS_BYTES_MAX + 1)
     if len(content) > KEYS_BYTES_MAX:
         raise ValueError(f"{url} holds more than {KEYS_BYTES_MAX} bytes")

@@ -11,42 +11,22 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from mqd import native
-from mqd.acceptor.broker import OWNER_NONE, Broker
+from mqd.acceptor.broker import OWNER_NONE
 from mqd.acceptor.handlers.cluster.describe_log_dirs import size_of
 from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metrics import groups as group_metrics
 from mqd.acceptor.metrics.directories import Kept
-from mqd.acceptor.metrics.server import MetricsServer, listen
+from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.log import compaction_report, damage
 
-PORT_OFFSET = 552  # offset from the first listener's port: 9644 for 9092
 SIZES_KEPT_S = 10.0
-HANDLER_BUCKETS = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-)
 
 _HELP = {
     "LOOPS": "Turns of the worker's loop",
@@ -146,51 +126,24 @@ def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
 
 
 class Metrics:
-    """Observer of the dispatch (loop's thread) and collector for scrapes (the thread that renders)."""
+    """Collector for scrapes, in the thread that renders."""
 
-    def __init__(self, broker: Broker, control: native.Control, worker_count: int, run_dir: Path) -> None:
-        self._broker = broker
-        self._control = control
-        self._worker_count = worker_count
-        self._run_dir = run_dir
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._broker = observer.broker
+        self._control = observer.control
+        self._worker_count = observer.worker_count
+        self._run_dir = observer.run_dir
         self._registry = CollectorRegistry(auto_describe=False)
-        self._directories = [Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(broker.log_dirs))]
+        self._directories = [
+            Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(self._broker.log_dirs))
+        ]
         self._reports = Kept(self._read_reports, 0.0)
         self._lock = threading.Lock()  # one scrape at a time
-        self._arena: Any = lambda: (0, 0)
-        self._handler = Histogram(
-            "mqd_handler_seconds",
-            "Time the acceptor took for a request, waiting included",
-            ["api"],
-            registry=self._registry,
-            buckets=HANDLER_BUCKETS,
-        )
-        self._failed = Counter(
-            "mqd_handler_failures", "Requests that ended their connection", ["api"], registry=self._registry
-        )
         self._registry.register(self)
 
-    def observe(self, api: str, seconds: float, failed: bool) -> None:
-        self._handler.labels(api).observe(seconds)
-        if failed:
-            self._failed.labels(api).inc()
-
-    def watch_arena(self, extents: Any) -> None:
-        """`extents()` gives (used, total) of the acceptor's own arena."""
-        self._arena = extents
-
-    # -- the server --------------------------------------------------------------------------------
-
-    def start(self, admin_port: int, kafka_port: int) -> int:
-        """Returns the port, or -1 if metrics are disabled (admin.port=-1) or no port is available.
-        A port that is taken is replaced by a free one.
-        """
-        listener = listen(admin_port, kafka_port, PORT_OFFSET) if admin_port >= 0 else None
-        if listener is None:
-            return -1
-        port: int = listener.getsockname()[1]
-        MetricsServer(listener, lambda: generate_latest(self._registry)).start()
-        return port
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
 
     # -- a scrape ----------------------------------------------------------------------------------
 
@@ -199,13 +152,14 @@ class Metrics:
             kept: list[Kept[Any]] = [*self._directories, self._reports]
             for one in kept:
                 one.ask()  # all at the same time, so that a hanging one delays none of the others
+            yield from self._requests()
             yield from self._workers()
             yield from self._partitions()
             yield from self._disks()
             yield from self._compaction()
             yield from group_metrics.collect(self._broker)
             yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
-            used, total = self._arena()
+            used, total = self._observer.arena_extents()
             yield GaugeMetricFamily(
                 "mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used
             )
@@ -220,6 +174,18 @@ class Metrics:
 
     def describe(self) -> list[Any]:
         return []
+
+    def _requests(self) -> Iterator[Any]:
+        times = HistogramMetricFamily(
+            "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", labels=["api"]
+        )
+        failed = CounterMetricFamily("mqd_handler_failures", "Requests that ended their connection", labels=["api"])
+        for api, requests in list(self._observer.requests.items()):
+            bounds = [*map(repr, HANDLER_BUCKETS), "+Inf"]
+            times.add_metric([api], list(zip(bounds, accumulate(requests.counts))), requests.seconds)
+            if requests.failed_count:
+                failed.add_metric([api], requests.failed_count)
+        yield from (times, failed)
 
     def _authentications(self) -> CounterMetricFamily:
         found = CounterMetricFamily("mqd_authentications", "Authentications of clients, by result", labels=["result"])

@@ -1,6 +1,8 @@
 """Scrapes of the metrics while a directory does not answer."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from mqd.acceptor.metrics import directories as measuring
 from mqd.acceptor.metrics import page as metrics
+from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.page import Metrics
 from tests.unit.acceptor.handler_broker import HandlerBroker
 from tests.unit.acceptor.test_handler_metadata import create
@@ -49,7 +52,7 @@ def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             await create(broker, "t", PARTITIONS)
-            found = Metrics(broker.broker, broker.control, 2, tmp_path / "run")
+            found = Metrics(Observer(broker.broker, broker.control, 2, tmp_path / "run"))
             sound = shown(found)
             assert sound[SIZE] == {str(index): 4711 for index in range(PARTITIONS)} and len(sound[FREE]) == 2
             hanging.append(True)
@@ -67,7 +70,7 @@ def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(
                 and result["mqd_partition_online"].keys() == sound[SIZE].keys()
                 for result in results
             )
-            new = shown(Metrics(broker.broker, broker.control, 2, tmp_path / "run"))
+            new = shown(Metrics(Observer(broker.broker, broker.control, 2, tmp_path / "run")))
             known = {
                 str(partition.index) for partition in broker.metadata.topics["t"].partitions if partition.log_dir == 0
             }
@@ -80,3 +83,28 @@ def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(
         asyncio.run(asyncio.wait_for(run(), 120))
     finally:
         let_go.set()
+
+
+def test_requests_are_counted_by_time_and_api(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            observer = Observer(broker.broker, broker.control, 2, tmp_path / "run")
+            observer.observe("METADATA", 0.0001, False)
+            observer.observe("METADATA", 0.003, False)
+            observer.observe("METADATA", 31.0, True)
+            text = Metrics(observer).render().decode()
+            lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("mqd_handler"))
+            assert float(lines.pop('mqd_handler_seconds_sum{api="METADATA"}')) == pytest.approx(31.0031)
+            assert lines.pop('mqd_handler_failures_total{api="METADATA"}') == "1.0"
+            assert lines.pop('mqd_handler_seconds_count{api="METADATA"}') == "3.0"
+            counts = {le: lines[f'mqd_handler_seconds_bucket{{api="METADATA",le="{le}"}}'] for le in ("0.0001", "30.0")}
+            assert counts == {"0.0001": "1.0", "30.0": "2.0"} and len(lines) == len(HANDLER_BUCKETS) + 1
+
+    asyncio.run(run())
+
+
+def test_an_acceptor_loads_only_what_it_serves_with() -> None:
+    """Prometheus' client brings HTTP servers with it; OAUTHBEARER an HTTP client."""
+    program = "import mqd.acceptor.__main__, gc, sys; print(*sys.modules); sys.exit(not gc.isenabled())"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"prometheus_client", "http.client", "http.server", "urllib.request", "jwt"}.intersection(loaded)

@@ -1,0 +1,93 @@
+"""What the acceptor counts of its own requests, and the metrics page's server.
+
+The page (mqd/acceptor/metrics/page.py) is imported at the first scrape: prometheus_client and the
+HTTP servers that it imports are a seventh of all that an acceptor would load before it serves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mqd import native
+from mqd.acceptor.broker import Broker
+from mqd.acceptor.metrics.server import MetricsServer, listen
+
+if TYPE_CHECKING:
+    from mqd.acceptor.metrics.page import Metrics
+
+PORT_OFFSET = 552  # offset from the first listener's port: 9644 for 9092
+HANDLER_BUCKETS = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
+
+
+class Requests:
+    """The requests of one API. `counts` has one more than HANDLER_BUCKETS, for the slower ones."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(HANDLER_BUCKETS) + 1)
+        self.seconds = 0.0
+        self.failed_count = 0
+
+
+class Observer:
+    """Counts in the loop's thread; the thread that renders reads, and may see one request less."""
+
+    def __init__(self, broker: Broker, control: native.Control, worker_count: int, run_dir: Path) -> None:
+        self.broker = broker
+        self.control = control
+        self.worker_count = worker_count
+        self.run_dir = run_dir
+        self.requests: dict[str, Requests] = {}
+        self.arena_extents: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._page: Metrics | None = None
+
+    def observe(self, api: str, seconds: float, failed: bool) -> None:
+        requests = self.requests.get(api)
+        if requests is None:
+            requests = self.requests[api] = Requests()
+        requests.counts[bisect_left(HANDLER_BUCKETS, seconds)] += 1
+        requests.seconds += seconds
+        requests.failed_count += failed
+
+    def watch_arena(self, extents: Callable[[], tuple[int, int]]) -> None:
+        """`extents()` gives (used, total) of the acceptor's own arena."""
+        self.arena_extents = extents
+
+    def start(self, admin_port: int, kafka_port: int) -> int:
+        """Returns the port, or -1 if metrics are disabled (admin.port=-1) or no port is available.
+        A port that is taken is replaced by a free one.
+        """
+        listener = listen(admin_port, kafka_port, PORT_OFFSET) if admin_port >= 0 else None
+        if listener is None:
+            return -1
+        port: int = listener.getsockname()[1]
+        MetricsServer(listener, self._render).start()
+        return port
+
+    def _render(self) -> bytes:
+        """Called by one thread at a time."""
+        if self._page is None:
+            from mqd.acceptor.metrics.page import Metrics
+
+            self._page = Metrics(self)
+        return self._page.render()
