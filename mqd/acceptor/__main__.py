@@ -21,7 +21,6 @@ from typing import Any
 from mqd import native
 from mqd.acceptor import authentication, dispatch
 from mqd.acceptor.accepting import Acceptor
-from mqd.acceptor.audit import Audit
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
@@ -38,6 +37,7 @@ from mqd.acceptor.transactions import coordinate
 from mqd.base import cluster_config, logging, paths, watchdog
 from mqd.base.listeners import parse_listeners
 from mqd.native import ProcessState
+from mqd.security.audit import Audit
 from mqd.shm import rendezvous
 from mqd.shm.attach import KeeperClient, KeeperError
 

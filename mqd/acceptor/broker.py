@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mqd import native
-from mqd.acceptor.audit import Audit
 from mqd.acceptor.authentication import Authentication, NoUsers
 from mqd.acceptor.disks import Disks
 from mqd.acceptor.flushes import Flushes
@@ -18,12 +17,13 @@ from mqd.base import config as configuration
 from mqd.base import listeners as client_listeners
 from mqd.base import logging
 from mqd.base.blocking_pool import Questions
-from mqd.cluster.host import messages
+from mqd.cluster.host import audited, messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
 from mqd.protocol.errors import ErrorCode
 from mqd.security import authorizer
 from mqd.security.acl import CLUSTER_NAME
+from mqd.security.audit import Audit
 from mqd.security.principal import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -313,6 +313,13 @@ class Context:
         if is_named:
             self.broker.audit.denied(address.principal, address.peer_ip, operation, resource_type, name, only_logged)
         return only_logged
+
+    async def change(self, change: messages.Change, timeout_ms: int) -> messages.Answer:
+        """A change of rules or users, which the audit log has."""
+        answer = await self.broker.controller.request(change, timeout_ms)
+        for event, fields in audited.lines(change, answer):
+            self.broker.audit.write(event, by=self.address.principal, **fields)
+        return answer
 
     def authorize_any(self, operation: int, resource_type: int) -> bool:
         """Whether the client may do this with at least one resource of the type (KIP-679)."""

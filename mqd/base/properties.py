@@ -1180,8 +1180,7 @@ def _rights() -> list[Property]:
             "bool",
             "false",
             "(mqd) Operations that access control lists deny are logged and carried out: shows what the clients of a"
-            " running cluster need before the lists are enforced. Denials of Produce, Fetch and ListOffsets are in the"
-            " workers' logs, all others in logs/audit.log.",
+            " running cluster need before the lists are enforced. Denials are in logs/audit.log.",
         ),
     ]
 

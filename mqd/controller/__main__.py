@@ -46,6 +46,7 @@ from mqd.controller.alone import Alone
 from mqd.controller.directories import DirectoryRefused
 from mqd.controller.server import Server
 from mqd.controller.shell import Shell, new_topic_id, reports
+from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient, KeeperError
 
 # What is loaded stays: no collection looks at it again.
@@ -330,7 +331,9 @@ class Process:
         }
         host = HostCore(self.node_id, -1, self.client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
         broker = BrokerCore(self.node_id, state, options.controller_options(self.config))
-        server = self.server = shell.server = Server(self.places.controller_socket, shell.on_message, shell.on_end)
+        server = self.server = shell.server = Server(
+            self.places.controller_socket, shell.on_message, shell.on_end, Audit(self.places.logs_dir / "audit.log")
+        )
         shell.on_registered = lambda epoch: self.remember(epoch, False)
         shell.on_doubt = self.doubt
         shell.start(host, broker, settled, self.registration(settled, devices), clock.boottime_ns())

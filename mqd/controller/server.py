@@ -14,11 +14,15 @@ from pathlib import Path
 import msgspec
 
 from mqd.base import logging
-from mqd.cluster.host.messages import FromController, Subscribe, ToController
+from mqd.cluster.host import audited
+from mqd.cluster.host.messages import Answer, Change, FromController, Request, Subscribe, ToController
+from mqd.security.audit import Audit
+from mqd.shm.attach import peer_pid
 
 REQUEST_BYTES_MAX = 16 << 20
 SEND_BYTES_MAX = 192 << 20
 SUBSCRIBER_COUNT_MAX = 256
+ROLES_OF_PROCESSES = ("acceptor", "worker")
 
 log = logging.get("controller.server")
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,6 +47,29 @@ class Connection:
         self.number = number
         self.name = f"connection-{number}"
         self._writer = writer
+        # of a tool, for the audit log: who it is, and the changes it waits for, by request id
+        self._by: dict[str, object] = {}
+        self._asked: dict[int, Change] = {}
+
+    def on_subscribe(self, message: Subscribe) -> None:
+        self.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
+        if message.role not in ROLES_OF_PROCESSES:
+            pid, uid = peer_pid(self._writer.get_extra_info("socket"))
+            self._by = {"by": f"uid {uid}", "pid": pid, "through": "controller.sock"}
+
+    def on_request(self, request: Request) -> None:
+        if self._by and isinstance(request.change, audited.CHANGES) and not request.validate_only:
+            self._asked[request.request_id] = request.change
+
+    def audit(self, audit: Audit, answer: Answer) -> None:
+        change = self._asked.pop(answer.request_id, None)
+        for event, fields in audited.lines(change, answer) if change is not None else ():
+            audit.write(event, **self._by, **fields)
+
+    def audit_unanswered(self, audit: Audit) -> None:
+        """It has left; what it asked for may have been done."""
+        for change in self._asked.values():
+            audit.write("asked for, outcome not known", **self._by, change=type(change).__name__)
 
     def send(self, message: FromController) -> None:
         if self._writer.is_closing():
@@ -59,13 +86,19 @@ class Connection:
 
 class Server:
     """`on_message(connection, message)` and `on_end(connection)` are called in the loop's thread,
-    in order of arrival.
+    in order of arrival. Changes that tools ask for, not processes of the broker on behalf of
+    clients, are written to `audit` here.
     """
 
     def __init__(
-        self, path: Path, on_message: Callable[[Connection, ToController], None], on_end: Callable[[Connection], None]
+        self,
+        path: Path,
+        on_message: Callable[[Connection, ToController], None],
+        on_end: Callable[[Connection], None],
+        audit: Audit,
     ) -> None:
         self._path = path
+        self._audit = audit
         self._on_message = on_message
         self._on_end = on_end
         self._connections: dict[Hashable, Connection] = {}
@@ -94,6 +127,8 @@ class Server:
         """The connection may have ended in the meantime."""
         connection = self._connections.get(number)
         if connection is not None:
+            if isinstance(message, Answer):
+                connection.audit(self._audit, message)
             connection.send(message)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,6 +152,7 @@ class Server:
             self._tasks.discard(task)
             del self._connections[connection.number]
             self._on_end(connection)
+            connection.audit_unanswered(self._audit)
             writer.close()
 
     async def _receive(self, connection: Connection, reader: asyncio.StreamReader) -> None:
@@ -130,7 +166,9 @@ class Server:
                 raise NoMessage("Subscribe must come first, and once")
             if isinstance(message, Subscribe):
                 subscribed = True
-                connection.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
+                connection.on_subscribe(message)
+            elif isinstance(message, Request):
+                connection.on_request(message)
             try:
                 self._on_message(connection, message)
             except Exception:  # a bug of ours, whatever its type

@@ -90,6 +90,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     authentication_bytes_max: int = 524288
     authentication_ms_max: int = 10_000
     rights: int = Rights.OFF
+    denied_again_ms: int = 10_000
 
 
 class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):

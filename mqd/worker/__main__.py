@@ -56,7 +56,7 @@ def main() -> int:
     from mqd.worker.worker import Worker
 
     async def life() -> int:
-        return await Worker(client, places.run_dir).run()
+        return await Worker(client, places.run_dir, places.logs_dir).run()
 
     try:
         return asyncio.run(life())

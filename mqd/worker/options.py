@@ -8,6 +8,7 @@ from mqd.base.listeners import Listener
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
 from mqd.protocol.compression import CODECS
+from mqd.security import audit
 
 _BACKENDS = {"auto": 0, "io_uring": 1, "epoll": 2}  # enum mqd_backend
 _VALIDATION = {"none": 0, "uncompressed": 1, "all": 2}  # enum mqd_record_validation
@@ -138,4 +139,5 @@ def reactor_options(
         "authentication_bytes_max": value("sasl.server.max.receive.size") + _HEADER_BYTES_MAX,
         "authentication_ms_max": _AUTHENTICATION_MS_MAX,
         "rights": _rights(config),
+        "denied_again_ms": int(audit.WINDOW_S * 1000),
     }

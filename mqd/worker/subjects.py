@@ -21,7 +21,8 @@ from typing import Any
 from mqd import native
 from mqd.base import logging
 from mqd.native import E_STALE, NativeError
-from mqd.security.acl import AclBinding, Operation, Permission, ResourceType, name_of
+from mqd.security.acl import AclBinding, Permission, ResourceType
+from mqd.security.audit import Audit
 from mqd.security.authorizer import Authorizer
 from mqd.security.subject import compile_subject
 from mqd.worker.commands import ReactorCommands
@@ -39,11 +40,13 @@ class Subjects:
         rules: Authorizer,
         only_logged: bool,
         slots_of: Callable[[Callable[[str], bool]], list[int]] = lambda _: [],
+        audit: Audit | None = None,
     ) -> None:
         self._reactor = reactor
         self._commands = commands
         self._rules = rules
-        self._denied = "denied, but done: authorizer.log.only" if only_logged else "denied"
+        self._only_logged = only_logged
+        self._audit = audit or Audit()
         self._live: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
         self._generation = rules.generation  # what the reactor has been told
         self._slots_of = slots_of
@@ -64,14 +67,7 @@ class Subjects:
     def on_denied(self, event: native.Event) -> None:
         """MQD_EVENT_DENIED."""
         principal, host = self._live.get(event.token, ("unknown", ""))
-        self._log.warning(
-            self._denied,
-            principal=principal,
-            host=host,
-            operation=name_of(Operation, event.level),
-            resource_type=name_of(ResourceType, event.offset),
-            resource=event.text,
-        )
+        self._audit.denied(principal, host, event.level, event.offset, event.text, self._only_logged, event.log_dir)
 
     def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
         gone = [self._rules.bindings[acl_id] for acl_id in removed if acl_id in self._rules.bindings]

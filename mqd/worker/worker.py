@@ -46,6 +46,7 @@ from mqd.cluster.host.messages import (
 )
 from mqd.log.files import NativeFiles
 from mqd.security import authorizer
+from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
@@ -77,10 +78,10 @@ _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  
 
 
 class Worker:
-    def __init__(self, client: KeeperClient, run_dir: Path):
+    def __init__(self, client: KeeperClient, run_dir: Path, logs_dir: Path):
         self._client = client
         self._index = client.index
-        self._run_dir = run_dir
+        self._run_dir, self._logs_dir = run_dir, logs_dir
         self._control = client.control
         self._config = client.config
         self._log = logging.get("worker")
@@ -251,6 +252,7 @@ class Worker:
             self.rules,
             bool(broker_value(config, "authorizer.log.only")),
             self._catalog.slots_of,
+            Audit(self._logs_dir / "audit.log"),
         )
         self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
         self._files = files

@@ -53,7 +53,8 @@ struct mqd_reactor_options {
     /* bounds on a connection that has not authenticated yet: a frame (sasl.server.max.receive.size
      * and a header), and time */
     uint32_t authentication_bytes_max, authentication_ms_max;
-    uint8_t rights; /* enum mqd_rights */
+    uint8_t rights;          /* enum mqd_rights */
+    int32_t denied_again_ms; /* equal denials are counted, and reported (MQD_EVENT_DENIED) this often */
 };
 struct mqd_reactor;
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options);
@@ -245,8 +246,8 @@ enum mqd_event_kind {
      * connections wait */
     MQD_EVENT_SUBJECT_WANTED,
     MQD_EVENT_SUBJECT_GONE, /* subject `token` is not used any more */
-    /* subject `token` was denied operation `level` on the resource of type `offset` that text names;
-     * once in ten seconds */
+    /* subject `token` was denied operation `level` on the resource of type `offset` that text names.
+     * `log_dir` = how many such denials it stands for */
     MQD_EVENT_DENIED
 };
 struct mqd_event {

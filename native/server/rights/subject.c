@@ -11,7 +11,6 @@
 
 #define UNUSED_COUNT_MAX 256
 #define UNUSED_BYTES_MAX (16u << 20)
-#define DENIED_AGAIN_MS 10000
 #define ANONYMOUS "User:ANONYMOUS"
 #define NAME_BYTES_MAX (INET6_ADDRSTRLEN + 1 + MQD_PRINCIPAL_BYTES_MAX)
 
@@ -307,8 +306,8 @@ int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subj
 
 /* ---- decisions ---- */
 
-/* Reports a denial, once in DENIED_AGAIN_MS for each resource and operation, as long as their hashes
- * differ. */
+/* Reports a denial, once in denied_again_ms for each resource and operation, with the number of those
+ * in between; a denial whose hash has the same place is reported at once and takes the place. */
 static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
                    uint32_t name_bytes, enum mqd_operation operation)
 {
@@ -317,18 +316,26 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
         return;
     uint64_t hash = (hash_of(name, name_bytes) * 31 + (uint64_t)type) * 31 + (uint64_t)operation;
     uint32_t place = hash % MQD_SUBJECT_DENIED_COUNT;
-    if (subject->denied[place] == hash && r->now_ms - subject->denied_ms[place] < DENIED_AGAIN_MS)
+    bool same = subject->denied[place] == hash;
+    if (same && r->now_ms - subject->denied_ms[place] < r->options.denied_again_ms) {
+        subject->denied_since[place]++;
         return;
-    subject->denied[place] = hash;
-    subject->denied_ms[place] = r->now_ms;
+    }
     struct mqd_event event = {.kind = MQD_EVENT_DENIED,
                               .slot = UINT32_MAX,
                               .token = subject->id,
                               .connection = c->id,
                               .offset = type,
-                              .level = operation};
+                              .level = operation,
+                              .log_dir = 1 + (same ? subject->denied_since[place] : 0)};
     memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
-    mqd_reactor_emit(r, &event);
+    if (!mqd_reactor_emit(r, &event)) {
+        subject->denied_since[place] += same;
+        return;
+    }
+    subject->denied[place] = hash;
+    subject->denied_ms[place] = r->now_ms;
+    subject->denied_since[place] = 0;
 }
 
 static bool decided(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,

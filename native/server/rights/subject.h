@@ -48,6 +48,7 @@ struct mqd_subject {
     /* denials that were reported, and when: hash of the resource and operation */
     uint64_t denied[MQD_SUBJECT_DENIED_COUNT];
     int64_t denied_ms[MQD_SUBJECT_DENIED_COUNT];
+    uint32_t denied_since[MQD_SUBJECT_DENIED_COUNT]; /* equal ones that were not reported */
     uint32_t name_bytes;
     char name[]; /* host, a space, principal; NUL-terminated */
 };

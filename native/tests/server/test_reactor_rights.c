@@ -8,7 +8,7 @@ enum { SASL_LISTENER = 1, DENIED = 29, DENIED_ID = 53 };
 static void rights(struct bench *b)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
-        b->options[worker].rights = MQD_RIGHTS_ON;
+        b->options[worker].rights = MQD_RIGHTS_ON, b->options[worker].denied_again_ms = 10000;
         b->options[worker].listeners[SASL_LISTENER] = MQD_LISTENER_SASL;
         b->options[worker].authentication_bytes_max = 4096;
         b->options[worker].authentication_ms_max = 600000;
@@ -412,12 +412,40 @@ BOTH(denials_are_reported_once_and_allowed_where_they_are_only_logged)
         CHECK_EQUAL(event.level, 4);
         CHECK_EQUAL(event.offset, 2);
         CHECK(strcmp(event.text, "quick") == 0);
+        CHECK_EQUAL(event.log_dir, 1);
         bench_topic_put(b, b->topic_id, "quick", bench_slots, PARTITIONS);
         while (mqd_reactor_next_event(b->reactors[0], &event))
             CHECK(event.kind != MQD_EVENT_DENIED);
         client_close(&client);
         bench_stop(b);
     }
+}
+
+static void rights_told_often(struct bench *b)
+{
+    rights(b);
+    b->options[0].denied_again_ms = 20;
+}
+
+BOTH(denials_between_two_reports_are_counted)
+{
+    struct bench *b = bench_start(backend, rights_told_often);
+    uint64_t subject, denied = 1;
+    struct client client = client_with(b, "User:alice", 0, &subject);
+    struct mqd_event event;
+    CHECK_EQUAL(produce_error(&client), DENIED);
+    CHECK_EQUAL(rights_event(b, MQD_EVENT_DENIED).log_dir, 1);
+    for (uint32_t told = 1; told < 30;) {
+        CHECK_EQUAL(produce_error(&client), DENIED);
+        denied++;
+        while (mqd_reactor_next_event(b->reactors[0], &event))
+            if (event.kind == MQD_EVENT_DENIED) {
+                told += event.log_dir;
+                CHECK_EQUAL(told, denied);
+            }
+    }
+    client_close(&client);
+    bench_stop(b);
 }
 
 /* A host without its lease may have missed that a right was taken away. */

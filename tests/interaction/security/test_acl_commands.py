@@ -100,6 +100,8 @@ def test_users_and_their_rights(commands: Commands) -> None:
     denial = next(one for one in events if one["event"] == "denied")
     assert denial["principal"] == "User:alice" and denial["host"] == "127.0.0.1"
     assert made["password"] not in written
+    told = next(one for one in events if one.get("user") == "carol")
+    assert (told["event"], told["by"]) == ("password changed", f"uid {os.getuid()}")
 
 
 def test_rules_are_shown_explained_tested_and_removed(commands: Commands) -> None:

@@ -4,6 +4,7 @@ taken away is gone when that has been answered.
 
 from __future__ import annotations
 
+import json
 import time
 
 import confluent_kafka
@@ -107,6 +108,11 @@ def test_each_client_does_what_it_may(secured: Secured) -> None:
     consumer = reader(secured, "bob", topic)
     assert consumer.poll(PATIENCE_S).error().code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
     consumer.close()
+    told = (secured.broker.data_dir / "logs" / "audit.log").read_text()
+    denials = [json.loads(line) for line in told.splitlines()]
+    assert {("User:alice", "WRITE", topic), ("User:bob", "READ", topic)} <= {
+        (one["principal"], one["operation"], one["resource"]) for one in denials if one["event"] == "denied"
+    }
 
 
 def test_a_right_is_gone_when_its_removal_is_answered(secured: Secured) -> None:

@@ -15,6 +15,7 @@ from mqd.acceptor.controller_client import ControllerClient, MetadataFault
 from mqd.cluster.host import messages
 from mqd.controller import server
 from mqd.controller.server import Server
+from mqd.security.audit import Audit
 
 FAULTS = (ValueError("a bug"), msgspec.ValidationError("a bug"), OSError("a bug"), KeyError("a bug"))
 
@@ -47,7 +48,7 @@ def test_the_controller_tells_its_own_faults_from_what_is_no_message(
         raise fault
 
     async def run() -> None:
-        served = Server(tmp_path / "socket", on_message, lambda connection: ends.append(connection))
+        served = Server(tmp_path / "socket", on_message, lambda connection: ends.append(connection), Audit())
         await served.start()
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
         writer.write(

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mqd.acceptor.audit import DENIALS_MAX, Audit
 from mqd.acceptor.broker import Address
 from mqd.protocol import messages as m
 from mqd.protocol.api import encode_request
 from mqd.protocol.errors import ErrorCode as E
 from mqd.security.acl import Operation, PatternType, ResourceType
+from mqd.security.audit import DENIALS_MAX, Audit
 from mqd.security.scram import salted_password, verifier_of
 from tests.unit.acceptor.handler_broker import HandlerBroker
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
+from pathlib import Path
 
 import msgspec
-import pytest
 
 from mqd import native
 from mqd.native import E_STALE, Event, EventKind, NativeError
 from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
+from mqd.security.audit import Audit
 from mqd.security.authorizer import Authorizer
 from mqd.security.subject import compile_subject
 from mqd.worker.subjects import Subjects
@@ -115,24 +116,29 @@ def test_a_subject_that_is_gone_is_forgotten() -> None:
     scenario(body)
 
 
-def test_a_denial_names_its_principal(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, object]] = []
+def test_a_denial_names_its_principal(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit.log", lambda: 0.0)
 
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
-        log = SimpleNamespace(warning=lambda text, **fields: told.append({"text": text, **fields}))
-        monkeypatch.setattr(subjects, "_log", log)
+        subjects._audit = audit
         subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 7, "10.0.0.1 User:alice"))
-        subjects.on_denied(event(EventKind.DENIED, 7, "orders", level=Operation.WRITE, offset=ResourceType.TOPIC))
+        subjects.on_denied(
+            msgspec.structs.replace(
+                event(EventKind.DENIED, 7, "orders", level=Operation.WRITE, offset=ResourceType.TOPIC), log_dir=3
+            )
+        )
 
     scenario(body)
-    assert told == [
+    assert [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()] == [
         {
-            "text": "denied",
+            "time": "1970-01-01T00:00:00Z",
+            "event": "denied",
             "principal": "User:alice",
             "host": "10.0.0.1",
             "operation": "WRITE",
             "resource_type": "TOPIC",
             "resource": "orders",
+            "before": 2,
         }
     ]
 

@@ -62,11 +62,8 @@ async def _create(context: Context, request: CreateAclsRequest) -> CreateAclsRes
     valid = [binding for binding, refusal in zip(bindings, refusals, strict=True) if refusal is None]
     error, message = 0, None
     if valid:
-        answer = await context.broker.controller.request(messages.CreateAcls(valid), TIMEOUT_MS)
+        answer = await context.change(messages.CreateAcls(valid), TIMEOUT_MS)
         error, message = answer.error, answer.message
-        if not error:
-            for binding in valid:
-                context.broker.audit.write("acl created", by=context.address.principal, acl=str(binding))
     return CreateAclsResponse(
         results=[
             CreateAclsResponse.AclCreationResult(error_code=error, error_message=message)
@@ -161,9 +158,7 @@ async def _delete(context: Context, request: DeleteAclsRequest) -> DeleteAclsRes
     if context.broker.authorizer is None:
         return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in filters])
     valid = [one for one in filters if not unknown(one)]
-    answer = await context.broker.controller.request(messages.DeleteAcls(valid), TIMEOUT_MS)
-    for binding in sorted({binding for removed in answer.removed_acls for binding in removed}):
-        context.broker.audit.write("acl removed", by=context.address.principal, acl=str(binding))
+    answer = await context.change(messages.DeleteAcls(valid), TIMEOUT_MS)
     removed = iter(answer.removed_acls)
     results = []
     for one in filters:

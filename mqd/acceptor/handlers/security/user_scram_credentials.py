@@ -72,10 +72,8 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
     change = messages.AlterScramCredentials(
         [(one.name, one.mechanism) for one in request.deletions], [_credential(one) for one in request.upsertions]
     )
-    answer = await context.broker.controller.request(change, TIMEOUT_MS)
+    answer = await context.change(change, TIMEOUT_MS)
     told = answer.users or [messages.UserResult(user, answer.error, answer.message) for user in users]
-    for user in dict.fromkeys(one.user for one in told if not one.error):
-        context.broker.audit.write("password changed", by=context.address.principal, user=user)
     return AlterUserScramCredentialsResponse(
         results=[Result(user=one.user, error_code=one.error, error_message=one.message) for one in told]
     )

@@ -1,0 +1,22 @@
+"""What a change of rules or users is in logs/audit.log: lines of (event, fields)."""
+
+from collections.abc import Iterator
+
+from mqd.cluster.host import messages
+
+CHANGES = (messages.CreateAcls, messages.DeleteAcls, messages.AlterScramCredentials)
+Line = tuple[str, dict[str, str]]
+
+
+def lines(change: messages.Change, answer: messages.Answer) -> Iterator[Line]:
+    """Of what the controller's answer says was done."""
+    match change:
+        case messages.CreateAcls():
+            for binding in change.bindings if not answer.error else ():
+                yield "acl created", {"acl": str(binding)}
+        case messages.DeleteAcls():
+            for binding in sorted({binding for removed in answer.removed_acls for binding in removed}):
+                yield "acl removed", {"acl": str(binding)}
+        case messages.AlterScramCredentials():
+            for user in dict.fromkeys(one.user for one in answer.users if not one.error):
+                yield "password changed", {"user": user}

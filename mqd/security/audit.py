@@ -1,0 +1,145 @@
+"""logs/audit.log: who was denied what, and who changed rules and users. One JSON object a line.
+
+A denial is written once for each principal, address, operation and resource in WINDOW_S, by each
+process that decides (the acceptor and the workers); its next line has the number of those in
+between. Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones only the number is
+written.
+
+The processes share the file: a line is one write to its end. Whichever process finds it larger than
+SIZE_BYTES_MAX renames it to audit.log.1; KEPT of those stay.
+
+Invariants
+    F1  a file is renamed once, by the process that holds its lock while it has the name audit.log
+    F2  a line that is written while another process renames the file is in the renamed file, so it
+        is neither lost nor cut
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mqd.base import logging
+from mqd.security.acl import Operation, ResourceType, name_of
+
+WINDOW_S = 10.0
+DENIALS_MAX = 10_000
+SIZE_BYTES_MAX, KEPT = 64 << 20, 4
+MODE = 0o600
+
+log = logging.get("audit")
+
+
+class SharedFile:
+    """A file that several processes append lines to."""
+
+    def __init__(self, path: Path, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+        self._path = path
+        self._size_bytes_max = size_bytes_max
+        self._fd = -1
+
+    def append(self, line: bytes) -> None:
+        """Raises OSError."""
+        if self._fd < 0 or not self._is_current():
+            self._open()
+        os.write(self._fd, line)
+        if os.fstat(self._fd).st_size >= self._size_bytes_max:
+            self._rename()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _is_current(self) -> bool:
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self._fd))
+
+    def _open(self) -> None:
+        self.close()
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
+
+    def _rename(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # held by others while they rename, not longer
+        if self._is_current():
+            for number in range(KEPT, 0, -1):
+                older = self._numbered(number - 1) if number > 1 else self._path
+                if older.exists():
+                    older.replace(self._numbered(number))
+        self.close()
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+class Audit:
+    """`path` None: nothing is written."""
+
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._file = SharedFile(path) if path is not None else None
+        # (principal, host, operation, type, name) -> [time of the last line, denials since]
+        self._denials: dict[tuple[str, str, int, int, str], list[float]] = {}
+        self._swept_s = 0.0  # when room was last made
+        self._beyond = 0  # denials since then that no line is written for
+
+    def denied(
+        self,
+        principal: str,
+        host: str,
+        operation: int,
+        resource_type: int,
+        name: str,
+        only_logged: bool,
+        count: int = 1,
+    ) -> None:
+        """`count`: this denial and equal ones before it that were not told."""
+        now = self._clock()
+        key = (principal, host, operation, resource_type, name)
+        known = self._denials.get(key)
+        if known is not None and now - known[0] < WINDOW_S:
+            known[1] += count
+            return
+        if known is None and len(self._denials) >= DENIALS_MAX and not self._sweep(now):
+            self._beyond += count
+            return
+        self._denials[key] = [now, 0]
+        before = count - 1 + (int(known[1]) if known is not None else 0)
+        self.write(
+            "denied, but done: authorizer.log.only" if only_logged else "denied",
+            principal=principal,
+            host=host,
+            operation=name_of(Operation, operation),
+            resource_type=name_of(ResourceType, resource_type),
+            resource=name,
+            **({"before": before} if before else {}),
+        )
+
+    def _sweep(self, now: float) -> bool:
+        """Makes room; returns whether there is some. Once in a window: a flood of names must cost no
+        more than a dictionary's look-up for each.
+        """
+        if now - self._swept_s < WINDOW_S:
+            return False
+        self._swept_s = now
+        self._denials = {key: one for key, one in self._denials.items() if now - one[0] < WINDOW_S}
+        if self._beyond:
+            self.write("denied", further=self._beyond)
+            self._beyond = 0
+        return len(self._denials) < DENIALS_MAX
+
+    def write(self, event: str, **fields: object) -> None:
+        """A disk that refuses does not stop the broker; the process's own log says so."""
+        if self._file is None:
+            return
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._clock()))
+        line = json.dumps({"time": f"{stamp}Z", "event": event, **fields}, ensure_ascii=True)
+        try:
+            self._file.append(line.encode() + b"\n")
+        except OSError as error:
+            log.error("the audit log cannot be written", reason=str(error), event=event)

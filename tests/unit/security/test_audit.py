@@ -1,0 +1,89 @@
+import json
+import stat
+from pathlib import Path
+
+from mqd.security import audit
+from mqd.security.acl import Operation, ResourceType
+from mqd.security.audit import KEPT, WINDOW_S, Audit, SharedFile
+
+
+def test_a_flood_of_names_is_counted_not_written(tmp_path, monkeypatch):
+    """One request can name 300,000 topics."""
+    monkeypatch.setattr(audit, "DENIALS_MAX", 5)
+    now, file = [1000.0], tmp_path / "audit.log"
+    found = Audit(file, lambda: now[0])
+
+    def deny(name: str) -> None:
+        found.denied("User:eve", "10.0.0.1", Operation.DESCRIBE, ResourceType.TOPIC, name, False)
+
+    for number in range(1000):
+        deny(f"t{number}")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["resource"] for line in lines] == [f"t{number}" for number in range(5)]
+    now[0] += WINDOW_S
+    deny("later")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line.get("further") or line["resource"] for line in lines[5:]] == [995, "later"]
+
+
+def test_the_same_denial_is_written_once_in_a_window_with_the_number_of_those_between(tmp_path):
+    now, file = [1000.0], tmp_path / "audit.log"
+    found = Audit(file, lambda: now[0])
+    for _ in range(4):
+        found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False)
+    now[0] += WINDOW_S
+    found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False)
+    first, second = (json.loads(line) for line in file.read_text().splitlines())
+    assert "before" not in first and second["before"] == 3
+
+
+def test_denials_that_a_reactor_has_counted_are_counted(tmp_path):
+    now, file = [1000.0], tmp_path / "audit.log"
+    found = Audit(file, lambda: now[0])
+    for count in (1, 5, 2):
+        found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False, count)
+        now[0] += WINDOW_S
+    assert [json.loads(line).get("before") for line in file.read_text().splitlines()] == [None, 4, 1]
+
+
+def lines_of(path: Path) -> list[bytes]:
+    files = [path, *(path.with_name(f"audit.log.{number}") for number in range(1, KEPT + 1))]
+    return [line for file in files if file.exists() for line in file.read_bytes().splitlines()]
+
+
+def test_processes_share_a_file_that_each_may_rename(tmp_path):
+    """F1, F2: no line is lost as long as the files that are kept have room, and none is cut."""
+    path = tmp_path / "audit.log"
+    writers = [SharedFile(path, 100) for _ in range(3)]
+    written = [b"%04d" % number for number in range(60)]
+    for number, line in enumerate(written):
+        writers[number * number % 3].append(line + b"\n")
+    assert sorted(lines_of(path)) == written
+    assert all(one.stat().st_size == 100 for one in tmp_path.glob("audit.log.*"))
+    for number in range(60, 990):
+        writers[number % 3].append(b"%04d\n" % number)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "audit.log",
+        *(f"audit.log.{number}" for number in range(1, KEPT + 1)),
+    ]
+    assert sorted(lines_of(path))[-1] == b"0989"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_another_process_has_just_renamed_is_not_renamed_again(tmp_path):
+    path = tmp_path / "audit.log"
+    first, second = SharedFile(path, 10), SharedFile(path, 10)
+    second.append(b"a\n")
+    first.append(b"0123456789\n")  # is renamed
+    first.append(b"b\n")
+    second._rename()  # as if its line had come in between
+    assert path.read_bytes() == b"b\n"
+    second.append(b"c\n")
+    assert path.read_bytes() == b"b\nc\n"
+    assert not (tmp_path / "audit.log.2").exists()
+
+
+def test_a_disk_that_refuses_does_not_stop_the_process(tmp_path, caplog):
+    (tmp_path / "audit.log").mkdir()
+    Audit(tmp_path / "audit.log").write("acl created", by="User:admin")
+    assert "the audit log cannot be written" in caplog.text
