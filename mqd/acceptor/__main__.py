@@ -34,8 +34,9 @@ from mqd.acceptor.local.principals import LocalPrincipals
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics.observer import Observer
 from mqd.acceptor.transactions import coordinate
-from mqd.base import cluster_config, logging, paths, watchdog
+from mqd.base import logging, paths, watchdog
 from mqd.base.listeners import parse_listeners
+from mqd.cluster.membership import credentials
 from mqd.native import ProcessState
 from mqd.security.audit import Audit
 from mqd.shm import rendezvous
@@ -111,12 +112,13 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     def running(worker: int) -> bool:
         return control.endpoint_state(worker) == ProcessState.RUNNING
 
-    secret = cluster_config.load_key(client.config)
-    between, peers, relays = None, None, None
+    between, peers, relays, watching = None, None, None, None
     if client.cluster_sockets:
-        peers = Peers(metadata, broker.node_id, secret)
+        proofs = credentials.load(client.config)
+        watching = loop.create_task(proofs.watch())
+        peers = Peers(metadata, broker.node_id, proofs)
         broker.transactions.connect(peers)  # type: ignore[union-attr]  # coordinate() has set it
-        relays = Peers(metadata, broker.node_id, secret)
+        relays = Peers(metadata, broker.node_id, proofs)
         broker.relaying = relaying.Relaying(broker, relays)
 
         async def serve_client(address: Address, frame: bytes) -> bytes | None:
@@ -131,7 +133,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)
             return outcome.body
 
-        between = Between(client.cluster_sockets[0], handoffs, secret, metadata, broker.node_id, serve)
+        between = Between(client.cluster_sockets[0], handoffs, proofs, metadata, broker.node_id, serve)
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running)
     servers = rendezvous.served(listener.getsockname()[:2] for listener in client.listeners)
     local = LocalClients(
@@ -173,7 +175,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         last: set[asyncio.Future[Any]] = {receiving, ended}
         await asyncio.wait(last, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
-    if between is not None and peers is not None and relays is not None:
+    if between is not None and peers is not None and relays is not None and watching is not None:
+        watching.cancel()
         between.stop()
         peers.close()
         relays.close()

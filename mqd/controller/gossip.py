@@ -56,6 +56,7 @@ from mqd.cluster.membership.gossip_messages import (
     encode,
 )
 from mqd.cluster.membership.handshake import HandshakeFailed, Hello, derive_key
+from mqd.controller.peer_streams import Reader, Writer
 from mqd.controller.peers import Peers
 
 RECEIVE_BUFFER_BYTES = 1 << 20
@@ -103,7 +104,7 @@ def directory_bytes(directory_id: str) -> bytes:
 # -- connections -----------------------------------------------------------------------------------
 
 
-async def _read(reader: asyncio.StreamReader) -> StreamMessage:
+async def _read(reader: Reader) -> StreamMessage:
     """Raises OSError, EOFError, Refused."""
     size = int.from_bytes(await reader.readexactly(4), "big")
     if size > STATE_BYTES_MAX:
@@ -111,7 +112,7 @@ async def _read(reader: asyncio.StreamReader) -> StreamMessage:
     return decode_stream(await reader.readexactly(size))
 
 
-def _write(writer: asyncio.StreamWriter, message: StreamMessage) -> None:
+def _write(writer: Writer, message: StreamMessage) -> None:
     data = encode(message)
     writer.write(len(data).to_bytes(4, "big") + data)
 
@@ -347,7 +348,7 @@ class Gossip(asyncio.DatagramProtocol):
         ):
             self.event(events.StreamAnswered(effect.probe_id))
 
-    async def serve(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
         """Answers one message, then closes. Raises nothing."""
         if self._served >= SERVED_COUNT_MAX or self._ended:
             writer.transport.abort()

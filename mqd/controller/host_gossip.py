@@ -35,6 +35,7 @@ from mqd.controller import directories, gossip
 
 if TYPE_CHECKING:
     from mqd.cluster.membership.handshake import Hello
+    from mqd.controller.peer_streams import Reader, Writer
     from mqd.controller.peers import Peers
     from mqd.controller.shell import Shell
 
@@ -150,7 +151,7 @@ class HostGossip:
         death_notice.write_orders(self._run_dir, None)
         await self.gossip.stop()
 
-    async def serve(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
         await self.gossip.serve(hello, reader, writer)
 
     def views(self) -> list[MemberView]:

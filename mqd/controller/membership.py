@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mqd.base import cluster_config, logging
-from mqd.cluster.membership import formation, handshake
+from mqd.cluster.membership import credentials, formation, handshake
 from mqd.cluster.membership.formation import FormationAsk, FormationCore, Member
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.cluster.metadata import features
@@ -23,6 +23,7 @@ from mqd.controller.host_gossip import HostGossip, disk_bytes
 from mqd.controller.peers import Connection, Peers
 
 if TYPE_CHECKING:
+    from mqd.controller.peer_streams import Reader, Writer
     from mqd.controller.shell import Shell
     from mqd.shm.attach import KeeperClient
 
@@ -31,7 +32,7 @@ log = logging.get("controller.membership")
 
 class Membership:
     def __init__(self, config: Mapping[str, str], client: KeeperClient, key: ReplicaKey) -> None:
-        """Raises ConfigError if the cluster key cannot be read."""
+        """Raises ConfigError: the cluster key or the host's certificate cannot be used."""
         self.seeds = cluster_config.seeds(config)
         self.address = client.welcome.controller_listener or ("", 0)  # as announced to other hosts
         self._key = key
@@ -40,9 +41,11 @@ class Membership:
         self._forming: Forming | None = None
         self._shell: Shell | None = None
         self._sockets = client.cluster_sockets
+        self._credentials = credentials.load(config)
+        self._watching: asyncio.Task[None] | None = None
         self._peers = (
             Peers(
-                cluster_config.load_key(config),
+                self._credentials,
                 self.identity,
                 self._decide,
                 self._on_message,
@@ -76,6 +79,7 @@ class Membership:
     async def listen(self) -> None:
         if self._peers is not None:
             await self._peers.listen(self._sockets[0])
+            self._watching = asyncio.get_running_loop().create_task(self._credentials.watch())
 
     # -- joining a cluster ------------------------------------------------------------------------
 
@@ -127,7 +131,7 @@ class Membership:
         )
         await self.gossip.start()
 
-    async def _on_stream(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_stream(self, hello: Hello, reader: Reader, writer: Writer) -> None:
         if self.gossip is not None and hello.identity.cluster_id == self._cluster_id:
             await self.gossip.serve(hello, reader, writer)
 
@@ -239,6 +243,8 @@ class Membership:
     async def stop(self) -> None:
         if self.gossip is not None:
             await self.gossip.stop()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._peers is not None:
             await self._peers.flush()
             await self._peers.stop()

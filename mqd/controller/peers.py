@@ -7,7 +7,9 @@ matters. Messages are in order within a connection. Either side's connection ser
 a host sends over one of them until that ends.
 
 Every connection begins with the handshake (mqd/cluster/membership/handshake.py): everything after
-it comes from the authenticated node, and nothing before it is passed on.
+it comes from the authenticated node, and nothing before it is passed on. Where both hosts can, it
+continues as TLS (host_tls.py); what writes to the connection is then encrypted at once, so that the
+bounds below count what is sent.
 
 Bounds
     CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  in progress; further ones are closed immediately
@@ -30,7 +32,9 @@ import msgspec
 from mqd.base import logging
 from mqd.base.host_names import looked_up
 from mqd.cluster.membership import handshake, peer_messages
+from mqd.cluster.membership.credentials import Credentials, TurnedAway
 from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
+from mqd.controller.peer_streams import Reader, Writer, continue_with
 
 CONNECTIONS_PER_NODE_MAX = 4
 HANDSHAKES_MAX = 64
@@ -79,7 +83,7 @@ async def _shake(
 class Connection:
     """A connection after the handshake. `identity`: the peer's."""
 
-    def __init__(self, identity: Identity, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, identity: Identity, reader: Reader, writer: Writer) -> None:
         self.identity = identity
         self.reader, self.writer = reader, writer
         set_options(writer.get_extra_info("socket"))
@@ -127,15 +131,15 @@ class Peers:
 
     def __init__(
         self,
-        secret: bytes,
+        credentials: Credentials,
         identity: Callable[[], Identity],
         decide: Callable[[Hello], Identity | Refusal],
         on_message: Callable[[Connection, msgspec.Struct], None],
-        on_stream: Callable[[Hello, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None,
+        on_stream: Callable[[Hello, Reader, Writer], Awaitable[None]] | None = None,
         is_strange: Callable[[Identity], str] = lambda identity: "",
         is_voters: Callable[[Identity], bool] = lambda identity: False,
     ) -> None:
-        self._key = handshake.derive_key(secret, "handshake")
+        self._credentials = credentials
         self._identity, self._decide = identity, decide
         self._on_message, self._on_stream, self._is_strange, self._is_voters = (
             on_message,
@@ -149,6 +153,7 @@ class Peers:
         self._shaking = 0
         self._random = random.Random(os.urandom(8))
         self._ended = False
+        self._turned_away = TurnedAway()
 
     # -- addresses --------------------------------------------------------------------------------
 
@@ -243,11 +248,11 @@ class Peers:
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         try:
-            side = handshake.Initiator(self._key, purpose, self._identity(), os.urandom(handshake.NONCE_BYTES))
+            side = self._credentials.initiator(purpose, self._identity())
             writer.write(side.opening())
             await _shake(side, reader, writer)
             assert side.peer is not None
-            return Connection(side.peer, reader, writer)
+            return Connection(side.peer, *await continue_with(self._credentials.tls(side), reader, writer))
         except BaseException:
             writer.transport.abort()
             raise
@@ -265,30 +270,43 @@ class Peers:
             return
         self._tasks.add(task)
         self._shaking += 1
-        side = handshake.Responder(self._key, self._decide, os.urandom(handshake.NONCE_BYTES))
+        side = self._credentials.responder(self._decide)
+        ours: tuple[Reader, Writer] = reader, writer
         try:
             await _shake(side, reader, writer)
             if side.refused is not None:
+                self._turn_away(side, writer, side.refused.message)
                 await writer.drain()
+            elif side.done:
+                ours = await continue_with(self._credentials.tls(side), reader, writer)
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
-            name = writer.get_extra_info("peername")
-            log.warning(
-                "a connection to the controller's listener was turned away",
-                address=f"{name[0]}:{name[1]}" if name else "?",
-                reason=reason_of(error),
-            )
+            self._turn_away(side, writer, reason_of(error))
+            side.peer = None
         finally:
             self._shaking -= 1
         try:
             if side.peer is None:
                 return
+            self._turned_away.let_in(side.peer.identity.node_id)
             if side.peer.purpose == "controller":
-                await self._receive(Connection(side.peer.identity, reader, writer))
+                await self._receive(Connection(side.peer.identity, *ours))
             elif self._on_stream is not None:
-                await self._on_stream(side.peer, reader, writer)
+                await self._on_stream(side.peer, *ours)
         finally:
             self._tasks.discard(task)
             writer.close()
+
+    def _turn_away(self, side: handshake.Responder, writer: asyncio.StreamWriter, reason: str) -> None:
+        """Logs it; of a host that has proven the key once for each reason."""
+        if not self._turned_away.is_news(side.proven, reason):
+            return
+        name = writer.get_extra_info("peername")
+        log.warning(
+            "a connection to the controller's listener was turned away",
+            address=f"{name[0]}:{name[1]}" if name else "?",
+            node=side.proven if side.proven is not None else "unproven",
+            reason=reason,
+        )
 
     async def _receive(self, connection: Connection) -> None:
         node_id = connection.identity.node_id

@@ -207,8 +207,8 @@ def check_peer(certificate: Mapping[str, Any] | None, node_id: int) -> None:
     names = [str(value) for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
     if node_uri(node_id) not in names:
         raise NotThatHost(
-            f"the peer says that it is node {node_id}, but its certificate is of"
-            f" {' and '.join(names) or 'no host'}; give each host the certificate that was made for its node id"
+            f"node {node_id} shows a certificate of {' and '.join(names) or 'no host'}; give each host the one that was"
+            " made for its node id"
         )
 
 

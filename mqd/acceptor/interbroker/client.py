@@ -10,16 +10,17 @@ thread.
 """
 
 import asyncio
-import os
 import socket
 from typing import Any
 
-from mqd.acceptor.interbroker.server import own_identity, read_frame, set_options, shake
+from mqd.acceptor.interbroker.channel import Channel, set_options, shake
+from mqd.acceptor.interbroker.server import own_identity
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import looked_up
 from mqd.cluster.host.messages import BrokerImage
 from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.codec import owner_of
 from mqd.protocol.errors import ProtocolError
@@ -38,9 +39,10 @@ class PeerError(Exception):
 
 
 class _Connection:
-    def __init__(self, broker: BrokerImage, connection: socket.socket) -> None:
+    def __init__(self, broker: BrokerImage, channel: Channel) -> None:
         self.broker = broker
-        self.socket = connection
+        self.channel = channel
+        self.socket = channel.socket
         self.waiting: dict[int, asyncio.Future[bytes]] = {}
         self.writing = asyncio.Lock()
         self.reading: asyncio.Task[None] | None = None
@@ -49,7 +51,7 @@ class _Connection:
 
     async def send(self, data: bytes) -> None:
         """Raises OSError, also if close() is called in the meantime. One call at a time."""
-        left = memoryview(data)
+        left = memoryview(self.channel.sealed(data))
         while left:
             try:
                 left = left[self.socket.send(left) :]
@@ -93,12 +95,10 @@ def _place(broker: BrokerImage) -> tuple[int, str, int]:
 
 
 class Peers:
-    """`secret`: the cluster key."""
-
-    def __init__(self, metadata: Metadata, node_id: int, secret: bytes) -> None:
+    def __init__(self, metadata: Metadata, node_id: int, credentials: Credentials) -> None:
         self._metadata = metadata
         self._node_id = node_id
-        self._key = handshake.derive_key(secret, "handshake")
+        self._credentials = credentials
         self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Task[_Connection]] = {}
         self._not_before: dict[int, float] = {}
@@ -199,9 +199,11 @@ class Peers:
                 connection = socket.socket(family, kind, protocol)
                 set_options(connection)
                 await loop.sock_connect(connection, address)
-                side = handshake.Initiator(self._key, "data", identity, os.urandom(handshake.NONCE_BYTES))
+                side = self._credentials.initiator("data", identity)
                 await loop.sock_sendall(connection, side.opening())
                 await shake(side, connection)
+                channel = Channel(connection, self._credentials.tls(side))
+                await channel.begin()
             if side.peer is None or side.peer.node_id != broker.node_id:
                 raise PeerError(f"{broker.inter_broker_host}:{broker.inter_broker_port} is not host {broker.node_id}")
         except BaseException as error:
@@ -212,14 +214,14 @@ class Peers:
             ):
                 raise
             raise PeerError(f"host {broker.node_id}: {str(error) or type(error).__name__}") from error
-        made = _Connection(broker, connection)
+        made = _Connection(broker, channel)
         made.reading = asyncio.get_running_loop().create_task(self._read(made))
         self._connections[broker.node_id] = made  # before it can be dropped
         return made
 
     async def _read(self, connection: _Connection) -> None:
         try:
-            while (frame := await read_frame(connection.socket)) is not None:
+            while (frame := await connection.channel.read_frame()) is not None:
                 future = connection.waiting.get(int.from_bytes(frame[:4], "big"))
                 if future is not None and not future.done():
                     future.set_result(frame)

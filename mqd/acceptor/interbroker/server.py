@@ -4,7 +4,7 @@ those of other hosts' acceptors are served here.
     accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven, then
         hello.worker >= 0    handed to that worker, with the peer's node id (flag 2 of the hand-off
                              packet)
-        hello.worker == -1   Kafka frames, only of the APIs in SERVED, and Envelopes of clients'
+        hello.worker == -1   TLS, where both hosts can (host_tls.py), then Kafka frames, only of the APIs in SERVED, and Envelopes of clients'
                              requests (local/relay.py)
 
 Markers of a host are accepted only from its newest connection that has sent any: an older one was
@@ -24,23 +24,22 @@ request; IN_FLIGHT_MAX requests per connection. Concurrency: the event loop's th
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 
 from mqd.acceptor.accepting import MAGIC, packed_ip
+from mqd.acceptor.interbroker.channel import Channel, set_options, shake
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials, TurnedAway
 from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, Refusal
 
 HANDSHAKES_MAX = 64
-FRAME_BYTES_MAX = 16 << 20
 IN_FLIGHT_MAX = 4096  # group members wait in JoinGroup, each for all others
 BACKLOG_COUNT = 64  # accepted in one pass
 PAUSE_S = 0.1
-LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes for this long
 FLAG_PEER = 2
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: the connection is not for a worker
@@ -94,75 +93,22 @@ def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> 
     return identity
 
 
-async def shake(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
-    """Runs the handshake until both sides are proven, or one refused. Reads no byte beyond it.
-    Raises HandshakeFailed, OSError, EOFError, TimeoutError.
-    """
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
-        while side.wanted:
-            data = await loop.sock_recv(connection, side.wanted)
-            if not data:
-                raise EOFError("the peer closed the connection in the handshake")
-            out = side.feed(data)
-            if out:
-                await loop.sock_sendall(connection, out)
-
-
-def set_options(connection: socket.socket) -> None:
-    connection.setblocking(False)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
-
-
-async def read_frame(connection: socket.socket) -> bytes | None:
-    """The frame without its length word; None at the end. Raises ValueError, OSError, EOFError."""
-    head = await _read_exactly(connection, 4)
-    if not head:
-        return None
-    size = int.from_bytes(head, "big")
-    if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {size} bytes; at most {FRAME_BYTES_MAX} are allowed")
-    frame = await _read_exactly(connection, size)
-    if len(frame) < size:
-        raise EOFError("the connection ended within a frame")
-    return frame
-
-
-async def _read_exactly(connection: socket.socket, size: int) -> bytes:
-    """Returns fewer bytes only at the end: none, otherwise raises EOFError."""
-    loop, left = asyncio.get_running_loop(), size
-    parts: list[bytes] = []
-    while left:
-        part = await loop.sock_recv(connection, min(left, 1 << 18))
-        if not part:
-            if parts:
-                raise EOFError("the connection ended within a frame")
-            return b""
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
-
-
 class Between:
-    """`secret`: the cluster key. `serve`: answers requests of other hosts' acceptors."""
+    """`serve`: answers requests of other hosts' acceptors."""
 
     def __init__(
         self,
         listener: socket.socket,
         handoffs: Sequence[socket.socket],
-        secret: bytes,
+        credentials: Credentials,
         metadata: Metadata,
         node_id: int,
         serve: Serve,
     ) -> None:
         self._listener = listener
         self._handoffs = handoffs
-        self._key = handshake.derive_key(secret, "handshake")
+        self._credentials = credentials
+        self._turned_away = TurnedAway()
         self._metadata = metadata
         self._node_id = node_id
         self._serve = serve
@@ -213,26 +159,38 @@ class Between:
 
     async def _take(self, connection: socket.socket, address: tuple) -> None:
         shaking = True
+        side = self._credentials.responder(self._decide)
         try:
             set_options(connection)
-            side = handshake.Responder(self._key, self._decide, os.urandom(handshake.NONCE_BYTES))
-            try:
-                await shake(side, connection)
-            finally:
-                self._shaking -= 1
-                shaking = False
+            await shake(side, connection)
             if not side.done:
-                if side.refused is not None:
-                    log.info("another host's connection is refused", address=address[0], reason=side.refused.message)
+                if side.refused is not None and self._turned_away.is_news(side.proven, side.refused.message):
+                    log.info(
+                        "another host's connection is refused",
+                        node=side.proven,
+                        address=address[0],
+                        reason=side.refused.message,
+                    )
                 return
             hello = side.peer
             assert hello is not None
             if hello.worker >= 0:
                 self._hand(connection, hello, address)
-            else:
-                await self._answer_all(connection, hello.identity.node_id)
+                return
+            channel = Channel(connection, self._credentials.tls(side))
+            await channel.begin()
+            self._turned_away.let_in(hello.identity.node_id)
+            self._shaking -= 1
+            shaking = False
+            await self._answer_all(channel, hello.identity.node_id)
         except HandshakeFailed as error:
-            log.warning("a connection to the listener between hosts is closed", address=address[0], reason=str(error))
+            if self._turned_away.is_news(side.proven, str(error)):
+                log.warning(
+                    "a connection to the listener between hosts is closed",
+                    node=side.proven if side.proven is not None else "unproven",
+                    address=address[0],
+                    reason=str(error),
+                )
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             log.debug(
                 "a connection of another host ended", address=address[0], reason=str(error) or type(error).__name__
@@ -271,11 +229,12 @@ class Between:
 
     # -- serving -----------------------------------------------------------------------------------
 
-    async def _answer_all(self, connection: socket.socket, node: int) -> None:
+    async def _answer_all(self, channel: Channel, node: int) -> None:
         """Requests run concurrently: a marker that waits for its partition does not delay the
         others. Answers carry the correlation id.
         """
         assert self._loop is not None
+        connection = channel.socket
         number, writing, room = next(self._numbers), asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
         under_way: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
@@ -287,7 +246,7 @@ class Between:
                     connection.shutdown(socket.SHUT_RDWR)
                     return
                 async with writing:
-                    await loop.sock_sendall(connection, len(response).to_bytes(4, "big") + response)
+                    await loop.sock_sendall(connection, channel.sealed(len(response).to_bytes(4, "big") + response))
             except OSError:
                 pass  # the peer is gone; it asks again elsewhere
             except Exception:
@@ -298,7 +257,7 @@ class Between:
                 room.release()
 
         try:
-            while (frame := await read_frame(connection)) is not None:
+            while (frame := await channel.read_frame()) is not None:
                 if frame.startswith(MARKERS) and not await self._may_mark(node, number):
                     return
                 await room.acquire()

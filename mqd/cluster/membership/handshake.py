@@ -297,6 +297,7 @@ class Responder(_Side):
         self._hello: Hello | None = None
         self._challenge = _encode(_Challenge(VERSION, nonce))
         self.refused: Refusal | None = None
+        self.proven: int | None = None  # the initiator's node id, once it has proven the key
 
     def _on_frame(self, body: bytes) -> bytes:
         if self._hello is None:
@@ -307,6 +308,7 @@ class Responder(_Side):
             return _frame(self._challenge)
         proof = _decode(_Proof, body)
         self._check_proof(proof.mac, b"initiator", self._hello_bytes, self._challenge)
+        self.proven = self._hello.identity.node_id
         decision = _tls_refusal(self._hello.tls, self._tls) or self._decide(self._hello)
         if isinstance(decision, Refusal):
             self.refused, self._failed = decision, True

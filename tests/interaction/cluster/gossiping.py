@@ -14,6 +14,7 @@ import uuid
 from pathlib import Path
 
 from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.gossip_events import Profile
 from mqd.cluster.membership.handshake import Identity
 from mqd.controller.gossip import create
@@ -45,7 +46,9 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
     async def on_stream(hello, reader, writer) -> None:
         await gossip.serve(hello, reader, writer)
 
-    peers = Peers(secret, lambda: identity, lambda hello: identity, lambda connection, message: None, on_stream)
+    peers = Peers(
+        Credentials(secret), lambda: identity, lambda hello: identity, lambda connection, message: None, on_stream
+    )
     profile = Profile(
         node_id, bytes.fromhex(directory_id), "localhost", port, rack=f"rack-{node_id % 2}", version="test"
     )

@@ -9,18 +9,24 @@ import pytest
 from mqd.acceptor.interbroker import client as peers
 from mqd.acceptor.interbroker import server as between
 from mqd.acceptor.interbroker import transactions as remote_transactions
+from mqd.acceptor.interbroker.channel import Channel, shake
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.server import Between, judge
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host import messages
 from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.coordinator.log import AppendError
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ListTransactionsResponse, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from mqd.security import pki
+from mqd.security.pki import Pair
+from tests.recorder import Recorder
 from tests.unit.acceptor.test_cluster import NODE, SECRET, broker_image, made, partition, topic
+from tests.unit.security.host_files import NOW, authority, host, impose
 
 # -- between hosts ---------------------------------------------------------------------------------
 
@@ -52,8 +58,9 @@ def test_who_may_connect_between_hosts() -> None:
 class Hosts:
     """Host 2's acceptor asks host 3's, over a real socket; `answer` (request, node) -> response."""
 
-    def __init__(self, answer) -> None:
+    def __init__(self, answer, two: Credentials | None = None, three: Credentials | None = None) -> None:
         self.answer = answer
+        self.two, self.three = two or Credentials(SECRET), three or Credentials(SECRET)
         self.asked: list[tuple[object, int]] = []
 
     async def __aenter__(self) -> "Hosts":
@@ -64,8 +71,8 @@ class Hosts:
             for node in (1, 2, 3)
         ]
         self.broker = made(topic(partition(0, (3, 2)), partition(1, (2, 3))), brokers=brokers)
-        self.peers = Peers(self.broker.metadata, NODE, SECRET)
-        self.between = Between(listener, [self.handoff], SECRET, self.broker.metadata, 3, self._serve)
+        self.peers = Peers(self.broker.metadata, NODE, self.two)
+        self.between = Between(listener, [self.handoff], self.three, self.broker.metadata, 3, self._serve)
         self.between.start(asyncio.get_running_loop())
         self.listener = listener
         return self
@@ -213,7 +220,7 @@ def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successo
             hosts.between._serve = told
             first = asyncio.create_task(hosts.peers.request(3, MARKERS_OF_ONE, 2, 20))
             await asyncio.wait_for(begun.wait(), 20)
-            successor = Peers(hosts.broker.metadata, NODE, SECRET)
+            successor = Peers(hosts.broker.metadata, NODE, Credentials(SECRET))
             try:
                 assert isinstance(await successor.request(3, MARKERS_OF_ONE, 2, 20), WriteTxnMarkersResponse)
                 assert story == ["begun", "given up", "the successor's"]
@@ -238,7 +245,7 @@ def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_ne
             asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             # its first markers are under way still
             assert isinstance(await hosts.peers.request(3, asked, 1, 20), ListTransactionsResponse)
-            successor = Peers(hosts.broker.metadata, NODE, SECRET)
+            successor = Peers(hosts.broker.metadata, NODE, Credentials(SECRET))
             await successor.request(3, MARKERS_OF_ONE, 2, 20)
             successor.close()
             with pytest.raises(PeerError):
@@ -264,7 +271,7 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
             )
         ) as hosts:
             asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
-            relays = Peers(hosts.broker.metadata, NODE, SECRET)
+            relays = Peers(hosts.broker.metadata, NODE, Credentials(SECRET))
             try:
                 made = set()
                 for _ in range(3):
@@ -284,21 +291,21 @@ def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_
     """They waited until their own time was over, and the next connection got the number of the one
     that was closed and was never told that it can be written to.
     """
-    read_frame = between.read_frame
+    read_frame = Channel.read_frame
 
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
 
-            async def read_nothing(_connection: socket.socket) -> bytes | None:
+            async def read_nothing(_channel: Channel) -> bytes | None:
                 await asyncio.get_running_loop().create_future()
                 return None
 
-            monkeypatch.setattr(between, "read_frame", read_nothing)
+            monkeypatch.setattr(Channel, "read_frame", read_nothing)
             large = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1] * (2 << 20))
             stuck = [asyncio.create_task(hosts.peers.request(3, large, 1, 900)) for _ in range(3)]
             while not (known := hosts.peers._connections.get(3)) or not known.writing.locked():
                 await asyncio.sleep(0.001)
-            monkeypatch.setattr(between, "read_frame", read_frame)
+            monkeypatch.setattr(Channel, "read_frame", read_frame)
             hosts.broker.metadata.apply(
                 messages.BrokersPut(
                     2,
@@ -323,12 +330,12 @@ def test_a_connection_that_ended_at_once_is_not_kept(monkeypatch: pytest.MonkeyP
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
 
-            async def ended(_connection: socket.socket) -> bytes | None:
+            async def ended(_channel: Channel) -> bytes | None:
                 return None
 
             request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             with monkeypatch.context() as patch:
-                patch.setattr(peers, "read_frame", ended)
+                patch.setattr(Channel, "read_frame", ended)
                 given_up = asyncio.create_task(hosts.peers.request(3, request, 1, 20))
                 while not hosts.peers._connecting:
                     await asyncio.sleep(0)
@@ -343,7 +350,7 @@ def test_a_connection_that_ended_at_once_is_not_kept(monkeypatch: pytest.MonkeyP
 def test_a_host_with_another_key_is_not_reached() -> None:
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
-            stranger = Peers(hosts.broker.metadata, NODE, b"quite another secret")
+            stranger = Peers(hosts.broker.metadata, NODE, Credentials(b"quite another secret"))
             with pytest.raises(PeerError):
                 await stranger.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)
             assert hosts.asked == []
@@ -365,6 +372,69 @@ def test_a_host_of_no_name_is_not_reached() -> None:
     asyncio.run(scenario())
 
 
+# -- TLS -------------------------------------------------------------------------------------------
+
+
+def secured(tmp_path, node: int, pair: Pair | None = None) -> Credentials:
+    return Credentials(SECRET, host(tmp_path, node, pair=pair))
+
+
+def transactions(names: int) -> ListTransactionsResponse:
+    """Of names that a reader of the wire would recognise."""
+    state = ListTransactionsResponse.TransactionState
+    found = [state(transactional_id="MARKER" * 1000, producer_id=1, transaction_state="Ongoing") for _ in range(names)]
+    return ListTransactionsResponse(transaction_states=found)
+
+
+def test_requests_between_secured_hosts_are_not_in_clear(tmp_path) -> None:
+    async def scenario() -> None:
+        two, three = secured(tmp_path, NODE), secured(tmp_path, 3)
+        async with Hosts(lambda request: transactions(len(request.producer_id_filters)), two, three) as hosts:
+            with Recorder(hosts.listener.getsockname()) as wire:
+                brokers = hosts.broker.metadata.brokers
+                brokers[3] = msgspec.structs.replace(brokers[3], inter_broker_port=wire.address[1])
+                asked = [
+                    hosts.peers.request(
+                        3,
+                        remote_transactions.ListTransactionsRequest(
+                            state_filters=["MARKER" * 1000], producer_id_filters=[1] * count
+                        ),
+                        1,
+                        20,
+                    )
+                    for count in (1, 300, 0, 2)
+                ]
+                answers = await asyncio.gather(*asked)
+                assert [len(answer.transaction_states) for answer in answers] == [1, 300, 0, 2]
+                assert wire.count == 1
+                hosts.peers.close()
+            seen = b"".join(wire.seen)
+            assert len(seen) > 1_800_000 and b"MARKER" not in seen and b"MQDP" in seen
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("thief", [NODE, 3])
+def test_an_acceptor_with_another_hosts_certificate_is_refused(tmp_path, thief, caplog) -> None:
+    stolen = pki.issue_host(authority(), 1, NOW)
+
+    async def scenario() -> None:
+        two, three = (secured(tmp_path, node, stolen if node == thief else None) for node in (NODE, 3))
+        async with Hosts(lambda _request: ListTransactionsResponse(), two, three) as hosts:
+            request = remote_transactions.ListTransactionsRequest()
+            with pytest.raises(PeerError, match=f"node {thief} shows a certificate of mqd://node/1; give each host"):
+                await hosts.peers.request(3, request, 1, 20)
+            assert hosts.asked == []
+            right = pki.issue_host(authority(), thief, NOW)
+            impose((two if thief == NODE else three).host, tmp_path / str(thief), right)
+            await asyncio.sleep(peers.RETRY_S * 1.1)
+            assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
+
+    asyncio.run(scenario())
+    said = [record for record in caplog.records if "listener between hosts is closed" in record.getMessage()]
+    assert len(said) == 1
+
+
 def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
     async def scenario() -> None:
         async with Hosts(None) as hosts:
@@ -380,7 +450,7 @@ def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
             connection.setblocking(False)
             await loop.sock_connect(connection, hosts.listener.getsockname())
             await loop.sock_sendall(connection, side.opening())
-            await between.shake(side, connection)
+            await shake(side, connection)
             await loop.sock_sendall(connection, b"what follows is the worker's")
             hosts.worker.settimeout(10)
             packet, descriptors, _, _ = await loop.run_in_executor(None, socket.recv_fds, hosts.worker, 100, 1)

@@ -11,13 +11,19 @@ import pytest
 
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
 from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.raft.messages import ReplicaKey
 from mqd.controller import peers
 from mqd.controller.membership import Membership
+from mqd.controller.peer_streams import TlsWriter
 from mqd.controller.peers import Connection, Peers
 from mqd.keeper import sockets
+from mqd.security import pki
+from mqd.security.host_identity import HostIdentity
+from tests.recorder import Recorder
+from tests.unit.security.host_files import NOW, authority, host, impose
 
 SECRET = b"the secret of the cluster"
 
@@ -27,7 +33,14 @@ def heartbeat(number: int, node_id: int = 1) -> broker_messages.Heartbeat:
 
 
 class Host:
-    def __init__(self, node_id: int, secret: bytes = SECRET, cluster_id: str = "cluster", port: int = 0) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        secret: bytes = SECRET,
+        cluster_id: str = "cluster",
+        port: int = 0,
+        host: HostIdentity | None = None,
+    ) -> None:
         self.listener = sockets.listen("127.0.0.1", port)
         self.port = self.listener.getsockname()[1]
         self.node_id, self.cluster_id = node_id, cluster_id
@@ -38,7 +51,7 @@ class Host:
         self.streams: list[bytes] = []
         self.news = asyncio.Event()
         self.peers = Peers(
-            secret,
+            Credentials(secret, host),
             self.identity,
             self.decide,
             self.on_message,
@@ -339,5 +352,156 @@ def test_a_restarted_peer_with_another_directory_is_spoken_to():
                 while len(one.peers._nodes[2].connections) > peers.CONNECTIONS_PER_NODE_MAX:
                     await asyncio.sleep(0.005)
             old.writer.close()
+
+    run(work)
+
+
+# -- TLS -------------------------------------------------------------------------------------------
+
+
+def secured(tmp_path, node_id: int, tls: str = "required", pair=None) -> Host:
+    return Host(node_id, host=host(tmp_path, node_id, tls, pair))
+
+
+def long_name(text: str, size: int = 50) -> broker_messages.Heartbeat:
+    """A message that a reader of the wire would recognise."""
+    return msgspec.structs.replace(
+        heartbeat(1), directories=[broker_messages.DirectoryReport(text * size, "/d", 1, True)]
+    )
+
+
+def test_messages_between_secured_hosts_are_not_in_clear(tmp_path):
+    async def work():
+        async with secured(tmp_path, 1) as one, secured(tmp_path, 2) as two:
+            with Recorder(("127.0.0.1", two.port)) as wire:
+                one.peers.know(2, "127.0.0.1", wire.address[1])
+                for size in (1, 100, 200_000):
+                    one.peers.send(2, long_name("MARKER", size))
+                heard = await two.wait(3)
+                assert [len(message.directories[0].directory_id) for _, message in heard] == [6, 600, 1_200_000]
+                two.peers.send(1, heartbeat(8, 2))  # over the same connection
+                assert await one.wait(1) == [(2, heartbeat(8, 2))]
+                assert one.peers.connected() == [2] and two.peers.connected() == [1]
+                exchange = await one.peers.open("127.0.0.1", wire.address[1], "gossip")
+                exchange.writer.write(b"abc")
+                await two.wait(4)
+                assert two.streams == [b"abc"]
+                exchange.writer.transport.abort()
+                await one.peers.flush()
+                one.peers.drop(lambda identity: False)
+            seen = b"".join(wire.seen)
+            assert len(seen) > 1_200_000 and b"MARKER" not in seen and b"MQDP" in seen
+
+    run(work)
+
+
+def test_what_a_host_does_not_read_is_bounded_under_tls(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "SEND_BYTES_MAX", 4 << 20)
+
+    class Silent(Host):
+        async def on_stream(self, hello, reader, writer) -> None:
+            await asyncio.get_running_loop().create_future()
+
+    async def work():
+        async with secured(tmp_path, 1) as one, Silent(2, host=host(tmp_path, 2)) as two:
+            connection = await one.peers.open("127.0.0.1", two.port, "gossip")
+            count = 0
+            while connection.lives:
+                connection.send(b"x" * (1 << 20))
+                count += 1
+                await asyncio.sleep(0)
+            assert 4 <= count < 40, "the bound, and what the kernel holds"
+
+    run(work)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("required", None), (None, "required")])
+def test_a_host_that_must_use_tls_refuses_one_that_cannot(tmp_path, mine, theirs, caplog):
+    async def work():
+        one = secured(tmp_path, 1, mine) if mine else Host(1)
+        two = secured(tmp_path, 2, theirs) if theirs else Host(2)
+        async with one, two:
+            for _ in range(2):
+                with pytest.raises(HandshakeRefused, match=r"has cluster.tls=required.*mqd up --secure") as refused:
+                    await one.peers.open("127.0.0.1", two.port, "controller")
+                assert refused.value.code == handshake.REFUSED_TLS
+            assert two.heard == [] and two.peers.connected() == []
+
+    run(work)
+    said = [record for record in caplog.records if "was turned away" in record.getMessage()]
+    assert len(said) == 1, "once, though it tried twice"
+
+
+def test_a_rolling_restart(tmp_path):
+    """off -> allowed, host by host, then required."""
+
+    async def work():
+        async with Host(1) as old, secured(tmp_path, 2, "allowed") as new, secured(tmp_path, 3) as strict:
+            for one, other, encrypted in (
+                (old, new, False),
+                (new, old, False),
+                (new, strict, True),
+                (strict, new, True),
+            ):
+                connection = await one.peers.open("127.0.0.1", other.port, "controller")
+                assert isinstance(connection.writer, TlsWriter) == encrypted
+                connection.writer.transport.abort()
+
+    run(work)
+
+
+@pytest.mark.parametrize("thief", [1, 2])
+def test_a_wrong_hosts_certificate_is_refused_and_both_say_so(tmp_path, thief, caplog):
+    """And the connection is made once the certificate is right."""
+    stolen = pki.issue_host(authority(), 3, NOW)
+
+    async def work():
+        one = secured(tmp_path, 1, pair=stolen if thief == 1 else None)
+        two = secured(tmp_path, 2, pair=stolen if thief == 2 else None)
+        async with one, two:
+            one.peers.know(2, "127.0.0.1", two.port)
+            one.peers.send(2, heartbeat(1))
+            async with asyncio.timeout(10):
+                while one.peers._nodes[2].failure_count == 0:
+                    await asyncio.sleep(0.005)
+            assert two.heard == [] and one.peers.connected() == two.peers.connected() == []
+            reason = f"node {thief} shows a certificate of mqd://node/3"
+            assert reason in one.peers._nodes[2].said
+            bad = (one, two)[thief - 1].peers._credentials.host
+            impose(bad, tmp_path / str(thief), pki.issue_host(authority(), thief, NOW))
+            async with asyncio.timeout(10):
+                while not two.heard:
+                    one.peers.send(2, heartbeat(2))
+                    await asyncio.sleep(0.02)
+
+    run(work)
+    said = [record for record in caplog.records if "was turned away" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_certificates_rotate_under_load(tmp_path):
+    """Connections come and go, messages flow, and each certificate is replaced again and again."""
+
+    async def work():
+        async with secured(tmp_path, 1) as one, secured(tmp_path, 2) as two:
+            one.peers.know(2, "127.0.0.1", two.port)
+            seen = set()
+            for turn in range(6):
+                host_of = (one, two)[turn % 2]
+                impose(
+                    host_of.peers._credentials.host,
+                    tmp_path / str(host_of.node_id),
+                    pki.issue_host(authority(), host_of.node_id, NOW),
+                )
+                for number in range(20):
+                    one.peers.send(2, heartbeat(turn * 100 + number))
+                await two.wait(20 * (turn + 1))
+                connection = await two.peers.open("127.0.0.1", one.port, "gossip")
+                seen.add(connection.writer._tls._ssl.getpeercert()["serialNumber"])
+                connection.writer.transport.abort()
+            assert [message.sent_ms for _, message in two.heard] == [
+                turn * 100 + number for turn in range(6) for number in range(20)
+            ]
+            assert len(seen) == 3, "new connections use the new certificate"
 
     run(work)

@@ -1,0 +1,104 @@
+"""What this host shows to the others of its cluster, and what it takes from them: the keys of
+cluster.key.file and, with cluster.tls, the certificates. Both change while the broker runs.
+
+    credentials = load(config)
+    side = credentials.initiator("data", identity); ... until side.done
+    tls = credentials.tls(side)          None: the connection goes on as it is
+    await credentials.watch(on_change)   reads changed files again, until cancelled
+
+New connections use what is loaded; open ones go on.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+
+from mqd.base import cluster_config, logging
+from mqd.base.property_values import ConfigError
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import Hello, Identity, Initiator, Refusal, Responder
+from mqd.cluster.membership.host_tls import HostTls
+from mqd.security import host_identity
+from mqd.security.host_identity import HostIdentity
+
+LOOK_S = 2.0
+TURNED_AWAY_MAX = 64
+
+log = logging.get("host.credentials")
+
+
+class Credentials:
+    """`secret`: the cluster key."""
+
+    def __init__(self, secret: bytes, host: HostIdentity | None = None) -> None:
+        self.secret = secret
+        self.host = host  # None: cluster.tls=off
+        self._key = handshake.derive_key(secret, "handshake")
+
+    @property
+    def _mode(self) -> int:
+        return self.host.mode if self.host is not None else handshake.TLS_OFF
+
+    def initiator(self, purpose: str, identity: Identity, worker: int = -1) -> Initiator:
+        return Initiator(self._key, purpose, identity, os.urandom(handshake.NONCE_BYTES), worker, self._mode)
+
+    def responder(self, decide: Callable[[Hello], Identity | Refusal]) -> Responder:
+        return Responder(self._key, decide, os.urandom(handshake.NONCE_BYTES), self._mode)
+
+    def tls(self, side: Initiator | Responder) -> HostTls | None:
+        """How a connection goes on after its handshake is done."""
+        if not side.tls:
+            return None
+        assert self.host is not None and side.peer is not None
+        if isinstance(side, Initiator):
+            assert isinstance(side.peer, Identity)
+            return HostTls(self.host.client, False, side.peer.node_id)
+        assert isinstance(side.peer, Hello)
+        return HostTls(self.host.server, True, side.peer.identity.node_id)
+
+    def _reload(self) -> bool:
+        if self.host is None:
+            return False
+        try:
+            changed = self.host.reload()
+        except ConfigError as error:
+            log.warning("a changed host certificate is not used, the previous one is", reason=str(error))
+            return False
+        if changed:
+            log.info("host certificate loaded again", node=self.host.node_id)
+        return changed
+
+    async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
+        """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if await asyncio.to_thread(self._reload):
+                on_change()
+
+
+class TurnedAway:
+    """Which hosts were turned away and why, so that one that tries again and again is logged once.
+    Of the last TURNED_AWAY_MAX.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: dict[int, str] = {}
+
+    def is_news(self, node_id: int | None, reason: str) -> bool:
+        """`node_id`: as proven; None: it is not, and always news."""
+        if node_id is None:
+            return True
+        if self._reasons.get(node_id) == reason:
+            return False
+        self._reasons[node_id] = reason
+        if len(self._reasons) > TURNED_AWAY_MAX:
+            del self._reasons[next(iter(self._reasons))]
+        return True
+
+    def let_in(self, node_id: int) -> None:
+        self._reasons.pop(node_id, None)
+
+
+def load(config: Mapping[str, str]) -> Credentials:
+    """Raises ConfigError."""
+    return Credentials(cluster_config.load_key(config), host_identity.load(config))

@@ -1,0 +1,114 @@
+"""TLS of a connection between hosts, after the handshake (handshake.py) has agreed on it. Sans-I/O:
+bytes in, bytes out.
+
+    tls = HostTls(context, server_side, node_id)
+    send(tls.begin()); until tls.done: send(tls.feed(received bytes))
+    send(tls.seal(data)); tls.open(received bytes) -> data
+
+Both sides show certificates. Once TLS is established each tells the other, inside it, whether the
+certificate is of the node that the handshake has proven: a length of two bytes and a reason, none
+if it is. TLS alone would end a refused connection without a reason that the other side could log.
+
+Invariants
+    T1  no byte of the protocol is sent or taken before both certificates are accepted by both sides
+    T2  a refusal reaches the other side: send `farewell` after HandshakeFailed, and close only when
+        the peer has closed, or has had its time: a reset would destroy what is on its way
+Concurrency: one call at a time; seal() in the order in which its results are sent.
+"""
+
+import ssl
+
+from mqd.cluster.membership.handshake import HandshakeFailed
+from mqd.security import host_identity
+
+READ_BYTES = 256 << 10
+REASON_BYTES_MAX = 1024
+
+
+class HostTls:
+    """`node_id`: the peer's, as proven."""
+
+    def __init__(self, context: ssl.SSLContext, server_side: bool, node_id: int) -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._in, self._out, server_side)
+        self._node_id = node_id
+        self._plain = bytearray()  # opened and not taken yet
+        self._established = self._ended = False
+        self.done = False
+        self.farewell = b""  # to be sent after a failure
+
+    def begin(self) -> bytes:
+        return self.feed(b"")
+
+    def feed(self, data: bytes) -> bytes:
+        """Until `done`. Returns the bytes to send now. Raises HandshakeFailed."""
+        self._in.write(data)
+        try:
+            if not self._established:
+                try:
+                    self._ssl.do_handshake()
+                except ssl.SSLWantReadError:
+                    return self._out.read()
+                self._established = True
+                self._tell()
+            self._open()
+            self._hear()
+        except (ssl.SSLError, ConnectionError) as error:
+            self.farewell = self._out.read()
+            raise HandshakeFailed(host_identity.reason_of(error)) from error
+        return self._out.read()
+
+    def _tell(self) -> None:
+        """Raises NotThatHost."""
+        try:
+            host_identity.check_peer(self._ssl.getpeercert(), self._node_id)
+        except host_identity.NotThatHost as error:
+            reason = str(error).encode()[:REASON_BYTES_MAX]
+            self._ssl.write(len(reason).to_bytes(2, "big") + reason)
+            raise
+        self._ssl.write(b"\0\0")
+
+    def _hear(self) -> None:
+        """Raises ConnectionError: the peer refuses, or has ended the connection."""
+        size = int.from_bytes(self._plain[:2], "big") if len(self._plain) >= 2 else 0
+        if size > REASON_BYTES_MAX:
+            raise ConnectionError(f"the peer gives a reason of {size} bytes; at most {REASON_BYTES_MAX} are allowed")
+        if len(self._plain) >= 2 + size:
+            reason = self._plain[2 : 2 + size].decode(errors="replace")
+            del self._plain[: 2 + size]
+            if reason:
+                raise ConnectionError(f"refused by the peer: {reason}")
+            self.done = True
+        elif self._ended:
+            raise ConnectionError("the peer has ended the connection")
+
+    def _open(self) -> None:
+        """Raises ssl.SSLError."""
+        while not self._ended:
+            try:
+                data = self._ssl.read(READ_BYTES)
+            except ssl.SSLWantReadError:
+                return
+            except ssl.SSLZeroReturnError:
+                data = b""
+            self._ended = not data
+            self._plain += data
+
+    def seal(self, data: bytes) -> bytes:
+        assert self.done
+        left = memoryview(data)
+        while left:
+            left = left[self._ssl.write(left) :]
+        return self._out.read()
+
+    def open(self, data: bytes) -> bytes:
+        """What can be read so far; b"": more is needed. Raises EOFError: the peer has ended it;
+        OSError: the bytes are not the peer's.
+        """
+        assert self.done
+        self._in.write(data)
+        self._open()
+        if self._ended and not self._plain:
+            raise EOFError("the peer has ended the connection")
+        plain, self._plain = bytes(self._plain), bytearray()
+        return plain

@@ -1,0 +1,112 @@
+"""Streams between controllers, with or without TLS. What is written is encrypted at once and waits
+in the transport, so that the transport's limits and `drain()` hold for both.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeFailed
+from mqd.cluster.membership.host_tls import HostTls
+
+READ_BYTES = 256 << 10
+FAREWELL_S = 1.0
+
+
+class TlsReader:
+    """The part of asyncio.StreamReader that is used here."""
+
+    def __init__(self, tls: HostTls, reader: asyncio.StreamReader) -> None:
+        self._tls, self._reader = tls, reader
+        self._buffer = bytearray()
+
+    async def _more(self) -> bool:
+        """False: the end."""
+        try:
+            plain = self._tls.open(b"")
+            while not plain:
+                data = await self._reader.read(READ_BYTES)
+                if not data:
+                    return False
+                plain = self._tls.open(data)
+        except EOFError:
+            return False
+        self._buffer += plain
+        return True
+
+    async def readexactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            if not await self._more():
+                raise asyncio.IncompleteReadError(bytes(self._buffer), size)
+        return self._take(size)
+
+    async def read(self, size: int) -> bytes:
+        if not self._buffer:
+            await self._more()
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+
+class TlsWriter:
+    """The part of asyncio.StreamWriter that is used here."""
+
+    def __init__(self, tls: HostTls, writer: asyncio.StreamWriter) -> None:
+        self._tls, self._writer = tls, writer
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(self._tls.seal(data))
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        return self._writer.transport
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    def is_closing(self) -> bool:
+        return self._writer.is_closing()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def get_extra_info(self, name: str) -> Any:
+        return self._writer.get_extra_info(name)
+
+
+Reader = asyncio.StreamReader | TlsReader
+Writer = asyncio.StreamWriter | TlsWriter
+
+
+async def continue_with(
+    tls: HostTls | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[Reader, Writer]:
+    """The streams after the handshake. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+    if tls is None:
+        return reader, writer
+    async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
+        try:
+            writer.write(tls.begin())
+            while not tls.done:
+                data = await reader.read(READ_BYTES)
+                if not data:
+                    raise EOFError("the peer ended the connection in the TLS handshake")
+                writer.write(tls.feed(data))
+        except HandshakeFailed:
+            await _part(tls, reader, writer)
+            raise
+    return TlsReader(tls, reader), TlsWriter(tls, writer)
+
+
+async def _part(tls: HostTls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The reason reaches the peer before the connection ends."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(FAREWELL_S):
+            writer.write(tls.farewell)
+            writer.write_eof()
+            while await reader.read(READ_BYTES):
+                pass
