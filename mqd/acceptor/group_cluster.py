@@ -10,9 +10,10 @@ import msgspec
 
 from mqd.acceptor.broker import Broker
 from mqd.cluster.metadata.features import levels
-from mqd.coordinator.group.consumer.cluster import Topic
+from mqd.coordinator.group.consumer.cluster import Reader, Topic
 from mqd.coordinator.group.regex import RegexMatcher
 from mqd.coordinator.group.settings import ConsumerSettings
+from mqd.security.acl import Operation, ResourceType
 
 UPGRADES = ("bidirectional", "upgrade")
 DOWNGRADES = ("bidirectional", "downgrade")
@@ -47,8 +48,13 @@ class BrokerCluster:
         return self._enabled
 
     @property
-    def version(self) -> tuple[int, int]:
-        return self._broker.metadata.version, self._broker.table.metadata_version
+    def version(self) -> tuple[int, int, int]:
+        rules = self._broker.authorizer
+        return (
+            self._broker.metadata.version,
+            self._broker.table.metadata_version,
+            rules.generation if rules is not None else 0,
+        )
 
     def topic(self, name: str) -> Topic | None:
         metadata = self._broker.metadata
@@ -69,6 +75,13 @@ class BrokerCluster:
                 self._names = names
             self._names_version = metadata.version
         return self._names
+
+    def describable(self, reader: Reader, names: frozenset[str]) -> frozenset[str]:
+        rules = self._broker.authorizer
+        if rules is None or self._broker.denials_only_logged:
+            return names
+        mask = rules.table(reader.principal, reader.host, ResourceType.TOPIC).mask
+        return frozenset(name for name in names if mask(name) >> Operation.DESCRIBE & 1)
 
     def settings(self, group_id: str) -> ConsumerSettings:
         if time.monotonic() - self._counted_s > COUNT_INTERVAL_S:

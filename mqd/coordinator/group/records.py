@@ -77,6 +77,7 @@ classic_member_metadata: ClassicMemberMetadata 0+ null=0+ tag=0 = null
     supported_protocols: [Protocol] 0+
         name: string 0+
         metadata: bytes 0+
+principal: string 0+ tag=5000 = ""
 """,
 )
 CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA = RecordType(

@@ -298,6 +298,30 @@ async def test_authorized_operations(broker_of: Callable[[], HandlerBroker]) -> 
 
 
 @run
+async def test_an_expression_of_a_member_matches_what_it_may_describe(broker_of: Callable[[], HandlerBroker]) -> None:
+    async with broker_of() as broker:
+        topic_id = await make_topic(broker, NAME)
+        await make_topic(broker, OTHER)
+        await start_coordinators(broker)
+        await grant(broker, (Operation.READ, GROUP, "k"), topic(Operation.DESCRIBE))
+
+        async def assigned(epoch: int) -> tuple[int, set[bytes]]:
+            fields = {"rebalance_timeout_ms": 1000, "subscribed_topic_regex": ".*"} if not epoch else {}
+            request = m.ConsumerGroupHeartbeatRequest(
+                group_id="k", member_id="member", member_epoch=epoch, topic_partitions=[], **fields
+            )
+            response = await broker.ask(request, 1, ALICE)
+            assert response.error_code == 0
+            found = response.assignment.topic_partitions if response.assignment is not None else []
+            return response.member_epoch, {bytes(one.topic_id) for one in found}
+
+        epoch, found = await assigned(0)
+        assert found == {topic_id}
+        await grant(broker, (Operation.READ, GROUP, "k"))
+        assert (await assigned(epoch))[1] == set(), "the right is gone"
+
+
+@run
 async def test_log_directories_in_versions_without_an_error(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         await make_topic(broker, NAME)

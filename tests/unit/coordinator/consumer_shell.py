@@ -39,6 +39,7 @@ class ConsumerShell(GroupShell):
     def __init__(self, topics: dict[str, int] | None = None, **settings: object) -> None:
         super().__init__()
         self.cluster = FixedCluster({"a": 4} if topics is None else topics, ConsumerSettings(**settings))
+        self.principal = ""  # of heartbeats
         self.core = self._new()
 
     def _new(self) -> Group:
@@ -67,7 +68,9 @@ class ConsumerShell(GroupShell):
                 for name, indexes in owned.items()
             ]
         message = ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **fields)
-        return self.ask(lambda number: ConsumerHeartbeat(number, "client", "/10.0.0.1", message, "made-up"))
+        return self.ask(
+            lambda number: ConsumerHeartbeat(number, "client", "/10.0.0.1", message, "made-up", self.principal)
+        )
 
     def enter(self, member_id: str, *names: str, **fields: object):
         fields = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": list(names or ("a",)), **fields}

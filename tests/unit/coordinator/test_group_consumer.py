@@ -210,6 +210,40 @@ def test_expressions(shell: ConsumerShell) -> None:
     assert shell.enter("m2", subscribed_topic_regex="[").error_code == E.INVALID_REGULAR_EXPRESSION
 
 
+def test_an_expression_matches_what_its_member_may_describe(shell: ConsumerShell) -> None:
+    """By the rights of each member, also after a restart and when rights change."""
+    expression = {"subscribed_topic_names": None, "subscribed_topic_regex": "orders-.*"}
+    for name in ("orders-1", "orders-2", "orders-3"):
+        shell.cluster.set(name, 1)
+    shell.cluster.hidden = {"User:alice": {"orders-1", "orders-2"}, "User:bob": {"orders-1"}}
+    shell.principal = "User:alice"
+    assert shell.told(shell.enter("alice", **expression)) == {"orders-3": (0,)}
+    shell.principal = "User:bob"
+    assert shell.told(shell.enter("bob", **expression)) == {"orders-2": (0,)}
+    held = {member.member_id: member.assigned for member in shell.consumer.members.values()}
+    shell.restart()
+    assert {member.member_id: member.assigned for member in shell.consumer.members.values()} == held
+    assert shell.heartbeat("bob", 2).member_epoch == 2, "nothing has changed"
+
+    shell.cluster.hidden["User:bob"] = {"orders-2"}
+    shell.cluster.version += 1
+    answer = shell.heartbeat("bob", 2)
+    assert shell.told(answer) in ({}, {"orders-1": (0,)})
+    assert "orders-2" not in (shell.told(answer) or {})
+
+    shell.principal = "User:alice"  # a member that has authenticated as another user
+    answer = shell.heartbeat("bob", answer.member_epoch, {})
+    assert "orders-1" not in (shell.told(answer) or {})
+    shell.core.check()
+
+
+def test_the_principal_of_a_member_is_kept_only_with_an_expression(shell: ConsumerShell) -> None:
+    shell.principal = "User:alice"
+    shell.enter("m1")
+    assert shell.consumer.members["m1"].description.principal == ""
+    assert b"User:alice" not in b"".join(value or b"" for _, value in shell.log)
+
+
 def test_an_expression_that_would_take_for_ever() -> None:
     matcher = regex.RegexMatcher()
     assert matcher.matching("(a+)+$", frozenset(["a" * 240 + "b", "aaa"])) == {"aaa"}

@@ -27,16 +27,19 @@ async def handle(
         )
         if problem is not None:
             return ConsumerGroupHeartbeatResponse(error_code=problem[0], error_message=problem[1])
-    # An expression would tell which topics there are: it is for members that may describe all of them.
-    names = [*(request.subscribed_topic_names or ()), *(["*"] if request.subscribed_topic_regex else [])]
+    # An expression matches only topics that the member may describe.
+    names = request.subscribed_topic_names or ()
     if not all(context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
         denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return ConsumerGroupHeartbeatResponse(error_code=denied, error_message=error_message(denied))
     client_id, host = header.client_id or "", f"/{context.address.peer_ip}"
+    principal = context.address.principal if broker.authorizer is not None else ""
     new_member_id = str(uuid4()) if not request.member_id else ""
     try:
         return await ask(
-            broker, request.group_id, lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id)
+            broker,
+            request.group_id,
+            lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id, principal),
         )
     except CoordinatorError as error:
         return ConsumerGroupHeartbeatResponse(

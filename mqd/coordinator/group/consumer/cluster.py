@@ -16,6 +16,13 @@ class Topic(NamedTuple):
     partition_count: int
 
 
+class Reader(NamedTuple):
+    """Whose right to describe topics decides which ones an expression matches."""
+
+    principal: str
+    host: str
+
+
 class Cluster(Protocol):
     """Answers may change between two events of a core, not during one. `version` changes whenever
     an answer about topics may change.
@@ -33,6 +40,9 @@ class Cluster(Protocol):
     def names(self) -> frozenset[str]:
         """All topics but internal ones. Returns the same object while they do not change."""
 
+    def describable(self, reader: Reader, names: frozenset[str]) -> frozenset[str]:
+        """Those of the topics that the reader may describe."""
+
     def settings(self, group_id: str) -> ConsumerSettings: ...
 
 
@@ -47,6 +57,7 @@ class FixedCluster:
         self._names_by_id: dict[bytes, str] = {}
         self._names: frozenset[str] = frozenset()
         self._next_id = 1
+        self.hidden: dict[str, set[str]] = {}  # principal -> topics that it may not describe
         for name, count in (topics or {}).items():
             self.set(name, count)
 
@@ -76,6 +87,9 @@ class FixedCluster:
 
     def names(self) -> frozenset[str]:
         return self._names
+
+    def describable(self, reader: Reader, names: frozenset[str]) -> frozenset[str]:
+        return names - self.hidden.get(reader.principal, set())
 
     def settings(self, group_id: str) -> ConsumerSettings:
         return self.group_settings

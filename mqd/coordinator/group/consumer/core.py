@@ -83,7 +83,7 @@ REVOKE = "revoke"  # what a member of this protocol may owe
 
 def size_bytes_of(member_id: str, description: Description) -> int:
     """Of a member, without its partitions."""
-    texts = (member_id, description.instance_id, description.client_id, description.topic_regex)
+    texts = (member_id, description.instance_id, description.client_id, description.topic_regex, description.principal)
     names = sum(len(text or "") for text in texts) + sum(50 + len(name) for name in description.topic_names)
     protocols = description.classic.protocols if description.classic is not None else ()
     return MEMBER_BYTES + names + protocols_size_bytes(protocols)
@@ -279,13 +279,13 @@ class ConsumerGroup:
 
     def describe_member(self, member: Member, description: Description) -> bool:
         """Returns whether the assignment depends on the change."""
-        old, assignor = member.description, self.assignor
+        old, old_key, assignor = member.description, member.key, self.assignor
         if member.resolved is None or old != description:
             self.pending.append(records.member_record(self.group_id, member.member_id, description))
         self._forget_description(member)
         member.description = description
         self._count_description(member)
-        return (old.topic_names, old.topic_regex) != member.key or (
+        return old_key != member.key or (
             old.server_assignor != description.server_assignor and assignor != self.assignor
         )
 

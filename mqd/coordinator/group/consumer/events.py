@@ -11,7 +11,8 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True, gc=False):
     """`new_member_id`: the id for a client of version 0 that sends none. It is random, so the
-    caller supplies it. The handler checks everything that needs no state.
+    caller supplies it. `principal`: the client, where there are rights. The handler checks
+    everything that needs no state.
     """
 
     request: int
@@ -19,6 +20,7 @@ class ConsumerHeartbeat(msgspec.Struct, frozen=True, gc=False):
     client_host: str
     message: ConsumerGroupHeartbeatRequest
     new_member_id: str = ""
+    principal: str = ""
 
 
 class ConsumerDescribe(msgspec.Struct, frozen=True, gc=False):

@@ -107,7 +107,8 @@ class Member(Watched):
 
     @property
     def key(self) -> Key:
-        return self.description.topic_names, self.description.topic_regex
+        description = self.description
+        return description.topic_names, description.topic_regex, description.reader
 
     @property
     def topic_ids(self) -> frozenset[bytes]:

@@ -3,7 +3,8 @@ mqd/coordinator/group/records.py, which encodes the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
 but not used: the metadata supplies their content again, and the hash in type 3 shows whether it has
-changed since. They are written only as tombstones.
+changed since. They are written only as tombstones. A member's principal is a tagged field of mqd's
+own, which Kafka ignores.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 
 from mqd.coordinator.actions import KeyValue
 from mqd.coordinator.group import records
+from mqd.coordinator.group.consumer.cluster import Reader
 
 METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, REGULAR_EXPRESSION = 3, 4, 5, 6, 7, 8, 16
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
@@ -53,6 +55,13 @@ class Description(msgspec.Struct, frozen=True):
     rebalance_timeout_ms: int
     server_assignor: str | None
     classic: ClassicMetadata | None = None
+    # of a member with an expression, where there are rights: whose rights decide which topics match
+    principal: str = ""
+
+    @property
+    def reader(self) -> Reader | None:
+        """None: every topic may match."""
+        return Reader(self.principal, self.client_host.removeprefix("/")) if self.principal else None
 
 
 class Current(msgspec.Struct, frozen=True):
@@ -96,6 +105,7 @@ def member_record(group_id: str, member_id: str, member: Description) -> KeyValu
                 ],
             )
         ),
+        principal=member.principal,
     )
     return _MEMBER.encode_key(group_id, member_id), _MEMBER.encode_value(value)
 
@@ -119,6 +129,7 @@ def decode_member(value: bytes) -> Description:
                 classic.session_timeout_ms, tuple((one.name, one.metadata) for one in classic.supported_protocols)
             )
         ),
+        record.principal,
     )
 
 

@@ -101,6 +101,7 @@ def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexM
         and old.classic is None
         and event.client_id == old.client_id
         and event.client_host == old.client_host
+        and (event.principal == old.principal or not old.topic_regex)
         and not _says_something(message)
     ):
         return old
@@ -114,15 +115,17 @@ def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexM
                 f"SubscribedTopicRegex `{regex[:200]}` is not a valid regular expression: {error}.",
             ) from None
     names = message.subscribed_topic_names
+    expression = (regex or None) if regex is not None else old.topic_regex if old else None
     new = Description(
         message.instance_id if message.instance_id is not None else old.instance_id if old else None,
         message.rack_id if message.rack_id is not None else old.rack_id if old else None,
         event.client_id,
         event.client_host,
         tuple(sorted(set(names))) if names is not None else old.topic_names if old else (),
-        (regex or None) if regex is not None else old.topic_regex if old else None,
+        expression,
         message.rebalance_timeout_ms if message.rebalance_timeout_ms != -1 else old.rebalance_timeout_ms if old else -1,
         message.server_assignor if message.server_assignor is not None else old.server_assignor if old else None,
+        principal=event.principal if expression else "",
     )
     return old if old is not None and new == old else new
 

@@ -14,10 +14,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable
 
-from mqd.coordinator.group.consumer.cluster import Cluster
+from mqd.coordinator.group.consumer.cluster import Cluster, Reader
 from mqd.coordinator.group.regex import BadExpression
 
-Key = tuple[tuple[str, ...], str | None]  # (topic names, sorted; expression)
+# (topic names, sorted; expression; whose rights decide what the expression matches)
+Key = tuple[tuple[str, ...], str | None, Reader | None]
+
+
+def _order(item: tuple[Key, Entry]) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    names, regex, reader = item[0]
+    return names, regex or "", reader or ()
 
 
 class Entry:
@@ -71,11 +77,12 @@ class Subscriptions:
         self._counts = self._hash = None
 
     def _resolve(self, key: Key, entry: Entry) -> None:
-        names, regex = key
+        names, regex, reader = key
         found = {name for name in names if self._cluster.topic(name) is not None}
         if regex is not None:
             try:
-                found |= self._cluster.matcher.matching(regex, self._cluster.names())
+                matching = self._cluster.matcher.matching(regex, self._cluster.names())
+                found |= matching if reader is None else self._cluster.describable(reader, matching)
             except BadExpression:
                 # loaded from the log of another broker, whose expressions may be invalid here: it
                 # matches nothing
@@ -110,7 +117,7 @@ class Subscriptions:
             digest = hashlib.blake2b(digest_size=8)
             for name, (topic_id, count) in sorted(self._topics().items()):
                 digest.update(b"%b\0%b%d\n" % (name.encode(), topic_id, count))
-            for (names, regex), entry in sorted(self._entries.items(), key=lambda item: (item[0][0], item[0][1] or "")):
+            for (names, regex, _), entry in sorted(self._entries.items(), key=_order):
                 if regex is not None:
                     digest.update(
                         b"%b\0%b\n"
