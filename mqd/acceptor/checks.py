@@ -1,11 +1,11 @@
 """Checks that workers request before they write a batch (CHECK, native/server/check/check.c): may
 these partitions be written in this transaction, and does every record of this batch have a key?
 
-The coordinator answers for transactions. A compressed batch for a compacted topic, or with
-record.validation=all, is decompressed on a thread. Its records are walked natively, and those
-without a key are named (KIP-467). A batch whose topic has another compression.type is compressed to
-it there and returned. The batch stays in the worker's arena, lent until the answer; if
-that worker dies in the meantime the result is discarded.
+The coordinator answers for transactions. A batch whose topic has another compression.type is
+compressed to it on a thread and returned. Workers look into compressed batches themselves, unless
+the codec's library is missing: then they are decompressed here, their records are walked natively,
+and those without a key are named (KIP-467). The batch stays in the worker's arena, lent until the
+answer; if that worker dies in the meantime the result is discarded.
 
 Bounds: THREADS at a time, each with at most DECOMPRESSED_BYTES_MAX; the number of waiting checks is
 bounded by the workers' lending limit.
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from mqd import native
 from mqd.base import logging
-from mqd.protocol.compression import GZIP, compress, decompress
+from mqd.protocol.compression import GZIP, LZ4, compress, decompress
 from mqd.protocol.crc32c import crc32c
 from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, decode_batch_header
@@ -34,6 +34,7 @@ MESSAGE_BYTES_MAX = 190
 _REFUSAL = struct.Struct("=IHH")  # struct mqd_check_refusal
 # of a record batch's header
 _LENGTH_AT, _LENGTH_END, _CRC_AT, _ATTRIBUTES_AT = 8, 12, 17, 21
+_LZ4_FLAGS_AT, _LZ4_INDEPENDENT = 4, 0x20  # of an LZ4 frame's header
 log = logging.get("acceptor.checks")
 
 
@@ -108,7 +109,10 @@ def check_records(batch: memoryview | bytes, keyed: bool = True, to: Compression
     """Blocks during the decompression and compression."""
     try:
         header = decode_batch_header(batch)
-        records = decompress(header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:])
+        codec, body = header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:]
+        if codec == LZ4 and len(body) > _LZ4_FLAGS_AT and not body[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT:
+            raise ProtocolError("its LZ4 blocks depend on each other, which Java's consumers do not read")
+        records = decompress(codec, body)
         unkeyed_count, unkeyed = native.records_unkeyed(records, header.record_count, native.RECORD_ERROR_COUNT_MAX)
     except (ProtocolError, ValueError) as error:
         message = str(error).encode()[:MESSAGE_BYTES_MAX]

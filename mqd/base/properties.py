@@ -1400,11 +1400,10 @@ def _topic_table() -> list[Property]:
         Property(
             "record.validation",
             "enum",
-            "uncompressed",
+            "all",
             "(mqd) Which batches are parsed before they are accepted (INVALID_RECORD otherwise), so that"
-            " no invalid record stops consumers: uncompressed ones, at some 10 ns a record; `all`:"
-            " compressed ones too, which the acceptor decompresses (Kafka always does); `none`. Batches"
-            " for compacted topics are always parsed.",
+            " no invalid record stops consumers: `all`, as Kafka; `uncompressed`: compressed ones are"
+            " stored as they were sent; `none`. Batches for compacted topics are always parsed.",
             choices=("none", "uncompressed", "all"),
             dynamic=True,
         )

@@ -29,6 +29,7 @@
 #include <string.h>
 
 #include "server/authentication.h"
+#include "server/check/checks.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"

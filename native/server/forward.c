@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
 

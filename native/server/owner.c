@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
 

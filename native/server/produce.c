@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "base/big_endian.h"
+#include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
 #include "server/rights/subject.h"

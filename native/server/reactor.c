@@ -6,6 +6,7 @@
  * appends are written, dirty partitions are flushed, requests are answered where possible, then the
  * connections close. The caller still has to close the partitions by mqd_reactor_partition_close.
  */
+#include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 
@@ -143,6 +144,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
         return;
     case MQD_TOKEN_SECURE:
         mqd_secure_on_event(r);
+        return;
+    case MQD_TOKEN_CHECK:
+        mqd_check_on_job(r, value);
         return;
     case MQD_TOKEN_READ_AHEAD:
         mqd_fetch_on_read_ahead(r, value, event->result);

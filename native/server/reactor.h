@@ -227,6 +227,7 @@ struct mqd_reactor {
     uint32_t check_free, check_used; /* free list; how many entries were ever used */
     struct mqd_node check_queue;
     uint64_t check_control_bytes, check_frame_bytes; /* held by all checks together */
+    uint8_t codecs_missing;                          /* bit of each codec for which that was logged */
     struct mqd_description descriptions[MQD_DESCRIPTION_COUNT_MAX];
     struct mqd_cached_reply cached[MQD_REPLY_CACHE_COUNT];
     uint64_t cached_bytes, cache_clock;
@@ -274,7 +275,8 @@ enum mqd_token_kind {
     MQD_TOKEN_TRUNCATION,
     MQD_TOKEN_RELAY,
     MQD_TOKEN_LOCAL_MEMORY,
-    MQD_TOKEN_SECURE
+    MQD_TOKEN_SECURE,
+    MQD_TOKEN_CHECK
 };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value)
 {
@@ -494,31 +496,6 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
 void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_describe_acceptor_died(struct mqd_reactor *r);
-
-/* server/check/check.c */
-/* 0, or why the batch cannot belong to a transaction */
-int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
-                              const char **message);
-/* false: decided here, or the acceptor checks the records */
-bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch);
-/* holds the record errors of a refused batch; NULL: no memory */
-struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append);
-/* called while it is routed: later requests of its connection may not overtake it */
-void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append);
-/* ends the ordering: its place in the log is certain, or it has none */
-void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);
-/* all appends of a request are routed, some still undecided */
-void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);
-/* the owner needs its transaction verified */
-void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard);
-/* the append is done; removes it from its check */
-void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append);
-/* its client is gone: parked appends are not written. May free the request */
-void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request);
-bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append); /* true: it was parked and is refused */
-void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
-void mqd_check_send_queued(struct mqd_reactor *r);
-void mqd_check_acceptor_died(struct mqd_reactor *r);
 
 /* server/owner.c: how the owner of a partition handles appends */
 void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes,

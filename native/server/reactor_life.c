@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 #include "server/tls/secure.h"
@@ -158,6 +159,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
     }
     mqd_relays_destroy(r);
     mqd_secure_destroy(r);
+    mqd_checks_destroy(r);
     destroy_requests(r);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++) {
         struct mqd_owned *owned = r->owned[i];

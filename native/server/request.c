@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "server/check/checks.h"
 #include "server/reactor.h"
 
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)

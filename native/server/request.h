@@ -80,6 +80,7 @@ struct mqd_check {
      * the payload is still lent */
     struct mqd_node parked;
     uint64_t acceptor_generation; /* generation of the acceptor that was queried */
+    struct mqd_check_job *job;    /* of a thread of the pool, which answers instead; or NULL */
     uint64_t offset;              /* of the payload in our mapping */
     uint64_t connection;          /* id, for logs */
     uint32_t size_bytes;

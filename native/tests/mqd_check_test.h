@@ -5,6 +5,8 @@
 
 #include "mqd_reactor_test.h"
 
+extern bool mqd_check_by_acceptor; /* server/reactor.h */
+
 #define VERIFY (-2) /* what an owner answers */
 
 static inline void verifying(struct bench *b)

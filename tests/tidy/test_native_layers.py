@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-ROOMS = ("base", "shm", "io", "tls", "wire", "replica", "log", "server", "client")  # each may include those before it
+ROOMS = (
+    "base",
+    "shm",
+    "io",
+    "tls",
+    "codec",
+    "wire",
+    "replica",
+    "log",
+    "server",
+    "client",
+)  # each may include those before it
 APART = {("client", "server")}  # the client library never knows the broker's side
 FILES_MAX = 30  # of one folder
 

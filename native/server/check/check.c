@@ -1,15 +1,11 @@
-/* Checks: queries to the acceptor that must be answered before a batch may be written, and the
+/* Checks: questions that must be answered before a batch may be written, and the
  * batches that wait for the answer.
  *
  *   of a transaction   The owner does not know an ongoing transaction of this producer
  *                      (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
  *                      (KIP-890). One CHECK covers all partitions of a request that need it; each
  *                      append is then sent again with the guard that its owner returned.
- *   of records         A compressed batch for a compacted topic: the acceptor checks that every
- *                      record has a key. With record.validation=all it checks that the records of
- *                      any other batch can be parsed. Uncompressed batches are checked here. Where
- *                      compression.type is another codec than the batch's, the acceptor returns it
- *                      in that codec, and what it returns is sent on in the batch's place.
+ *   of records         server/check/check_records.c
  *
  * A request is `undecided` while one of its appends that need order (transactional, or parked for a
  * check of its records) is neither staged by its owner nor refused. Meanwhile its connection, and
@@ -22,7 +18,7 @@
  *   records       undecided -> parked on a check of records -> sent on -> one of the above
  *
  * Parked batches must not hold the receive window, which all connections share. Batches of up to
- * COPY_BYTES_MAX are copied into the control arena next to the payload (where a remote owner can
+ * MQD_CHECK_COPY_BYTES_MAX are copied into the control arena next to the payload (where a remote owner can
  * read them too); larger ones arrived in a run of extents of their own and stay there.
  *
  * Invariants
@@ -40,37 +36,33 @@
 #include "server/check/check.h"
 #include "server/redirect.h"
 
-#define COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no larger batch */
-
 /* ---- parking ---- */
 
-static uint8_t *bytes_of(const struct mqd_reactor *r, const struct mqd_append *append)
+uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *append)
 {
     return r->options.arenas[r->options.self] + append->offset;
 }
 
-static void park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
     /* the owner writes these bytes; what the client put there must not make the header look
      * impossible when it is read again */
-    memset(bytes_of(r, append), 0, 8);
+    memset(mqd_check_bytes(r, append), 0, 8);
     append->check = check;
     append->check_index = check->count++;
     mqd_list_append(&check->parked, &append->node);
 }
 
-/* Moves the batch to `at` in the control arena, from where it is sent on. */
-static void move_bytes(struct mqd_reactor *r, struct mqd_append *append, uint64_t at)
+void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at)
 {
-    memcpy(r->options.arenas[r->options.self] + at, bytes_of(r, append), append->size_bytes);
+    memcpy(r->options.arenas[r->options.self] + at, mqd_check_bytes(r, append), append->size_bytes);
     mqd_arena_hold(r->control_arena, at - r->control_arena_base);
     mqd_append_unpin(r, append);
     append->offset = at;
     append->pinned = MQD_PIN_CONTROL;
 }
 
-/* The frame may be released before the check of the transaction is written. */
-static bool keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request)
+bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request)
 {
     int32_t bytes = request->order.transactional_id.size_bytes;
     if (bytes <= 0 || request->transactional_id_kept)
@@ -84,7 +76,7 @@ static bool keep_transactional_id(struct mqd_reactor *r, struct mqd_request *req
     return true;
 }
 
-static const char *const crowded = "too many batches wait for a check; the client may send it again";
+const char *const mqd_check_crowded = "too many batches wait for a check; the client may send it again";
 
 static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t error, const char *message)
 {
@@ -98,12 +90,7 @@ static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t e
 
 /* ---- the topic of an append: looked up again, because it may be gone ---- */
 
-struct topic_walk {
-    uint32_t topic, end;
-}; /* end: index after the topic's last append */
-
-/* `append` must not come before that of the previous call. NULL: the partition no longer exists. */
-static struct mqd_topic *topic_of(struct mqd_reactor *r, struct mqd_request *request, struct topic_walk *walk,
+struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *request, struct mqd_topic_walk *walk,
                                   const struct mqd_append *append)
 {
     uint32_t index = (uint32_t)(append - request->appends);
@@ -282,7 +269,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     uint32_t count;
     mqd_list_init(&parked);
     uint64_t batch_bytes = collect(request, &parked, &count);
-    bool copy = batch_bytes <= COPY_BYTES_MAX;
+    bool copy = batch_bytes <= MQD_CHECK_COPY_BYTES_MAX;
     uint32_t id_bytes = (uint32_t)request->order.transactional_id.size_bytes;
     uint64_t payload_bytes =
         sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
@@ -290,7 +277,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_check *check =
         mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy || large ? 0 : batch_bytes);
     if (!check) {
-        refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, crowded);
+        refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, mqd_check_crowded);
         return;
     }
     check->kind = MQD_CHECK_TRANSACTION;
@@ -307,152 +294,34 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     at += sizeof head;
     memcpy(at + (uint64_t)count * sizeof(struct mqd_check_partition), request->order.transactional_id.bytes, id_bytes);
     uint64_t batch_at = check->offset + payload_bytes;
-    struct topic_walk walk = {0};
+    struct mqd_topic_walk walk = {0};
     struct mqd_node *node;
     while ((node = mqd_list_pop(&parked))) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
-        struct mqd_topic *topic = topic_of(r, request, &walk, append);
+        struct mqd_topic *topic = mqd_check_topic(r, request, &walk, append);
         struct mqd_check_partition partition = {.partition_index = append->partition_index, .slot = append->slot};
         if (topic) /* otherwise an unknown id, refused by the coordinator or when the append is sent on */
             memcpy(partition.topic_id, topic->topic_id, sizeof partition.topic_id);
         memcpy(at, &partition, sizeof partition);
         at += sizeof partition;
         if (copy) {
-            move_bytes(r, append, batch_at);
+            mqd_check_move(r, append, batch_at);
             batch_at += append->size_bytes;
         }
-        park(r, check, append);
+        mqd_check_park(r, check, append);
     }
     mqd_check_ask(r, check, request);
-}
-
-/* ---- records ---- */
-
-static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression)
-{
-    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
-    struct mqd_request *request = append->request;
-    bool copy = append->size_bytes <= COPY_BYTES_MAX, counted = !copy && !mqd_frame_is_large(r, append->offset);
-    struct mqd_check *check = keep_transactional_id(r, request)
-                                  ? mqd_check_take(r, copy ? append->size_bytes : 0, counted ? append->size_bytes : 0)
-                                  : NULL;
-    if (!check) {
-        append->message = crowded;
-        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
-        return;
-    }
-    if (copy)
-        move_bytes(r, append, check->offset);
-    else
-        mqd_frame_hold(r, append->offset);
-    check->kind = kind;
-    check->slot = append->slot;
-    check->compression = compression;
-    check->compression_level = mqd_load_relaxed(&slot->compression_level);
-    check->message_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
-    check->offset = append->offset;
-    check->size_bytes = append->size_bytes;
-    park(r, check, append);
-    mqd_check_ask(r, check, request);
-}
-
-struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append)
-{
-    struct mqd_refusal *refusal =
-        mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
-    append->refusal = refusal;
-    append->message = "records were refused";
-    if (refusal) {
-        append->message = refusal->message;
-        append->request->refused = 1;
-    }
-    return refusal;
-}
-
-static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed,
-                           uint32_t index_count, uint32_t unkeyed_count)
-{
-    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
-    struct topic_walk walk = {0};
-    if (refusal) {
-        const struct mqd_topic *topic = topic_of(r, append->request, &walk, append);
-        refusal->index_count = index_count;
-        memcpy(refusal->index, unkeyed, index_count * sizeof *unkeyed);
-        snprintf(refusal->message, sizeof refusal->message,
-                 "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record",
-                 unkeyed_count);
-        snprintf(refusal->record_message, sizeof refusal->record_message,
-                 "Compacted topic cannot accept message without key in topic partition %s-%d.",
-                 topic ? topic->name : "?", append->partition_index);
-    }
-    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
-}
-
-static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, int32_t index, const char *reason)
-{
-    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
-    append->message = reason;
-    if (refusal) {
-        refusal->index_count = 1;
-        refusal->index[0] = index;
-        snprintf(refusal->message, sizeof refusal->message, "record %d of the batch cannot be parsed: %s", index,
-                 reason);
-        snprintf(refusal->record_message, sizeof refusal->record_message, "%s", reason);
-        append->message = refusal->message;
-    }
-    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
-}
-
-bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
-{
-    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
-    bool compacted = mqd_load_relaxed(&slot->compacted);
-    uint8_t validation = mqd_load_relaxed(&slot->validation), compression = mqd_load_relaxed(&slot->compression);
-    int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
-    int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
-    const char *reason;
-    if (compression && (batch->attributes & 7) == compression - 1)
-        compression = 0; /* as in Kafka: stored as it was sent, whatever the level */
-    if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)
-        return true; /* its owner refuses it */
-    if (batch->attributes & 7) {
-        if (!compacted && validation != MQD_VALIDATION_ALL && !compression)
-            return true;
-        mqd_check_order(r, append);
-        ask_records(r, append, compacted ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE, compression);
-        return false;
-    }
-    if (!compacted && validation == MQD_VALIDATION_NONE && !compression)
-        return true;
-    int32_t count =
-        mqd_records_unkeyed(bytes_of(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES,
-                            batch->record_count, unkeyed, MQD_RECORD_ERROR_COUNT_MAX, &reason);
-    if (count == 0 || (count > 0 && !compacted)) {
-        if (!compression)
-            return true;
-        mqd_check_order(r, append);
-        ask_records(r, append, MQD_CHECK_PARSE, compression);
-        return false;
-    }
-    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-    if (count < 0)
-        refuse_malformed(r, append, -1 - count, reason);
-    else
-        refuse_records(r, append, unkeyed,
-                       count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX,
-                       (uint32_t)count);
-    return false;
 }
 
 /* ---- answers ---- */
 
-static void resume(struct mqd_reactor *r, struct mqd_append *append, struct topic_walk *walk)
+void mqd_check_resume(struct mqd_reactor *r, struct mqd_append *append, struct mqd_topic_walk *walk)
 {
     struct mqd_batch batch;
     append->check = NULL;
-    if (!topic_of(r, append->request, walk, append))
+    if (!mqd_check_topic(r, append->request, walk, append))
         mqd_append_done(r, append, gone(append->request));
-    else if (mqd_batch_decode(bytes_of(r, append), append->size_bytes, &batch) < 0)
+    else if (mqd_batch_decode(mqd_check_bytes(r, append), append->size_bytes, &batch) < 0)
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
     else
         mqd_append_deliver(r, append, &batch);
@@ -472,7 +341,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
 static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,
                            uint32_t size_bytes)
 {
-    struct topic_walk walk = {0};
+    struct mqd_topic_walk walk = {0};
     struct mqd_node *node;
     if (error == 0 && size_bytes != check->count * sizeof(int16_t)) {
         mqd_log(r, 3, check->connection, UINT32_MAX, "the acceptor answered a check of %u partitions with %u bytes",
@@ -487,76 +356,7 @@ static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32
         if (own)
             refuse(r, append, own);
         else
-            resume(r, append, &walk);
-    }
-}
-
-/* Takes a piece of the batch that the acceptor has compressed. The first names its whole size. */
-static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
-                       int64_t whole_bytes)
-{
-    if (check->room_bytes == 0 && (whole_bytes <= MQD_BATCH_HEADER_BYTES || whole_bytes > INT32_MAX ||
-                                   !mqd_check_take_room(r, check, (uint32_t)whole_bytes)))
-        return false;
-    if (!payload || size_bytes > check->room_bytes - check->room_filled)
-        return false;
-    memcpy(r->options.arenas[r->options.self] + check->room + check->room_filled, payload, size_bytes);
-    check->room_filled += size_bytes;
-    return true;
-}
-
-/* The append's bytes are now those in the check's room, which is the append's from here on. */
-static void take_room(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
-{
-    mqd_append_unpin(r, append);
-    append->offset = check->room;
-    append->size_bytes = check->room_bytes;
-    append->pinned = check->room_pin;
-    check->room_bytes = 0;
-}
-
-static void on_compressed(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
-{
-    struct topic_walk walk = {0};
-    if (check->room_bytes == 0 || check->room_filled != check->room_bytes) {
-        append->message = crowded;
-        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
-        return;
-    }
-    take_room(r, check, append);
-    resume(r, append, &walk);
-}
-
-static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t error, const uint8_t *payload,
-                       uint32_t size_bytes)
-{
-    struct topic_walk walk = {0};
-    struct mqd_check_refusal head;
-    int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
-    if (!error) {
-        resume(r, append, &walk);
-        return;
-    }
-    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-    bool whole = size_bytes >= sizeof head;
-    if (whole)
-        memcpy(&head, payload, sizeof head);
-    whole = whole && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX &&
-            size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
-    if (!whole) {
-        append->message = error == MQD_KAFKA_MESSAGE_TOO_LARGE
-                              ? "with the topic's compression.type the batch is larger than max.message.bytes"
-                              : "the batch's records could not be looked at";
-        mqd_append_done(r, append, (int16_t)error);
-    } else if (head.index_count) {
-        memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
-        refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
-    } else {
-        struct mqd_refusal *refusal = mqd_refusal_new(r, append);
-        if (refusal)
-            memcpy(refusal->message, payload + sizeof head,
-                   head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
-        mqd_append_done(r, append, (int16_t)error);
+            mqd_check_resume(r, append, &walk);
     }
 }
 
@@ -571,20 +371,15 @@ void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *des
     const uint8_t *payload = inside && descriptor->size_bytes ? r->options.arenas[from] + descriptor->offset : NULL;
     uint32_t size_bytes = inside ? descriptor->size_bytes : 0;
     bool more = false;
-    if (check && check->sent && check->compression && !descriptor->error && !mqd_list_empty(&check->parked)) {
-        /* a piece that is not taken leaves the room incomplete */
-        take_piece(r, check, payload, size_bytes, descriptor->a);
-    }
+    if (check && check->sent && check->compression && !descriptor->error)
+        mqd_check_take_piece(r, check, payload, size_bytes, descriptor->a);
     if (check && check->sent)
         more = descriptor->flags & MQD_CHECKED_MORE;
     if (check && check->sent && !more) {
-        struct mqd_node *node;
         if (check->kind == MQD_CHECK_TRANSACTION)
             on_transaction(r, check, descriptor->error, payload, size_bytes);
-        else if (check->compression && !descriptor->error && !mqd_list_empty(&check->parked))
-            on_compressed(r, check, MQD_CONTAINER(mqd_list_pop(&check->parked), struct mqd_append, node));
-        else if ((node = mqd_list_pop(&check->parked)))
-            on_records(r, MQD_CONTAINER(node, struct mqd_append, node), descriptor->error, payload, size_bytes);
+        else
+            mqd_check_on_records(r, check, descriptor->error, payload, size_bytes);
         mqd_check_end(r, check);
     }
     if (descriptor->size_bytes) {

@@ -1,19 +1,47 @@
-/* Shared by server/check/check.c and server/check/check_table.c only. */
+/* Shared by the files of server/check/ only. */
 #ifndef MQD_CHECK_H
 #define MQD_CHECK_H
 
-#include "server/reactor.h"
+#include "server/check/checks.h"
 
 #define MQD_CHECK_MS_MAX 15000 /* applies even with a longer client time-out: its connection is not read meanwhile */
+#define MQD_CHECK_COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no larger batch */
 
 /* NULL: a bound is reached. When control_bytes is not 0 the loan is at `offset` in the control
  * arena; otherwise the caller sets an offset of its own in the receive arena. */
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: it has ended */
+uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
+/* its appends wait no longer than this, or their request's time-out */
+void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* sends it now or when there is room, but not after the request's deadline */
 void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* for the batch that the acceptor has compressed; until its append takes it, or the check ends */
 bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
+
+uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *append);
+void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append);
+/* Moves the batch to `at` in the control arena, from where it is sent on. */
+void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at);
+/* The frame may be released before the check of the transaction is written. False: no memory. */
+bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
+extern const char *const mqd_check_crowded;
+
+/* The topic of an append: looked up again, because it may be gone. Starts as {0}. */
+struct mqd_topic_walk {
+    uint32_t topic, end;
+}; /* end: index after the topic's last append */
+/* `append` must not come before that of the previous call. NULL: the partition no longer exists. */
+struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *request, struct mqd_topic_walk *walk,
+                                  const struct mqd_append *append);
+/* Sends an append on whose check was passed. */
+void mqd_check_resume(struct mqd_reactor *r, struct mqd_append *append, struct mqd_topic_walk *walk);
+
+/* server/check/check_records.c */
+void mqd_check_take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
+                          int64_t whole_bytes);
+void mqd_check_on_records(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,
+                          uint32_t size_bytes);
 
 #endif

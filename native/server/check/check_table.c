@@ -2,8 +2,8 @@
  * acceptor, and its death. What checks are for: server/check/check.c.
  *
  * Invariants
- *   T1  a payload is lent from the moment it is sent until CHECKED or the acceptor's death; its
- *       appends may end earlier (time-out, client gone).
+ *   T1  a payload is lent from the moment it is sent until CHECKED, the acceptor's death, or the end
+ *       of its job; its appends may end earlier (time-out, client gone).
  *   T2  checks are idempotent: after the acceptor's death they are sent again under another token,
  *       except those that no append waits for.
  *   T3  a token is the index and the entry's sequence number: a late answer finds another sequence
@@ -13,6 +13,8 @@
  * server/large.c). A batch that is compressed by the acceptor takes its room when it arrives; one for which
  * there is none is refused with a retriable error.
  */
+#include <stdlib.h>
+
 #include "server/check/check.h"
 
 #define CONTROL_SHARE 2
@@ -112,6 +114,11 @@ void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check)
     r->check_free = (uint32_t)(check - r->checks);
 }
 
+uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check)
+{
+    return (uint64_t)check->sequence << 16 | (uint64_t)(check - r->checks);
+}
+
 static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
@@ -124,7 +131,7 @@ static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
     struct mqd_descriptor ask = {.kind = MQD_LINK_CHECK,
                                  .flags = check->kind,
                                  .slot = check->slot,
-                                 .token = (uint64_t)check->sequence << 16 | (uint64_t)(check - r->checks),
+                                 .token = mqd_check_token(r, check),
                                  .offset = check->offset,
                                  .size_bytes = check->size_bytes,
                                  .error = (int32_t)(generation & 0x7fffffff),
@@ -147,7 +154,7 @@ void mqd_check_send_queued(struct mqd_reactor *r)
     }
 }
 
-void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
+void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
 {
     int64_t timeout_ms = request->order.timeout_ms, limit_ms = timeout_ms < 1                  ? 1
                                                                : timeout_ms > MQD_CHECK_MS_MAX ? MQD_CHECK_MS_MAX
@@ -156,6 +163,11 @@ void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_re
         mqd_timer_arm(r, request, r->now_ms + limit_ms);
     check->version = request->version;
     check->connection = request->connection->id;
+}
+
+void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
+{
+    mqd_check_arm(r, check, request);
     mqd_list_append(&r->check_queue, &check->node);
     mqd_check_send_queued(r);
 }
@@ -166,7 +178,7 @@ void mqd_check_acceptor_died(struct mqd_reactor *r)
         &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t index = 0; index < r->check_used; index++) {
         struct mqd_check *check = &r->checks[index];
-        if (!check->used || !check->sent || check->acceptor_generation == generation)
+        if (!check->used || !check->sent || check->job || check->acceptor_generation == generation)
             continue;
         check->sent = 0;
         give_room(r, check);
@@ -178,4 +190,10 @@ void mqd_check_acceptor_died(struct mqd_reactor *r)
         mqd_list_append(&r->check_queue, &check->node);
     }
     mqd_check_send_queued(r);
+}
+
+void mqd_checks_destroy(struct mqd_reactor *r)
+{
+    for (uint32_t index = 0; index < r->check_used; index++)
+        free(r->checks[index].job); /* its thread has ended */
 }

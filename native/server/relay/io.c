@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include "base/big_endian.h"
+#include "server/check/checks.h"
 #include "server/relay/state.h"
 
 #define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* kept by an empty buffer */

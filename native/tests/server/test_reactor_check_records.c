@@ -1,6 +1,7 @@
 /* tsan */
-/* Checks of records by the acceptor before a batch may be written (server/check/check.c): keys for
- * compacted topics, and record.validation. The test is the acceptor, and the owner of partition 4. */
+/* Checks of records before a batch may be written (server/check/check_records.c): keys for compacted
+ * topics, and record.validation; by the acceptor, as where a codec's library is missing. The test is
+ * the acceptor, and the owner of partition 4. */
 #include "mqd_check_test.h"
 
 static void refuse_records(struct bench *b, const struct mqd_descriptor *ask, const int32_t *indexes, uint16_t count,
@@ -127,6 +128,7 @@ BOTH(records_that_cannot_be_parsed)
 
 BOTH(compressed_batches_are_parsed_where_all_are)
 {
+    mqd_check_by_acceptor = true;
     struct bench *b = bench_start(backend, all);
     struct client client = client_open(b, 0);
     for (int32_t error = 0; error <= 87; error += 87) {
@@ -140,6 +142,7 @@ BOTH(compressed_batches_are_parsed_where_all_are)
     }
     client_close(&client);
     bench_stop(b);
+    mqd_check_by_acceptor = false;
 }
 
 BOTH(hostile_records)
@@ -169,6 +172,7 @@ BOTH(hostile_records)
 
 BOTH(compressed_batches_are_looked_at_by_the_acceptor)
 {
+    mqd_check_by_acceptor = true;
     struct bench *b = bench_start(backend, compacted);
     struct client client = client_open(b, 0), other = client_open(b, 0);
     for (int32_t size_bytes = 500; size_bytes < 400000; size_bytes *= 30) { /* copied, and where it is */
@@ -217,6 +221,7 @@ BOTH(compressed_batches_are_looked_at_by_the_acceptor)
     client_close(&client);
     client_close(&other);
     bench_stop(b);
+    mqd_check_by_acceptor = false;
 }
 
 static void both_kinds(struct bench *b)
@@ -227,6 +232,7 @@ static void both_kinds(struct bench *b)
 
 BOTH(compressed_and_transactional)
 {
+    mqd_check_by_acceptor = true;
     struct bench *b = bench_start(backend, both_kinds);
     struct client client = client_open(b, 0);
     struct asked_batch batches[3];
@@ -257,4 +263,5 @@ BOTH(compressed_and_transactional)
     CHECK_EQUAL(out.of[2].error, 0);
     client_close(&client);
     bench_stop(b);
+    mqd_check_by_acceptor = false;
 }

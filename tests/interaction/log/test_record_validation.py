@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import uuid
 
@@ -91,21 +92,29 @@ def test_what_cannot_be_parsed_is_refused_and_consumers_read_on(shared_broker: B
     assert read(shared_broker, topic, 4) == [b"first", b"second", None, b"last"]
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])  # on the reactor, and on a thread
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_batches_too_where_the_topic_says_so(shared_broker: Broker, codec: str) -> None:
-    topic = create(shared_broker, {"record.validation": "all"})
-    assert produce(shared_broker, topic, encode_batch(GOOD, compression=codec)).error_code == 0
+def test_compressed_batches_too(shared_broker: Broker, topic: str, codec: str, large: bool) -> None:
+    noise = random.Random(7).randbytes(20_000) if large else b"third"
+    good = [*GOOD, Record(noise)]
+    assert produce(shared_broker, topic, encode_batch(good, compression=codec)).error_code == 0
     for records in (
         b"\xff" * 64,
-        encode_batch(GOOD[:2], compression=codec)[HEADER_BYTES:],
-        encode_batch([*GOOD, *GOOD], compression=codec)[HEADER_BYTES:],
+        b"\xff" * 20_000,
+        encode_batch(good[1:], compression=codec)[HEADER_BYTES:],
+        encode_batch([*good, *good], compression=codec)[HEADER_BYTES:],
+        encode_batch(good, compression=codec)[HEADER_BYTES:-5],
     ):
-        assert (
-            produce(shared_broker, topic, with_records(records, compression=codec)).error_code
-            == ErrorCode.INVALID_RECORD
-        )
-    assert produce(shared_broker, topic, encode_batch([Record(b"last")], compression=codec)).base_offset == 3
-    assert read(shared_broker, topic, 4) == [b"first", b"second", None, b"last"]
+        answer = produce(shared_broker, topic, with_records(records, len(good), codec))
+        assert answer.error_code == ErrorCode.INVALID_RECORD and answer.base_offset == -1
+    assert produce(shared_broker, topic, encode_batch([Record(b"last")], compression=codec)).base_offset == len(good)
+    assert read(shared_broker, topic, len(good) + 1) == [b"first", b"second", None, noise, b"last"]
+
+
+def test_a_topic_may_do_without_for_compressed_ones(shared_broker: Broker) -> None:
+    topic = create(shared_broker, {"record.validation": "uncompressed"})
+    assert produce(shared_broker, topic, with_records(b"\xff" * 64, compression="zstd")).error_code == 0
+    assert produce(shared_broker, topic, with_records(b"\xff" * 64)).error_code == ErrorCode.INVALID_RECORD
 
 
 def test_a_topic_may_do_without(shared_broker: Broker) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import struct
 from pathlib import Path
 
+import cramjam
 import pytest
 
 from mqd import native
 from mqd.acceptor.checks import Answer, Checks, check_records
 from mqd.native import Descriptor, DescriptorKind
+from mqd.protocol.compression import LZ4, decompress
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
 from tests.unit.acceptor.handler_broker import HandlerBroker
@@ -175,3 +177,15 @@ def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
         ]
 
     run(tmp_path, scenario)
+
+
+def test_linked_lz4_blocks_are_refused() -> None:
+    """Java's consumers stop at them (KIP-57)."""
+    whole = bytearray(encode_batch([Record(b"v")] * 3, compression="lz4"))
+    assert check_records(bytes(whole), keyed=False).error == 0
+    records = decompress(LZ4, memoryview(whole)[HEADER_BYTES:])
+    compressor = cramjam.lz4.Compressor(level=0, content_checksum=False, block_linked=True)
+    compressor.compress(records)
+    linked = bytes(whole[:HEADER_BYTES]) + bytes(compressor.finish())
+    answer = check_records(linked, keyed=False)
+    assert answer.error == ErrorCode.INVALID_RECORD and b"depend on each other" in answer.payload

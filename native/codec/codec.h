@@ -1,0 +1,37 @@
+/* Decompresses the records of a batch, by the system's libraries.
+ *
+ * Concurrency: any thread. Each thread keeps its own contexts and buffer until it ends.
+ * Source of the framings: Kafka's record format; RFC 1952 (gzip), xerial's stream (snappy), LZ4
+ * frames with independent blocks (KIP-57), RFC 8878 (zstd).
+ */
+#ifndef MQD_CODEC_H
+#define MQD_CODEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* numbers of a batch's attributes */
+enum mqd_codec { MQD_CODEC_NONE, MQD_CODEC_GZIP, MQD_CODEC_SNAPPY, MQD_CODEC_LZ4, MQD_CODEC_ZSTD };
+
+#define MQD_RECORDS_BYTES_MAX (128u << 20) /* what one batch may become, wherever it is decompressed */
+
+enum mqd_codec_error {
+    MQD_CODEC_DAMAGED = -1,   /* the bytes are not of that format */
+    MQD_CODEC_TOO_LARGE = -2, /* they become more than allowed */
+    MQD_CODEC_NO_MEMORY = -3
+};
+
+/* Whether this host has the codec's library. The first call opens it. */
+bool mqd_codec_available(uint8_t codec);
+const char *mqd_codec_library(uint8_t codec); /* the name of its file */
+
+/* How many bytes the data becomes, at most `size_max`, and where they are: until this thread's next
+ * call of any function here. Negative: enum mqd_codec_error; DAMAGED sets `reason`. The codec must be
+ * available. */
+int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, size_t size_max, const uint8_t **records,
+                       const char **reason);
+/* Gives a large buffer back to the system. */
+void mqd_decompress_trim(void);
+
+#endif

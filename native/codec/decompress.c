@@ -1,0 +1,287 @@
+/* See codec/codec.h.
+ *
+ * The bytes come from a peer. What comes out goes to a buffer that grows with it up to the bound, so
+ * a bomb costs no more than it fills. gzip and zstd may consist of several members or frames, as
+ * Kafka's own readers allow; LZ4 is one frame.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/library.h"
+
+#define START_BYTES ((size_t)64 << 10)
+#define GROWTH 4
+#define KEPT_BYTES_MAX ((size_t)1 << 20) /* of a thread's buffer, after mqd_decompress_trim() */
+#define GZIP_WINDOW (16 + 15)            /* inflateInit2: a gzip header, a window of 32 KiB */
+#define XERIAL_HEADER_BYTES 16
+/* two or three bytes copy 64 at most, and what a block claims is what gets allocated */
+#define SNAPPY_RATIO_MAX ((size_t)64)
+#define LZ4_FLAGS_AT 4
+#define LZ4_FLAG_INDEPENDENT 0x20
+
+struct workspace {
+    uint8_t *bytes;
+    size_t capacity, length;
+    struct mqd_zlib_stream gzip;
+    bool gzip_ready;
+    void *lz4, *zstd;
+};
+
+/* What one step of a codec reads and writes. */
+struct step {
+    const uint8_t *in;
+    size_t in_bytes;
+    uint8_t *out;
+    size_t out_bytes;
+    bool ended; /* a member or frame is complete */
+    const char *problem;
+};
+
+static pthread_key_t key;
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+
+static void workspace_free(void *argument)
+{
+    struct workspace *own = argument;
+    if (own->gzip_ready)
+        mqd_codec_functions.inflateEnd(&own->gzip);
+    if (own->lz4)
+        mqd_codec_functions.LZ4F_freeDecompressionContext(own->lz4);
+    if (own->zstd)
+        mqd_codec_functions.ZSTD_freeDCtx(own->zstd);
+    free(own->bytes);
+    free(own);
+}
+
+static void make_key(void)
+{
+    pthread_key_create(&key, workspace_free);
+}
+
+static struct workspace *workspace_of_thread(bool create)
+{
+    pthread_once(&key_once, make_key);
+    struct workspace *own = pthread_getspecific(key);
+    if (!own && create && (own = calloc(1, sizeof *own)) && pthread_setspecific(key, own)) {
+        free(own);
+        own = NULL;
+    }
+    return own;
+}
+
+/* At least one free byte, unless the bound is exceeded already. */
+static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max)
+{
+    if (own->length < own->capacity)
+        return true;
+    size_t wanted = own->capacity ? own->capacity * GROWTH : start_bytes;
+    if (wanted > size_max + 1)
+        wanted = size_max + 1; /* one more tells "exactly the bound" from "beyond it" */
+    if (wanted <= own->capacity)
+        wanted = own->capacity + 1;
+    uint8_t *bytes = realloc(own->bytes, wanted);
+    if (!bytes)
+        return false;
+    own->bytes = bytes;
+    own->capacity = wanted;
+    return true;
+}
+
+/* ---- the codecs: reset() before the first step and after each member; false: no memory ---- */
+
+static bool gzip_reset(struct workspace *own)
+{
+    if (own->gzip_ready)
+        return mqd_codec_functions.inflateReset(&own->gzip) == Z_OK;
+    own->gzip = (struct mqd_zlib_stream){0};
+    own->gzip_ready = mqd_codec_functions.inflateInit2_(&own->gzip, GZIP_WINDOW, mqd_codec_functions.zlibVersion(),
+                                                        (int)sizeof own->gzip) == Z_OK;
+    return own->gzip_ready;
+}
+
+static unsigned up_to_32_bits(size_t bytes)
+{
+    return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
+}
+
+static void gzip_step(struct workspace *own, struct step *step)
+{
+    struct mqd_zlib_stream *stream = &own->gzip;
+    unsigned in = up_to_32_bits(step->in_bytes), out = up_to_32_bits(step->out_bytes);
+    stream->next_in = step->in, stream->avail_in = in;
+    stream->next_out = step->out, stream->avail_out = out;
+    int code = mqd_codec_functions.inflate(stream, 0);
+    step->in_bytes = in - stream->avail_in;
+    step->out_bytes = out - stream->avail_out;
+    step->ended = code == Z_STREAM_END;
+    if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR)
+        step->problem = stream->msg ? stream->msg : "not gzip";
+}
+
+static bool lz4_reset(struct workspace *own)
+{
+    if (own->lz4)
+        mqd_codec_functions.LZ4F_resetDecompressionContext(own->lz4);
+    else if (mqd_codec_functions.LZ4F_isError(
+                 mqd_codec_functions.LZ4F_createDecompressionContext(&own->lz4, LZ4F_VERSION)))
+        own->lz4 = NULL;
+    return own->lz4 != NULL;
+}
+
+static void lz4_step(struct workspace *own, struct step *step)
+{
+    size_t left =
+        mqd_codec_functions.LZ4F_decompress(own->lz4, step->out, &step->out_bytes, step->in, &step->in_bytes, NULL);
+    if (mqd_codec_functions.LZ4F_isError(left))
+        step->problem = mqd_codec_functions.LZ4F_getErrorName(left);
+    step->ended = left == 0;
+}
+
+static bool zstd_reset(struct workspace *own)
+{
+    if (!own->zstd)
+        own->zstd = mqd_codec_functions.ZSTD_createDCtx();
+    else
+        mqd_codec_functions.ZSTD_DCtx_reset(own->zstd, ZSTD_RESET_SESSION_ONLY);
+    return own->zstd != NULL;
+}
+
+static void zstd_step(struct workspace *own, struct step *step)
+{
+    struct mqd_zstd_in in = {step->in, step->in_bytes, 0};
+    struct mqd_zstd_out out = {step->out, step->out_bytes, 0};
+    size_t left = mqd_codec_functions.ZSTD_decompressStream(own->zstd, &out, &in);
+    step->in_bytes = in.position;
+    step->out_bytes = out.position;
+    if (mqd_codec_functions.ZSTD_isError(left))
+        step->problem = mqd_codec_functions.ZSTD_getErrorName(left);
+    step->ended = left == 0;
+}
+
+static const struct stream {
+    bool (*reset)(struct workspace *own);
+    void (*step)(struct workspace *own, struct step *step);
+    bool once; /* one member only */
+} streams[] = {[MQD_CODEC_GZIP] = {gzip_reset, gzip_step, false},
+               [MQD_CODEC_LZ4] = {lz4_reset, lz4_step, true},
+               [MQD_CODEC_ZSTD] = {zstd_reset, zstd_step, false}};
+
+static int unfold(struct workspace *own, const struct stream *stream, const uint8_t *data, size_t size_bytes,
+                  size_t size_max, const char **reason)
+{
+    size_t start_bytes = size_bytes * GROWTH > START_BYTES ? size_bytes * GROWTH : START_BYTES;
+    if (!stream->reset(own))
+        return MQD_CODEC_NO_MEMORY;
+    for (;;) {
+        if (!make_room(own, start_bytes, size_max))
+            return MQD_CODEC_NO_MEMORY;
+        size_t room = own->capacity - own->length;
+        struct step step = {data, size_bytes, own->bytes + own->length, room, false, NULL};
+        stream->step(own, &step);
+        if (step.problem) {
+            *reason = step.problem;
+            return MQD_CODEC_DAMAGED;
+        }
+        own->length += step.out_bytes;
+        data += step.in_bytes;
+        size_bytes -= step.in_bytes;
+        if (own->length > size_max)
+            return MQD_CODEC_TOO_LARGE;
+        if (step.ended && size_bytes == 0)
+            return 0;
+        *reason = stream->once ? "bytes follow the frame" : "the last member is cut off";
+        if (step.ended && (stream->once || !stream->reset(own)))
+            return stream->once ? MQD_CODEC_DAMAGED : MQD_CODEC_NO_MEMORY;
+        *reason = "it is cut off";
+        /* room is left and there was nothing more to do with the input */
+        if (!step.ended && step.out_bytes < room && (size_bytes == 0 || step.in_bytes == 0))
+            return MQD_CODEC_DAMAGED;
+    }
+}
+
+/* ---- snappy: blocks, not a stream ---- */
+
+static int unfold_block(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
+                        const char **reason)
+{
+    size_t length;
+    *reason = "not a snappy block";
+    if (mqd_codec_functions.snappy_uncompressed_length((const char *)data, size_bytes, &length) != SNAPPY_OK)
+        return MQD_CODEC_DAMAGED;
+    if (length > size_max - own->length)
+        return MQD_CODEC_TOO_LARGE;
+    if (length > SNAPPY_RATIO_MAX * size_bytes + SNAPPY_RATIO_MAX) {
+        *reason = "a snappy block claims to become more than is possible";
+        return MQD_CODEC_DAMAGED;
+    }
+    while (own->capacity - own->length < length) {
+        size_t before = own->length;
+        own->length = own->capacity; /* full: makes it grow */
+        bool grown = make_room(own, length > START_BYTES ? length : START_BYTES, size_max);
+        own->length = before;
+        if (!grown)
+            return MQD_CODEC_NO_MEMORY;
+    }
+    if (mqd_codec_functions.snappy_uncompress((const char *)data, size_bytes, (char *)own->bytes + own->length,
+                                              &length) != SNAPPY_OK)
+        return MQD_CODEC_DAMAGED;
+    own->length += length;
+    return 0;
+}
+
+static int unfold_snappy(struct workspace *own, const uint8_t *data, size_t size_bytes, size_t size_max,
+                         const char **reason)
+{
+    static const uint8_t magic[8] = "\x82SNAPPY";
+    if (size_bytes < sizeof magic || memcmp(data, magic, sizeof magic))
+        return unfold_block(own, data, size_bytes, size_max, reason);
+    *reason = "a snappy stream's header is cut off";
+    if (size_bytes < XERIAL_HEADER_BYTES)
+        return MQD_CODEC_DAMAGED;
+    const uint8_t *at = data + XERIAL_HEADER_BYTES, *end = data + size_bytes;
+    *reason = "a snappy block is cut off";
+    while (at < end) {
+        if (end - at < 4)
+            return MQD_CODEC_DAMAGED;
+        uint32_t block_bytes = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+        at += 4;
+        if (block_bytes == 0 || block_bytes > (size_t)(end - at))
+            return MQD_CODEC_DAMAGED;
+        int error = unfold_block(own, at, block_bytes, size_max, reason);
+        if (error)
+            return error;
+        *reason = "a snappy block is cut off";
+        at += block_bytes;
+    }
+    return 0;
+}
+
+int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, size_t size_max, const uint8_t **records,
+                       const char **reason)
+{
+    struct workspace *own = workspace_of_thread(true);
+    if (!own)
+        return MQD_CODEC_NO_MEMORY;
+    own->length = 0;
+    int error;
+    if (codec == MQD_CODEC_LZ4 && size_bytes > LZ4_FLAGS_AT && !(data[LZ4_FLAGS_AT] & LZ4_FLAG_INDEPENDENT)) {
+        *reason = "its blocks depend on each other, which Java's consumers do not read";
+        error = MQD_CODEC_DAMAGED;
+    } else {
+        error = codec == MQD_CODEC_SNAPPY ? unfold_snappy(own, data, size_bytes, size_max, reason)
+                                          : unfold(own, &streams[codec], data, size_bytes, size_max, reason);
+    }
+    *records = own->bytes;
+    return error ? error : (int64_t)own->length;
+}
+
+void mqd_decompress_trim(void)
+{
+    struct workspace *own = workspace_of_thread(false);
+    if (!own || own->capacity <= KEPT_BYTES_MAX)
+        return;
+    free(own->bytes);
+    own->bytes = NULL;
+    own->capacity = own->length = 0;
+}

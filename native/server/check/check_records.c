@@ -1,0 +1,367 @@
+/* Checks of records: a batch whose records cannot be parsed would stop every consumer at its offset,
+ * and a compacted topic needs a key in every record.
+ *
+ *   uncompressed   walked here, while the bytes are in the cache
+ *   compressed     small: decompressed here; larger, or what becomes larger: on a thread of the
+ *                  worker's pool, while the append is parked. Where the codec's library is missing
+ *                  the acceptor does it
+ *   compression.type is another codec than the batch's: the acceptor returns the batch in that
+ *                  codec, and what it returns is sent on in the batch's place
+ *
+ * Which batches are looked into: record.validation of the topic; always those of compacted topics.
+ *
+ * Invariants: T1 to T3 of server/check/check_table.c. A job's payload is lent to its thread until
+ * the job ends, as it is to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for each of the pool's
+ * threads; HERE_* for what the reactor does itself (some 30 us).
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "codec/codec.h"
+#include "server/check/check.h"
+
+#define HERE_BYTES_MAX (8u << 10)
+#define HERE_RECORDS_BYTES_MAX (32u << 10)
+
+bool mqd_check_by_acceptor;
+
+/* What was found in a batch. */
+struct looked_at {
+    int32_t count; /* as mqd_records_unkeyed */
+    int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
+    int32_t error; /* enum mqd_codec_error, or 0 */
+    const char *reason;
+};
+
+struct mqd_check_job {
+    uint8_t codec;
+    int32_t record_count;
+    const uint8_t *records;
+    uint32_t size_bytes;
+    struct looked_at found;
+};
+
+/* ---- refusals ---- */
+
+struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_refusal *refusal =
+        mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
+    append->refusal = refusal;
+    append->message = "records were refused";
+    if (refusal) {
+        append->message = refusal->message;
+        append->request->refused = 1;
+    }
+    return refusal;
+}
+
+static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed,
+                           uint32_t index_count, uint32_t unkeyed_count)
+{
+    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+    struct mqd_topic_walk walk = {0};
+    if (refusal) {
+        const struct mqd_topic *topic = mqd_check_topic(r, append->request, &walk, append);
+        refusal->index_count = index_count;
+        memcpy(refusal->index, unkeyed, index_count * sizeof *unkeyed);
+        snprintf(refusal->message, sizeof refusal->message,
+                 "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record",
+                 unkeyed_count);
+        snprintf(refusal->record_message, sizeof refusal->record_message,
+                 "Compacted topic cannot accept message without key in topic partition %s-%d.",
+                 topic ? topic->name : "?", append->partition_index);
+    }
+    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+}
+
+static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, int32_t index, const char *reason)
+{
+    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+    append->message = reason;
+    if (refusal) {
+        refusal->index_count = 1;
+        refusal->index[0] = index;
+        snprintf(refusal->message, sizeof refusal->message, "record %d of the batch cannot be parsed: %s", index,
+                 reason);
+        snprintf(refusal->record_message, sizeof refusal->record_message, "%s", reason);
+        append->message = refusal->message;
+    }
+    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+}
+
+static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct looked_at *found)
+{
+    if (found->error == MQD_CODEC_NO_MEMORY) {
+        append->message = "no memory to look at the batch's records; the client may send it again";
+        mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
+        return;
+    }
+    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+    if (refusal && found->error == MQD_CODEC_TOO_LARGE)
+        snprintf(refusal->message, sizeof refusal->message, "the batch's records become more than %u bytes",
+                 MQD_RECORDS_BYTES_MAX);
+    else if (refusal)
+        snprintf(refusal->message, sizeof refusal->message, "the batch's compressed records are damaged: %s",
+                 found->reason);
+    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+}
+
+/* True: the append may go on. Otherwise it is refused. */
+static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed, const struct looked_at *found)
+{
+    int32_t count = found->count;
+    if (!found->error && (count == 0 || (count > 0 && !keyed)))
+        return true;
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    if (found->error)
+        refuse_damaged(r, append, found);
+    else if (count < 0)
+        refuse_malformed(r, append, -1 - count, found->reason);
+    else
+        refuse_records(r, append, found->unkeyed,
+                       count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX,
+                       (uint32_t)count);
+    return false;
+}
+
+/* ---- looking ---- */
+
+static void look(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max, int32_t record_count,
+                 struct looked_at *found)
+{
+    int64_t records_bytes = size_bytes;
+    found->error = 0;
+    if (codec) {
+        records_bytes = mqd_decompress(codec, bytes, size_bytes, size_max, &bytes, &found->reason);
+        if (records_bytes < 0) {
+            found->error = (int32_t)records_bytes;
+            return;
+        }
+    }
+    found->count = mqd_records_unkeyed(bytes, (uint64_t)records_bytes, record_count, found->unkeyed,
+                                       MQD_RECORD_ERROR_COUNT_MAX, &found->reason);
+}
+
+/* On a thread of the pool. */
+static int run(void *argument)
+{
+    struct mqd_check_job *job = argument;
+    look(job->codec, job->records, job->size_bytes, MQD_RECORDS_BYTES_MAX, job->record_count, &job->found);
+    mqd_decompress_trim();
+    return 0;
+}
+
+static bool can_decompress(struct mqd_reactor *r, uint8_t codec)
+{
+    if (mqd_check_by_acceptor)
+        return false;
+    if (mqd_codec_available(codec))
+        return true;
+    if (!(r->codecs_missing >> codec & 1))
+        mqd_log(r, 1, 0, UINT32_MAX,
+                "%s is not installed: the acceptor decompresses batches of that codec, which is slower",
+                mqd_codec_library(codec));
+    r->codecs_missing |= (uint8_t)(1u << codec);
+    return false;
+}
+
+/* NULL: there is no room, and the append is refused. */
+static struct mqd_check *park(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression)
+{
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
+    bool copy = append->size_bytes <= MQD_CHECK_COPY_BYTES_MAX,
+         counted = !copy && !mqd_frame_is_large(r, append->offset);
+    struct mqd_check *check = mqd_check_keep_transactional_id(r, append->request)
+                                  ? mqd_check_take(r, copy ? append->size_bytes : 0, counted ? append->size_bytes : 0)
+                                  : NULL;
+    if (!check) {
+        append->message = mqd_check_crowded;
+        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+        return NULL;
+    }
+    if (copy)
+        mqd_check_move(r, append, check->offset);
+    else
+        mqd_frame_hold(r, append->offset);
+    check->kind = kind;
+    check->slot = append->slot;
+    check->compression = compression;
+    check->compression_level = mqd_load_relaxed(&slot->compression_level);
+    check->message_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
+    check->offset = append->offset;
+    check->size_bytes = append->size_bytes;
+    mqd_check_park(r, check, append);
+    return check;
+}
+
+static bool start_job(struct mqd_reactor *r, struct mqd_check *check, const struct mqd_batch *batch)
+{
+    struct mqd_check_job *job = malloc(sizeof *job);
+    if (!job)
+        return false;
+    job->codec = batch->attributes & 7;
+    job->record_count = batch->record_count;
+    job->records = r->options.arenas[r->options.self] + check->offset + MQD_BATCH_HEADER_BYTES;
+    job->size_bytes = check->size_bytes - MQD_BATCH_HEADER_BYTES;
+    if (mqd_poll_run(r->poll, -1, run, job, mqd_token(MQD_TOKEN_CHECK, mqd_check_token(r, check)))) {
+        free(job);
+        return false;
+    }
+    check->job = job;
+    check->sent = 1;
+    return true;
+}
+
+static void ask(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression,
+                const struct mqd_batch *batch, bool by_acceptor)
+{
+    struct mqd_request *request = append->request;
+    mqd_check_order(r, append);
+    struct mqd_check *check = park(r, append, kind, compression);
+    if (check && !by_acceptor && start_job(r, check, batch))
+        mqd_check_arm(r, check, request);
+    else if (check)
+        mqd_check_ask(r, check, request);
+}
+
+bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
+    bool keyed = mqd_load_relaxed(&slot->compacted);
+    uint8_t codec = batch->attributes & 7;
+    uint8_t validation = mqd_load_relaxed(&slot->validation), compression = mqd_load_relaxed(&slot->compression);
+    int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
+    uint16_t kind = keyed ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
+    struct looked_at found;
+    if (compression && codec == compression - 1)
+        compression = 0; /* as in Kafka: stored as it was sent, whatever the level */
+    if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)
+        return true; /* its owner refuses it */
+    if (!keyed && !compression && validation < (codec ? MQD_VALIDATION_ALL : MQD_VALIDATION_UNCOMPRESSED))
+        return true;
+    bool by_acceptor = codec && (compression || !can_decompress(r, codec));
+    if (!by_acceptor && (!codec || append->size_bytes <= HERE_BYTES_MAX)) {
+        look(codec, mqd_check_bytes(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES,
+             HERE_RECORDS_BYTES_MAX, batch->record_count, &found);
+        if (found.error != MQD_CODEC_TOO_LARGE) {
+            if (!passes(r, append, keyed, &found))
+                return false;
+            if (!compression)
+                return true;
+            kind = MQD_CHECK_PARSE; /* its keys are there */
+            by_acceptor = true;
+        }
+    }
+    ask(r, append, kind, compression, batch, by_acceptor);
+    return false;
+}
+
+void mqd_check_on_job(struct mqd_reactor *r, uint64_t token)
+{
+    struct mqd_check *check = mqd_check_of(r, token);
+    struct mqd_check_job *job = check ? check->job : NULL;
+    MQD_ASSERT(job, "T1: check %llx ended before its job", (unsigned long long)token);
+    check->job = NULL;
+    struct mqd_node *node = mqd_list_pop(&check->parked);
+    if (node) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        struct mqd_topic_walk walk = {0};
+        if (passes(r, append, check->kind == MQD_CHECK_RECORDS, &job->found))
+            mqd_check_resume(r, append, &walk);
+    }
+    free(job);
+    mqd_check_end(r, check);
+}
+
+/* ---- answers of the acceptor ---- */
+
+/* Takes a piece of the batch that the acceptor has compressed. The first names its whole size. */
+static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
+                       int64_t whole_bytes)
+{
+    if (check->room_bytes == 0 && (whole_bytes <= MQD_BATCH_HEADER_BYTES || whole_bytes > INT32_MAX ||
+                                   !mqd_check_take_room(r, check, (uint32_t)whole_bytes)))
+        return false;
+    if (!payload || size_bytes > check->room_bytes - check->room_filled)
+        return false;
+    memcpy(r->options.arenas[r->options.self] + check->room + check->room_filled, payload, size_bytes);
+    check->room_filled += size_bytes;
+    return true;
+}
+
+/* The append's bytes are now those in the check's room, which is the append's from here on. */
+static void take_room(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+{
+    mqd_append_unpin(r, append);
+    append->offset = check->room;
+    append->size_bytes = check->room_bytes;
+    append->pinned = check->room_pin;
+    check->room_bytes = 0;
+}
+
+static void on_compressed(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+{
+    struct mqd_topic_walk walk = {0};
+    if (check->room_bytes == 0 || check->room_filled != check->room_bytes) {
+        append->message = mqd_check_crowded;
+        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+        return;
+    }
+    take_room(r, check, append);
+    mqd_check_resume(r, append, &walk);
+}
+
+static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t error, const uint8_t *payload,
+                       uint32_t size_bytes)
+{
+    struct mqd_topic_walk walk = {0};
+    struct mqd_check_refusal head;
+    int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
+    if (!error) {
+        mqd_check_resume(r, append, &walk);
+        return;
+    }
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    bool whole = size_bytes >= sizeof head;
+    if (whole)
+        memcpy(&head, payload, sizeof head);
+    whole = whole && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX &&
+            size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
+    if (!whole) {
+        append->message = error == MQD_KAFKA_MESSAGE_TOO_LARGE
+                              ? "with the topic's compression.type the batch is larger than max.message.bytes"
+                              : "the batch's records could not be looked at";
+        mqd_append_done(r, append, (int16_t)error);
+    } else if (head.index_count) {
+        memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
+        refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
+    } else {
+        struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+        if (refusal)
+            memcpy(refusal->message, payload + sizeof head,
+                   head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
+        mqd_append_done(r, append, (int16_t)error);
+    }
+}
+
+void mqd_check_take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
+                          int64_t whole_bytes)
+{
+    if (!mqd_list_empty(&check->parked))
+        take_piece(r, check, payload, size_bytes, whole_bytes); /* one that is not taken leaves the room incomplete */
+}
+
+void mqd_check_on_records(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,
+                          uint32_t size_bytes)
+{
+    struct mqd_node *node = mqd_list_pop(&check->parked);
+    if (!node)
+        return;
+    struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+    if (check->compression && !error)
+        on_compressed(r, check, append);
+    else
+        on_records(r, append, error, payload, size_bytes);
+}

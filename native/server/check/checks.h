@@ -1,0 +1,36 @@
+/* Batches that wait for an answer before they may be written: what the rest of the reactor calls. The
+ * rules: server/check/check.c, server/check/check_records.c.
+ */
+#ifndef MQD_CHECKS_H
+#define MQD_CHECKS_H
+
+#include "server/reactor.h"
+
+/* 0, or why the batch cannot belong to a transaction */
+int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
+                              const char **message);
+/* false: decided here, or its records are being looked into */
+bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch);
+/* holds the record errors of a refused batch; NULL: no memory */
+struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append);
+/* called while it is routed: later requests of its connection may not overtake it */
+void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append);
+/* ends the ordering: its place in the log is certain, or it has none */
+void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);
+/* all appends of a request are routed, some still undecided */
+void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);
+/* the owner needs its transaction verified */
+void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard);
+/* the append is done; removes it from its check */
+void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append);
+/* its client is gone: parked appends are not written. May free the request */
+void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request);
+bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append); /* true: it was parked and is refused */
+void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_check_send_queued(struct mqd_reactor *r);
+void mqd_check_acceptor_died(struct mqd_reactor *r);
+void mqd_check_on_job(struct mqd_reactor *r, uint64_t token); /* of MQD_TOKEN_CHECK */
+void mqd_checks_destroy(struct mqd_reactor *r);
+extern bool mqd_check_by_acceptor; /* tests: as if no codec's library were installed */
+
+#endif
