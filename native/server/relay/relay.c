@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "server/relay/state.h"
+#include "server/rights/subject.h"
 
 #define CONNECT_MS_MAX 5000 /* normally Python reports a failure earlier */
 
@@ -278,6 +279,12 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     const struct mqd_produce_request *produce = r->producing;
     if (!mqd_topics_led_elsewhere(&r->topics, place) || place->leader < 0)
         return false;
+    if (__builtin_expect(mqd_subject_is_stale(r), 0)) { /* the leader asks for no rights (S5) */
+        mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER,
+                       "this broker has not reached the controller for the length of its lease, so it does not know "
+                       "whether its client may still write");
+        return true;
+    }
     if (partition->size_bytes > 0 && (uint64_t)partition->size_bytes > r->options.heap_bytes_max) {
         mqd_relay_done(r, append, MQD_KAFKA_MESSAGE_TOO_LARGE,
                        "a batch of a local client for a leader on another host is larger than "

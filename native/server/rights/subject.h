@@ -13,7 +13,8 @@
  *       number; a serial number is never used for another topic.
  *   S3  when the tables are replaced, fetches that wait are evaluated again, and answers cached for
  *       the old tables are not found any more (`version`).
- *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there.
+ *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there,
+ *       and what local clients write is not sent on to the leader, which would not ask (S5).
  *   S5  connections of other hosts of the cluster have no subject and may do everything; what they
  *       carry for clients was checked where it entered.
  *   S6  an active segment that a local client has, perhaps since the life of a predecessor, is rolled by
@@ -94,8 +95,7 @@ static inline bool mqd_subject_may(struct mqd_reactor *r, const struct mqd_conne
     uint64_t word = subject ? subject->masks[topic->serial % MQD_SUBJECT_MASK_COUNT] : 0;
     return (word >> 16 == topic->serial && word >> operation & 1) || mqd_subject_may_slow(r, c, topic, operation);
 }
-/* This host has lost its lease, so rights may have been taken away without its knowledge: it lets
- * clients read nothing. */
+/* This host has lost its lease, so rights may have been taken away without its knowledge: S4. */
 static inline bool mqd_subject_is_stale(const struct mqd_reactor *r)
 {
     return r->options.rights != MQD_RIGHTS_OFF && r->lease_lost;

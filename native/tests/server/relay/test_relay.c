@@ -1,6 +1,7 @@
 /* tsan */
 /* Local clients that write to partitions of other hosts: what they are told, and what the leader
  * gets. */
+#include "mqd_reactor_rights_test.h"
 #include "mqd_relay_test.h"
 
 /* Through the leader's own worker: offsets, contents, order with own partitions, acks, several
@@ -323,4 +324,34 @@ BOTH(gone_clients_and_others)
     local_bench_stop(b);
     local_close(&local);
     client_close(&leader);
+}
+
+static void rights(struct bench *b)
+{
+    local_options(b);
+    b->options[0].rights = MQD_RIGHTS_ON;
+}
+
+/* The leader takes what a host sends without asking for rights, and this host may have missed that one
+ * was taken away. */
+BOTH(nothing_is_sent_on_without_the_lease)
+{
+    struct bench *b = relay_bench_of(backend, rights);
+    struct local local = local_open_as(b, 0, WISH, "User:alice");
+    CHECK_EQUAL(rights_give(b, rights_event(b, MQD_EVENT_SUBJECT_WANTED).token, WRITE, 0), 0);
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
+    for (int lease = 0; lease < 2; lease++) {
+        mqd_control_set_broker(b->control, 1, 1, lease ? INT64_MAX : 1 /* long over */);
+        submit(&local, 1, 1, one_record(0, 1, 64)); /* what follows is read in a later turn */
+        outcome(&local);
+        submit(&local, 2, 1, one_record(1, 2, 64));
+        if (lease)
+            answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 77});
+        CHECK_EQUAL(outcome(&local).error[0], lease ? 0 : NOT_LEADER);
+    }
+    CHECK_EQUAL(local_counter(b, 0, MQD_COUNT_RELAYED_BATCHES), 1);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
 }
