@@ -89,6 +89,7 @@ class Address:
         "local_ip",
         "local_port",
         "peer_ip",
+        "described_ip",
         "uid",
         "pid",
         "peer_node",
@@ -103,6 +104,7 @@ class Address:
         local_ip: str = "",
         local_port: int = 0,
         peer_ip: str = "",
+        described_ip: str = "",
         uid: int = -1,
         pid: int = 0,
         peer_node: int = -1,
@@ -111,7 +113,9 @@ class Address:
         connection: tuple[int, int] = (0, 0),
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
-        self.peer_ip = peer_ip  # the client; "": not known (IPv6)
+        self.peer_ip = peer_ip  # the client, by which it is judged; "": not known (IPv6)
+        # by which others are told where it is: of a local client of another host that host's
+        self.described_ip = described_ip or peer_ip
         self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # an authenticated host of the cluster; -1 = a client
         self.principal = principal  # "User:alice"; ANONYMOUS where the listener proves nothing

@@ -67,8 +67,9 @@ NOTES = """
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
   the request of a client that is attached by shared memory to one host, answered by another, which
   coordinates its group or transactional id or leads its partition (ListOffsets).
-  `request_principal` is MessagePack of the client process's `uid` and `pid`, `client_host_address`
-  its host's. Its contents have a client's rights.
+  `request_principal` is MessagePack of the client: the `uid` and `pid` of its process, the
+  principal and address that its host judges it by. `client_host_address` is its host's, for
+  descriptions of groups. Its contents have that client's rights.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
   removed with their topic or partition. As in Kafka's records, they are kept by the topic's name: a
   topic that is deleted and created again while no host coordinates the group finds the old offsets.

@@ -10,7 +10,8 @@ this broker, so this broker sends the request on its behalf.
 
 Invariants
     E1  a client gains no rights by the detour: a request in an Envelope has a client's rights,
-        whichever host sent it, and only RELAYED APIs are accepted
+        judged by the address that the client has on its own host, whichever host sent it; only
+        RELAYED APIs are accepted
     E2  when the other host is unreachable or does not answer, the request is answered here as by a
         host that is not the coordinator (NOT_COORDINATOR and the like), which clients retry: each
         of these requests may be carried out twice (Kafka's clients do the same after a lost
@@ -60,14 +61,15 @@ log = logging.get("acceptor.relaying")
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """The client's identity: according to the entry host's kernel, and the principal that the entry
-    host knows it by.
+    """The client's identity: according to the entry host's kernel, and the principal and address
+    that the entry host judges it by.
     """
 
     uid: int
     pid: int
     principal: str = ANONYMOUS
     principal_kind: int = PrincipalKind.ANONYMOUS
+    host: str = ""
 
 
 class Relaying:
@@ -123,7 +125,7 @@ class Relaying:
     async def _ask(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
         """Raises PeerError."""
         principal = msgspec.msgpack.encode(
-            Principal(address.uid, address.pid, address.principal, address.principal_kind)
+            Principal(address.uid, address.pid, address.principal, address.principal_kind, address.peer_ip)
         )
         envelope = EnvelopeRequest(
             request_data=frame, request_principal=principal, client_host_address=own_address(self._broker)
@@ -279,8 +281,10 @@ async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes
         return None
     inner = bytes(envelope.request_data or b"")
     allowed = len(inner) >= 4 and may_be_relayed(int.from_bytes(inner[:2], "big"), int.from_bytes(inner[2:4], "big"))
+    described_ip = _text(envelope.client_host_address)
     client = Address(
-        peer_ip=_text(envelope.client_host_address),
+        peer_ip=principal.host or described_ip,
+        described_ip=described_ip,
         uid=principal.uid,
         pid=principal.pid,
         principal=principal.principal,

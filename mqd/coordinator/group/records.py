@@ -77,7 +77,9 @@ classic_member_metadata: ClassicMemberMetadata 0+ null=0+ tag=0 = null
     supported_protocols: [Protocol] 0+
         name: string 0+
         metadata: bytes 0+
-principal: string 0+ tag=5000 = ""
+reader: Reader 0+ null=0+ tag=5000 = null
+    principal: string 0+
+    host: string 0+
 """,
 )
 CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA = RecordType(

@@ -118,7 +118,7 @@ def test_what_another_host_coordinates_goes_there_with_its_client(request_: obje
     ((node_id, envelope, _),) = peers.asked
     assert node_id == 2 and decode_request(bytes(envelope.request_data))[1] == request_
     principal = msgspec.msgpack.decode(envelope.request_principal, type=Principal)
-    assert principal == Principal(1000, 77, "User:alice", PrincipalKind.LOCAL)
+    assert principal == Principal(1000, 77, "User:alice", PrincipalKind.LOCAL, "127.0.0.1")
     assert bytes(envelope.client_host_address) == bytes([10, 1, 2, 3])
 
 
@@ -218,7 +218,7 @@ def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes
 def envelope_of(
     request: object,
     version: int,
-    principal: bytes = msgspec.msgpack.encode(Principal(5, 6, "User:bob", PrincipalKind.LOCAL)),
+    principal: bytes = msgspec.msgpack.encode(Principal(5, 6, "User:bob", PrincipalKind.LOCAL, "127.0.0.1")),
     address: bytes = bytes([10, 0, 0, 9]),
 ) -> EnvelopeRequest:
     return EnvelopeRequest(
@@ -231,13 +231,9 @@ def envelope_of(
 def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
     asked, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
     ((address, _),) = asked
-    assert (address.peer_node, address.listener_id, address.uid, address.pid, address.peer_ip) == (
-        -1,
-        0,
-        5,
-        6,
-        "10.0.0.9",
-    )
+    assert (address.peer_node, address.listener_id, address.uid, address.pid) == (-1, 0, 5, 6)
+    assert address.peer_ip == "127.0.0.1", "judged as where it is attached"
+    assert address.described_ip == "10.0.0.9", "described as on its host"
     assert (address.principal, address.principal_kind) == ("User:bob", PrincipalKind.LOCAL)
     assert response is not None
     number, answer = decode_response(response, ENVELOPE, 0)

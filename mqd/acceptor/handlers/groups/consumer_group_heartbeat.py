@@ -4,6 +4,7 @@ from uuid import uuid4
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.coordinator.group.consumer.cluster import Reader
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.requests import problem_of
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -32,14 +33,15 @@ async def handle(
     if not all(context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
         denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return ConsumerGroupHeartbeatResponse(error_code=denied, error_message=error_message(denied))
-    client_id, host = header.client_id or "", f"/{context.address.peer_ip}"
-    principal = context.address.principal if broker.authorizer is not None else ""
+    client_id, host = header.client_id or "", f"/{context.address.described_ip}"
+    address = context.address
+    reader = Reader(address.principal, address.peer_ip) if broker.authorizer is not None else None
     new_member_id = str(uuid4()) if not request.member_id else ""
     try:
         return await ask(
             broker,
             request.group_id,
-            lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id, principal),
+            lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id, reader),
         )
     except CoordinatorError as error:
         return ConsumerGroupHeartbeatResponse(

@@ -41,7 +41,7 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
             raise CoordinatorError(ErrorCode.INVALID_SESSION_TIMEOUT)
     client_id = header.client_id or ""
     new_member_id = f"{instance_id or client_id[:CLIENT_ID_IN_MEMBER_ID_MAX] or 'consumer'}-{uuid4()}"
-    host = f"/{context.address.peer_ip}"
+    host = f"/{context.address.described_ip}"
     return await ask(
         context.broker,
         request.group_id,

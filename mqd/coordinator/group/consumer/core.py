@@ -83,7 +83,13 @@ REVOKE = "revoke"  # what a member of this protocol may owe
 
 def size_bytes_of(member_id: str, description: Description) -> int:
     """Of a member, without its partitions."""
-    texts = (member_id, description.instance_id, description.client_id, description.topic_regex, description.principal)
+    texts = (
+        member_id,
+        description.instance_id,
+        description.client_id,
+        description.topic_regex,
+        *(description.reader or ()),
+    )
     names = sum(len(text or "") for text in texts) + sum(50 + len(name) for name in description.topic_names)
     protocols = description.classic.protocols if description.classic is not None else ()
     return MEMBER_BYTES + names + protocols_size_bytes(protocols)

@@ -3,7 +3,7 @@ mqd/coordinator/group/records.py, which encodes the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
 but not used: the metadata supplies their content again, and the hash in type 3 shows whether it has
-changed since. They are written only as tombstones. A member's principal is a tagged field of mqd's
+changed since. They are written only as tombstones. A member's `reader` is a tagged field of mqd's
 own, which Kafka ignores.
 """
 
@@ -31,7 +31,7 @@ _TARGET_EPOCH, _TARGET = (
     records.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
 )
 _CURRENT = records.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT
-_Classic = _MEMBER.value.cls.ClassicMemberMetadata
+_Classic, _Reader = _MEMBER.value.cls.ClassicMemberMetadata, _MEMBER.value.cls.Reader
 
 
 class ClassicMetadata(msgspec.Struct, frozen=True):
@@ -56,12 +56,7 @@ class Description(msgspec.Struct, frozen=True):
     server_assignor: str | None
     classic: ClassicMetadata | None = None
     # of a member with an expression, where there are rights: whose rights decide which topics match
-    principal: str = ""
-
-    @property
-    def reader(self) -> Reader | None:
-        """None: every topic may match."""
-        return Reader(self.principal, self.client_host.removeprefix("/")) if self.principal else None
+    reader: Reader | None = None
 
 
 class Current(msgspec.Struct, frozen=True):
@@ -105,7 +100,7 @@ def member_record(group_id: str, member_id: str, member: Description) -> KeyValu
                 ],
             )
         ),
-        principal=member.principal,
+        reader=None if member.reader is None else _Reader(member.reader.principal, member.reader.host),
     )
     return _MEMBER.encode_key(group_id, member_id), _MEMBER.encode_value(value)
 
@@ -129,7 +124,7 @@ def decode_member(value: bytes) -> Description:
                 classic.session_timeout_ms, tuple((one.name, one.metadata) for one in classic.supported_protocols)
             )
         ),
-        record.principal,
+        None if record.reader is None else Reader(record.reader.principal, record.reader.host),
     )
 
 
