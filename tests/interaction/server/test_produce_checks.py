@@ -1,5 +1,6 @@
 """What is asked before a batch is written: records of compacted topics need keys, first batches of
-a transaction need their coordinator. Only their own connection waits.
+a transaction need their coordinator, batches in another codec than the topic's are compressed by
+the acceptor. Only their own connection waits.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ def test_nobody_else_waits_for_a_stopped_acceptor(
     broker = start_broker(workers=1, config={"io.backend": io_backend, "log.flush.on.ack": "false"})
     with KafkaConnection("127.0.0.1", broker.port) as waiting, KafkaConnection("127.0.0.1", broker.port) as other:
         create_topic(other, "plain")
-        create_topic(other, "asked", cleanup_policy="compact" if kind == "records" else "delete")
+        create_topic(other, "asked", compression_type="gzip" if kind == "records" else "producer")
         if kind == "records":
             asked = ProduceRequest(
                 acks=1,
@@ -316,7 +317,7 @@ def test_a_restarted_acceptor_is_asked_again(start_broker: Callable[..., Broker]
         waiting = [
             connections.enter_context(KafkaConnection("127.0.0.1", broker.port, timeout_s=30)) for _ in range(20)
         ]
-        create_topic(waiting[0], "asked", 2, cleanup_policy="compact")
+        create_topic(waiting[0], "asked", 2, compression_type="gzip")
         pid = broker.pids("acceptor")[0]
         with stopped(pid):
             for number, kafka in enumerate(waiting):
@@ -335,7 +336,7 @@ def test_a_restarted_acceptor_is_asked_again(start_broker: Callable[..., Broker]
 def test_too_long(start_broker: Callable[..., Broker], io_backend: str) -> None:
     broker = start_broker(workers=1, config={"io.backend": io_backend})
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
-        create_topic(kafka, "asked", cleanup_policy="compact")
+        create_topic(kafka, "asked", cleanup_policy="compact", compression_type="gzip")
         data = [
             ProduceRequest.TopicData(
                 name="asked",
