@@ -9,13 +9,23 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from mqd.base.clock import now_ms
+from mqd.cli.client_security import take_encryption
 from mqd.cli.common import CliError, error_line
 from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, note_error, unreachable, unresolved
 from mqd.cli.records import Start
+from mqd.client.encryption.settings import Encryption
 
 _DRAIN_COUNT = 1000
 _WAIT_S = 0.5
 _OUTAGE_S = 10.0
+
+
+def _consumer(config: dict[str, Any], encryption: Encryption | None) -> Consumer:
+    if encryption is None:
+        return Consumer(config)
+    from mqd.client.encryption.clients import OpeningConsumer
+
+    return OpeningConsumer(config, encryption)
 
 
 class Reader:
@@ -30,7 +40,9 @@ class Reader:
         self._down_since: float | None = None
         self._outage_reported = False
         self._silent_since = time.monotonic()
-        config = base_config(bootstrap, properties=properties) | {
+        given = dict(properties or {})
+        encryption = take_encryption(given)
+        config = base_config(bootstrap, properties=given) | {
             "error_cb": self._on_error,
             "group.id": "mqd-cli",
             "enable.auto.commit": False,
@@ -40,7 +52,7 @@ class Reader:
             "fetch.wait.max.ms": 100,
             "check.crcs": True,
         }
-        self.consumer = Consumer(config | (properties or {}))
+        self.consumer = _consumer(config | given, encryption)
         self.metadata: Any = None
         self._open: set[int] = set()
         self._until_ms: int | None = None

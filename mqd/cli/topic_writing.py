@@ -5,6 +5,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from mqd.cli.client_security import take_encryption
 from mqd.cli.common import CliError, error_line, is_interruption
 from mqd.cli.librdkafka import base_config, explain_kafka
 
@@ -22,12 +23,19 @@ class Writer:
     """
 
     def __init__(self, bootstrap: str, properties: dict[str, str]):
+        properties = dict(properties)
+        encryption = take_encryption(properties)
         config = base_config(bootstrap, properties=properties) | {
             "delivery.report.only.error": True,
             "message.timeout.ms": 60000,
             "on_delivery": self._on_failure,
         }
-        self.producer = Producer(config | properties)
+        if encryption is None:
+            self.producer = Producer(config | properties)
+        else:
+            from mqd.client.encryption.clients import SealingProducer
+
+            self.producer = SealingProducer(config | properties, encryption)
         self.sent_count = 0
         self.sent_bytes = 0
         self.failed_count = 0

@@ -87,6 +87,8 @@ class Column:
 
 def pack(values: Any, what: str) -> Column:
     """Raises TypeError for what is none of the kinds of the module's table."""
+    if isinstance(values, Column):
+        return values
     if isinstance(values, (list, tuple)):
         return _pack_list(values, what)
     if isinstance(values, np.ndarray):

@@ -5,8 +5,8 @@ to them.
    KafkaException that confluent_kafka raises, whatever the transport.
 2. Keys without a meaning on shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there
    and do nothing.
-3. Added keys: transport, mqd.socket.path, mqd.buffer.bytes, mqd.spin.us, and a callable as
-   partitioner. They never reach librdkafka.
+3. Added keys: transport, mqd.socket.path, mqd.buffer.bytes, mqd.spin.us, encryption.*, and a
+   callable as partitioner. They never reach librdkafka.
 
 `choose_transport` says which way a client goes, and why, in words.
 """
@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 
 import confluent_kafka
 
+from mqd.base.property_values import ConfigError
+from mqd.client.encryption import settings as encryption_settings
+from mqd.client.encryption.settings import Encryption
 from mqd.client.messages import KafkaError, failure
 from mqd.shm import rendezvous
 
@@ -83,13 +86,14 @@ Kind = type[confluent_kafka.Producer] | type[confluent_kafka.Consumer]
 
 class Settings(NamedTuple):
     """`own`: this package's keys; `rdkafka`: what librdkafka is given, as the user wrote it;
-    `logger` or None.
+    `logger` or None; `encryption` of values, or None.
     """
 
     own: dict[str, Any]
     rdkafka: dict[str, Any]
     logger: Any
     partitioner: Callable[[bytes | None, int], int] | None
+    encryption: Encryption | None = None
 
 
 def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Settings:
@@ -114,7 +118,11 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
     for key in ("mqd.buffer.bytes", "mqd.spin.us"):
         own[key] = _number(key, own[key], int)
     partitioner = given.pop("partitioner") if callable(given.get("partitioner")) else None
-    return Settings(own, given, logger, partitioner)
+    try:
+        encryption = encryption_settings.take(given)
+    except ConfigError as error:
+        raise failure(KafkaError._INVALID_ARG, str(error)) from error
+    return Settings(own, given, logger, partitioner, encryption)
 
 
 def check(settings: Settings, kind: Kind) -> None:

@@ -32,6 +32,7 @@ class Consumer:
         mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
                             bootstrap.servers. The environment's MQD_SOCKET does the same.
         mqd.spin.us         how long a wait spins before it sleeps; 20
+        encryption.*        sealed values are opened (docs/payload-encryption.md)
 
     `transport` and `transport_reason` say which way was taken and why; the log (logger
     "mqd.client") too. What is other than in librdkafka: docs/client.md.

@@ -232,8 +232,8 @@ def offset_of(message: Message) -> int:
 
 
 def next_offset(message: Message) -> int:
-    """Where a reader continues after it."""
-    return offset_of(message) + 1
+    """Where a reader continues after it: at the same record, where its value could not be opened."""
+    return offset_of(message) + (message.error() is None)
 
 
 def is_end(event: Message) -> bool:

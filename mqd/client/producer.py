@@ -33,6 +33,7 @@ class Producer:
                             (default) = 16 MiB. It bounds what is outstanding on shared memory.
         mqd.spin.us         how long a wait spins before it sleeps; 20
         partitioner         also a callable (key: bytes or None, partition_count) -> partition
+        encryption.*        values are sealed before they leave the client (docs/payload-encryption.md)
 
     `transport` and `transport_reason` say which way was taken and why; the log (logger
     "mqd.client") too.
@@ -281,10 +282,14 @@ def _make(settings: configuration.Settings) -> Any:
 def _try_shared_memory(
     settings: configuration.Settings, choice: configuration.Choice
 ) -> tuple[Any, configuration.Choice]:
-    from mqd.client.shm.producer import ShmProducer
+    kind: Any
+    if settings.encryption is None:
+        from mqd.client.shm.producer import ShmProducer as kind
+    else:
+        from mqd.client.encryption.clients import SealingShmProducer as kind
 
     try:
-        made = ShmProducer(settings, choice)
+        made = kind(settings, choice)
     except (KafkaException, OSError) as error:
         if settings.own["transport"] == "shm":
             raise

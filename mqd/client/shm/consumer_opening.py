@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mqd.client.config import Choice, Settings
@@ -45,6 +46,9 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
             pool,
         )
 
-    return ShmConsumer(
-        config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason
-    )
+    make: Callable[..., ShmConsumer] = ShmConsumer
+    if settings.encryption is not None:
+        from mqd.client.encryption.clients import OpeningShmConsumer
+
+        make = OpeningShmConsumer.of(settings.encryption)
+    return make(config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason)

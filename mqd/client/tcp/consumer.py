@@ -51,7 +51,12 @@ class TcpConsumer:
         given = dict(settings.rdkafka)
         self._auto_store = str(given.get("enable.auto.offset.store", True)).lower() in _TRUE
         given["enable.auto.offset.store"] = False
-        self._consumer = consumer = confluent_kafka.Consumer(given, **more)
+        if settings.encryption is None:
+            self._consumer = consumer = confluent_kafka.Consumer(given, **more)
+        else:
+            from mqd.client.encryption.clients import OpeningConsumer
+
+            self._consumer = consumer = OpeningConsumer(given, settings.encryption, **more)
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
         self._held: list[Any] = []  # taken along with a batch, and of another partition than that

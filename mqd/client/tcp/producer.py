@@ -30,7 +30,12 @@ class TcpProducer:
     def __init__(self, settings: Settings, reason: str) -> None:
         self.reason = reason
         more = {} if settings.logger is None else {"logger": settings.logger}
-        self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **more)
+        if settings.encryption is None:
+            self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **more)
+        else:
+            from mqd.client.encryption.clients import SealingProducer
+
+            self._producer = producer = SealingProducer(dict(settings.rdkafka), settings.encryption, **more)
         self._partitioner = settings.partitioner
         self._bytes_max: int = ProducerConfig(settings)["message.max.bytes"]
         self._partition_counts: dict[str, tuple[int, float]] = {}

@@ -1,0 +1,100 @@
+"""`mqd key`: files of keys by which clients encrypt values (docs/payload-encryption.md)."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from mqd.cli.common import CliError, emit_json, emit_table
+
+_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+_ID = click.option("--id", "key_id", metavar="ID", help="Of the new key; readable by everyone.  [default: random]")
+
+
+@click.group(short_help="Files of keys by which clients encrypt values.")
+def command() -> None:
+    """Files of keys by which clients encrypt values: encryption.key.provider=file:FILE.
+
+    The first key seals, every key opens.
+    """
+
+
+@command.command("create")
+@_FILE
+@_ID
+def create(file: Path, key_id: str | None) -> None:
+    """Make a key: in a new FILE, or as the last one of FILE, where it only opens until `rotate`."""
+    _add(file, _read(file) if file.exists() else {}, key_id, first=False)
+
+
+@command.command("rotate")
+@_FILE
+@click.argument("which", required=False, metavar="[ID]")
+def rotate(file: Path, which: str | None) -> None:
+    """Seal with the key ID of FILE from now on, or with a new one. The others still open.
+
+    Clients take it with their next data key, within an hour. Where readers have files of their own,
+    `create` the key first, give every reader the file, then `rotate` to it.
+    """
+    keys = _read(file)
+    if which is None:
+        _add(file, keys, None, first=True)
+    elif which not in keys:
+        raise CliError(f"{file} has no key {which!r}; it has {', '.join(keys)}")
+    else:
+        _write(file, {which: keys[which], **keys})
+        click.echo(f"{file}: {which} seals from now on, {len(keys)} keys open")
+
+
+@command.command("list")
+@_FILE
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def list_(file: Path, output_format: str) -> None:
+    """The ids of the keys in FILE, and which of them seals."""
+    found = [(key_id, not index) for index, key_id in enumerate(_read(file))]
+    if output_format == "json":
+        emit_json([{"id": key_id, "seals": seals} for key_id, seals in found])
+    else:
+        emit_table(("KEY", "USE"), [(key_id, "seals and opens" if seals else "opens") for key_id, seals in found])
+
+
+def _read(file: Path) -> dict[str, bytes]:
+    from mqd.client.encryption import keys
+
+    return keys.parse(file.read_text("utf-8"), str(file))
+
+
+def _add(file: Path, found: Mapping[str, bytes], key_id: str | None, first: bool) -> None:
+    from mqd.client.encryption import keys
+
+    name = secrets.token_hex(4) if key_id is None else key_id
+    if name in found:
+        raise CliError(f"{file} has a key {name!r} already")
+    made = {name: keys.new_key()}
+    both = {**made, **found} if first else {**found, **made}
+    if not keys.is_key_id(name):
+        raise CliError(f"{name!r} is no key id: 1 to 255 bytes without commas and blanks, and no # at its beginning")
+    _write(file, both)
+    use = "seals from now on" if first or not found else "opens, and seals after mqd key rotate"
+    click.echo(f"{file}: {name} {use}")
+
+
+def _write(file: Path, found: Mapping[str, bytes]) -> None:
+    """Whole or not at all; readable by its owner alone, or as it was before."""
+    from mqd.client.encryption import keys
+
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "w") as opened:
+            opened.write("# keys of mqd: the first seals, all open\n" + keys.text_of(found))
+            os.fchmod(opened.fileno(), mode)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(fresh, file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,178 @@
+"""Clients that seal what they are given to produce, and open what they read: the producers and
+consumers of both transports, each with its records passing through payload.py.
+
+A record that cannot be opened is handed out with its error() set, as other events are, and with
+its sealed bytes as value(); what is committed ends before it, until a later record of its partition
+was handed out. consume_batch hands out the records before it, then raises its error, once, then
+continues behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka
+
+from mqd.base.property_values import ConfigError
+from mqd.client import columns
+from mqd.client.config import Choice, Settings
+from mqd.client.encryption.envelope import PayloadError
+from mqd.client.encryption.payload import Opener, Sealer, opener_of, sealer_of
+from mqd.client.encryption.settings import Encryption
+from mqd.client.encryption.views import open_view
+from mqd.client.messages import KafkaError, KafkaException, Message, TopicPartition, failure, local_error
+from mqd.client.shm.consumer import ShmConsumer
+from mqd.client.shm.producer import ShmProducer
+
+_REPORTS = ("on_delivery", "dr_cb", "dr_msg_cb")
+
+
+def _made(make: Callable[[Encryption], Any], encryption: Encryption | None) -> Any:
+    assert encryption is not None  # or no class of this module is used
+    try:
+        return make(encryption)
+    except ConfigError as error:
+        raise failure(KafkaError._INVALID_ARG, str(error)) from error
+
+
+# -- producers -------------------------------------------------------------------------------------
+
+
+def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -> Callable[..., None]:
+    """produce(), whose delivery reports show the value that was given."""
+
+    def sealed(
+        topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
+    ) -> None:
+        report = callback or on_delivery
+        if value is not None and sealer.bound_name(topic) is not None:
+            value, key = columns.one(value, 2), columns.one(key, 3)
+            try:
+                hidden = sealer.seal(topic, key, value)
+            except PayloadError as error:
+                raise failure(KafkaError._VALUE_SERIALIZATION, f"Unable to produce message: {error}") from error
+            report = report or default_report
+            if callable(report):
+                report = _showing(value, report)
+            value = hidden
+        more = {} if report is None else {"on_delivery": report}
+        produce(topic, value, key, partition, timestamp=timestamp, headers=headers, **more)
+
+    return sealed
+
+
+def _showing(value: bytes, report: Any) -> Callable[[Any, Any], None]:
+    def show(error: Any, message: Any) -> None:
+        message.set_value(value)
+        report(error, message)
+
+    return show
+
+
+def _report_of(settings: Settings) -> Any:
+    return next((settings.rdkafka[name] for name in _REPORTS if callable(settings.rdkafka.get(name))), None)
+
+
+class SealingProducer(confluent_kafka.Producer):
+    """confluent_kafka's, for TcpProducer and the command line."""
+
+    def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
+        sealer = _made(sealer_of, encryption)
+        super().__init__(config, **more)
+        self.produce = sealing(  # type: ignore[method-assign]  # one call less for each record
+            super().produce, sealer, next((config[name] for name in _REPORTS if config.get(name)), None)
+        )
+
+
+class SealingShmProducer(ShmProducer):
+    def __init__(self, settings: Settings, choice: Choice) -> None:
+        self._sealer: Sealer = _made(sealer_of, settings.encryption)
+        self._default_report = _report_of(settings)
+        super().__init__(settings, choice)
+
+    def _make_produce(self) -> Callable[..., None]:
+        return sealing(super()._make_produce(), self._sealer, self._default_report)
+
+    def produce_batch(self, topic: str, values: Any, keys: Any = None, **more: Any) -> int:
+        packed = columns.pack(values, "values")
+        packed_keys = None if keys is None else columns.pack_keys(keys, packed.count)
+        try:
+            sealed = self._sealer.seal_column(topic, packed, packed_keys)
+        except PayloadError as error:
+            raise failure(KafkaError._VALUE_SERIALIZATION, f"Unable to produce message: {error}") from error
+        return super().produce_batch(topic, sealed, packed_keys, **more)
+
+
+# -- consumers -------------------------------------------------------------------------------------
+
+
+def open_message(opener: Opener, message: Any) -> Any:
+    """The message itself, with its value opened or its error set."""
+    if message is None or message.error() is not None:
+        return message
+    value = message.value()
+    if value is not None:
+        try:
+            message.set_value(opener.open(message.topic(), message.key(), value))
+        except PayloadError as error:
+            message.set_error(_error(message.topic(), message.partition(), message.offset(), error))
+    return message
+
+
+def _error(topic: str, partition: int, offset: int, problem: PayloadError) -> KafkaError:
+    return local_error(
+        KafkaError._VALUE_DESERIALIZATION,
+        f"{topic} [{partition}]: the value at offset {offset} cannot be opened: {problem}",
+    )
+
+
+class OpeningConsumer(confluent_kafka.Consumer):
+    """confluent_kafka's, for TcpConsumer and the command line."""
+
+    def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
+        self._opener: Opener = _made(opener_of, encryption)
+        super().__init__(config, **more)
+
+    def poll(self, timeout: float = -1) -> Any:
+        return open_message(self._opener, super().poll(timeout))
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
+        return [open_message(self._opener, message) for message in super().consume(num_messages, timeout)]
+
+
+class OpeningShmConsumer(ShmConsumer):
+    _opener: Opener
+
+    @classmethod
+    def of(cls, encryption: Encryption) -> Callable[..., ShmConsumer]:
+        """What makes one, with the arguments of ShmConsumer. Raises KafkaException."""
+        opener = _made(opener_of, encryption)
+
+        def make(*arguments: Any) -> ShmConsumer:
+            made = cls(*arguments)
+            made._opener = opener
+            return made
+
+        return make
+
+    def _read_chunk(self) -> bool:
+        if not super()._read_chunk():
+            return False
+        self._ready = map(lambda message: open_message(self._opener, message), self._ready)
+        return True
+
+    def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
+        batch = super().consume_batch(max_records, timeout)
+        if batch is None:
+            return None
+        opened, problem = open_view(self._opener, batch)
+        if problem is None:
+            return opened
+        place, offset = (batch.topic, batch.partition), int(batch.offsets[len(opened)])
+        self.give_back([Message(*place, offset)])
+        if opened:
+            return opened
+        if place not in self._begun:
+            self.seek(TopicPartition(*place, offset + 1))  # type: ignore[attr-defined]  # set by ShmConsumer.__init__
+        raise KafkaException(_error(*place, offset, problem))

@@ -1,0 +1,140 @@
+"""The envelope of a sealed value, version 1. docs/payload-encryption.md is its specification.
+
+    0       3   magic ff 6d 71
+    3       1   version 01
+    4       1   codec of the value, Kafka's number: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
+    5       1   K, bytes of the key id, at least 1
+    6       2   W, bytes of the wrapped data key, 1 to 4096, big endian
+    8       K   key id, UTF-8: which key opens the wrapped data key
+    8+K     W   the data key, wrapped by the provider
+            16  of the record's key: SHA-256 cut to 16 bytes; zeros where there is no key
+            12  nonce
+            n   AES-256-GCM of the value, or, where the codec is not 0, of its size (4 bytes, big
+                endian) and the compressed value
+            16  tag
+
+What is authenticated with it: everything before the nonce, then the topic's name in UTF-8.
+
+    E1  nothing is decompressed or believed before the tag has been checked, but the sizes that say
+        where the parts are
+    E2  a compressed value becomes at most VALUE_BYTES_MAX bytes, and exactly as many as it says
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from mqd.protocol.compression import CODECS, compress, decompress
+from mqd.protocol.errors import ProtocolError
+
+MAGIC, VERSION = b"\xffmq", 1
+DATA_KEY_BYTES, NONCE_BYTES, TAG_BYTES, DIGEST_BYTES = 32, 12, 16, 16
+KEY_ID_BYTES_MAX, WRAPPED_BYTES_MAX = 255, 4096
+VALUE_BYTES_MAX = 128 << 20
+_HEAD = struct.Struct(">3sBBBH")
+_SIZE = struct.Struct(">I")
+_BEGIN = MAGIC + bytes([VERSION])
+_NO_KEY = bytes(DIGEST_BYTES)
+
+
+class PayloadError(ValueError):
+    """A value cannot be sealed or opened; the text says why, and what would help."""
+
+
+class NotSealed(PayloadError):
+    """The bytes do not begin as an envelope does."""
+
+
+def prefix(codec: int, key_id: str, wrapped: bytes) -> bytes:
+    """What is the same for every value of a data key and codec. Raises PayloadError."""
+    name = key_id.encode()
+    if not 1 <= len(name) <= KEY_ID_BYTES_MAX:
+        raise PayloadError(f"a key id has 1 to {KEY_ID_BYTES_MAX} bytes, not {len(name)}: {key_id!r}")
+    if not 1 <= len(wrapped) <= WRAPPED_BYTES_MAX:
+        raise PayloadError(f"a wrapped data key has 1 to {WRAPPED_BYTES_MAX} bytes, not {len(wrapped)}")
+    return _HEAD.pack(MAGIC, VERSION, codec, len(name), len(wrapped)) + name + wrapped
+
+
+def key_digest(key: bytes | None) -> bytes:
+    return _NO_KEY if key is None else hashlib.sha256(key).digest()[:DIGEST_BYTES]
+
+
+def packed(codec: int, value: bytes | memoryview) -> bytes | None:
+    """The compressed value as it is sealed; None: compression does not make it smaller."""
+    if len(value) > VALUE_BYTES_MAX:  # no reader would take it
+        return None
+    found = _SIZE.pack(len(value)) + compress(codec, bytes(value))
+    return found if len(found) < len(value) else None
+
+
+def seal(cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, text: bytes | memoryview, nonce: bytes) -> bytes:
+    """`head`: prefix(); `text`: the value, or packed() where the prefix names a codec."""
+    known = head + key_digest(key)
+    return known + nonce + cipher.encrypt(nonce, text, known + topic)
+
+
+def place(data: bytes) -> tuple[int, bytes]:
+    """Where the digest of the record's key begins, and what names the data key (key_of() reads it).
+    Raises NotSealed, PayloadError.
+    """
+    if data[:4] != _BEGIN:
+        if data[:3] != MAGIC:
+            raise NotSealed("it is not sealed")
+        raise PayloadError(
+            f"its envelope has version {data[3]}, this client knows {VERSION}: use a newer client"
+            if len(data) > 3
+            else "its envelope is cut off"
+        )
+    if len(data) < _HEAD.size:
+        raise PayloadError("its envelope is cut off")
+    _, _, codec, id_size, wrapped_size = _HEAD.unpack_from(data)
+    if codec >= len(CODECS) or not id_size or not 1 <= wrapped_size <= WRAPPED_BYTES_MAX:
+        raise PayloadError(
+            f"its envelope is damaged: codec {codec}, a key id of {id_size} bytes, a wrapped key of {wrapped_size}"
+        )
+    head = _HEAD.size + id_size + wrapped_size
+    if len(data) < head + DIGEST_BYTES + NONCE_BYTES + TAG_BYTES:
+        raise PayloadError("its envelope is cut off")
+    return head, data[5:head]
+
+
+def key_of(name: bytes) -> tuple[str, bytes]:
+    """Key id and wrapped data key. Raises PayloadError."""
+    end = 3 + name[0]
+    try:
+        return name[3:end].decode(), name[end:]
+    except UnicodeDecodeError:
+        raise PayloadError("its envelope is damaged: the key id is not UTF-8") from None
+
+
+def open_sealed(cipher: AESGCM, data: bytes, head: int, topic: bytes, key: bytes | None) -> bytes:
+    """The value; `head`: of place(). Raises PayloadError."""
+    known = head + DIGEST_BYTES
+    if data[head:known] != key_digest(key):
+        raise PayloadError("it was sealed for another record key")
+    start = known + NONCE_BYTES
+    try:
+        text = cipher.decrypt(data[known:start], memoryview(data)[start:], data[:known] + topic)
+    except InvalidTag:
+        raise PayloadError(
+            "it was changed, or sealed for another topic (encryption.topic.names says what a copied topic was called)"
+        ) from None
+    return text if not data[4] else _unpacked(data[4], text)
+
+
+def _unpacked(codec: int, text: bytes) -> bytes:
+    """E2."""
+    size = _SIZE.unpack_from(text)[0] if len(text) >= _SIZE.size else VALUE_BYTES_MAX + 1
+    if size > VALUE_BYTES_MAX:
+        raise PayloadError(f"it says that it becomes {size} bytes, and {VALUE_BYTES_MAX} are the most")
+    try:
+        value = decompress(codec, memoryview(text)[_SIZE.size :], size)
+    except ProtocolError as error:
+        raise PayloadError(f"it cannot be decompressed: {error}") from None
+    if len(value) != size:
+        raise PayloadError(f"it says that it becomes {size} bytes, and becomes {len(value)}")
+    return value

@@ -1,0 +1,167 @@
+"""Key-encryption keys: where a client has them from, and how they wrap the keys of the data.
+
+    encryption.key.provider    file:PATH            a key file (`mqd key create`)
+                               env:NAME             the same text in an environment variable
+                               PACKAGE.MODULE:NAME  a provider of your own: NAME() makes a KeyProvider
+                               a KeyProvider        in Python
+
+A key file has one key a line, `ID:BASE64` of 32 bytes. The first key seals; every key opens. Lines
+that begin with # are comments. In a variable commas may stand for the ends of lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+import logging
+import os
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
+
+from mqd.base.property_values import ConfigError
+from mqd.client.encryption.envelope import KEY_ID_BYTES_MAX
+from mqd.client.encryption.settings import PROVIDER
+
+KEY_BYTES = 32
+log = logging.getLogger("mqd.client")
+
+
+class KeyProvider(Protocol):
+    """Wraps and unwraps data keys; the key-encryption keys may stay in a key management service.
+
+    Both methods may be called by any thread, and what they raise is told to the application. A
+    client wraps one data key an hour, and remembers what it has unwrapped: a provider needs no
+    cache of its own.
+    """
+
+    def wrap(self, data_key: bytes) -> tuple[str, bytes]:
+        """(id of the key-encryption key, the 32 bytes of `data_key` wrapped by it). The id has at
+        most 255 bytes and is readable by everyone, the wrapped key at most 4096.
+        """
+
+    def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
+        """The data key again. Raises LookupError when there is no such key-encryption key."""
+
+
+def parse(text: str, source: str) -> dict[str, bytes]:
+    """Keys by id, in their order. Raises ConfigError, which never shows a key."""
+    found: dict[str, bytes] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        key_id, _, encoded = line.strip().rpartition(":")
+        try:
+            key = base64.b64decode(encoded.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if len(key) != KEY_BYTES or not is_key_id(key_id):
+            raise ConfigError(
+                f"{source}, line {number}: a key is ID:BASE64 of {KEY_BYTES} bytes; mqd key create makes one", PROVIDER
+            )
+        if key_id in found:
+            raise ConfigError(f"{source}, line {number}: there are two keys {key_id!r}", PROVIDER)
+        found[key_id] = key
+    if not found:
+        raise ConfigError(f"{source} has no key; mqd key create makes one", PROVIDER)
+    return found
+
+
+def text_of(keys: Mapping[str, bytes]) -> str:
+    return "".join(f"{key_id}:{base64.b64encode(key).decode()}\n" for key_id, key in keys.items())
+
+
+def is_key_id(name: str) -> bool:
+    """Whether a key file can have a key of this name."""
+    return 1 <= len(name.encode()) <= KEY_ID_BYTES_MAX and not re.search(r"[\s,]|^#", name)
+
+
+def new_key() -> bytes:
+    return secrets.token_bytes(KEY_BYTES)
+
+
+class Keys:
+    """A provider over keys that this process has: AES key wrap (RFC 3394)."""
+
+    def __init__(self, keys: Mapping[str, bytes], source: str) -> None:
+        self._keys, self._source = keys, source
+
+    def keys(self) -> Mapping[str, bytes]:
+        return self._keys
+
+    def wrap(self, data_key: bytes) -> tuple[str, bytes]:
+        key_id, key = next(iter(self.keys().items()))
+        return key_id, aes_key_wrap(key, data_key)
+
+    def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
+        keys = self.keys()
+        if key_id not in keys:
+            raise LookupError(f"{self._source} has no key {key_id!r}; it has {', '.join(keys)}")
+        try:
+            return aes_key_unwrap(keys[key_id], wrapped)
+        except (InvalidUnwrap, ValueError):
+            raise LookupError(
+                f"the key {key_id!r} of {self._source} does not open it: the data was changed, or sealed by another key"
+                " of that name"
+            ) from None
+
+
+class KeyFile(Keys):
+    """Reads its file again when that has changed: a rotation needs no restart."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__({}, str(path))
+        self._path, self._lock = path, threading.Lock()
+        self._stamp: tuple[int, ...] = ()
+        self.keys()
+
+    def keys(self) -> Mapping[str, bytes]:
+        """Raises ConfigError while there are no other keys."""
+        with self._lock:
+            try:
+                found = os.stat(self._path)
+                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if stamp != self._stamp:
+                    self._keys, self._stamp = parse(self._path.read_text("utf-8"), self._source), stamp
+                    if found.st_mode & stat.S_IROTH:
+                        log.warning("%s: every user of this machine may read these keys; chmod o-r", self._path)
+            except (OSError, ValueError) as error:
+                problem = error if isinstance(error, ConfigError) else f"cannot read the keys in {self._path}: {error}"
+                if not self._keys:
+                    raise ConfigError(str(problem), PROVIDER) from None
+                log.warning("the keys read before are used: %s", problem)
+            return self._keys
+
+
+def provider(told: object) -> KeyProvider:
+    """What encryption.key.provider says. Raises ConfigError."""
+    if not isinstance(told, str):
+        return _checked(told)
+    kind, _, name = told.partition(":")
+    if kind == "file" and name:
+        return KeyFile(Path(name))
+    if kind == "env" and name:
+        text = os.environ.get(name, "").replace(",", "\n")
+        return Keys(parse(text, f"the environment variable {name}"), f"the environment variable {name}")
+    try:
+        made = getattr(importlib.import_module(kind), name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{PROVIDER}={told} is neither file:PATH, env:NAME nor PACKAGE.MODULE:NAME of something that makes a"
+            f" provider ({error})",
+            PROVIDER,
+        ) from None
+    return _checked(made)
+
+
+def _checked(made: Any) -> KeyProvider:
+    if callable(getattr(made, "wrap", None)) and callable(getattr(made, "unwrap", None)):
+        return made
+    raise ConfigError(f"{PROVIDER}: {type(made).__name__} has no methods wrap and unwrap", PROVIDER)

@@ -1,0 +1,180 @@
+"""Values sealed before they leave the client, opened when they are read.
+
+    sealer, opener = sealer_of(settings), opener_of(settings)       # of settings.py
+    opener.open(topic, key, sealer.seal(topic, key, value)) == value
+
+    P1  what is sealed for a topic is the value; keys, headers and null values (tombstones) stay as
+        they are
+    P2  a data key seals at most DATA_KEY_RECORDS values, under random nonces: that two of 2^24 are
+        the same has a probability of 2^-49. After DATA_KEY_S the next one is taken, by which a
+        rotation of the key-encryption key takes effect
+    P3  nonces come from the kernel at each call and are never kept, so that a copy of the process
+        (fork) has others
+    P4  an opener remembers DATA_KEYS_MAX data keys, and for FAILED_S one that is not to be had
+Concurrency: any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from mqd.client.columns import Column
+from mqd.client.encryption import envelope, keys
+from mqd.client.encryption.envelope import DATA_KEY_BYTES, NONCE_BYTES, NotSealed, PayloadError
+from mqd.client.encryption.keys import KeyProvider
+from mqd.client.encryption.settings import Encryption
+
+DATA_KEY_RECORDS = 1 << 24
+DATA_KEY_S = 3600.0
+AGAIN_S = 60.0  # until a provider that failed is asked for the next data key again
+DATA_KEYS_MAX, FAILED_S = 1024, 5.0
+log = logging.getLogger("mqd.client")
+
+
+def sealer_of(settings: Encryption) -> Sealer:
+    """Raises ConfigError."""
+    return Sealer(settings, keys.provider(settings.provider))
+
+
+def opener_of(settings: Encryption) -> Opener:
+    """Raises ConfigError."""
+    return Opener(settings, keys.provider(settings.provider))
+
+
+# of a process that has many short tasks
+shared_sealer, shared_opener = lru_cache(16)(sealer_of), lru_cache(16)(opener_of)
+
+
+class Sealer:
+    """See the module. `now`, `random_bytes`: for tests."""
+
+    def __init__(
+        self, settings: Encryption, provider: KeyProvider, now: Any = time.monotonic, random_bytes: Any = os.urandom
+    ) -> None:
+        self._settings, self._provider, self._now, self._random = settings, provider, now, random_bytes
+        self._topics: dict[str, bytes | None] = {}
+        self._lock = threading.Lock()
+        self._left, self._until = 0, 0.0
+        self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, prefix, prefix of what is compressed
+
+    def bound_name(self, topic: str) -> bytes | None:
+        if topic not in self._topics:
+            self._topics[topic] = self._settings.bound_name(topic)
+        return self._topics[topic]
+
+    def seal(self, topic: str, key: bytes | None, value: bytes) -> bytes:
+        """The value itself where the topic's are not encrypted. Raises PayloadError."""
+        name = self.bound_name(topic)
+        return value if name is None else self._sealed(name, key, value, self._random(NONCE_BYTES))
+
+    def seal_column(self, topic: str, values: Column, keys: Column | None) -> Column:
+        """Raises PayloadError."""
+        name = self.bound_name(topic)
+        if name is None:
+            return values
+        record_keys = [None] * values.count if keys is None else keys.items()
+        nonces = memoryview(self._random(NONCE_BYTES * values.count))
+        data, position, found = memoryview(values.data).cast("B"), 0, []
+        sizes = values.each_size().tolist()
+        for index, size in enumerate(sizes):
+            if size >= 0:
+                nonce = bytes(nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)])
+                sealed = self._sealed(name, record_keys[index], data[position : position + size], nonce)
+                found.append(sealed)
+                sizes[index], position = len(sealed), position + size
+        return Column(values.count, b"".join(found), np.array(sizes, np.int32))
+
+    def _sealed(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
+        self._left -= 1  # threads may lose some of these: P2 has room for that
+        if self._left < 0 or self._now() >= self._until:
+            self._renew()
+        assert self._current is not None  # or _renew() has raised
+        cipher, plain, compressed = self._current
+        if self._settings.codec and (text := envelope.packed(self._settings.codec, value)) is not None:
+            return envelope.seal(cipher, compressed, topic, key, text, nonce)
+        return envelope.seal(cipher, plain, topic, key, value, nonce)
+
+    def _renew(self) -> None:
+        """The next data key. Raises PayloadError when the provider fails and the present one is used
+        up.
+        """
+        with self._lock:
+            now = self._now()
+            if self._left >= 0 and now < self._until:
+                return  # another thread has
+            data_key = self._random(DATA_KEY_BYTES)
+            try:
+                key_id, wrapped = self._provider.wrap(data_key)
+                plain, compressed = (envelope.prefix(codec, key_id, wrapped) for codec in (0, self._settings.codec))
+            except Exception as error:  # the provider's own
+                if self._left < 0 or self._current is None:
+                    raise PayloadError(f"no key to seal values with: {error}") from error
+                log.warning("a data key is used beyond its time, since the next is not to be had: %s", error)
+                self._until = now + AGAIN_S
+                return
+            self._current = AESGCM(data_key), plain, compressed
+            self._left, self._until = DATA_KEY_RECORDS - 1, now + DATA_KEY_S
+
+
+class Opener:
+    """See the module."""
+
+    def __init__(self, settings: Encryption, provider: KeyProvider, now: Any = time.monotonic) -> None:
+        self._settings, self._provider, self._now = settings, provider, now
+        self._topics: dict[str, bytes | None] = {}
+        self._ciphers: dict[bytes, AESGCM] = {}
+        self._failed: dict[bytes, tuple[float, PayloadError]] = {}
+        self._lock = threading.Lock()
+
+    def open(self, topic: str, key: bytes | None, data: bytes) -> bytes:
+        """The value that was sealed; what the settings let pass, as it is. Raises PayloadError."""
+        if topic not in self._topics:
+            self._topics[topic] = self._settings.bound_name(topic)
+        name = self._topics[topic]
+        if name is None:
+            return data
+        try:
+            head, data_key = envelope.place(data)
+            cipher = self._ciphers.get(data_key) or self._unwrap(data_key)
+            return envelope.open_sealed(cipher, data, head, name, key)
+        except NotSealed as error:
+            if self._settings.takes_plain or self._settings.gives_raw:
+                return data
+            raise PayloadError(f"{error}; encryption.plaintext.allow=true takes such values as they are") from None
+        except PayloadError:
+            if self._settings.gives_raw:
+                return data
+            raise
+
+    def _unwrap(self, data_key: bytes) -> AESGCM:
+        with self._lock:  # many values of one data key may ask at once
+            found = self._ciphers.get(data_key)
+            if found is not None:
+                return found
+            until, problem = self._failed.get(data_key, (0.0, None))
+            if problem is not None and self._now() < until:
+                raise problem
+            key_id, wrapped = envelope.key_of(data_key)
+            try:
+                found = AESGCM(self._provider.unwrap(key_id, wrapped))
+            except Exception as error:  # the provider's own
+                problem = PayloadError(f"its key {key_id!r} is not to be had: {error}")
+                _remember(self._failed, data_key, (self._now() + FAILED_S, problem))
+                raise problem from error
+            _remember(self._ciphers, data_key, found)
+            return found
+
+
+def _remember(kept: dict[bytes, Any], name: bytes, found: Any) -> None:
+    kept.pop(name, None)
+    if len(kept) >= DATA_KEYS_MAX:
+        del kept[next(iter(kept))]
+    kept[name] = found

@@ -1,0 +1,84 @@
+"""The settings encryption.* of producers, consumers, commands and Spark, and what they mean for a
+topic. docs/payload-encryption.md lists them.
+
+Imports neither keys nor ciphers: every client has this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from mqd.base.property_values import ConfigError
+from mqd.protocol.compression import CODECS
+
+PREFIX = "encryption."
+PROVIDER = "encryption.key.provider"
+
+
+class Encryption(msgspec.Struct, frozen=True):
+    """The settings; strings, but a provider that is an object."""
+
+    provider: Any
+    topics: tuple[str, ...] = ("*",)
+    names: tuple[tuple[str, str], ...] = ()
+    codec: int = 0
+    gives_raw: bool = False
+    takes_plain: bool = False
+
+    def bound_name(self, topic: str) -> bytes | None:
+        """What values of this topic are bound to; None: they are not encrypted."""
+        if topic.startswith("__") or not any(fnmatchcase(topic, pattern) for pattern in self.topics):
+            return None
+        for copied, name in self.names:
+            before, star, after = copied.partition("*")
+            if topic == copied:
+                return name.encode()
+            if star and len(topic) >= len(before + after) and topic.startswith(before) and topic.endswith(after):
+                return name.replace("*", topic[len(before) : len(topic) - len(after)]).encode()
+        return topic.encode()
+
+
+def take(properties: MutableMapping[str, Any]) -> Encryption | None:
+    """Takes the encryption.* settings out of a client's. Raises ConfigError."""
+    given = {name: properties.pop(name) for name in list(properties) if str(name).startswith(PREFIX)}
+    if not given:
+        return None
+
+    def text(name: str, default: str) -> str:
+        return str(given.pop(PREFIX + name, default)).strip()
+
+    def choice(name: str, allowed: tuple[str, ...]) -> str:
+        found = text(name, allowed[0]).lower()
+        if found not in allowed:
+            raise ConfigError(f"{PREFIX}{name}={found} is none of {', '.join(allowed)}", PREFIX + name, found)
+        return found
+
+    provider = given.pop(PROVIDER, None)
+    found = Encryption(
+        provider,
+        tuple(_listed(text("topics", "*"))),
+        tuple(map(_renamed, _listed(text("topic.names", "")))),
+        CODECS.index(choice("compression", CODECS)),
+        choice("on.failure", ("error", "raw")) == "raw",
+        choice("plaintext.allow", ("false", "true")) == "true",
+    )
+    if given:
+        raise ConfigError(f'No such configuration property: "{min(given)}"', min(given))
+    if not provider:
+        raise ConfigError(f"{PROVIDER} says where the keys are; without it nothing is encrypted", PROVIDER)
+    return found
+
+
+def _listed(text: str) -> Iterable[str]:
+    return filter(None, (part.strip() for part in text.split(",")))
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    copied, _, name = (part.strip() for part in text.partition("="))
+    if not copied or not name or copied.count("*") != name.count("*") or copied.count("*") > 1:
+        raise ConfigError(f"encryption.topic.names: {text!r} is not COPY=ORIGINAL, such as copy.*=*", text)
+    return copied, name
