@@ -13,7 +13,8 @@ struct client {
 };
 
 /* peer_node: of the host that it comes from, by the listener between hosts; -1 = a client. */
-static struct client client_open_by(struct bench *b, uint32_t worker, uint16_t listener_id, int32_t peer_node)
+/* peer_node -1: a client; else a host, and `tls`: over TLS from here on */
+static struct client client_open_of(struct bench *b, uint32_t worker, uint16_t listener_id, int32_t peer_node, bool tls)
 {
     struct sockaddr_in address;
     socklen_t size_bytes = sizeof address;
@@ -33,7 +34,7 @@ static struct client client_open_by(struct bench *b, uint32_t worker, uint16_t l
     memcpy(bytes, &magic, 4);
     memcpy(bytes + 4, &listener_id, 2);
     if (peer_node >= 0) {
-        bytes[6] = 2; /* MQD_HANDOFF_PEER */
+        bytes[6] = tls ? 2 | 4 : 2; /* MQD_HANDOFF_PEER, MQD_HANDOFF_TLS */
         memcpy(bytes + 44, &peer_node, 4);
     }
     union {
@@ -49,6 +50,11 @@ static struct client client_open_by(struct bench *b, uint32_t worker, uint16_t l
     CHECK_OR(sendmsg(b->handoffs[worker], &message, 0) == 64, abort());
     close(peer);
     return client;
+}
+
+static inline struct client client_open_by(struct bench *b, uint32_t worker, uint16_t listener_id, int32_t peer_node)
+{
+    return client_open_of(b, worker, listener_id, peer_node, false);
 }
 
 static inline struct client client_open_as(struct bench *b, uint32_t worker, int32_t peer_node)

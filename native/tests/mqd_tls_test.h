@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "tls/api.h"
 #include "tls/library.h"
+#include "tls/session.h"
 
 #define openssl mqd_tls_library
 
@@ -52,9 +53,10 @@ static void tls_pem(BIO *bio, char *text, size_t size_bytes)
     openssl.BIO_free(bio);
 }
 
-/* P-256, signed by itself, or by `issuer`; valid from a day ago for `days`. */
+/* P-256, signed by itself, or by `issuer`; valid from a day ago for `days`. With an extension (its
+ * number and value), or none (NULL). */
 static struct tls_identity tls_identity_made(const char *common_name, const struct tls_identity *issuer, int days,
-                                             const char *comment)
+                                             int extension, const char *value)
 {
     struct tls_identity identity = {0};
     identity.key =
@@ -78,9 +80,9 @@ static struct tls_identity tls_identity_made(const char *common_name, const stru
         TLS_CALL(int, X509_add_ext, (X509 *, void *, int), x, ca, -1);
         TLS_CALL(void, X509_EXTENSION_free, (void *), ca);
     }
-    if (comment) {
+    if (value) {
         void *note =
-            TLS_CALL(void *, X509V3_EXT_conf_nid, (void *, void *, int, const char *), NULL, NULL, 78, comment);
+            TLS_CALL(void *, X509V3_EXT_conf_nid, (void *, void *, int, const char *), NULL, NULL, extension, value);
         TLS_CALL(int, X509_add_ext, (X509 *, void *, int), x, note, -1);
         TLS_CALL(void, X509_EXTENSION_free, (void *), note);
     }
@@ -101,13 +103,19 @@ static struct tls_identity tls_identity_made(const char *common_name, const stru
 __attribute__((unused)) static struct tls_identity tls_identity_signed(const char *common_name,
                                                                        const struct tls_identity *issuer, int days)
 {
-    return tls_identity_made(common_name, issuer, days, NULL);
+    return tls_identity_made(common_name, issuer, days, 0, NULL);
 }
 
 /* with a comment of any length in its certificate */
 __attribute__((unused)) static struct tls_identity tls_identity_noted(const char *common_name, const char *comment)
 {
-    return tls_identity_made(common_name, NULL, 1, comment);
+    return tls_identity_made(common_name, NULL, 1, 78, comment);
+}
+
+/* of a host of a cluster */
+__attribute__((unused)) static struct tls_identity tls_node(const struct tls_identity *ca, const char *names, int days)
+{
+    return tls_identity_made("host", ca, days, NID_subject_alt_name, names);
 }
 
 static inline struct tls_identity tls_identity(const char *common_name)
@@ -135,6 +143,19 @@ static struct mqd_tls_settings tls_settings(const struct mqd_tls_identity *ident
                                      .version_max = 0x304,
                                      .ciphers_12 = "ECDHE+AESGCM:ECDHE+CHACHA20",
                                      .ciphers_13 = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384"};
+}
+
+/* for connections between hosts */
+__attribute__((unused)) static struct mqd_tls_context *tls_hosts_context(const struct tls_identity *identity,
+                                                                         const struct tls_identity *ca)
+{
+    struct mqd_tls_identity pair = {.chain = tls_file(identity->certificate_pem), .key = tls_file(identity->key_pem)};
+    struct mqd_tls_settings settings = tls_settings(&pair, 1);
+    settings.between_hosts = 1;
+    settings.version_min = 0x304;
+    settings.client_auth = MQD_TLS_CLIENT_AUTH_REQUIRED;
+    settings.trust = tls_file(ca->certificate_pem);
+    return mqd_tls_context_create(&settings);
 }
 
 /* one identity, nothing else */

@@ -38,6 +38,9 @@ struct mqd_tls_settings {
     const char *ciphers_13;
     /* equal for all that may resume each other's sessions; all zero = sessions are not resumed */
     uint8_t ticket_key[80];
+    /* for connections between hosts, in both roles: TLS 1.3, certificates are required of both, and
+     * each must name the host that is expected (tls/session.h) */
+    uint8_t between_hosts;
 };
 struct mqd_tls_context;
 /* NULL with the reason: what is wrong with which of the files. */

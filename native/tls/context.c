@@ -1,5 +1,6 @@
 /* The settings of a listener as OpenSSL's contexts, one for each identity: TLS 1.2 and 1.3, forward
- * secrecy and authenticated ciphers only. No renegotiation, compression or early data.
+ * secrecy and authenticated ciphers only. No renegotiation, compression or early data. Or those of
+ * connections between hosts: one context for both roles, TLS 1.3 only.
  *
  * A client names a host (SNI) and gets the first identity whose certificate is for that host, else
  * the first one. Sessions resume by tickets, which no process stores. Where clients have
@@ -17,6 +18,7 @@
 #include "tls/library.h"
 
 #define openssl mqd_tls_library
+#define TLS_1_3 0x304
 #define READ_BUFFER_BYTES 32768 /* several records by one recv; freed while nothing is in it */
 
 struct member {
@@ -183,10 +185,9 @@ static int trust(SSL_CTX *context, const struct mqd_tls_settings *settings)
     content_free(&content);
     if (result < 0)
         return mqd_error_wrap("the trust store");
-    openssl.SSL_CTX_set_verify(
-        context,
-        SSL_VERIFY_PEER | (settings->client_auth == MQD_TLS_CLIENT_AUTH_REQUIRED ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0),
-        NULL);
+    bool required = settings->client_auth == MQD_TLS_CLIENT_AUTH_REQUIRED;
+    openssl.SSL_CTX_set_verify(context, SSL_VERIFY_PEER | (required ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0),
+                               settings->between_hosts ? mqd_tls_verify_host : NULL);
     return 0;
 }
 
@@ -217,7 +218,7 @@ static int configure(SSL_CTX *context, const struct mqd_tls_settings *settings)
     if (openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, settings->version_min, NULL) != 1 ||
         openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MAX_PROTO_VERSION, settings->version_max, NULL) != 1)
         return failed("this OpenSSL does not offer the protocol versions");
-    if (openssl.SSL_CTX_set_cipher_list(context, settings->ciphers_12) != 1 ||
+    if ((settings->version_min < TLS_1_3 && openssl.SSL_CTX_set_cipher_list(context, settings->ciphers_12) != 1) ||
         openssl.SSL_CTX_set_ciphersuites(context, settings->ciphers_13) != 1)
         return failed("this OpenSSL does not offer the cipher suites");
     set_tickets(context, settings);
@@ -244,7 +245,7 @@ static int add_member(struct mqd_tls_context *context, const struct mqd_tls_sett
 {
     struct member *member = &context->member[index];
     struct content content = {0};
-    member->context = openssl.SSL_CTX_new(openssl.TLS_server_method());
+    member->context = openssl.SSL_CTX_new(settings->between_hosts ? openssl.TLS_method() : openssl.TLS_server_method());
     if (!member->context)
         return failed("no memory for a TLS context");
     context->member_count++;
@@ -262,6 +263,11 @@ struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *se
     if (!settings->identity_count || settings->identity_count > MQD_TLS_IDENTITY_COUNT_MAX) {
         mqd_error_set(MQD_E_INVALID, "a listener has 1 to %d certificates, not %u", MQD_TLS_IDENTITY_COUNT_MAX,
                       settings->identity_count);
+        return NULL;
+    }
+    if (settings->between_hosts &&
+        (settings->client_auth != MQD_TLS_CLIENT_AUTH_REQUIRED || settings->version_min != TLS_1_3)) {
+        mqd_error_set(MQD_E_INVALID, "hosts speak TLS 1.3 with each other and require certificates");
         return NULL;
     }
     struct mqd_tls_context *context = calloc(1, sizeof *context + settings->identity_count * sizeof *context->member);

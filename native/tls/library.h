@@ -22,6 +22,9 @@ typedef struct stack_st STACK;
 typedef struct x509_st X509;
 typedef struct X509_name_st X509_NAME;
 typedef struct x509_store_st X509_STORE;
+typedef struct x509_store_ctx_st X509_STORE_CTX;
+typedef struct GENERAL_NAME_st GENERAL_NAME;
+typedef struct asn1_string_st ASN1_STRING;
 
 #define MQD_TLS_LIBRARY_VERSION_MIN 0x30000000ul
 
@@ -31,6 +34,8 @@ enum {
     BIO_FLAGS_READ = 1,
     BIO_FLAGS_WRITE = 2,
     BIO_FLAGS_SHOULD_RETRY = 8,
+    GEN_URI = 6,
+    NID_subject_alt_name = 85,
     PEM_R_NO_START_LINE = 108,
     SSL_CTRL_MODE = 33,
     SSL_CTRL_SET_READ_AHEAD = 41,
@@ -48,6 +53,7 @@ enum {
     SSL_ERROR_WANT_WRITE = 3,
     SSL_ERROR_SYSCALL = 5,
     SSL_ERROR_ZERO_RETURN = 6,
+    SSL_KEY_UPDATE_NOT_REQUESTED = 0,
     SSL_KEY_UPDATE_REQUESTED = 1,
     SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER = 2,
     SSL_MODE_AUTO_RETRY = 4,
@@ -58,6 +64,7 @@ enum {
     SSL_VERIFY_PEER = 1,
     SSL_VERIFY_FAIL_IF_NO_PEER_CERT = 2,
     TLSEXT_NAMETYPE_host_name = 0,
+    X509_V_ERR_HOSTNAME_MISMATCH = 62,
     XN_FLAG_RFC2253_UTF8 = 0x1110313, /* XN_FLAG_RFC2253, characters beyond ASCII as they are */
 };
 #define SSL_OP_IGNORE_UNEXPECTED_EOF (1ull << 7)
@@ -69,6 +76,8 @@ enum {
 
 /* FUNCTION(result, name, parameters) */
 #define MQD_TLS_FUNCTIONS(FUNCTION)                                                                                    \
+    FUNCTION(const unsigned char *, ASN1_STRING_get0_data, (const ASN1_STRING *))                                      \
+    FUNCTION(int, ASN1_STRING_length, (const ASN1_STRING *))                                                           \
     FUNCTION(int, BIO_free, (BIO *))                                                                                   \
     FUNCTION(void *, BIO_get_data, (BIO *))                                                                            \
     FUNCTION(int, BIO_get_new_index, (void))                                                                           \
@@ -89,6 +98,8 @@ enum {
     FUNCTION(unsigned long, ERR_peek_last_error, (void))                                                               \
     FUNCTION(const char *, ERR_reason_error_string, (unsigned long))                                                   \
     FUNCTION(void, EVP_PKEY_free, (EVP_PKEY *))                                                                        \
+    FUNCTION(void, GENERAL_NAMES_free, (STACK *))                                                                      \
+    FUNCTION(void *, GENERAL_NAME_get0_value, (const GENERAL_NAME *, int *))                                           \
     FUNCTION(int, OPENSSL_sk_num, (const STACK *))                                                                     \
     FUNCTION(void, OPENSSL_sk_free, (STACK *))                                                                         \
     FUNCTION(void *, OPENSSL_sk_value, (const STACK *, int))                                                           \
@@ -113,7 +124,7 @@ enum {
     FUNCTION(int, SSL_CTX_set_num_tickets, (SSL_CTX *, size_t))                                                        \
     FUNCTION(uint64_t, SSL_CTX_set_options, (SSL_CTX *, uint64_t))                                                     \
     FUNCTION(int, SSL_CTX_set_session_id_context, (SSL_CTX *, const unsigned char *, unsigned int))                    \
-    FUNCTION(void, SSL_CTX_set_verify, (SSL_CTX *, int, void *))                                                       \
+    FUNCTION(void, SSL_CTX_set_verify, (SSL_CTX *, int, int (*)(int, X509_STORE_CTX *)))                               \
     FUNCTION(int, SSL_CTX_use_PrivateKey, (SSL_CTX *, EVP_PKEY *))                                                     \
     FUNCTION(int, SSL_CTX_use_certificate, (SSL_CTX *, X509 *))                                                        \
     FUNCTION(long, SSL_ctrl, (SSL *, int, long, void *))                                                               \
@@ -122,6 +133,8 @@ enum {
     FUNCTION(X509 *, SSL_get1_peer_certificate, (const SSL *))                                                         \
     FUNCTION(const SSL_CIPHER *, SSL_get_current_cipher, (const SSL *))                                                \
     FUNCTION(int, SSL_get_error, (const SSL *, int))                                                                   \
+    FUNCTION(int, SSL_get_ex_data_X509_STORE_CTX_idx, (void))                                                          \
+    FUNCTION(BIO *, SSL_get_rbio, (const SSL *))                                                                       \
     FUNCTION(const char *, SSL_get_servername, (const SSL *, int))                                                     \
     FUNCTION(long, SSL_get_verify_result, (const SSL *))                                                               \
     FUNCTION(const char *, SSL_get_version, (const SSL *))                                                             \
@@ -132,14 +145,21 @@ enum {
     FUNCTION(int, SSL_session_reused, (const SSL *))                                                                   \
     FUNCTION(void, SSL_set_accept_state, (SSL *))                                                                      \
     FUNCTION(void, SSL_set_bio, (SSL *, BIO *, BIO *))                                                                 \
+    FUNCTION(void, SSL_set_connect_state, (SSL *))                                                                     \
     FUNCTION(SSL_CTX *, SSL_set_SSL_CTX, (SSL *, SSL_CTX *))                                                           \
     FUNCTION(int, SSL_shutdown, (SSL *))                                                                               \
     FUNCTION(int, SSL_write, (SSL *, const void *, int))                                                               \
+    FUNCTION(const SSL_METHOD *, TLS_method, (void))                                                                   \
     FUNCTION(const SSL_METHOD *, TLS_server_method, (void))                                                            \
     FUNCTION(int, X509_NAME_print_ex, (BIO *, const X509_NAME *, int, unsigned long))                                  \
+    FUNCTION(X509 *, X509_STORE_CTX_get_current_cert, (const X509_STORE_CTX *))                                        \
+    FUNCTION(int, X509_STORE_CTX_get_error_depth, (const X509_STORE_CTX *))                                            \
+    FUNCTION(void *, X509_STORE_CTX_get_ex_data, (const X509_STORE_CTX *, int))                                        \
+    FUNCTION(void, X509_STORE_CTX_set_error, (X509_STORE_CTX *, int))                                                  \
     FUNCTION(int, X509_STORE_add_cert, (X509_STORE *, X509 *))                                                         \
     FUNCTION(int, X509_check_host, (X509 *, const char *, size_t, unsigned int, char **))                              \
     FUNCTION(void, X509_free, (X509 *))                                                                                \
+    FUNCTION(void *, X509_get_ext_d2i, (const X509 *, int, int *, int *))                                              \
     FUNCTION(X509_NAME *, X509_get_subject_name, (const X509 *))                                                       \
     FUNCTION(const char *, X509_verify_cert_error_string, (long))
 
@@ -154,6 +174,8 @@ extern struct mqd_tls_library mqd_tls_library;
 
 /* tls/session.c: the BIO of sessions; NULL: no memory */
 BIO_METHOD *mqd_tls_transport_create(void);
+/* tls/session.c: of contexts between hosts, for SSL_CTX_set_verify */
+int mqd_tls_verify_host(int good, X509_STORE_CTX *verification);
 /* OpenSSL's most recent error on this thread as text, and none is left; "" = none */
 void mqd_tls_error_take(char *text, size_t size_bytes);
 

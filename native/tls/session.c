@@ -15,9 +15,12 @@
 
 #define openssl mqd_tls_library
 #define RECEIVE_BYTES 16384
+#define RECORD_BYTES_MAX 16384
 #define BIO_CTRL_EOF 2
 #define BIO_FLAGS_RETRY (BIO_FLAGS_READ | BIO_FLAGS_WRITE | BIO_FLAGS_SHOULD_RETRY)
 #define X509_V_OK 0
+
+uint32_t mqd_tls_key_records_max = 1u << 23;
 
 struct mqd_tls {
     struct mqd_tls_link link;
@@ -25,7 +28,10 @@ struct mqd_tls {
     struct mqd_tls_context *context;
     int fd;
     bool established;
-    bool drained; /* the last recv took all that was there */
+    int32_t node;         /* the host that must be at the other end; -1: a client */
+    bool node_proved;     /* its certificate names it */
+    uint32_t key_records; /* sealed by the present key */
+    bool drained;         /* the last recv took all that was there */
     bool end_of_stream;
     bool ended;             /* by ended_errno, with ended_reason */
     int socket_errno;       /* of the recv that failed */
@@ -140,7 +146,7 @@ BIO_METHOD *mqd_tls_transport_create(void)
 
 /* ---- life ---- */
 
-struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd)
+static struct mqd_tls *create(struct mqd_tls_context *context, int fd, int32_t node)
 {
     struct mqd_tls *tls = calloc(1, sizeof *tls);
     BIO *bio = tls ? openssl.BIO_new(openssl.transport) : NULL;
@@ -152,6 +158,7 @@ struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd)
     openssl.BIO_set_data(bio, tls);
     openssl.BIO_set_init(bio, 1);
     tls->fd = fd;
+    tls->node = node;
     tls->context = context;
     tls->ssl = openssl.SSL_new(mqd_tls_context_hold(context));
     if (!tls->ssl) {
@@ -164,6 +171,19 @@ struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd)
     }
     openssl.SSL_set_bio(tls->ssl, bio, bio);
     openssl.SSL_set_accept_state(tls->ssl);
+    return tls;
+}
+
+struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd)
+{
+    return create(context, fd, -1);
+}
+
+struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node)
+{
+    struct mqd_tls *tls = create(context, fd, node);
+    if (tls && client)
+        openssl.SSL_set_connect_state(tls->ssl);
     return tls;
 }
 
@@ -210,16 +230,51 @@ bool mqd_tls_plain(const struct mqd_tls *tls)
     return tls->first_seen && !tls->first_is_record;
 }
 
+static bool has_name(X509 *certificate, const char *name)
+{
+    STACK *names = openssl.X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
+    size_t size_bytes = strlen(name);
+    bool found = false;
+    for (int i = 0; names && i < openssl.OPENSSL_sk_num(names) && !found; i++) {
+        int type;
+        const ASN1_STRING *value = openssl.GENERAL_NAME_get0_value(openssl.OPENSSL_sk_value(names, i), &type);
+        found = type == GEN_URI && (size_t)openssl.ASN1_STRING_length(value) == size_bytes &&
+                memcmp(openssl.ASN1_STRING_get0_data(value), name, size_bytes) == 0;
+    }
+    openssl.GENERAL_NAMES_free(names);
+    return found;
+}
+
+/* After the chain, the name: a failure here becomes an alert, so both hosts know. */
+int mqd_tls_verify_host(int good, X509_STORE_CTX *verification)
+{
+    if (good != 1 || openssl.X509_STORE_CTX_get_error_depth(verification) > 0)
+        return good;
+    const SSL *ssl = openssl.X509_STORE_CTX_get_ex_data(verification, openssl.SSL_get_ex_data_X509_STORE_CTX_idx());
+    struct mqd_tls *tls = openssl.BIO_get_data(openssl.SSL_get_rbio(ssl));
+    char name[32];
+    snprintf(name, sizeof name, "mqd://node/%d", tls->node);
+    tls->node_proved = has_name(openssl.X509_STORE_CTX_get_current_cert(verification), name);
+    if (!tls->node_proved)
+        openssl.X509_STORE_CTX_set_error(verification, X509_V_ERR_HOSTNAME_MISMATCH);
+    return tls->node_proved;
+}
+
 static void keep_reason(struct mqd_tls *tls, int result)
 {
     char reason[128];
+    const char *peer = tls->node < 0 ? "client" : "other host";
     mqd_tls_error_take(reason, sizeof reason);
     long verified = openssl.SSL_get_verify_result(tls->ssl);
-    if (verified != X509_V_OK)
-        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the client's certificate is refused: %s",
+    if (verified == X509_V_ERR_HOSTNAME_MISMATCH)
+        snprintf(tls->ended_reason, sizeof tls->ended_reason,
+                 "the other host's certificate is refused: it is not node %d's, which has the name mqd://node/%d",
+                 tls->node, tls->node);
+    else if (verified != X509_V_OK)
+        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s's certificate is refused: %s", peer,
                  openssl.X509_verify_cert_error_string(verified));
     else if (strstr(reason, " alert "))
-        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the client refuses: %s", reason);
+        snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s refuses: %s", peer, reason);
     else
         snprintf(tls->ended_reason, sizeof tls->ended_reason, "%s",
                  reason[0]                     ? reason
@@ -231,10 +286,12 @@ int mqd_tls_handshake(struct mqd_tls *tls)
 {
     openssl.ERR_clear_error();
     int n = openssl.SSL_do_handshake(tls->ssl);
-    if (n == 1) {
+    if (n == 1 && (tls->node < 0 || tls->node_proved)) {
         tls->established = true;
         return 1;
     }
+    if (n == 1)
+        return mqd_error_set(EPROTO, "the other host has not proved by a certificate that it is node %d", tls->node);
     int error = openssl.SSL_get_error(tls->ssl, n);
     if (error == SSL_ERROR_WANT_READ) {
         free(tls->in); /* a client that never goes on holds little */
@@ -400,10 +457,22 @@ static void out_lend(struct mqd_tls *tls, uint8_t *scratch, uint32_t size_bytes)
     tls->out_lent = true;
 }
 
+/* The next SSL_write begins with the message that announces the new key. */
+static void renew_key(struct mqd_tls *tls, uint32_t record_count)
+{
+    tls->key_records += record_count;
+    if (tls->key_records <= mqd_tls_key_records_max)
+        return;
+    tls->key_records = 0;
+    openssl.SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED); /* TLS 1.2 has none */
+    openssl.ERR_clear_error();
+}
+
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch)
 {
     MQD_ASSERT(!mqd_tls_unsent(tls), "nothing is unsent when more is sealed");
     out_lend(tls, scratch, MQD_TLS_SCRATCH_BYTES);
+    renew_key(tls, (size_bytes + RECORD_BYTES_MAX - 1) / RECORD_BYTES_MAX);
     openssl.ERR_clear_error();
     /* `transport` takes everything, so this never says WANT and is never repeated */
     int n = openssl.SSL_write(tls->ssl, bytes, (int)size_bytes);

@@ -24,12 +24,19 @@
 #define MQD_TLS_SCRATCH_BYTES (MQD_TLS_WRITE_BYTES_MAX + 4096u)
 #define MQD_TLS_UNSENT_BYTES_MAX 262144u
 #define MQD_TLS_READ_BYTES_MAX 98304u
+/* TLS 1.3: records sealed by one key, far below the bound of RFC 8446, section 5.5 (2^24.5 for AES-GCM);
+ * tests make it small */
+extern uint32_t mqd_tls_key_records_max;
 
 struct mqd_tls;
 struct mqd_tls_context;
 
 /* NULL with the reason. fd stays the caller's. */
 struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
+/* Of a connection between hosts (the context is made for them). `client`: this host has opened it.
+ * The other host's certificate must name it: a URI "mqd://node/N" among its alternative names, N =
+ * `node`. Otherwise the handshake fails, as for one that another CA has signed. */
+struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node);
 void mqd_tls_free(struct mqd_tls *tls);
 
 /* ---- the handshake ---- */

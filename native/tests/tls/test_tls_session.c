@@ -371,3 +371,156 @@ TEST(damaged_records_end_the_connection)
     mqd_tls_context_free(context);
     tls_identity_free(&broker);
 }
+
+/* ---- between hosts: both sides are ours ---- */
+
+struct hosts {
+    struct mqd_tls_context *contexts[2];
+    struct mqd_tls *side[2]; /* the client, the server */
+    int fds[2];
+    int result[2];
+    char reason[2][160];
+    uint8_t scratch[MQD_TLS_SCRATCH_BYTES];
+};
+
+/* Node 1 is the client, node 2 the server, unless `client` or `server` is of another. */
+static struct hosts *hosts_open(const struct tls_identity *ca, const struct tls_identity *client,
+                                const struct tls_identity *server, const struct tls_identity *server_ca)
+{
+    struct hosts *h = calloc(1, sizeof *h);
+    CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, h->fds) == 0, abort());
+    h->contexts[0] = tls_hosts_context(client, ca);
+    h->contexts[1] = tls_hosts_context(server, server_ca);
+    CHECK_OR(h->contexts[0] && h->contexts[1], fprintf(stderr, "%s\n", mqd_error_message()); abort());
+    h->side[0] = mqd_tls_create_between_hosts(h->contexts[0], h->fds[0], true, 2);
+    h->side[1] = mqd_tls_create_between_hosts(h->contexts[1], h->fds[1], false, 1);
+    bool first = true;
+    for (int i = 0; i < 20; i++) {
+        int side = i % 2;
+        if (h->result[side] || (!first && mqd_tls_receive(h->side[side]) <= 0))
+            continue;
+        first = false;
+        h->result[side] = mqd_tls_handshake(h->side[side]);
+        if (h->result[side] < 0)
+            snprintf(h->reason[side], sizeof h->reason[side], "%s", mqd_error_message());
+        mqd_tls_flush(h->side[side]);
+    }
+    return h;
+}
+
+static void hosts_close(struct hosts *h)
+{
+    for (int side = 0; side < 2; side++) {
+        mqd_tls_free(h->side[side]);
+        mqd_tls_context_free(h->contexts[side]);
+        close(h->fds[side]);
+    }
+    free(h);
+}
+
+static bool hosts_send(struct hosts *h, int from, const char *text)
+{
+    char bytes[64];
+    bool drained;
+    int32_t size_bytes = (int32_t)strlen(text);
+    return mqd_tls_write(h->side[from], (const uint8_t *)text, (uint32_t)size_bytes, h->scratch) == 0 &&
+           mqd_tls_read(h->side[!from], (uint8_t *)bytes, sizeof bytes, &drained) == size_bytes &&
+           memcmp(bytes, text, (size_t)size_bytes) == 0;
+}
+
+TEST(hosts_prove_their_node_ids)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity ca = tls_identity("ca"), one = tls_node(&ca, "URI:mqd://node/1", 2),
+                        two = tls_node(&ca, "DNS:two.example,URI:spiffe://x/y,URI:mqd://node/2", 2);
+    struct hosts *h = hosts_open(&ca, &one, &two, &ca);
+    CHECK_EQUAL(h->result[0], 1);
+    CHECK_EQUAL(h->result[1], 1);
+    char text[96];
+    mqd_tls_describe(h->side[0], text, sizeof text);
+    CHECK_CONTAINS(text, "TLSv1.3");
+    mqd_tls_key_records_max = 10; /* new keys under way, in both directions */
+    for (int i = 0; i < 50; i++)
+        CHECK(hosts_send(h, i % 2, "ping"));
+    mqd_tls_key_records_max = 1u << 23;
+    hosts_close(h);
+    tls_identity_free(&ca), tls_identity_free(&one), tls_identity_free(&two);
+}
+
+TEST(hosts_that_cannot_prove_their_node_ids)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity ca = tls_identity("ca"), other_ca = tls_identity("ca");
+    struct tls_identity good[2] = {tls_node(&ca, "URI:mqd://node/1", 2), tls_node(&ca, "URI:mqd://node/2", 2)};
+    const struct {
+        const char *names;
+        int days;
+        const struct tls_identity *issuer;
+        const char *reason;
+    } cases[] = {
+        {"URI:mqd://node/3", 2, &ca, "which has the name mqd://node/"},
+        {"URI:mqd://node/12", 2, &ca, "which has the name mqd://node/"},
+        {"URI:mqd://node/21", 2, &ca, "which has the name mqd://node/"},
+        {"DNS:mqd.node,email:mqd://node/1@x", 2, &ca, "which has the name mqd://node/"},
+        {NULL, 2, &ca, "which has the name mqd://node/"},
+        {"URI:mqd://node/%d", 0, &ca, "certificate has expired"},
+        {"URI:mqd://node/%d", 2, &other_ca, "certificate is refused"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int bad = 0; bad < 2; bad++) {
+            char names[64] = "";
+            if (cases[i].names)
+                snprintf(names, sizeof names, cases[i].names, bad + 1);
+            struct tls_identity stranger = tls_node(cases[i].issuer, names[0] ? names : NULL, cases[i].days);
+            struct hosts *h = hosts_open(&ca, bad ? &good[0] : &stranger, bad ? &stranger : &good[1], &ca);
+            CHECK_EQUAL(h->result[!bad], -1);
+            CHECK_CONTAINS(h->reason[!bad], cases[i].reason);
+            uint8_t byte;
+            bool drained;
+            if (bad) { /* the refused server knows it from the handshake, the refused client when it reads */
+                CHECK_EQUAL(h->result[1], -1);
+                CHECK_CONTAINS(h->reason[1], "the other host refuses");
+            } else {
+                CHECK_EQUAL(mqd_tls_read(h->side[0], &byte, 1, &drained), -1);
+                CHECK_CONTAINS(mqd_error_message(), "the other host refuses");
+            }
+            hosts_close(h);
+            tls_identity_free(&stranger);
+        }
+    tls_identity_free(&ca), tls_identity_free(&other_ca);
+    tls_identity_free(&good[0]), tls_identity_free(&good[1]);
+}
+
+/* A context of a listener proves no node; one between hosts serves no client. */
+TEST(contexts_are_not_mixed_up)
+{
+    if (!tls_works())
+        return;
+    struct tls_identity ca = tls_identity("ca"), one = tls_node(&ca, "URI:mqd://node/1", 2);
+    struct mqd_tls_context *listener = context_with(&one, 1, MQD_TLS_CLIENT_AUTH_REQUIRED, &ca, NULL),
+                           *hosts = tls_hosts_context(&one, &ca);
+    struct session *s = calloc(1, sizeof *s);
+    CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, s->fds) == 0, abort());
+    s->tls = mqd_tls_create_between_hosts(listener, s->fds[0], false, 1);
+    s->client = tls_client(s->fds[1], 0);
+    tls_client_use(&s->client, &one);
+    shake_hands(s);
+    CHECK_EQUAL(s->broker, -1);
+    session_close(s);
+    for (int version = 0x303; version <= 0x304; version++) {
+        s = session_open(hosts, version);
+        tls_client_use(&s->client, &one);
+        shake_hands(s);
+        CHECK_EQUAL(s->broker, -1);
+        session_close(s);
+    }
+    mqd_tls_context_free(listener), mqd_tls_context_free(hosts);
+    struct mqd_tls_identity pair = {.chain = tls_file(one.certificate_pem), .key = tls_file(one.key_pem)};
+    struct mqd_tls_settings settings = tls_settings(&pair, 1);
+    settings.between_hosts = 1;
+    CHECK(!mqd_tls_context_create(&settings));
+    CHECK_CONTAINS(mqd_error_message(), "TLS 1.3");
+    tls_identity_free(&ca), tls_identity_free(&one);
+}
