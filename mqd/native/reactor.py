@@ -107,6 +107,7 @@ class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int
     backoff_ms: int
     bytes_per_second_max: int = 0
+    tls: bool = False  # from the socket's next byte on, as the client of leader_node
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -317,12 +318,16 @@ class Reactor:
         """Of all throttled lanes together; 0 = no bound."""
         check(lib.mqd_reactor_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
-    def relay_put(self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> None:
+    def relay_put(
+        self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int, tls: bool = False
+    ) -> None:
         """A connection to a worker of another host, proven on both sides, for what local clients
         write to partitions led there; the reactor owns `fd` from here on, whatever happens.
-        RELAY_ENDED comes with this token.
+        RELAY_ENDED comes with this token. `tls`: as in FetcherOptions.
         """
-        check(lib.mqd_reactor_relay_put(self._reactor, token, fd, _relay(leader_node, leader_worker, lane, timeout_ms)))
+        options = _relay(leader_node, leader_worker, lane, timeout_ms)
+        options.tls = tls
+        check(lib.mqd_reactor_relay_put(self._reactor, token, fd, options))
 
     def relay_refuse(self, token: int, leader_node: int, leader_worker: int, lane: int, refuse_ms: int) -> None:
         """There is none: what waits for it, and what comes within refuse_ms, is refused."""
@@ -389,7 +394,9 @@ class Reactor:
         check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max))
 
     def listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
-        """For its new connections; the reactor owns the context from here on, whatever happens."""
+        """For its new connections (LISTENER_HOSTS: those between hosts); the reactor owns the context
+        from here on, whatever happens.
+        """
         check(lib.mqd_reactor_listener_tls(self._reactor, token, listener_id, context.give_away()))
 
     def tls_principal(self, token: int, connection: int, principal: str) -> None:

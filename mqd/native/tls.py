@@ -1,4 +1,4 @@
-"""TLS of listeners by the system's OpenSSL: certificates in, a context for the reactor out.
+"""TLS of listeners, and between hosts, by the system's OpenSSL: certificates in, a context for the reactor out.
 
 The native side opens `libssl.so.3` at the first call; without it every call here raises NativeError
 with the way out. Contexts do not change; a reloaded certificate is another context.
@@ -14,8 +14,10 @@ import msgspec
 from mqd.native.core import bytes_of, check, failure, ffi, lib
 
 TICKET_KEY_BYTES: int = lib.MQD_TLS_TICKET_KEY_BYTES
+LISTENER_HOSTS: int = lib.MQD_LISTENER_HOSTS  # of Reactor.listener_tls: connections between hosts
 IDENTITY_COUNT_MAX: int = lib.MQD_TLS_IDENTITY_COUNT_MAX
 TLS_1_2, TLS_1_3 = 0x303, 0x304
+CIPHERS_BETWEEN_HOSTS = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
 
 
 class ClientAuth(IntEnum):
@@ -55,6 +57,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
     ciphers_12: str  # OpenSSL's names, separated by colons
     ciphers_13: str
     ticket_key: bytes = bytes(TICKET_KEY_BYTES)  # zeros: sessions are not resumed
+    between_hosts: bool = False
 
 
 def tls_version() -> str:
@@ -82,6 +85,7 @@ class TlsContext:
         held += [ffi.new("char[]", settings.ciphers_12.encode()), ffi.new("char[]", settings.ciphers_13.encode())]
         native.ciphers_12, native.ciphers_13 = held[-2:]
         native.ticket_key = settings.ticket_key
+        native.between_hosts = settings.between_hosts
         context = lib.mqd_tls_context_create(native)
         ffi.memmove(native.ticket_key, bytes(TICKET_KEY_BYTES), TICKET_KEY_BYTES)
         if context == ffi.NULL:
@@ -93,6 +97,21 @@ class TlsContext:
         context, self._context = self._context, None
         ffi.gc(context, None)  # no longer freed by us
         return context
+
+
+def between_hosts(certificate: bytes, key: bytes, ca: bytes) -> TlsContext:
+    """For Reactor.listener_tls(LISTENER_HOSTS), from PEM. Raises NativeError: what is wrong."""
+    return TlsContext(
+        TlsSettings(
+            identities=(TlsIdentity(TlsFile(certificate), TlsFile(key)),),
+            client_auth=ClientAuth.REQUIRED,
+            trust=TlsFile(ca),
+            version_min=TLS_1_3,
+            ciphers_12="",
+            ciphers_13=CIPHERS_BETWEEN_HOSTS,
+            between_hosts=True,
+        )
+    )
 
 
 def _fill(target: Any, file: TlsFile, held: list[Any]) -> None:

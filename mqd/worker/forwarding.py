@@ -24,7 +24,7 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_number
-from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 from mqd.worker.assignments import Cluster
 from mqd.worker.commands import ReactorCommands
@@ -41,15 +41,13 @@ class Way(msgspec.Struct, frozen=True, order=True):
 
 
 class Forwarding:
-    """`secret`: the cluster key."""
-
     def __init__(
-        self, reactor: native.Reactor, commands: ReactorCommands, config: Mapping[str, str], secret: bytes
+        self, reactor: native.Reactor, commands: ReactorCommands, config: Mapping[str, str], credentials: Credentials
     ) -> None:
         self._reactor = reactor
         self._commands = commands
         self._timeout_ms = broker_number(config, "replica.socket.timeout.ms")
-        self._key = handshake.derive_key(secret, "handshake")
+        self._credentials = credentials
         self._identity: Identity | None = None
         self._cluster = Cluster()
         # of hosts that were dialled: epoch and address
@@ -131,11 +129,23 @@ class Forwarding:
             # it may have fewer now than when the partition was placed
             workers = max(self._cluster.brokers[way.leader].worker_count, 1)
             connection = await dial(
-                self._key, self._identity, life[1], life[2], way.leader, way.leader_worker % workers, CONNECT_S_MAX
+                self._credentials,
+                self._identity,
+                life[1],
+                life[2],
+                way.leader,
+                way.leader_worker % workers,
+                CONNECT_S_MAX,
             )
             self._answered.add(way)
             event = await self._commands.run(
-                self._reactor.relay_put, connection.detach(), way.leader, way.leader_worker, way.lane, self._timeout_ms
+                self._reactor.relay_put,
+                connection.socket.detach(),
+                way.leader,
+                way.leader_worker,
+                way.lane,
+                self._timeout_ms,
+                connection.tls,
             )
             self._tokens[way] = event.token
             self._backoff_ms.pop(way, None)

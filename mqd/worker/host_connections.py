@@ -1,25 +1,31 @@
 """Connections to the workers of other hosts, mutually authenticated
-(mqd/cluster/membership/handshake.py) before any other byte is read.
+(mqd/cluster/membership/handshake.py) before any other byte is read. Where both sides use TLS, the
+reactor begins it with the next byte.
 
 Concurrency: the event loop's thread.
 """
 
 import asyncio
-import os
 import socket
+from typing import NamedTuple
 
 from mqd.base.host_names import looked_up
-from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 
 LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes for this long
 
 
+class Dialled(NamedTuple):
+    socket: socket.socket  # non-blocking; no byte beyond the handshake has been read
+    tls: bool  # it continues as TLS
+
+
 async def dial(
-    key: bytes, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float
-) -> socket.socket:
-    """Connects to `worker` of the host `node_id`. Returns a non-blocking socket; no byte beyond the
-    handshake has been read. Raises OSError (including TimeoutError), EOFError, HandshakeFailed.
+    credentials: Credentials, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float
+) -> Dialled:
+    """Connects to `worker` of the host `node_id`. Raises OSError (including TimeoutError), EOFError,
+    HandshakeFailed.
     """
     loop = asyncio.get_running_loop()
     connection: socket.socket | None = None
@@ -31,7 +37,7 @@ async def dial(
             connection = socket.socket(family, kind, protocol)
             _set_options(connection)
             await loop.sock_connect(connection, address)
-            side = handshake.Initiator(key, "data", identity, os.urandom(handshake.NONCE_BYTES), worker)
+            side = credentials.initiator("data", identity, worker)
             await loop.sock_sendall(connection, side.opening())
             while side.wanted:
                 data = await loop.sock_recv(connection, side.wanted)
@@ -42,7 +48,7 @@ async def dial(
         if side.peer is None or side.peer.node_id != node_id:
             raise HandshakeFailed(f"{host}:{port} is not host {node_id}")
         done = True
-        return connection
+        return Dialled(connection, side.tls)
     finally:
         if connection is not None and not done:
             connection.close()

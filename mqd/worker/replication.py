@@ -21,7 +21,6 @@ Concurrency: the event loop's thread.
 import asyncio
 import contextlib
 import random
-import socket
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -32,12 +31,12 @@ from mqd.base import logging
 from mqd.base.config import broker_number
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage
-from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 from mqd.worker.assignments import Assignment, Cluster
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
-from mqd.worker.host_connections import dial
+from mqd.worker.host_connections import Dialled, dial
 
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
@@ -116,7 +115,7 @@ class _Connection:
 
 
 class Replication:
-    """`assigned`: the catalog's, read at update(). `secret`: the cluster key."""
+    """`assigned`: the catalog's, read at update()."""
 
     def __init__(
         self,
@@ -124,13 +123,13 @@ class Replication:
         commands: ReactorCommands,
         assigned: Mapping[Key, Assignment],
         config: Mapping[str, str],
-        secret: bytes,
+        credentials: Credentials,
     ) -> None:
         self._reactor = reactor
         self._commands = commands
         self._assigned = assigned
         self._config = config
-        self._key = handshake.derive_key(secret, "handshake")
+        self._credentials = credentials
         self._identity: Identity | None = None
         self._connections: dict[Link, _Connection] = {}
         self._ended: dict[int, str] = {}  # tokens whose end was reported before their start
@@ -250,27 +249,27 @@ class Replication:
                 async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):
                     await connection.changed.wait()
 
-    async def _connect(self, link: Link, target: Target) -> socket.socket:
+    async def _connect(self, link: Link, target: Target) -> Dialled:
         """Raises OSError (including TimeoutError), EOFError, HandshakeFailed."""
         if self._identity is None:
             raise OSError(_NOT_REGISTERED)
         return await dial(
-            self._key, self._identity, target.host, target.port, link.leader, link.leader_worker, CONNECT_S_MAX
+            self._credentials, self._identity, target.host, target.port, link.leader, link.leader_worker, CONNECT_S_MAX
         )
 
-    async def _give(self, link: Link, connection: _Connection, made: socket.socket) -> None:
+    async def _give(self, link: Link, connection: _Connection, made: Dialled) -> None:
         connection.token = 0
         if self._identity is None:  # since the dial
-            made.close()
+            made.socket.close()
             raise OSError(_NOT_REGISTERED)
         # before only the reactor owns the connection
-        options = self._options(link, self._identity.node_id)
-        event = await self._commands.run(self._reactor.fetcher_put, made.detach(), options)
+        options = self._options(link, self._identity.node_id, made.tls)
+        event = await self._commands.run(self._reactor.fetcher_put, made.socket.detach(), options)
         if event.token in self._ended:
             raise OSError(self._ended.pop(event.token))
         connection.token = event.token
 
-    def _options(self, link: Link, node_id: int) -> native.FetcherOptions:
+    def _options(self, link: Link, node_id: int, tls: bool) -> native.FetcherOptions:
         response_bytes = _number(self._config, "replica.fetch.response.max.bytes")
         return native.FetcherOptions(
             leader_node=link.leader,
@@ -284,6 +283,7 @@ class Replication:
             timeout_ms=_number(self._config, "replica.socket.timeout.ms"),
             backoff_ms=_number(self._config, "replica.fetch.backoff.ms"),
             bytes_per_second_max=self._rate,
+            tls=tls,
         )
 
 

@@ -1,5 +1,5 @@
-"""The TLS listeners of a worker: their certificates are loaded before it serves, and again when a
-file has changed or the key of session tickets is due to change.
+"""The certificates of a worker, of its TLS listeners and for connections between hosts: loaded before
+it serves, and again when a file has changed or the key of session tickets is due to change.
 
 Invariants: a TLS listener serves nothing before its certificate is loaded (the reactor refuses its
 connections); what cannot be loaded leaves the previous in use and is logged once. Files are read by
@@ -17,9 +17,11 @@ from typing import NamedTuple
 from mqd.base import logging
 from mqd.base.listeners import Listener
 from mqd.base.property_values import ConfigError
+from mqd.cluster.membership.credentials import Credentials
 from mqd.native import Event, NativeError, Reactor
-from mqd.native.tls import TlsContext, tls_version
+from mqd.native.tls import LISTENER_HOSTS, TlsContext, between_hosts, tls_version
 from mqd.security import tls_files
+from mqd.security.host_identity import CERTIFICATE, HostIdentity
 from mqd.security.principal import mapped, user
 from mqd.worker.commands import ReactorCommands
 
@@ -36,13 +38,24 @@ class _State(NamedTuple):
 
 
 class TlsListeners:
-    def __init__(self, config: Mapping[str, str], reactor: Reactor, commands: ReactorCommands, secret: bytes):
+    """`secret`: of session tickets."""
+
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        reactor: Reactor,
+        commands: ReactorCommands,
+        secret: bytes,
+        credentials: Credentials,
+    ):
         self._config = config
         self._reactor = reactor
         self._commands = commands
         self._secret = secret
         self._listeners = tls_files.listeners_with_tls(config)
         self._seen: dict[int, _State] = {}
+        self._credentials = credentials
+        self._using: asyncio.Task[None] | None = None
         self._rules = {index: tls_files.principal_rules(config, listener) for index, listener in self._listeners}
 
     def load(self) -> None:
@@ -50,10 +63,31 @@ class TlsListeners:
         for index, listener in self._listeners:
             self._seen[index] = self._look(listener)
             self._reactor.listener_tls(0, index, self._context(listener))
+        if self._credentials.host is not None:
+            try:
+                self._reactor.listener_tls(0, LISTENER_HOSTS, _host_context(self._credentials.host))
+            except NativeError as error:
+                raise ConfigError(f"the host certificate cannot be used: {error.strerror}", CERTIFICATE) from None
         if self._listeners:
             log.info("TLS", library=tls_version(), listeners=",".join(listener.name for _, listener in self._listeners))
 
     async def run(self) -> None:
+        await asyncio.gather(self._watch_listeners(), self._credentials.watch(self._on_host_changed))
+
+    def _on_host_changed(self) -> None:
+        self._using = asyncio.get_running_loop().create_task(self._use_host())
+
+    async def _use_host(self) -> None:
+        """For new connections; those that exist keep what they began with."""
+        if self._credentials.host is None:
+            return
+        try:
+            context = _host_context(self._credentials.host)
+            await self._commands.run(self._reactor.listener_tls, LISTENER_HOSTS, context)
+        except NativeError as error:
+            log.warning("a changed host certificate is not used for data, the previous one is", reason=str(error))
+
+    async def _watch_listeners(self) -> None:
         while self._listeners:
             await asyncio.sleep(LOOK_S)
             for index, listener in self._listeners:
@@ -103,3 +137,7 @@ class TlsListeners:
 
         files = tuple(about(path) for path in tls_files.files(self._config, listener))
         return _State(int(time.time()) // tls_files.TICKET_EPOCH_S, files)
+
+
+def _host_context(host: HostIdentity) -> TlsContext:
+    return between_hosts(host.files.certificate, host.files.key, host.files.ca)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mqd import native
-from mqd.base import cluster_config, logging, watchdog
+from mqd.base import logging, watchdog
 from mqd.base.config import broker_number, broker_value
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.host.messages import (
@@ -44,6 +44,7 @@ from mqd.cluster.host.messages import (
     TopicPut,
     TopicRemoved,
 )
+from mqd.cluster.membership import credentials
 from mqd.log.files import NativeFiles
 from mqd.security import authorizer
 from mqd.security.audit import Audit
@@ -191,7 +192,8 @@ class Worker:
             config,
             files,
         )
-        self._tls = TlsListeners(config, self._reactor, self._commands, client.welcome.tls_secret)
+        proofs = credentials.load(config)
+        self._tls = TlsListeners(config, self._reactor, self._commands, client.welcome.tls_secret, proofs)
         self._upkeep = Upkeep(
             self._index,
             worker_count,
@@ -243,9 +245,7 @@ class Worker:
             grace_s,
         )
         self._upkeep.on_space = self._report_full_directories
-        self._replication = Replication(
-            self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config)
-        )
+        self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, proofs)
         self._subjects = Subjects(
             self._reactor,
             self._commands,
@@ -254,7 +254,7 @@ class Worker:
             self._catalog.slots_of,
             Audit(self._logs_dir / "audit.log"),
         )
-        self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
+        self._forwarding = Forwarding(self._reactor, self._commands, config, proofs)
         self._files = files
 
     async def _start_and_follow(self) -> None:

@@ -13,6 +13,7 @@ enum mqd_rights {
     MQD_RIGHTS_LOG_ONLY /* denials are reported, and allowed */
 };
 #define MQD_LISTENER_COUNT_MAX 64
+#define MQD_LISTENER_HOSTS 64 /* mqd_reactor_listener_tls: connections between hosts, both ways */
 #define MQD_LISTENER_TLS 1
 #define MQD_LISTENER_SASL 2
 
@@ -122,8 +123,8 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count);
  * together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
-/* The certificates and settings of a TLS listener (tls/api.h), also while it has connections: they
- * keep what they began with. The reactor takes ownership of the context, also when the command
+/* The certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS, also while it
+ * has connections: they keep what they began with. The reactor takes ownership of the context, also when the command
  * fails. */
 struct mqd_tls_context;
 int mqd_reactor_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
@@ -168,6 +169,7 @@ struct mqd_fetcher_options {
      * the leader may not have learned yet that it leads */
     uint32_t backoff_ms;
     int64_t bytes_per_second_max; /* follower.replication.throttled.rate, for the throttled lane; 0 = unbounded */
+    uint8_t tls;                  /* 1: TLS from the socket's next byte on, as the client of leader_node */
 };
 /* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
  * the socket (non-blocking or not), also when the command fails. It replaces a connection with the
@@ -193,6 +195,7 @@ struct mqd_relay_options {
     /* put: an answer later than this ends the connection. refuse: for this long batches are refused
      * at once and no connection is requested */
     uint32_t timeout_ms;
+    uint8_t tls; /* as in mqd_fetcher_options */
 };
 /* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
  * the socket, also when the command fails. It replaces a connection with the same (leader_node,

@@ -551,7 +551,7 @@ int mqd_reactor_listener_tls(struct mqd_reactor *r, uint64_t token, uint32_t lis
 {
     struct mqd_command command = {
         .kind = MQD_COMMAND_LISTENER_TLS, .token = token, .number = listener_id, .tls_context = context};
-    if (listener_id >= MQD_LISTENER_COUNT_MAX) {
+    if (listener_id > MQD_LISTENER_HOSTS) {
         mqd_command_free(&command);
         return mqd_error_set(MQD_E_INVALID, "there is no listener %u; a broker has at most %d", listener_id,
                              MQD_LISTENER_COUNT_MAX);

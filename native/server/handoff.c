@@ -16,6 +16,7 @@
 
 #define HANDOFF_MAGIC 0x31434e4fu
 #define MQD_HANDOFF_PEER 2u /* flag: a connection of another host, from the listener between hosts */
+#define MQD_HANDOFF_TLS 4u  /* flag of such a connection: TLS from its next byte on */
 struct handoff {
     uint32_t magic;
     uint16_t listener_id, flags;
@@ -116,7 +117,9 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
     c->local_port = handoff->local_port;
     if (!client)
         c->peer_node = handoff->peer_node;
-    else if (r->options.listeners[handoff->listener_id] & MQD_LISTENER_TLS && !mqd_secure_begin(r, c))
+    bool secure =
+        client ? r->options.listeners[handoff->listener_id] & MQD_LISTENER_TLS : handoff->flags & MQD_HANDOFF_TLS;
+    if (secure && !mqd_secure_begin(r, c))
         return;
     if (client && r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
         mqd_authentication_begin(r, c);

@@ -3,9 +3,9 @@ those of other hosts' acceptors are served here.
 
     accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven, then
         hello.worker >= 0    handed to that worker, with the peer's node id (flag 2 of the hand-off
-                             packet)
-        hello.worker == -1   TLS, where both hosts can (host_tls.py), then Kafka frames, only of the APIs in SERVED, and Envelopes of clients'
-                             requests (local/relay.py)
+                             packet) and flag 4 where both hosts can use TLS: it begins there
+        hello.worker == -1   TLS, where both hosts can (host_tls.py), then Kafka frames, only of the
+                             APIs in SERVED, and Envelopes of clients' requests (local/relay.py)
 
 Markers of a host are accepted only from its newest connection that has sent any: an older one was
 abandoned, or its acceptor has died. It is closed before the newer one's markers are served, and
@@ -40,7 +40,7 @@ HANDSHAKES_MAX = 64
 IN_FLIGHT_MAX = 4096  # group members wait in JoinGroup, each for all others
 BACKLOG_COUNT = 64  # accepted in one pass
 PAUSE_S = 0.1
-FLAG_PEER = 2
+FLAG_PEER, FLAG_TLS = 2, 4
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: the connection is not for a worker
 # AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
@@ -175,7 +175,7 @@ class Between:
             hello = side.peer
             assert hello is not None
             if hello.worker >= 0:
-                self._hand(connection, hello, address)
+                self._hand(connection, hello, address, side.tls)
                 return
             channel = Channel(connection, self._credentials.tls(side))
             await channel.begin()
@@ -202,13 +202,13 @@ class Between:
     def _decide(self, hello: Hello) -> Identity | Refusal:
         return judge(hello, self._metadata, self._node_id, len(self._handoffs))
 
-    def _hand(self, connection: socket.socket, hello: Hello, address: tuple) -> None:
+    def _hand(self, connection: socket.socket, hello: Hello, address: tuple, tls: bool) -> None:
         """Immediately or not at all: the peer reconnects."""
         local = connection.getsockname()
         packet = PACKET.pack(
             MAGIC,
             0,
-            FLAG_PEER,
+            FLAG_PEER | FLAG_TLS * tls,
             packed_ip(address[0]),
             address[1],
             local[1],

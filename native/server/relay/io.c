@@ -2,8 +2,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
+#include "base/assert.h"
 #include "base/big_endian.h"
 #include "server/check/checks.h"
 #include "server/relay/state.h"
@@ -32,17 +32,14 @@ static void left(struct mqd_reactor *r, struct mqd_relay *relay)
 
 static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
 {
-    while (relay->writable && relay->out_sent < relay->out_base + relay->out.size_bytes) {
+    while (relay->socket.writable && relay->out_sent < relay->out_base + relay->out.size_bytes) {
         uint64_t at = relay->out_sent - relay->out_base;
-        ssize_t sent = send(relay->fd, relay->out.bytes + at, relay->out.size_bytes - at, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            relay->writable = 0;
+        ssize_t sent =
+            mqd_outgoing_send(r, &relay->socket, relay->out.bytes + at, (uint32_t)(relay->out.size_bytes - at));
+        if (sent < 0 && errno == EAGAIN)
             break;
-        }
         if (sent < 0) {
-            mqd_relay_end(r, relay, errno, strerror(errno));
+            mqd_relay_broken(r, relay);
             return;
         }
         relay->out_sent += (uint64_t)sent;
@@ -121,17 +118,17 @@ static bool take_answers(struct mqd_reactor *r, struct mqd_relay *relay)
 
 static void receive(struct mqd_reactor *r, struct mqd_relay *relay)
 {
-    while (relay->fd >= 0 && relay->readable) {
-        ssize_t got = recv(relay->fd, relay->in + relay->in_bytes, MQD_RELAY_ANSWER_BYTES_MAX - relay->in_bytes, 0);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            relay->readable = 0;
+    while (relay->socket.fd >= 0 && relay->socket.readable && mqd_outgoing_ready(&relay->socket)) {
+        ssize_t got = mqd_outgoing_receive(&relay->socket, relay->in + relay->in_bytes,
+                                           MQD_RELAY_ANSWER_BYTES_MAX - relay->in_bytes);
+        if (got < 0 && errno == EAGAIN)
+            return;
+        if (got < 0) {
+            mqd_relay_broken(r, relay);
             return;
         }
-        if (got <= 0) {
-            mqd_relay_end(r, relay, got < 0 ? errno : ECONNRESET,
-                          got < 0 ? strerror(errno) : "the leader closed the connection");
+        if (got == 0) {
+            mqd_relay_end(r, relay, ECONNRESET, "the leader closed the connection");
             return;
         }
         relay->in_bytes += (uint32_t)got;
@@ -140,16 +137,26 @@ static void receive(struct mqd_reactor *r, struct mqd_relay *relay)
     }
 }
 
-void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
+static struct mqd_relay *relay_by_token(const struct mqd_reactor *r, uint64_t value)
 {
     uint32_t index = value & 0xffff;
     struct mqd_relay *relay = r->relays && index < r->relays->count ? r->relays->relay[index] : NULL;
-    if (!relay || relay->fd < 0 || relay->generation != (uint32_t)(value >> 16))
-        return;
-    if (flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
-        relay->readable = 1;
-    if (flags & MQD_POLL_WRITABLE)
-        relay->writable = 1;
+    return relay && relay->socket.fd >= 0 && relay->generation == (uint32_t)(value >> 16) ? relay : NULL;
+}
+
+void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
+{
+    struct mqd_relay *relay = relay_by_token(r, value);
+    if (relay)
+        mqd_outgoing_on_event(&relay->socket, flags);
+}
+
+void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value)
+{
+    struct mqd_relay *relay = relay_by_token(r, value);
+    MQD_ASSERT(relay, "T2: a session of a relay that has ended was not given up");
+    if (mqd_outgoing_on_step(r, &relay->socket) < 0)
+        mqd_relay_broken(r, relay);
 }
 
 void mqd_relays_read(struct mqd_reactor *r)
@@ -165,18 +172,29 @@ static int64_t due_ms(const struct mqd_relay *relay)
 {
     if (mqd_list_empty(&relay->entries))
         return relay->asked ? relay->connect_by_ms : INT64_MAX;
-    if (relay->fd < 0)
+    if (relay->socket.fd < 0)
         return relay->connect_by_ms;
     return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->deadline_ms + relay->timeout_ms;
+}
+
+/* TLS's own part of a turn. false: its handshake has not ended, or the connection has. */
+static bool run_tls(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    if (mqd_outgoing_run(r, &relay->socket) == 0)
+        return mqd_outgoing_established(&relay->socket);
+    mqd_relay_broken(r, relay);
+    return false;
 }
 
 void mqd_relays_run(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->relays->count; i++) {
         struct mqd_relay *relay = r->relays->relay[i];
+        if (relay->socket.tls && !run_tls(r, relay))
+            continue;
         if (r->now_ms > due_ms(relay))
-            mqd_relay_end(r, relay, relay->fd >= 0 ? ETIMEDOUT : -1, "the leader does not answer");
-        else if (relay->fd >= 0 && relay->out.size_bytes)
+            mqd_relay_end(r, relay, relay->socket.fd >= 0 ? ETIMEDOUT : -1, "the leader does not answer");
+        else if (relay->socket.fd >= 0 && relay->out.size_bytes)
             send_some(r, relay);
     }
 }
@@ -186,9 +204,11 @@ int64_t mqd_relays_next_ms(const struct mqd_reactor *r)
     int64_t next_ms = INT64_MAX;
     for (uint32_t i = 0; i < r->relays->count; i++) {
         const struct mqd_relay *relay = r->relays->relay[i];
-        if (relay->fd >= 0 && (relay->readable || (relay->writable && relay->out.size_bytes)))
+        bool ready = mqd_outgoing_ready(&relay->socket);
+        if (ready && relay->socket.fd >= 0 &&
+            (relay->socket.readable || (relay->socket.writable && relay->out.size_bytes)))
             return 0;
-        int64_t due = due_ms(relay);
+        int64_t due = ready ? due_ms(relay) : relay->socket.established_by_ms;
         next_ms = due < next_ms ? due + 1 : next_ms;
     }
     return next_ms == INT64_MAX ? -1 : next_ms;

@@ -12,6 +12,7 @@
 #include "server/rights/subject.h"
 
 #define CONNECT_MS_MAX 5000 /* normally Python reports a failure earlier */
+#define UNPROVED_PAUSE_MS 1000
 
 static const char *const not_written =
     "the partition's leader, another host, could not be reached; nothing was written";
@@ -39,7 +40,7 @@ static struct mqd_relay *spare(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
         struct mqd_relay *relay = relays->relay[i];
-        if (relay->fd >= 0 || relay->asked || !mqd_list_empty(&relay->entries))
+        if (relay->socket.fd >= 0 || relay->asked || !mqd_list_empty(&relay->entries))
             continue;
         struct mqd_relay **link = bucket_of(relays, relay->leader_node, relay->leader_worker, relay->lane);
         while (*link != relay)
@@ -65,7 +66,7 @@ static struct mqd_relay *find_or_make(struct mqd_reactor *r, int32_t leader_node
     *relay = (struct mqd_relay){.leader_node = leader_node,
                                 .leader_worker = leader_worker,
                                 .lane = lane,
-                                .fd = -1,
+                                .socket = {.fd = -1},
                                 .index = full ? relay->index : relays->count,
                                 .generation = relay->generation};
     mqd_list_init(&relay->entries);
@@ -174,13 +175,12 @@ static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t se
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text)
 {
     /* without a connection nothing was sent: every end is above 0 */
-    uint64_t sent = relay->fd >= 0 ? relay->out_sent : 0;
-    if (relay->fd >= 0) {
+    uint64_t sent = relay->socket.fd >= 0 ? relay->out_sent : 0;
+    if (relay->socket.fd >= 0) {
         if (r->poll)
-            mqd_poll_remove(r->poll, relay->fd, poll_token(relay));
-        close(relay->fd);
+            mqd_poll_remove(r->poll, relay->socket.fd, poll_token(relay));
+        mqd_outgoing_close(&relay->socket);
     }
-    relay->fd = -1;
     relay->asked = 0;
     fail_all(r, relay, sent);
     mqd_buffer_free(&relay->out);
@@ -195,11 +195,22 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
     mqd_reactor_emit(r, &event);
 }
 
+/* A host that cannot prove its identity, or does not accept ours, is not asked again at once. */
+void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    char reason[MQD_ERROR_MESSAGE_BYTES];
+    bool unproved = !mqd_outgoing_ready(&relay->socket) || mqd_error_code() == EPROTO;
+    snprintf(reason, sizeof reason, "%s", mqd_error_message());
+    mqd_relay_end(r, relay, mqd_error_code(), reason);
+    if (unproved)
+        relay->refuse_until_ms = r->now_ms + UNPROVED_PAUSE_MS;
+}
+
 /* ---- appends ---- */
 
 static void want(struct mqd_reactor *r, struct mqd_relay *relay)
 {
-    if (relay->fd >= 0 || relay->asked)
+    if (relay->socket.fd >= 0 || relay->asked)
         return;
     struct mqd_event event = {.kind = MQD_EVENT_RELAY_WANTED,
                               .slot = UINT32_MAX,
@@ -342,16 +353,20 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
     if (!(relay->in = malloc(MQD_RELAY_ANSWER_BYTES_MAX)))
         return "out of memory for a connection to another host";
     relay->generation++;
-    if (mqd_poll_add(r->poll, fd, poll_token(relay)) < 0) {
+    relay->socket = (struct mqd_outgoing){.fd = fd, .readable = 1, .writable = 1};
+    bool watched = mqd_poll_add(r->poll, fd, poll_token(relay)) == 0;
+    if (!watched ||
+        (command->relay->tls && mqd_outgoing_begin(r, &relay->socket, relay->leader_node, poll_token(relay)) < 0)) {
+        if (watched)
+            mqd_poll_remove(r->poll, fd, poll_token(relay));
+        relay->socket = (struct mqd_outgoing){.fd = -1};
         free(relay->in);
         relay->in = NULL;
-        return "the connection cannot be watched";
+        return watched ? mqd_error_message() : "the connection cannot be watched";
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    relay->fd = fd;
     relay->token = command->token;
     relay->timeout_ms = command->relay->timeout_ms;
-    relay->readable = relay->writable = 1;
     relay->asked = 0;
     relay->refuse_until_ms = 0;
     return NULL;
@@ -364,7 +379,7 @@ static void put(struct mqd_reactor *r, const struct mqd_command *command)
                     options->lane < MQD_RELAY_LANE_COUNT && options->timeout_ms;
     struct mqd_relay *relay =
         possible ? find_or_make(r, options->leader_node, options->leader_worker, options->lane) : NULL;
-    if (relay && relay->fd >= 0)
+    if (relay && relay->socket.fd >= 0)
         mqd_relay_end(r, relay, -1, "");
     const char *wrong = !possible ? "a relay's leader, lane or time-out is impossible"
                         : !relay  ? "more connections to leaders on other hosts than a worker holds"
@@ -384,8 +399,9 @@ void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++) {
         struct mqd_relay *relay = r->relays->relay[i];
         bool all = command->kind == MQD_COMMAND_RELAY_REMOVE;
-        if (relay->leader_node != options->leader_node || (!all && (relay->leader_worker != options->leader_worker ||
-                                                                    relay->lane != options->lane || relay->fd >= 0)))
+        if (relay->leader_node != options->leader_node ||
+            (!all &&
+             (relay->leader_worker != options->leader_worker || relay->lane != options->lane || relay->socket.fd >= 0)))
             continue;
         mqd_relay_end(r, relay, -1, "");
         if (!all)

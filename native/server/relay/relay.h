@@ -2,7 +2,7 @@
  * answered as if it had been written here.
  *
  * A batch that a local client submitted for such a partition becomes a Produce request of its own
- * on a mutually authenticated connection that Python has opened. It keeps the client's version,
+ * on a mutually authenticated connection (plain text, or TLS) that Python has opened. It keeps the client's version,
  * client id, transactional id, acks, time-out and bytes, and so its producer id, epoch and
  * sequence. The answer completes the append.
  *
@@ -25,7 +25,8 @@
  *       are completed with NOT_LEADER_OR_FOLLOWER.
  *   L4  memory: only bytes not yet given to the socket, counted in heap_bytes. While a relay has
  *       more than MQD_RELAY_UNSENT_BYTES of them, each connection adds at most one request and is
- *       not read until that is sent. Sent requests keep no bytes here.
+ *       not read until that is sent. Sent requests keep no bytes here,
+ *       except those that TLS has sealed (MQD_TLS_SCRATCH_BYTES).
  *   L5  an answer is hostile until checked: anything except an answer to the oldest request, about
  *       its partition, ends the connection.
  *   L6  acks=0 is sent as acks=1, because on an error the leader would end the connection, which
@@ -58,7 +59,8 @@ void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topi
 /* put, refuse, remove; emits the MQD_EVENT_DONE */
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
-void mqd_relays_read(struct mqd_reactor *r);                                    /* once a turn: receives answers */
+void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value); /* of its TLS handshake, from the pool */
+void mqd_relays_read(struct mqd_reactor *r);                   /* once a turn: receives answers */
 /* once a turn, after the requests were read: sends requests and handles time-outs */
 void mqd_relays_run(struct mqd_reactor *r);
 int64_t mqd_relays_next_ms(const struct mqd_reactor *r); /* as mqd_fetchers_next_ms */

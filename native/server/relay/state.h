@@ -4,6 +4,7 @@
 
 #include "server/reactor.h"
 #include "server/relay/relay.h"
+#include "server/tls/outgoing.h"
 #include "wire/buffer.h"
 
 #define MQD_RELAY_BUCKET_COUNT 256
@@ -28,11 +29,10 @@ struct mqd_relay {
     uint32_t leader_worker, lane;
     struct mqd_relay *hash_next;
     uint32_t index, generation; /* the generation counts its connections */
-    int fd;                     /* -1 = none */
-    uint64_t token;             /* of the connection */
+    struct mqd_outgoing socket;
+    uint64_t token; /* of the connection */
     uint32_t timeout_ms;
-    uint8_t asked; /* a connection was requested from Python */
-    uint8_t readable, writable;
+    uint8_t asked;              /* a connection was requested from Python */
     int64_t connect_by_ms;      /* valid while `asked` */
     int64_t refuse_until_ms;    /* its host could not be reached: until then batches are refused at once */
     uint32_t correlation_id;    /* of the last request; may wrap during the life of a relay */
@@ -57,5 +57,7 @@ struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay 
 void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message);
 /* notifies Python; error < 0: no notification */
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text);
+/* ... because of mqd_error_code and mqd_error_message */
+void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay);
 
 #endif

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "server/replication/fetcher_state.h"
 
 /* ---- partitions ---- */
@@ -270,16 +271,16 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
     struct mqd_fetchers *fetchers = r->fetchers;
     mqd_owner_write_all(r); /* staged batches are still in its buffer */
     if (r->poll)
-        mqd_poll_remove(r->poll, fetcher->fd, poll_token(fetcher));
-    close(fetcher->fd);
+        mqd_poll_remove(r->poll, fetcher->socket.fd, poll_token(fetcher));
+    mqd_outgoing_close(&fetcher->socket);
     fetchers->fetcher[fetcher->index] = fetchers->fetcher[--fetchers->count];
     if (fetcher->index < fetchers->count) { /* the last one moves to its index, and its events need the new index */
         struct mqd_fetcher *moved = fetchers->fetcher[fetcher->index];
-        mqd_poll_remove(r->poll, moved->fd, poll_token(moved));
+        mqd_poll_remove(r->poll, moved->socket.fd, poll_token(moved));
         moved->index = fetcher->index;
-        moved->readable = moved->writable = 1;
-        if (mqd_poll_add(r->poll, moved->fd, poll_token(moved)) < 0)
-            shutdown(moved->fd, SHUT_RDWR); /* its next use ends it */
+        mqd_outgoing_moved(&moved->socket, poll_token(moved));
+        if (mqd_poll_add(r->poll, moved->socket.fd, poll_token(moved)) < 0)
+            shutdown(moved->socket.fd, SHUT_RDWR); /* its next use ends it */
     }
     fetcher->full = 1; /* a new session replaces forgetting them one by one */
     while (!mqd_list_empty(&fetcher->members)) {
@@ -294,6 +295,13 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         mqd_reactor_emit(r, &event);
     }
     fetcher_free(fetcher);
+}
+
+void mqd_fetcher_broken(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    char reason[MQD_ERROR_MESSAGE_BYTES];
+    snprintf(reason, sizeof reason, "%s", mqd_error_message());
+    mqd_fetcher_end(r, fetcher, mqd_error_code(), reason);
 }
 
 static const char *options_wrong(const struct mqd_fetcher_options *options)
@@ -318,11 +326,11 @@ static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetcher
     }
     fetcher->options = *command->fetcher;
     fetcher->token = command->token;
-    fetcher->fd = (int)command->number;
+    fetcher->socket.fd = (int)command->number;
     fetcher->in_capacity = MQD_FETCHER_BUFFER_BYTES;
     fetcher->index = fetchers->count;
     fetcher->generation = ++fetchers->generation;
-    fetcher->readable = fetcher->writable = fetcher->full = 1;
+    fetcher->socket.readable = fetcher->socket.writable = fetcher->full = 1;
     mqd_list_init(&fetcher->members);
     mqd_list_init(&fetcher->changes);
     mqd_list_init(&fetcher->put_off);
@@ -380,6 +388,11 @@ static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, co
         wrong = r->poll ? "no socket, or no memory, for a connection to another host" : "the reactor does not run";
     if (!wrong && mqd_poll_add(r->poll, fd, poll_token(fetcher)) < 0)
         wrong = "the connection cannot be watched";
+    if (!wrong && options->tls &&
+        mqd_outgoing_begin(r, &fetcher->socket, options->leader_node, poll_token(fetcher)) < 0) {
+        mqd_poll_remove(r->poll, fd, poll_token(fetcher));
+        wrong = mqd_error_message();
+    }
     if (wrong) {
         if (fetcher)
             fetcher_free(fetcher);
@@ -434,18 +447,26 @@ void mqd_fetchers_destroy(struct mqd_reactor *r)
 
 /* ---- receiving ---- */
 
-void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
+static struct mqd_fetcher *fetcher_by_token(const struct mqd_reactor *r, uint64_t value)
 {
     uint32_t index = value & 0xffff;
     struct mqd_fetcher *fetcher = r->fetchers && index < r->fetchers->count ? r->fetchers->fetcher[index] : NULL;
-    if (!fetcher || fetcher->generation != (uint32_t)(value >> 16))
-        return;
-    if (flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
-        fetcher->readable = 1;
-    if (flags & MQD_POLL_HANGUP)
-        fetcher->hangup = 1;
-    if (flags & MQD_POLL_WRITABLE)
-        fetcher->writable = 1;
+    return fetcher && fetcher->generation == (uint32_t)(value >> 16) ? fetcher : NULL;
+}
+
+void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
+{
+    struct mqd_fetcher *fetcher = fetcher_by_token(r, value);
+    if (fetcher)
+        mqd_outgoing_on_event(&fetcher->socket, flags);
+}
+
+void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value)
+{
+    struct mqd_fetcher *fetcher = fetcher_by_token(r, value);
+    MQD_ASSERT(fetcher, "T2: a session of a fetcher that has ended was not given up");
+    if (mqd_outgoing_on_step(r, &fetcher->socket) < 0)
+        mqd_fetcher_broken(r, fetcher);
 }
 
 /* Makes room at the end of the buffer: bytes not yet taken move to its beginning; if they are part
@@ -485,20 +506,17 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
     }
     uint32_t room = fetcher->in_capacity - fetcher->in_end,
              most = room < MQD_FETCHER_RECEIVE_BYTES ? room : MQD_FETCHER_RECEIVE_BYTES;
-    ssize_t got = recv(fetcher->fd, fetcher->in + fetcher->in_end, most, 0);
-    if (got < 0 && errno == EINTR)
-        return true;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        fetcher->readable = 0;
+    ssize_t got = mqd_outgoing_receive(&fetcher->socket, fetcher->in + fetcher->in_end, most);
+    if (got < 0 && errno == EAGAIN)
+        return false;
+    if (got < 0) {
+        mqd_fetcher_broken(r, fetcher);
         return false;
     }
-    if (got <= 0) {
-        mqd_fetcher_end(r, fetcher, got < 0 ? errno : ECONNRESET,
-                        got < 0 ? strerror(errno) : "the leader closed the connection");
+    if (got == 0) {
+        mqd_fetcher_end(r, fetcher, ECONNRESET, "the leader closed the connection");
         return false;
     }
-    if ((size_t)got < most && !fetcher->hangup)
-        fetcher->readable = 0; /* drained: the next byte triggers an edge */
     fetcher->in_end += (uint32_t)got;
     fetcher->deadline_ms = r->now_ms + fetcher->options.timeout_ms;
     *budget -= (uint32_t)got < *budget ? (uint32_t)got : *budget;
@@ -513,7 +531,7 @@ void mqd_fetchers_read(struct mqd_reactor *r)
     for (uint32_t i = r->fetchers->count; i-- > 0;) {
         struct mqd_fetcher *fetcher = r->fetchers->fetcher[i];
         uint32_t budget = MQD_FETCHER_TURN_BYTES;
-        while (fetcher->readable && receive(r, fetcher, &budget))
+        while (fetcher->socket.readable && mqd_outgoing_ready(&fetcher->socket) && receive(r, fetcher, &budget))
             ;
     }
 }

@@ -2,7 +2,7 @@
  * fetched over each.
  *
  * A fetcher speaks Fetch v17 with replica_state over a mutually authenticated connection that
- * Python has opened, one request at a time:
+ * Python has opened (plain text, or TLS), one request at a time:
  *
  *   request   the changes since the last one, in an incremental session (KIP-227): positions that
  *             moved, partitions added and removed
@@ -24,7 +24,8 @@
  *       put off (an error) is in no session.
  *   G4  a partition's share of an answer is at most partition_bytes_max (one batch may be larger);
  *       those served last come last in the next request.
- *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition.
+ *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition; over TLS also
+ *       MQD_TLS_UNSENT_BYTES_MAX.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_FETCHER_H
@@ -52,7 +53,8 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error);
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
-void mqd_fetchers_read(struct mqd_reactor *r); /* once a turn: receives and applies answers */
+void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* of its TLS handshake, from the pool */
+void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies answers */
 /* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
 /* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = at once */

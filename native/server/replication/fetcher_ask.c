@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "server/replication/fetcher_state.h"
 
@@ -111,16 +110,12 @@ static int32_t bytes_max_of(const struct mqd_fetchers *fetchers, const struct mq
 static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     while (fetcher->out_sent < fetcher->out.size_bytes) {
-        ssize_t sent = send(fetcher->fd, fetcher->out.bytes + fetcher->out_sent,
-                            fetcher->out.size_bytes - fetcher->out_sent, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            fetcher->writable = 0;
+        ssize_t sent = mqd_outgoing_send(r, &fetcher->socket, fetcher->out.bytes + fetcher->out_sent,
+                                         fetcher->out.size_bytes - fetcher->out_sent);
+        if (sent < 0 && errno == EAGAIN)
             return;
-        }
         if (sent < 0) {
-            mqd_fetcher_end(r, fetcher, errno, strerror(errno));
+            mqd_fetcher_broken(r, fetcher);
             return;
         }
         fetcher->out_sent += (uint32_t)sent;
@@ -208,6 +203,15 @@ static bool may_ask(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct
     return false;
 }
 
+/* TLS's own part of a turn. false: its handshake has not ended, or the fetcher has. */
+static bool run_tls(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    if (mqd_outgoing_run(r, &fetcher->socket) == 0)
+        return mqd_outgoing_established(&fetcher->socket);
+    mqd_fetcher_broken(r, fetcher);
+    return false;
+}
+
 void mqd_fetchers_run(struct mqd_reactor *r)
 {
     struct mqd_fetchers *fetchers = r->fetchers;
@@ -215,6 +219,8 @@ void mqd_fetchers_run(struct mqd_reactor *r)
     /* when one ends, the last takes its index; that one was processed already */
     for (uint32_t i = fetchers->count; i-- > 0;) {
         struct mqd_fetcher *fetcher = fetchers->fetcher[i];
+        if (fetcher->socket.tls && !run_tls(r, fetcher))
+            continue;
         MQD_LIST_EACH(node, spare, &fetcher->put_off) {
             struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change);
             if (followed->put_off_ms > r->now_ms)
@@ -224,7 +230,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
         }
         if (fetcher->outstanding && r->now_ms > fetcher->deadline_ms)
             mqd_fetcher_end(r, fetcher, ETIMEDOUT, "the leader does not answer");
-        else if (fetcher->out.size_bytes && fetcher->writable)
+        else if (fetcher->out.size_bytes && fetcher->socket.writable)
             send_some(r, fetcher);
         else if (!r->stop && may_ask(r, fetchers, fetcher))
             ask(r, fetcher);
@@ -239,7 +245,12 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
     int64_t next_ms = INT64_MAX;
     for (uint32_t i = 0; i < r->fetchers->count; i++) {
         const struct mqd_fetcher *fetcher = r->fetchers->fetcher[i];
-        if (fetcher->readable && !r->stop) /* no more reading while stopping */
+        if (!mqd_outgoing_ready(&fetcher->socket)) {
+            if (fetcher->socket.established_by_ms + 1 < next_ms)
+                next_ms = fetcher->socket.established_by_ms + 1;
+            continue;
+        }
+        if (fetcher->socket.readable && !r->stop) /* no more reading while stopping */
             return 0;
         if (fetcher->outstanding && fetcher->deadline_ms + 1 < next_ms)
             next_ms = fetcher->deadline_ms + 1;

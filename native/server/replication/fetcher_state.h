@@ -4,6 +4,7 @@
 
 #include "server/reactor.h"
 #include "server/replication/fetcher_wire.h"
+#include "server/tls/outgoing.h"
 
 /* per call: received records are checked and written while they are in L2 */
 #define MQD_FETCHER_RECEIVE_BYTES (128u << 10)
@@ -38,11 +39,8 @@ struct mqd_followed {
 struct mqd_fetcher {
     struct mqd_fetcher_options options;
     uint64_t token;
-    int fd;
+    struct mqd_outgoing socket;
     uint32_t index, generation;
-    uint8_t readable, writable;
-    /* the end of the stream was signalled once and will not be again: read until it is reached */
-    uint8_t hangup;
     uint8_t outstanding; /* answers that are due: none, one, or two after urging the leader */
     uint8_t urging;      /* the next answer is for the request that urged */
     uint8_t urgent;      /* a request is due before the leader has news of its own */
@@ -90,6 +88,8 @@ void mqd_followed_settle(struct mqd_followed *followed);        /* if it is unse
 void mqd_followed_leave_session(struct mqd_followed *followed); /* with the next request */
 /* notifies Python; error < 0: no notification */
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text);
+/* ... because of mqd_error_code and mqd_error_message */
+void mqd_fetcher_broken(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 /* server/replication/fetcher_answer.c: handles received bytes. false: the fetcher has ended. */
 bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 

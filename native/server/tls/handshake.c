@@ -18,7 +18,7 @@ uint32_t mqd_secure_handshake_ms = 10000;
 static void secure_free(struct mqd_secure *secure)
 {
     mqd_tls_pool_destroy(secure->pool);
-    for (uint32_t i = 0; i < MQD_LISTENER_COUNT_MAX; i++)
+    for (uint32_t i = 0; i <= MQD_LISTENER_HOSTS; i++)
         mqd_tls_context_free(secure->contexts[i]);
     if (secure->event_fd >= 0)
         close(secure->event_fd);
@@ -80,11 +80,17 @@ void mqd_secure_destroy(struct mqd_reactor *r)
 
 bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    struct mqd_tls_context *context = r->secure ? r->secure->contexts[c->listener_id] : NULL;
-    c->tls = context ? mqd_tls_create(context, c->fd) : NULL;
+    bool host = c->peer_node >= 0;
+    struct mqd_tls_context *context =
+        r->secure ? r->secure->contexts[host ? MQD_LISTENER_HOSTS : c->listener_id] : NULL;
+    if (context)
+        c->tls =
+            host ? mqd_tls_create_between_hosts(context, c->fd, false, c->peer_node) : mqd_tls_create(context, c->fd);
     if (!c->tls) {
         mqd_log(r, 3, c->id, UINT32_MAX, "connection refused: %s",
-                context ? mqd_error_message() : "its TLS listener has no certificate");
+                context ? mqd_error_message()
+                : host  ? "this host has no certificate yet for connections of other hosts"
+                        : "its TLS listener has no certificate");
         mqd_connection_close(r, c, "no TLS");
         return false;
     }
@@ -115,7 +121,10 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     }
     c->last_active_ms = r->now_ms;
     if (mqd_tls_plain(c->tls)) {
-        mqd_connection_fail(r, c, "plain text on a TLS listener: the client needs security.protocol=SSL, or SASL_SSL");
+        mqd_connection_fail(r, c,
+                            c->peer_node >= 0
+                                ? "plain text from another host, which agreed on TLS"
+                                : "plain text on a TLS listener: the client needs security.protocol=SSL, or SASL_SSL");
         return;
     }
     MQD_ASSERT(!c->sealed_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
@@ -128,7 +137,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 static bool ask_for_principal(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_event event = {.kind = MQD_EVENT_TLS_NAME, .slot = c->listener_id, .token = mqd_tls_link(c->tls)->token};
-    if (r->options.listeners[c->listener_id] & MQD_LISTENER_SASL)
+    if (c->peer_node >= 0 || r->options.listeners[c->listener_id] & MQD_LISTENER_SASL)
         return true;
     uint32_t length = mqd_tls_peer_name(c->tls, event.text, sizeof event.text - 1);
     if (!length)
@@ -165,8 +174,13 @@ void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *comma
 }
 
 /* The pool has carried out one step. */
-static void on_step(struct mqd_reactor *r, struct mqd_connection *c)
+static void on_step(struct mqd_reactor *r, struct mqd_tls *tls)
 {
+    struct mqd_connection *c = mqd_connection_by_token(r, mqd_tls_link(tls)->token);
+    if (!c || c->tls != tls) {
+        mqd_tls_free(tls);
+        return;
+    }
     const struct mqd_tls_link *link = mqd_tls_link(c->tls);
     int flushed = mqd_tls_flush(c->tls);
     c->blocked--;
@@ -197,12 +211,15 @@ void mqd_secure_on_event(struct mqd_reactor *r)
 {
     struct mqd_tls *tls;
     while ((tls = mqd_tls_pool_collect(r->secure->pool))) {
-        struct mqd_connection *c =
-            mqd_tls_link(tls)->abandoned ? NULL : mqd_connection_by_token(r, mqd_tls_link(tls)->token);
-        if (c && c->tls == tls)
-            on_step(r, c);
-        else
+        uint64_t token = mqd_tls_link(tls)->token;
+        if (mqd_tls_link(tls)->abandoned)
             mqd_tls_free(tls);
+        else if (mqd_token_kind_of(token) == MQD_TOKEN_FETCHER)
+            mqd_fetcher_on_step(r, mqd_token_value(token));
+        else if (mqd_token_kind_of(token) == MQD_TOKEN_RELAY)
+            mqd_relay_on_step(r, mqd_token_value(token));
+        else
+            on_step(r, tls);
     }
 }
 

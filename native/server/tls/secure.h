@@ -1,4 +1,5 @@
-/* Connections of TLS listeners.
+/* Connections of TLS listeners, and those that other hosts have opened and secure. Those that this
+ * host has opened to others: server/tls/outgoing.h.
  *
  *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
  *
@@ -38,7 +39,7 @@ bool mqd_secure_watch(struct mqd_reactor *r);
 /* MQD_COMMAND_TLS_PRINCIPAL */
 void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_secure_destroy(struct mqd_reactor *r);
-/* c was opened for a client of a TLS listener; false: c is closed */
+/* c was opened for a client of a TLS listener, or for another host (c->peer_node); false: c is closed */
 bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c);
 bool mqd_secure_established(const struct mqd_connection *c);
 /* c is readable, and its handshake has not ended; may close c */

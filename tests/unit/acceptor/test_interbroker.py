@@ -435,15 +435,17 @@ def test_an_acceptor_with_another_hosts_certificate_is_refused(tmp_path, thief, 
     assert len(said) == 1
 
 
-def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_worker_gets_the_socket_that_is_meant_for_it(tmp_path, tls: bool) -> None:
     async def scenario() -> None:
-        async with Hosts(None) as hosts:
+        async with Hosts(None, three=secured(tmp_path, 3) if tls else None) as hosts:
             side = handshake.Initiator(
                 handshake.derive_key(SECRET, "handshake"),
                 "data",
                 Identity(2, "d2", "cluster"),
                 b"n" * handshake.NONCE_BYTES,
                 0,
+                handshake.TLS_ALLOWED,
             )
             loop = asyncio.get_running_loop()
             connection = socket.socket()
@@ -454,7 +456,9 @@ def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
             await loop.sock_sendall(connection, b"what follows is the worker's")
             hosts.worker.settimeout(10)
             packet, descriptors, _, _ = await loop.run_in_executor(None, socket.recv_fds, hosts.worker, 100, 1)
-            assert between.PACKET.unpack(packet)[2] == between.FLAG_PEER and between.PACKET.unpack(packet)[-1] == 2
+            flags = between.FLAG_PEER | between.FLAG_TLS * tls
+            assert between.PACKET.unpack(packet)[2] == flags and between.PACKET.unpack(packet)[-1] == 2
+            assert side.tls is tls
             with socket.socket(fileno=descriptors[0]) as taken:
                 taken.settimeout(10)
                 assert await loop.run_in_executor(None, taken.recv, 100) == b"what follows is the worker's"

@@ -9,12 +9,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from mqd import native
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.worker.assignments import Cluster
 from mqd.worker.forwarding import BACKOFF_MS_MAX, Forwarding
+from tests.unit.security.host_files import host
 from tests.unit.worker.test_replication import (
     NO_NAMES,
     SECRET,
@@ -33,9 +37,11 @@ class FakeReactor:
         self.put: list[tuple[int, socket.socket, tuple[int, int, int]]] = []
         self.refused: list[tuple[tuple[int, int, int], int]] = []
         self.removed: list[int] = []
+        self.tls: list[bool] = []
 
-    def relay_put(self, token: int, fd: int, node: int, worker: int, lane: int, _timeout_ms: int) -> None:
+    def relay_put(self, token: int, fd: int, node: int, worker: int, lane: int, _timeout_ms: int, tls: bool) -> None:
         self.put.append((token, socket.socket(fileno=fd), (node, worker, lane)))
+        self.tls.append(tls)
 
     def relay_refuse(self, _token: int, node: int, worker: int, lane: int, refuse_ms: int) -> None:
         self.refused.append(((node, worker, lane), refuse_ms))
@@ -45,10 +51,12 @@ class FakeReactor:
 
 
 @contextlib.asynccontextmanager
-async def forwarding(leader: Leader) -> AsyncIterator[tuple[Forwarding, FakeReactor]]:
+async def forwarding(
+    leader: Leader, credentials: Credentials | None = None
+) -> AsyncIterator[tuple[Forwarding, FakeReactor]]:
     await leader.start()
     reactor = FakeReactor()
-    subject = Forwarding(reactor, FakeCommands(), {}, SECRET)  # type: ignore[arg-type]
+    subject = Forwarding(reactor, FakeCommands(), {}, credentials or Credentials(SECRET))  # type: ignore[arg-type]
     try:
         yield subject, reactor
     finally:
@@ -81,6 +89,19 @@ def test_dialled_when_wanted_and_not_before() -> None:
             assert len(reactor.put) == 1  # nobody wants it
             subject.on_wanted(wanted(2, 3, 1))
             await until(lambda: len(reactor.put) == 2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_reactor_continues_with_tls_where_both_hosts_use_it(tmp_path: Path, tls: bool) -> None:
+    async def scenario() -> None:
+        leader = Leader(2, tls=handshake.TLS_ALLOWED)
+        async with forwarding(leader, Credentials(SECRET, host(tmp_path, 1) if tls else None)) as (subject, reactor):
+            subject.update(cluster(leader), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: reactor.put)
+            assert reactor.tls == [tls]
 
     run(scenario())
 

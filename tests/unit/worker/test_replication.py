@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,13 @@ from mqd.base.config import BROKER
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
 from mqd.cluster.membership import handshake
+from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
 from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
+from mqd.worker.host_connections import Dialled
 from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Link, Replication, Target, spare_links, wanted_links
+from tests.unit.security.host_files import host
 
 SECRET = b"a secret of sixteen bytes and more"
 TOPIC = b"t" * 16
@@ -167,8 +171,9 @@ def event(kind: int, token: int, text: str = "") -> native.Event:
 class Leader:
     """A host's listener: shakes hands, keeps the connections. `decide`: as the acceptor's."""
 
-    def __init__(self, node_id: int, secret: bytes = SECRET) -> None:
+    def __init__(self, node_id: int, secret: bytes = SECRET, tls: int = handshake.TLS_OFF) -> None:
         self.node_id = node_id
+        self.tls = tls
         self.secret = secret
         self.hellos: list[Hello] = []
         self.refuse: Refusal | None = None
@@ -187,7 +192,7 @@ class Leader:
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.streams.append(writer)
         side = handshake.Responder(
-            handshake.derive_key(self.secret, "handshake"), self.decide, os.urandom(handshake.NONCE_BYTES)
+            handshake.derive_key(self.secret, "handshake"), self.decide, os.urandom(handshake.NONCE_BYTES), self.tls
         )
         try:
             while side.wanted:
@@ -207,12 +212,13 @@ class Leader:
 
 @contextlib.asynccontextmanager
 async def following(
-    leader: Leader, **assigned: Assignment
+    leader: Leader, credentials: Credentials | None = None, **assigned: Assignment
 ) -> AsyncIterator[tuple[Replication, FakeReactor, FakeCommands, dict[tuple[bytes, int], Assignment]]]:
     await leader.start()
     reactor, commands = FakeReactor(), FakeCommands()
     table = {(TOPIC, index): one for index, one in enumerate(assigned.values())}
-    subject = Replication(reactor, commands, table, {"replica.fetch.max.bytes": "5000"}, SECRET)  # type: ignore[arg-type]
+    config = {"replica.fetch.max.bytes": "5000"}
+    subject = Replication(reactor, commands, table, config, credentials or Credentials(SECRET))  # type: ignore[arg-type]
     try:
         yield subject, reactor, commands, table
     finally:
@@ -338,6 +344,42 @@ def test_who_is_not_the_leader_gets_nothing(wrong: str, monkeypatch: pytest.Monk
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("mode", "leaders", "tls"),
+    [
+        ("off", handshake.TLS_ALLOWED, False),
+        ("allowed", handshake.TLS_OFF, False),
+        ("allowed", handshake.TLS_ALLOWED, True),
+        ("required", handshake.TLS_ALLOWED, True),
+    ],
+)
+def test_the_reactor_continues_with_tls_where_both_hosts_use_it(
+    tmp_path: Path, mode: str, leaders: int, tls: bool
+) -> None:
+    async def scenario() -> None:
+        leader = Leader(2, tls=leaders)
+        credentials = Credentials(SECRET, None if mode == "off" else host(tmp_path, 1, mode))
+        async with following(leader, credentials, one=assignment(2)) as (subject, reactor, _, _):
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: reactor.put)
+            assert reactor.put[0][2].tls is tls
+
+    run(scenario())
+
+
+def test_a_leader_without_tls_is_refused_where_it_is_required(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        leader, credentials = Leader(2), Credentials(SECRET, host(tmp_path, 1))
+        async with following(leader, credentials, one=assignment(2)) as (subject, reactor, _, _):
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: caplog.records)
+            assert "cluster.tls=required" in caplog.records[0].mqd_fields["reason"]  # type: ignore[attr-defined]
+            assert not reactor.put
+
+    with caplog.at_level("INFO"):
+        run(scenario())
+
+
 NO_NAMES = ["a..b", "a" * 64 + ".example"]  # which no resolver can be asked for
 
 
@@ -351,7 +393,7 @@ def test_a_link_outlives_a_host_of_no_name_and_faults_of_its_own(wrong: str, cap
             tried: list[Target] = []
             connect = subject._connect
 
-            async def counted(link: Link, target: Target) -> socket.socket:
+            async def counted(link: Link, target: Target) -> Dialled:
                 tried.append(target)
                 if wrong == "our own fault" and target.epoch == 5:
                     raise ZeroDivisionError(wrong)
@@ -375,7 +417,7 @@ def test_a_host_that_is_unregistered_while_it_dials_dials_again_when_it_is_back(
         async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
             connect, made = subject._connect, []
 
-            async def unregistered_meanwhile(link: Link, target: Target) -> socket.socket:
+            async def unregistered_meanwhile(link: Link, target: Target) -> Dialled:
                 made.append(await connect(link, target))
                 if len(made) == 1:
                     subject.update(Cluster(1, {2: broker(2, leader.port)}), "cluster", {})
@@ -385,7 +427,7 @@ def test_a_host_that_is_unregistered_while_it_dials_dials_again_when_it_is_back(
             subject.update(cluster(leader), "cluster", {})
             await until(lambda: made)
             await asyncio.sleep(0)
-            assert made[0].fileno() < 0 and not reactor.put
+            assert made[0].socket.fileno() < 0 and not reactor.put
             subject.update(cluster(leader), "cluster", {})
             await until(lambda: reactor.put)
 

@@ -264,7 +264,7 @@ static void look(void)
         entries++;
     for (uint32_t i = model.oldest; i < model.count; i++)
         relaying[model.asked[i].client] += !model.asked[i].decided;
-    NEED((relay->fd < 0) == model.ended && entries == model.count - model.oldest);
+    NEED((relay->socket.fd < 0) == model.ended && entries == model.count - model.oldest);
     NEED(model.ended ? !relay->in && !relay->out.size_bytes
                      : relay->in_bytes == model.there - model.at && relay->out_sent == wire.sent);
     for (uint32_t client = 0; client < CLIENTS; client++) {

@@ -4,6 +4,9 @@
 #include "mqd_reactor_rights_test.h"
 #include "mqd_relay_test.h"
 
+#include "mqd_tls_test.h"
+#include "server/tls/secure.h"
+
 /* Through the leader's own worker: offsets, contents, order with own partitions, acks, several
  * partitions in a request. */
 BOTH(written_at_the_leader)
@@ -354,4 +357,73 @@ BOTH(nothing_is_sent_on_without_the_lease)
     local_close(&local);
     local_wait_none(b);
     local_bench_stop(b);
+}
+
+/* ---- over TLS ---- */
+
+static void relay_certificate(struct bench *b, uint32_t worker, const struct tls_identity *identity,
+                              const struct tls_identity *ca)
+{
+    struct mqd_tls_context *context = tls_hosts_context(identity, ca);
+    CHECK_OR(context, abort());
+    CHECK_EQUAL(mqd_reactor_listener_tls(b->reactors[worker], ++b->token, MQD_LISTENER_HOSTS, context), 0);
+    CHECK_EQUAL(bench_done(b, worker, b->token).error, 0);
+}
+
+static void relay_put_secure(struct bench *b, int fd)
+{
+    struct mqd_relay_options options = relay_options(MQD_RELAY_LANE_PLAIN, LIMIT_MS);
+    options.tls = 1;
+    CHECK_EQUAL(mqd_reactor_relay_put(b->reactors[0], ++b->token, fd, &options), 0);
+    CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+}
+
+/* Batches wait for the handshake. From a leader that does not prove its node id they come back
+ * unwritten, and no other connection is requested at once. */
+BOTH(written_over_tls)
+{
+    enum { COUNT = 200, UNDER_WAY = 14 };
+    if (!tls_works())
+        return;
+    mqd_secure_handshake_ms = 10000;
+    mqd_tls_key_records_max = 10;
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct tls_identity ca = tls_identity("ca"), leader = tls_node(&ca, "URI:mqd://node/1", 2),
+                        other = tls_node(&ca, "URI:mqd://node/2", 2);
+    relay_certificate(b, 0, &other, &ca);
+    relay_certificate(b, 1, &other, &ca); /* of another node than the leader's */
+    submit(&local, 1, -1, one_record(1, 1, 64));
+    relay_event(b, MQD_EVENT_RELAY_WANTED);
+    relay_put_secure(b, client_open_of(b, 1, 0, 2, true).fd);
+    CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
+    struct mqd_event ended = relay_event(b, MQD_EVENT_RELAY_ENDED);
+    CHECK_CONTAINS(ended.text, "it is not node 1's");
+    CHECK_EQUAL(outcome((submit(&local, 2, -1, one_record(1, 2, 64)), &local)).error[0], NOT_LEADER); /* at once */
+    relay_certificate(b, 1, &leader, &ca);
+    relay_put_secure(b, client_open_of(b, 1, 0, 2, true).fd);
+    for (int32_t i = 0; i < COUNT + UNDER_WAY; i++) {
+        if (i < COUNT)
+            submit(&local, i, -1, one_record(1, (uint64_t)i, i % 7 ? 100 : 60000));
+        if (i < UNDER_WAY)
+            continue;
+        struct produced produced = outcome(&local);
+        CHECK_EQUAL(produced.error[0], 0);
+        CHECK_EQUAL(produced.base_offset[0], i - UNDER_WAY);
+    }
+    struct client silent = {.fd = -1};
+    int ends[2];
+    mqd_secure_handshake_ms = 200;
+    CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, abort());
+    silent.fd = ends[0];
+    relay_put_secure(b, ends[1]); /* a leader that says nothing */
+    CHECK_EQUAL(outcome((submit(&local, 3, -1, one_record(1, 3, 64)), &local)).error[0], NOT_LEADER);
+    CHECK_EQUAL(relay_event(b, MQD_EVENT_RELAY_ENDED).error, ETIMEDOUT);
+    client_close(&silent);
+    mqd_secure_handshake_ms = 10000;
+    mqd_tls_key_records_max = 1u << 23;
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+    tls_identity_free(&ca), tls_identity_free(&leader), tls_identity_free(&other);
 }

@@ -8,7 +8,7 @@
 TEST(a_fetcher_with_bytes_keeps_no_ending_reactor_awake)
 {
     struct mqd_reactor *r = calloc(1, sizeof *r);
-    struct mqd_fetcher fetcher = {.readable = 1};
+    struct mqd_fetcher fetcher = {.socket.readable = 1};
     r->fetchers = calloc(1, sizeof *r->fetchers);
     r->fetchers->fetcher[r->fetchers->count++] = &fetcher;
     mqd_list_init(&fetcher.put_off);

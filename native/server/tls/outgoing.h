@@ -1,0 +1,54 @@
+/* A connection that this host has opened to a worker of another: plain text, or TLS of which this
+ * host is the client. Its owner (a fetcher, a relay) reads and writes it as a socket.
+ *
+ *   plain   ready at once
+ *   TLS     lent to the pool -> taken back -> ... -> established: ready; mqd_outgoing_run moves it on
+ *
+ * Invariants: T1 and T2 of server/tls/secure.h; nothing is received or sent for the owner before the
+ * other host has proved by its certificate that it is the expected node. An error that ends the
+ * connection is in mqd_error_code and mqd_error_message.
+ * Bounds: mqd_secure_handshake_ms for the handshake; MQD_TLS_UNSENT_BYTES_MAX sealed bytes.
+ * Concurrency: the reactor's thread.
+ */
+#ifndef MQD_OUTGOING_H
+#define MQD_OUTGOING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct mqd_reactor;
+struct mqd_tls;
+
+struct mqd_outgoing {
+    int fd; /* -1 = none */
+    uint8_t readable, writable;
+    /* the end of the stream was signalled once and will not be again: read until it is reached */
+    uint8_t hangup;
+    struct mqd_tls *tls; /* NULL: plain text */
+    int64_t established_by_ms;
+};
+
+/* TLS from here on, with `node`, whose events have this token. -1 with the reason. */
+int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
+/* its events have another token from here on */
+void mqd_outgoing_moved(struct mqd_outgoing *outgoing, uint64_t token);
+void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags); /* from mqd_poll */
+/* the pool has carried out a step of its handshake; -1: it has failed */
+int mqd_outgoing_on_step(struct mqd_reactor *r, struct mqd_outgoing *outgoing);
+/* The next step of the handshake, or what TLS itself has to send: once a turn, only with TLS.
+ * -1: broken, or the handshake takes too long. */
+int mqd_outgoing_run(struct mqd_reactor *r, struct mqd_outgoing *outgoing);
+bool mqd_outgoing_established(const struct mqd_outgoing *outgoing); /* only with TLS */
+static inline bool mqd_outgoing_ready(const struct mqd_outgoing *outgoing)
+{
+    return !outgoing->tls || mqd_outgoing_established(outgoing);
+}
+/* As recv and send, of a connection that is ready: -1 with EAGAIN: not now. They clear `readable`
+ * and `writable`. */
+ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity);
+ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, const uint8_t *bytes,
+                          uint32_t size_bytes);
+void mqd_outgoing_close(struct mqd_outgoing *outgoing); /* and the socket */
+
+#endif
