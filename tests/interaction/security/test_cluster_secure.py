@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -36,10 +37,10 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+@contextlib.contextmanager
+def secure_cluster(data_dir: Path) -> Iterator[tuple[int, Path]]:
     """(port, data directory)"""
-    port, data_dir = free_port(), tmp_path / "cluster"
+    port = free_port()
     command = ["cluster", "local", "--secure", "--brokers", "3", "--port", str(port), "--data-dir", str(data_dir)]
     process = subprocess.Popen(
         [sys.executable, "-m", "mqd.cli.main", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -54,6 +55,12 @@ def cluster(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    with secure_cluster(tmp_path / "cluster") as made:
+        yield made
 
 
 def test_one_admin_at_every_broker(cluster: tuple[int, Path]) -> None:
