@@ -14,3 +14,13 @@ def bytes_of(paths: Iterable[Path]) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += path.stat().st_size
     return total
+
+
+def faults_file(data_dir: Path) -> Path:
+    """An empty file for MQD_FILE_FAULTS, where a broker's processes can read it when it changes:
+    beside its own files (process.sandbox).
+    """
+    data_dir.mkdir(exist_ok=True)
+    made = data_dir / "faults"
+    made.write_text("")
+    return made

@@ -38,6 +38,7 @@ from mqd.base import logging, paths, watchdog
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.membership import credentials
 from mqd.native import ProcessState
+from mqd.security import confinement
 from mqd.security.audit import Audit
 from mqd.shm import rendezvous
 from mqd.shm.attach import KeeperClient, KeeperError
@@ -205,6 +206,8 @@ def main() -> int:
         return 1
     logging.setup("acceptor", 0, client.config)
     logging.follow(lambda: client.control.log_level)
+    client.confinement = confinement.confine(client.config, places)
+    log.info("process confined", in_force=client.confinement)
     asyncio.run(_until_the_end(client, places))
     return 1  # the controller disconnected
 

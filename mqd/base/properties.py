@@ -1203,6 +1203,22 @@ def _quotas() -> list[Property]:
 def _engine() -> list[Property]:
     return [
         Property(
+            "process.sandbox",
+            "enum",
+            "on",
+            "(mqd) The broker's processes give up system calls that they do not need (seccomp), new privileges, and,"
+            " except for the keeper, files outside the data directory, log.dirs and what the configuration names"
+            " (Landlock), where the kernel offers it; `mqd status` shows what is in force.",
+            choices=("on", "off"),
+        ),
+        Property(
+            "core.files.allow",
+            "bool",
+            "false",
+            "(mqd) The broker's processes may write core files, and other processes of their user may read their"
+            " memory (debuggers): it holds records, passwords and keys.",
+        ),
+        Property(
             "worker.count",
             "int",
             "0",

@@ -46,6 +46,7 @@ from mqd.controller.alone import Alone
 from mqd.controller.directories import DirectoryRefused
 from mqd.controller.server import Server
 from mqd.controller.shell import Shell, new_topic_id, reports
+from mqd.security import confinement
 from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient, KeeperError
 
@@ -495,6 +496,8 @@ def main() -> int:
         return 1
     log = logging.setup("controller", 0, client.config)
     logging.follow(lambda: client.control.log_level)
+    client.confinement = confinement.confine(client.config, places)
+    log.info("process confined", in_force=client.confinement)
     try:
         return asyncio.run(run(client, places))
     except (MetadataCorrupt, DirectoryRefused, Refused, configuration.ConfigError) as error:

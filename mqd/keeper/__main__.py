@@ -57,6 +57,7 @@ def main() -> int:
     from mqd.base.config import without_effect
     from mqd.keeper import loop, resources
     from mqd.keeper.identity import IdentityError
+    from mqd.security import confinement
     from mqd.shm.segments import SegmentError
 
     try:
@@ -72,6 +73,7 @@ def main() -> int:
         return 2
     logging.follow(lambda: made.control.log_level)
     _ask_to_be_spared()
+    confined = confinement.confine(settings.config, None)
     host, port = made.addresses[0]
     log.info(
         "keeper started",
@@ -80,11 +82,14 @@ def main() -> int:
         workers=settings.worker_count,
         data_dir=settings.places.data_dir,
         generation=made.generation,
+        confined=confined,
     )
     if ineffective := without_effect(settings.config):
         log.warning("properties without effect; docs/configuration.md says why", names=",".join(ineffective))
     try:
-        return loop.Keeper(settings, made, supervisor_pid, supervisor_is_own).run()
+        keeper = loop.Keeper(settings, made, supervisor_pid, supervisor_is_own)
+        keeper.confinement = confined
+        return keeper.run()
     except Exception:
         log.exception("the keeper failed; the broker ends")
         return 1

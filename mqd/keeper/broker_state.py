@@ -32,6 +32,7 @@ class Process(msgspec.Struct):
     pidfd: int = -1  # -1 = no live process
     connection: socket.socket | None = None
     detail: str = ""
+    confinement: str = ""
     started_ms: int = 0
     restart_count: int = -1  # the first start is not a restart
     generation: int = 0
@@ -43,6 +44,7 @@ class BrokerState:
     """The processes of this broker, by role and index."""
 
     def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int, supervisor_is_own: bool = True):
+        self.confinement = ""  # what the keeper itself has given up
         self.settings = settings
         self.resources = resources
         self.supervisor_pid = supervisor_pid
@@ -66,7 +68,7 @@ class BrokerState:
         return self._ending is None and all(process.state == "running" for process in self.processes)
 
     def process_statuses(self) -> list[ProcessStatus]:
-        own = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0)]
+        own = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0, self.confinement)]
         if self.supervisor_pid and self.supervisor_is_own:
             own.insert(
                 0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0)
@@ -81,6 +83,7 @@ class BrokerState:
                 one.state,
                 one.started_ms,
                 max(0, one.restart_count),
+                one.confinement,
             )
             for one in others
             if one.pid

@@ -335,6 +335,7 @@ class Keeper(BrokerState):
             return
         process.pid, process.pidfd, process.connection = hello.pid, pidfd, connection
         process.state, process.detail, process.started_ms = "starting", "", now_ms()
+        process.confinement = ""
         process.restart_count += 1
         process.notices.clear()
         control = self.resources.control
@@ -395,7 +396,7 @@ class Keeper(BrokerState):
         ]
 
     def _on_ready(self, process: Process, message: Ready) -> None:
-        process.state, process.detail = "running", message.detail
+        process.state, process.detail, process.confinement = "running", message.detail, message.confinement
         self.resources.control.set_endpoint_state(process.endpoint, ProcessState.RUNNING, process.pid)
         log.info("process ready", process=process.name, pid=process.pid)
         if self.is_ready():

@@ -181,6 +181,7 @@ class KeeperClient:
         self.config: dict[str, str] = welcome.config
         self._parent_fds: list[tuple[int, str]] = []
         self.exit_status = 0  # for a clean end
+        self.confinement = ""  # what this process has given up, for `mqd status`
         take = iter(fds)
         self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]
         self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]
@@ -282,7 +283,7 @@ class KeeperClient:
         "metrics_port=12345". Raises KeeperError.
         """
         try:
-            send_message(self._connection, Ready(detail))
+            send_message(self._connection, Ready(detail, self.confinement))
         except OSError as error:
             raise KeeperError("the keeper ended") from error
 

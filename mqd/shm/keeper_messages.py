@@ -60,6 +60,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
     detail: str = ""
+    confinement: str = ""  # what it has given up, for people
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
@@ -111,6 +112,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     state: str  # starting | running | dead
     started_ms: int
     restart_count: int
+    confinement: str = ""
 
 
 class Status(msgspec.Struct, tag=True, frozen=True):

@@ -14,6 +14,7 @@ from mqd.base import logging
 from mqd.base.paths import default_data_dir, keep_private, layout
 from mqd.base.property_values import ConfigError
 from mqd.native import NativeError
+from mqd.security import confinement
 from mqd.shm.attach import KeeperClient, KeeperError
 from mqd.shm.keeper_messages import CANNOT_START
 from mqd.shm.segments import SegmentError
@@ -52,6 +53,8 @@ def main() -> int:
         return 1
     logging.setup("worker", arguments.index, client.config)
     logging.follow(lambda: client.control.log_level)
+    client.confinement = confinement.confine(client.config, places, makes_ring=True)
+    log.info("process confined", in_force=client.confinement)
     # imported after attaching: an error of the keeper is reported sooner
     from mqd.worker.worker import Worker
 

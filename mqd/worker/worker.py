@@ -46,7 +46,7 @@ from mqd.cluster.host.messages import (
 )
 from mqd.cluster.membership import credentials
 from mqd.log.files import NativeFiles
-from mqd.security import authorizer
+from mqd.security import authorizer, confinement
 from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
@@ -263,6 +263,7 @@ class Worker:
                 self._partitions.delete_later(log_dir, leftover)
         await asyncio.to_thread(self._tls.load)
         self._reactor.start()
+        confinement.no_more_rings(self._client.config)
         self._commands.watch()
         self._log.info("reactor runs", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted)
         for log_dir in self._log_dirs:

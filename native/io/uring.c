@@ -44,7 +44,8 @@ enum {
 };
 enum { ENTER_GETEVENTS = 1u << 0, ENTER_EXT_ARG = 1u << 3, ENTER_NO_IOWAIT = 1u << 7 };
 enum { SQ_CQ_OVERFLOW = 1u << 1, SQ_TASKRUN = 1u << 2 };
-enum { REGISTER_PROBE = 8, REGISTER_ENABLE_RINGS = 12, REGISTER_IOWQ_MAX_WORKERS = 19 };
+enum { REGISTER_PROBE = 8, REGISTER_RESTRICTIONS = 11, REGISTER_ENABLE_RINGS = 12, REGISTER_IOWQ_MAX_WORKERS = 19 };
+enum { RESTRICT_REGISTRATION = 0, RESTRICT_OPERATION = 1, RESTRICT_FLAGS = 2 };
 enum { OFFSET_RINGS = 0, OFFSET_SUBMISSIONS = 0x10000000 };
 #define FEATURES_NEEDED                                                                                                \
     ((uint32_t)(FEATURE_SINGLE_MMAP | FEATURE_NODROP | FEATURE_SUBMIT_STABLE | FEATURE_EXT_ARG | FEATURE_RSRC_TAGS |   \
@@ -77,6 +78,13 @@ struct probe {
         uint32_t reserved2;
     } op[64];
 };
+struct restriction {
+    uint16_t kind;
+    uint8_t allowed;
+    uint8_t reserved;
+    uint32_t reserved2[3];
+};
+_Static_assert(sizeof(struct restriction) == 16, "as the kernel has it");
 struct enter_argument {
     uint64_t signal_mask;
     uint32_t signal_mask_bytes;
@@ -109,10 +117,11 @@ static int setup(struct parameters *parameters, uint32_t submission_count, uint3
     return fd;
 }
 
+static const uint8_t needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD,
+                                 MQD_URING_OP_ASYNC_CANCEL};
+
 static int check_offer(int fd, uint32_t features)
 {
-    static const uint8_t needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD,
-                                     MQD_URING_OP_ASYNC_CANCEL};
     if ((features & FEATURES_NEEDED) != FEATURES_NEEDED)
         return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" WAY_OUT,
                              features & FEATURES_NEEDED, FEATURES_NEEDED);
@@ -154,6 +163,21 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     return 0;
 }
 
+/* The ring can do what we use and nothing else: seccomp filters do not see its operations. */
+static int restrict_operations(int fd)
+{
+    struct restriction allowed[sizeof needed / sizeof needed[0] + 3] = {
+        {.kind = RESTRICT_REGISTRATION, .allowed = REGISTER_ENABLE_RINGS},
+        {.kind = RESTRICT_REGISTRATION, .allowed = REGISTER_IOWQ_MAX_WORKERS},
+        {.kind = RESTRICT_FLAGS, .allowed = MQD_URING_SQE_ASYNC | MQD_URING_SQE_CQE_SKIP_SUCCESS},
+    };
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
+        allowed[i + 3] = (struct restriction){.kind = RESTRICT_OPERATION, .allowed = needed[i]};
+    if (syscall(SYS_io_uring_register, fd, REGISTER_RESTRICTIONS, allowed, sizeof allowed / sizeof allowed[0]) != 0)
+        return mqd_error_system(errno, "io_uring cannot be restricted to what is used of it" WAY_OUT);
+    return 0;
+}
+
 int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count)
 {
     struct parameters parameters;
@@ -166,7 +190,8 @@ int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t c
     }
     ring->features = parameters.features;
     ring->taskrun_flag = parameters.flags & SETUP_TASKRUN_FLAG;
-    if (check_offer(ring->fd, parameters.features) == 0 && map_queues(ring, &parameters) == 0)
+    if (check_offer(ring->fd, parameters.features) == 0 && map_queues(ring, &parameters) == 0 &&
+        restrict_operations(ring->fd) == 0)
         return 0;
     mqd_uring_close(ring);
     return -1;

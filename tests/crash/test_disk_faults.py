@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from mqd.protocol.errors import ErrorCode
 from tests.broker import Broker
+from tests.broker_files import faults_file
 from tests.crash.checker import check, make_value, summary
 from tests.crash.file_model import Disk, read_journals
 from tests.crash.processes import kill_and_wait
@@ -41,8 +42,7 @@ class Faulty:
 @pytest.fixture
 def start_faulty(start_broker, tmp_path):
     def start(directories: int = 1, environment: dict[str, str] | None = None, **config: str) -> Faulty:
-        control = tmp_path / "faults"
-        control.write_text("")
+        control = faults_file(tmp_path / "data")
         if directories > 1:
             config["log.dirs"] = ",".join(str(tmp_path / "data" / f"disk-{number}") for number in range(directories))
         return Faulty(

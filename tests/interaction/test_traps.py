@@ -21,6 +21,7 @@ from mqd.base import paths
 from mqd.shm.attach import MESSAGE_BYTES_MAX, _decode, connect_keeper, receive_packet, send_message
 from mqd.shm.keeper_messages import Hello
 from tests.broker import Broker, BrokerFailed
+from tests.broker_files import faults_file
 from tests.interaction.traffic import (
     FETCH,
     FETCH_VERSION,
@@ -387,8 +388,7 @@ def test_a_killed_worker_gives_back_what_it_had_borrowed(start_broker, io_backen
     """The owner dies while batches of another worker's arena are with it: the sender's extents come
     back, its clients are answered.
     """
-    faults = tmp_path / "faults"
-    faults.write_text("")
+    faults = faults_file(tmp_path / "data")
     watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "t", 2)

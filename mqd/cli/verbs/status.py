@@ -36,6 +36,7 @@ def _describe(status: Status) -> dict[str, Any]:
                 "started_ms": one.started_ms,
                 "uptime_s": max(0, now - one.started_ms) // 1000 if one.pid else None,
                 "restart_count": one.restart_count,
+                "confinement": one.confinement or None,
             }
             for one in status.processes
         ],
@@ -80,6 +81,15 @@ def duration(seconds: int) -> str:
     return " ".join(parts[:2])
 
 
+def _confinements(processes: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What processes have given up -> their names."""
+    found: dict[str, list[str]] = {}
+    for one in processes:
+        if one["confinement"]:
+            found.setdefault(one["confinement"], []).append(one["name"])
+    return found
+
+
 def _show(about: dict[str, Any]) -> None:
     state = "ready" if about["ready"] else "not ready (starting, restarting a process, or stopping)"
     click.echo(
@@ -90,6 +100,8 @@ def _show(about: dict[str, Any]) -> None:
     if about["client_socket"]:
         mebibytes = sum(worker["local_bytes"] for worker in about["workers"]) / (1 << 20)
         click.echo(f"local clients attach at {about['client_socket']}, {mebibytes:.0f} MiB of shared memory in use")
+    for confinement, names in _confinements(about["processes"]).items():
+        click.echo(f"sandbox of {', '.join(names)}: {confinement}")
     click.echo()
     workers = {f"mqd-worker-{worker['index']}": worker for worker in about["workers"]}
     rows = []

@@ -247,6 +247,7 @@ def command(
     from mqd.cli import secure
     from mqd.keeper import reserve
     from mqd.keeper import settings as keeper_settings
+    from mqd.security import confinement
 
     settings, secret_variables = _load(data_dir or default_data_dir(), config_file, overrides, port, secured)
     places = settings.places
@@ -261,6 +262,7 @@ def command(
     _raise_file_limit()
     for name in secret_variables:  # the keeper is told by the file; no process inherits them
         del os.environ[name]
+    confinement.hide_memory(settings.config)
     os.environ.update(_environment(settings, config_file), MQD_RUN_RESOLVED=str(places.resolved_config))
     places.supervisor_socket.unlink(missing_ok=True)  # of one that was killed; supervisord would wait for it
 

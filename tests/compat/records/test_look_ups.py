@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from mqd.protocol.messages import DeleteRecordsRequest, DescribeProducersRequest, OffsetForLeaderEpochRequest
 from mqd.protocol.records import Record
 from tests.broker import Broker
+from tests.broker_files import faults_file
 from tests.compat import topics
 from tests.compat.topics import LATEST, MAX_TIMESTAMP
 
@@ -27,12 +28,11 @@ def slow_disk(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Broker, Path]]:
     """A broker whose flushes of topics that begin with "seen" are slow, and the file that says so."""
-    faults = tmp_path_factory.mktemp("faults") / "rules"
+    data_dir = tmp_path_factory.mktemp("broker")
+    faults = faults_file(data_dir)
     faults.write_text(f"sync:DELAY:seen:ms={FLUSH_MS}\n")
     with Broker(
-        tmp_path_factory.mktemp("broker"),
-        config={"io.backend": request.param},
-        environment={"MQD_FILE_FAULTS": f"@{faults}"},
+        data_dir, config={"io.backend": request.param}, environment={"MQD_FILE_FAULTS": f"@{faults}"}
     ) as broker:
         yield broker, faults
 

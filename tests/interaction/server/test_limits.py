@@ -12,6 +12,7 @@ import pytest
 
 from mqd.protocol.messages import FetchRequest
 from tests.broker import Broker
+from tests.broker_files import faults_file
 from tests.interaction.traffic import (
     FETCH,
     FETCH_VERSION,
@@ -63,8 +64,7 @@ def _partition_of_directory(watch: Watch, topic: str, directory: Path) -> int:
 
 @pytest.mark.both_backends
 def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_path):
-    faults, sound, stalled = tmp_path / "faults", tmp_path / "disk-sound", tmp_path / "disk-stalled"
-    faults.write_text("")
+    faults, sound, stalled = faults_file(tmp_path / "data"), tmp_path / "disk-sound", tmp_path / "disk-stalled"
     watch = Watch(
         start_broker(
             workers=1,
@@ -107,8 +107,7 @@ def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_pat
 @pytest.fixture
 def slow_disk(start_broker, io_backend, tmp_path):
     """(watch, slow(ms)): how long every flush of topic t takes from now on."""
-    faults = tmp_path / "faults"
-    faults.write_text("")
+    faults = faults_file(tmp_path / "data")
     watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
 
     def slow(ms: int) -> None:

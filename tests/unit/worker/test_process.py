@@ -239,7 +239,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_a_created_topic_is_served_at_once(host: Host) -> None:
-    topic = host.create("orders", 4)
+    topic = host.create("orders", 4, retention_ms="-1")  # the records are of 1970
     assert {partition.owner for partition in topic.partitions} == {0, 1}
     for partition in range(4):
         assert host.produce(topic, partition, [1000, 2000]) == 0

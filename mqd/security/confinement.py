@@ -1,0 +1,89 @@
+"""What a broker's processes give up once they have what they need: core files, system calls that
+they never make, and files that are not theirs. A bug that lets an attacker run code in one of them
+then reaches little beyond what that process holds.
+
+`process.sandbox` and `core.files.allow` say whether; mqd/base/sandbox.py says how. What a kernel or
+a container does not offer is left out, and said in the log and by `mqd status`.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from mqd.base import logging, sandbox
+from mqd.base.paths import Layout
+
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/nix/store", "/proc", "/sys"),
+    *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"),  # where /etc/resolv.conf points to
+)
+_SHARED_MEMORY = "/dev/shm"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+_FILE_PROPERTIES = (".location", ".file")
+_URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
+
+
+def hide_memory(config: Mapping[str, str]) -> str:
+    """What is in force: text, or "" for nothing."""
+    if config.get("core.files.allow") == "true":
+        return ""
+    return _in_force([("no core files", sandbox.hide_memory)])
+
+
+def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool = False) -> str:
+    """What is in force, for people. `places`: of the files that this process writes; None: its
+    files are not restricted. `makes_ring`: it opens an io_uring, and calls no_more_rings then.
+    """
+    hidden = hide_memory(config)
+    if config.get("process.sandbox") == "off":
+        return hidden or "nothing"
+    calls = sandbox.SYSTEM_CALLS if makes_ring else sandbox.SYSTEM_CALLS | sandbox.RING_CALLS
+    steps: list[tuple[str, Callable[[], None]]] = [("no new privileges", sandbox.give_up_privileges)]
+    if places is not None:
+        readable, writable = [*_SYSTEM, *_code(), *_named(config)], _own(config, places)
+        steps.append(("Landlock", lambda: sandbox.restrict_files(readable, writable, _DEVICES)))
+    steps.append(("seccomp", lambda: sandbox.refuse_system_calls(calls.values())))
+    return ", ".join(filter(None, [hidden, _in_force(steps)])) or "nothing"
+
+
+def no_more_rings(config: Mapping[str, str]) -> None:
+    """A worker has its ring, whose operations are restricted: another one's would not be."""
+    if config.get("process.sandbox") != "off":
+        _in_force([("seccomp", lambda: sandbox.refuse_system_calls(sandbox.RING_CALLS.values()))])
+
+
+def _in_force(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
+    done = []
+    for name, step in steps:
+        try:
+            step()
+        except OSError as error:
+            logging.get("sandbox").warning("part of process.sandbox is not in force here", reason=str(error))
+        else:
+            done.append(name)
+    return ", ".join(done)
+
+
+def _code() -> list[str]:
+    """Where Python and what it loads are: modules are imported when they are first needed."""
+    package = Path(__file__).resolve().parents[1]
+    prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, str(package)]
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    found = [path for path in (*prefixes, *sys.path, *libraries) if path]
+    return [*found, *(os.path.realpath(path) for path in found)]
+
+
+def _named(config: Mapping[str, str]) -> list[str]:
+    """The directories of the files that the configuration names: files are replaced by others of
+    their name, and often are links to another directory.
+    """
+    files = [value for name, value in config.items() if name.endswith(_FILE_PROPERTIES) and value]
+    urls = [value for name, value in config.items() if name.endswith(_URL_PROPERTY)]
+    files += [url.removeprefix(_FILE_URL) for url in urls if url.startswith(_FILE_URL)]
+    return [os.path.dirname(path) for file in files for path in (os.path.abspath(file), os.path.realpath(file))]
+
+
+def _own(config: Mapping[str, str], places: Layout) -> list[str]:
+    log_dirs = [path for path in config.get("log.dirs", "").split(",") if path]
+    return [str(places.data_dir), str(places.run_dir), *log_dirs, _SHARED_MEMORY]
