@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.records import RETIRE_HIDDEN, ScramCredential
+from mqd.cluster.metadata.records import RETIRE_HIDDEN, DelegationToken, ScramCredential
 from mqd.security.authorizer import Authorizer
 
 
@@ -36,6 +36,7 @@ class Metadata:
         self.features: dict[str, int] = {}
         # by user and mechanism
         self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}
+        self.delegation_tokens: dict[str, DelegationToken] = {}  # by id
         self.features_version = 0  # version of the message that last changed them
         # Existing topics that this host's processes do not receive, or not with all their
         # partitions.
@@ -94,6 +95,10 @@ class Metadata:
                     self.scram_credentials.pop((key[0], key[1]), None)
                 for credential in message.put:
                     self.scram_credentials[credential.user, credential.mechanism] = credential
+            case messages.TokensPut():
+                for token_id in message.removed:
+                    self.delegation_tokens.pop(token_id, None)
+                self.delegation_tokens.update((token.token_id, token) for token in message.put)
             case messages.SettingsPut():
                 self.client_quotas = self.client_quotas if message.client_quotas is None else message.client_quotas
                 if message.withheld is not None:
@@ -180,6 +185,7 @@ class Metadata:
         self.scram_credentials = {
             (credential.user, credential.mechanism): credential for credential in image.scram_credentials
         }
+        self.delegation_tokens = {token.token_id: token for token in image.delegation_tokens}
         self._sorted = None
 
     def _put(self, message: messages.TopicPut) -> None:

@@ -73,10 +73,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "The broker limits the partitions in one DescribeTopicPartitions response.": ("max.request.partition.size.limit"),
     "A host that loses a log directory continues with the others.": "log.dir.failure.timeout.ms",
     "Background work starts when it is due.": "log.initial.task.delay.ms",
-    "There is nothing to authorize or to authenticate that a listener would have to wait for.": (
-        "early.start.listeners delegation.token.max.lifetime.ms"
-        " delegation.token.expiry.time.ms delegation.token.expiry.check.interval.ms"
-    ),
+    "There is nothing to authorize or to authenticate that a listener would have to wait for.": "early.start.listeners",
     "Only finished versions of requests and features are available.": (
         "unstable.api.versions.enable unstable.feature.versions.enable"
     ),
@@ -133,7 +130,6 @@ REFUSED: dict[str, str] = {
     "oauthbearer.sasl.jaas.config": "see sasl.oauthbearer.jwks.endpoint.url",
     "sasl.kerberos.": _MECHANISMS,
     "sasl.": "it belongs to what the broker does not use: see sasl.enabled.mechanisms",
-    "delegation.token.secret.key": "delegation tokens are not available yet",
     "principal.builder.class": "the broker loads no Java classes",
     "security.providers": "the broker loads no Java classes; TLS is the system's OpenSSL",
     "create.topic.policy.class.name": _POLICY,

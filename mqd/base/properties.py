@@ -262,6 +262,35 @@ def _authentication() -> list[Property]:
             maximum=5000,
         ),
         Property(
+            "delegation.token.secret.key",
+            "string",
+            None,
+            "The secret from which the passwords of delegation tokens (KIP-48) are computed: the same on all"
+            " hosts. Not set: there are no delegation tokens. With another secret all tokens are void.",
+            sensitive=True,
+        ),
+        Property(
+            "delegation.token.max.lifetime.ms",
+            "long",
+            "604800000",
+            "How long a delegation token can live, however often it is renewed.",
+            minimum=1,
+        ),
+        Property(
+            "delegation.token.expiry.time.ms",
+            "long",
+            "86400000",
+            "How long a delegation token lives unless it is renewed.",
+            minimum=1,
+        ),
+        Property(
+            "delegation.token.expiry.check.interval.ms",
+            "long",
+            "3600000",
+            "How often expired delegation tokens are removed from the metadata. They are void before.",
+            minimum=1,
+        ),
+        Property(
             "sasl.oauthbearer.jwks.endpoint.url",
             "string",
             None,

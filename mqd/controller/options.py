@@ -25,6 +25,7 @@ def controller_options(config: Mapping[str, str]) -> ControllerOptions:
         retire_barrier_ms=_number(config, "partition.retire.barrier.ms"),
         retire_grace_ms=_number(config, "partition.retire.grace.ms"),
         unclean_elections=broker_value(config, "unclean.leader.election.enable") is True,
+        token_check_ms=_number(config, "delegation.token.expiry.check.interval.ms"),
         balance_check_ms=_number(config, "leader.imbalance.check.interval.seconds") * 1000,
         balance_percent=_number(config, "leader.imbalance.per.broker.percentage") if balances else 100,
     )

@@ -233,7 +233,7 @@ class Shell:
                 await asyncio.sleep(self._pause_s())
                 self.on_broker(broker_core.Tick())
                 await asyncio.sleep(0)  # delivers messages to itself
-                self.metadata(metadata_core.Tick())
+                self.metadata(metadata_core.Tick(clock.now_ms()))
                 self.on_host(host_core.Tick())
                 self._voters.tick()
                 self._maybe_back()

@@ -226,6 +226,9 @@ class HostCore(TopicImages):
                 self._version, list(event.credentials_put), list(event.credentials_removed)
             )
             actions += self._broadcast(credentials, role="acceptor")
+        if event.tokens_put or event.tokens_removed:
+            tokens = messages.TokensPut(self._version, list(event.tokens_put), list(event.tokens_removed))
+            actions += self._broadcast(tokens, role="acceptor")
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _on_state_replaced(self, event: StateReplaced, now_ms: int) -> list[Action]:
@@ -331,6 +334,7 @@ class HostCore(TopicImages):
             list(state.acls.items()),
             list(state.scram_credentials.values()) if role == "acceptor" else [],
             state.client_metrics if role == "acceptor" else {},
+            list(state.delegation_tokens.values()) if role == "acceptor" else [],
         )
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:

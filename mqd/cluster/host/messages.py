@@ -9,7 +9,7 @@ has applied it: a client that knows of a topic can produce to it.
 
 import msgspec
 
-from mqd.cluster.metadata.records import ScramCredential
+from mqd.cluster.metadata.records import DelegationToken, ScramCredential
 from mqd.security.acl import AclBinding, AclFilter
 
 # -- the metadata image ----------------------------------------------------------------------------
@@ -98,6 +98,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     acls: list[tuple[bytes, AclBinding]] = []  # id and rule
     scram_credentials: list[ScramCredential] = []  # only to the acceptor
     client_metrics: dict[str, dict[str, str]] = {}  # only to the acceptor: subscription -> configuration
+    delegation_tokens: list[DelegationToken] = []  # only to the acceptor
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -177,6 +178,14 @@ class CredentialsPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     put: list[ScramCredential]
     removed: list[tuple[str, int]]
+
+
+class TokensPut(msgspec.Struct, tag=True, frozen=True):
+    """As CredentialsPut, for delegation tokens; `removed`: ids."""
+
+    version: int
+    put: list[DelegationToken]
+    removed: list[str]
 
 
 class BrokersPut(msgspec.Struct, tag=True, frozen=True):
@@ -460,6 +469,24 @@ class AlterScramCredentials(msgspec.Struct, tag=True, frozen=True):
     settings: list[ScramCredential]
 
 
+class CreateDelegationToken(msgspec.Struct, tag=True, frozen=True):
+    """KIP-48."""
+
+    token: DelegationToken
+
+
+class SetTokenExpiry(msgspec.Struct, tag=True, frozen=True):
+    """Renews or expires a delegation token. A refusal is in the answer's `token_error`: like a
+    success, it is sent when the sender's processes know all metadata that it is based on.
+    """
+
+    token_id: str  # "": none that the sender knows
+    requester: str  # a principal
+    now_ms: int  # wall clock of the sender
+    period_ms: int  # from now on; -1 = the token is removed
+    is_renewal: bool
+
+
 class AddVoter(msgspec.Struct, tag=True, frozen=True):
     """AddRaftVoter (KIP-853)."""
 
@@ -499,6 +526,8 @@ Change = (
     | CreateAcls
     | DeleteAcls
     | AlterScramCredentials
+    | CreateDelegationToken
+    | SetTokenExpiry
 )
 
 
@@ -550,6 +579,8 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     quorum: QuorumImage | None = None  # DescribeQuorum
     removed_acls: list[list[AclBinding]] = []  # DeleteAcls
     users: list[UserResult] = []  # AlterScramCredentials
+    expires_ms: int = -1  # SetTokenExpiry
+    token_error: int = 0  # SetTokenExpiry
 
 
 ToController = (
@@ -568,6 +599,7 @@ FromController = (
     | SettingsPut
     | AclsPut
     | CredentialsPut
+    | TokensPut
     | Several
     | InSyncAnswer
     | Command

@@ -39,6 +39,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.rules import elections as election_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.rules import tokens as token_rules
 from mqd.cluster.metadata.rules.partitions import Target, without
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.metadata.rules.settings import move_completed
@@ -348,8 +349,8 @@ class ActiveController(Maintenance):
                 del self._emptied[topic_id]
         return records
 
-    def tick(self, state: MetadataState, now_ms: int, lease_valid: bool) -> list[Record]:
-        """One batch at a time: call it again until it returns nothing."""
+    def tick(self, state: MetadataState, now_ms: int, lease_valid: bool, wall_ms: int = 0) -> list[Record]:
+        """One batch at a time: call it again until it returns nothing. `wall_ms`: as in events.Tick."""
         stood_still = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
         self._ticked_ms = now_ms
         # heartbeats may wait unread; without this, a paused controller would fence every broker
@@ -364,6 +365,11 @@ class ActiveController(Maintenance):
         ]
         if expired:
             return self.fence(state, expired, now_ms)
+        if wall_ms and now_ms >= self._next_tokens_ms:
+            outdated = token_rules.expired(state, wall_ms)
+            self._next_tokens_ms = now_ms if outdated else now_ms + self._options.token_check_ms
+            if outdated:
+                return outdated
         if now_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = now_ms + UPKEEP_MS
             self.proposals.prune(state)

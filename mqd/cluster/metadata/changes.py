@@ -21,6 +21,7 @@ from mqd.cluster.metadata.rules import reassignments as reassign_rules
 from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.rules import security as security_rules
 from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.metadata.rules import tokens as token_rules
 from mqd.cluster.metadata.rules import topics as rules
 from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.state import MetadataState
@@ -68,6 +69,10 @@ def decide(
             return Decision(*security_rules.delete_acls(state, change, number))
         case messages.AlterScramCredentials():
             return Decision(*security_rules.alter_scram_credentials(state, change, number))
+        case messages.CreateDelegationToken():
+            return done(token_rules.create(state, change.token))
+        case messages.SetTokenExpiry():
+            return Decision(*token_rules.set_expiry(state, change, number))
         case messages.AllocateProducerIds():
             answer = messages.Answer(number, 0, offset=state.next_producer_id, count=change.count)
             return Decision(answer, None, rules.allocate_producer_ids(state, change))

@@ -62,6 +62,8 @@ from mqd.cluster.metadata.records import (
     BrokerState,
     ClientMetricsConfigured,
     ClusterCreated,
+    DelegationTokenRemoved,
+    DelegationTokenSet,
     FeatureLevelSet,
     GroupConfigured,
     LeaderEpochsRaised,
@@ -112,6 +114,8 @@ NOT_FOR_WORKERS = (
     ProducerIdsAllocated,
     ScramCredentialSet,
     ScramCredentialRemoved,
+    DelegationTokenSet,
+    DelegationTokenRemoved,
 )
 NOT_ACTIVE = "This host is not the active controller."
 
@@ -294,6 +298,9 @@ class MetadataCore(LogTail):
         old_users, users = old.scram_credentials, new.scram_credentials
         credentials_put = tuple(one for key, one in users.items() if old_users.get(key) != one)
         credentials_removed = tuple(key for key in old_users if key not in users)
+        old_tokens, tokens = old.delegation_tokens, new.delegation_tokens
+        tokens_put = tuple(token for key, token in tokens.items() if old_tokens.get(key) != token)
+        tokens_removed = tuple(key for key in old_tokens if key not in tokens)
         old.replace(new)
         self._rules_version = old.version
         publish = Publish(
@@ -311,6 +318,8 @@ class MetadataCore(LogTail):
             acls_removed=acls_removed,
             credentials_put=credentials_put,
             credentials_removed=credentials_removed,
+            tokens_put=tokens_put,
+            tokens_removed=tokens_removed,
         )
         return [publish, *self._answer_ready()]
 
@@ -490,7 +499,7 @@ class MetadataCore(LogTail):
         if self._lost and not self._pending:
             actions += self._retry_epochs()
         if self._active is not None:
-            actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms))
+            actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms, event.wall_ms))
         return actions
 
     # -- invariants --------------------------------------------------------------------------------

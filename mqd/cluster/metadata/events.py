@@ -6,7 +6,7 @@ import msgspec
 
 from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.records import AclCreated, Record, ScramCredential, TopicState
+from mqd.cluster.metadata.records import AclCreated, DelegationToken, Record, ScramCredential, TopicState
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.metadata.state import MetadataState
 
@@ -75,7 +75,7 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    pass
+    wall_ms: int = 0  # wall clock, by which tokens expire; 0 = not given
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -210,6 +210,8 @@ class Publish(msgspec.Struct, frozen=True):
         return self.client_quotas_changed or self.features_changed
 
     client_metrics: tuple[str, ...] = ()  # subscriptions whose configuration has changed
+    tokens_put: tuple[DelegationToken, ...] = ()
+    tokens_removed: tuple[str, ...] = ()
 
 
 class Reply(msgspec.Struct, frozen=True):

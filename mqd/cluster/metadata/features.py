@@ -32,6 +32,8 @@ from mqd.cluster.metadata.records import (
     AclCreated,
     AclRemoved,
     ClientMetricsConfigured,
+    DelegationTokenRemoved,
+    DelegationTokenSet,
     Record,
     ScramCredentialRemoved,
     ScramCredentialSet,
@@ -99,10 +101,10 @@ FEATURES: dict[str, Feature] = {
         Feature(
             MQD_VERSION,
             0,
-            2,
+            3,
             0,
             "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to"
-            " the cluster. 2: access control lists and users' credentials.",
+            " the cluster. 2: access control lists and users' credentials. 3: delegation tokens.",
         ),
     )
 }
@@ -113,6 +115,8 @@ RECORD_LEVELS: dict[type[Record], int] = {
     ScramCredentialSet: 2,
     ScramCredentialRemoved: 2,
     ClientMetricsConfigured: 2,
+    DelegationTokenSet: 3,
+    DelegationTokenRemoved: 3,
 }
 """Records that came after the first clusters: the level of mqd.version from which on they may be written."""
 

@@ -5,7 +5,7 @@ REPLICAS_MAX: the replication core of a partition has room for that many replica
 (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
 removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
 more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX). What it leaves is for access
-control lists and credentials (40 MiB at their limits) and for subsequent changes.
+control lists, credentials and tokens (50 MiB at their limits) and for subsequent changes.
 """
 
 from collections.abc import Iterable
@@ -19,6 +19,9 @@ REPLICAS_MAX = 16
 ACL_COUNT_MAX = 100_000
 ACL_BYTES_MAX = 16 << 20  # of their names, principals and hosts together
 SCRAM_CREDENTIAL_COUNT_MAX = 100_000
+TOKEN_COUNT_MAX = 10_000
+TOKENS_OF_ONE_MAX = 1_000  # that one principal has asked for
+TOKEN_BYTES_MAX = 1024  # of the principals in one token
 IMAGE_BYTES_MAX = 120 << 20
 # Upper bounds on their msgpack size; tests/unit/cluster/test_limits.py measures it.
 TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12

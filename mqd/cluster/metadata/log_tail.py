@@ -22,6 +22,8 @@ from mqd.cluster.metadata.records import (
     ClientMetricsConfigured,
     ClientQuotaSet,
     ClusterCreated,
+    DelegationTokenRemoved,
+    DelegationTokenSet,
     FeatureLevelSet,
     GroupConfigured,
     LeaderEpochsRaised,
@@ -167,7 +169,9 @@ class LogTail:
         # What the batch leaves of them: it may be several requests', and remove what it created.
         rules: dict[bytes, None] = {}
         users: dict[tuple[str, int], None] = {}
+        token_ids: dict[str, None] = {}
         acls, credentials = self.committed.acls, self.committed.scram_credentials
+        tokens = self.committed.delegation_tokens
         for record in batch.records:
             match record:
                 case TopicCreated():
@@ -201,6 +205,10 @@ class LogTail:
                     users[record.credential.user, record.credential.mechanism] = None
                 case ScramCredentialRemoved():
                     users[record.user, record.mechanism] = None
+                case DelegationTokenSet():
+                    token_ids[record.token.token_id] = None
+                case DelegationTokenRemoved():
+                    token_ids[record.token_id] = None
         if rules:
             self._rules_version = max(self._rules_version, batch.version)
         topics = tuple(self.committed.topics[name] for name in names)
@@ -225,6 +233,8 @@ class LogTail:
             tuple(credentials[key] for key in users if key in credentials),
             tuple(key for key in users if key not in credentials),
             tuple(subscriptions),
+            tuple(tokens[token_id] for token_id in token_ids if token_id in tokens),
+            tuple(token_id for token_id in token_ids if token_id not in tokens),
         )
 
     def _name_of(self, topic_id: bytes) -> str | None:

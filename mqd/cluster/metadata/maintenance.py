@@ -94,6 +94,7 @@ class Maintenance:
         self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
+        self._next_tokens_ms = now_ms
         # internal topics' partitions that grow towards a full disk -> since when
         self._no_space: dict[tuple[bytes, int], int] = {}
         # by then every broker that cannot serve has reported it

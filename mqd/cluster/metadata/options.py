@@ -34,6 +34,8 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     retire_grace_ms: int = 600_000
     # unclean.leader.election.enable in this host's file: for topics that do not set it
     unclean_elections: bool = False
+    # delegation.token.expiry.check.interval.ms: expired tokens are removed
+    token_check_ms: int = 3_600_000
     register_retry_ms: int = 200  # retry interval of a broker's registration
 
 

@@ -257,6 +257,31 @@ class ScramCredentialRemoved(msgspec.Struct, frozen=True, tag="scram_credential_
     mechanism: int
 
 
+class DelegationToken(msgspec.Struct, frozen=True):
+    """A token by which a client authenticates as `owner` (KIP-48). Its password, the HMAC of
+    `token_id`, is not here: each host computes it from delegation.token.secret.key. Times: wall
+    clock.
+    """
+
+    token_id: str
+    owner: str  # principals: "User:alice"
+    requester: str
+    renewers: tuple[str, ...]
+    issued_ms: int
+    max_ms: int  # no renewal goes beyond
+    expires_ms: int
+
+
+class DelegationTokenSet(msgspec.Struct, frozen=True, tag="delegation_token_set/1"):
+    """A new token, or a new expiry of an old one."""
+
+    token: DelegationToken
+
+
+class DelegationTokenRemoved(msgspec.Struct, frozen=True, tag="delegation_token_removed/1"):
+    token_id: str
+
+
 Record = (
     ClusterCreated
     | BrokerRegistered
@@ -280,6 +305,8 @@ Record = (
     | AclRemoved
     | ScramCredentialSet
     | ScramCredentialRemoved
+    | DelegationTokenSet
+    | DelegationTokenRemoved
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -36,6 +36,9 @@ from mqd.cluster.metadata.records import (
     ClientMetricsConfigured,
     ClientQuotaSet,
     ClusterCreated,
+    DelegationToken,
+    DelegationTokenRemoved,
+    DelegationTokenSet,
     Entity,
     FeatureLevelSet,
     GroupConfigured,
@@ -81,6 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
     features: dict[str, int] = {}
     acls: list[AclCreated] = []
     scram_credentials: list[ScramCredential] = []
+    delegation_tokens: list[DelegationToken] = []
 
 
 def collision_key(name: str) -> str:
@@ -155,6 +159,7 @@ class MetadataState:
         "acl_ids",
         "acl_bytes",
         "scram_credentials",
+        "delegation_tokens",
     )
 
     def __init__(self) -> None:
@@ -184,6 +189,7 @@ class MetadataState:
         self.acl_bytes = 0
         # by user and mechanism
         self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}
+        self.delegation_tokens: dict[str, DelegationToken] = {}  # by id
 
     def copy(self) -> "MetadataState":
         other = MetadataState()
@@ -317,6 +323,12 @@ class MetadataState:
     def _on_scram_credential_removed(self, record: ScramCredentialRemoved) -> None:
         del self.scram_credentials[record.user, record.mechanism]
 
+    def _on_delegation_token_set(self, record: DelegationTokenSet) -> None:
+        self.delegation_tokens[record.token.token_id] = record.token
+
+    def _on_delegation_token_removed(self, record: DelegationTokenRemoved) -> None:
+        del self.delegation_tokens[record.token_id]
+
     def _on_replica_moved(self, record: ReplicaMoved) -> None:
         topic = self._topic(record.topic_id)
         old = topic.partitions[record.index]
@@ -407,6 +419,7 @@ class MetadataState:
             features=self.features,
             acls=[AclCreated(acl_id, binding) for acl_id, binding in self.acls.items()],
             scram_credentials=list(self.scram_credentials.values()),
+            delegation_tokens=list(self.delegation_tokens.values()),
         )
 
     @classmethod
@@ -428,6 +441,7 @@ class MetadataState:
             state._on_acl_created(acl)
         for credential in snapshot.scram_credentials:
             state._on_scram_credential_set(ScramCredentialSet(credential))
+        state.delegation_tokens = {token.token_id: token for token in snapshot.delegation_tokens}
         state.version = snapshot.version
         return state
 
@@ -505,4 +519,6 @@ _APPLY: dict[type, Callable[[MetadataState, Any], None]] = {
     AclRemoved: MetadataState._on_acl_removed,
     ScramCredentialSet: MetadataState._on_scram_credential_set,
     ScramCredentialRemoved: MetadataState._on_scram_credential_removed,
+    DelegationTokenSet: MetadataState._on_delegation_token_set,
+    DelegationTokenRemoved: MetadataState._on_delegation_token_removed,
 }

@@ -82,6 +82,7 @@ class ClusterWorld:
             shutdown_wait_ms=5_000,
             retire_barrier_ms=retirement.BARRIER_MS,
             retire_grace_ms=retirement.GRACE_MS,
+            token_check_ms=500,
         )
         self.quorum_settings = QuorumSettings(
             promise_ns=plan.promise_ms * 1_000_000,
@@ -415,6 +416,10 @@ class ClusterWorld:
         self.kernel.run(steps=chaos)
         self.heal()
         self.check_end()
+
+    def wall_ms(self) -> int:
+        """The wall clock, which all hosts agree on."""
+        return 1_700_000_000_000 + self.kernel.now // MILLISECOND
 
     def heal(self) -> None:
         kernel = self.kernel

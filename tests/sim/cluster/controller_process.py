@@ -131,7 +131,7 @@ class ControllerProcess:
         return self.host.clock.now() // 1_000_000
 
     def _metadata_tick(self) -> None:
-        self.on_metadata(metadata_core.Tick())
+        self.on_metadata(metadata_core.Tick(self.world.wall_ms()))
         if self._started:
             self.on_host(host_events.Tick())
         self.kernel.after(self.host.clock.true_delay(self.world.tick_ms * 1_000_000), self.process, self._metadata_tick)

@@ -1,4 +1,4 @@
-"""Rules and passwords of simulated clusters (rights.py) under kills, splits and power cuts."""
+"""Rules, passwords and tokens of simulated clusters (rights.py) under kills, splits and power cuts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from mqd.cluster.broker.reports import Reports
 from mqd.cluster.host.core import _HANDLERS, HostCore
 from mqd.cluster.metadata.core import Publish
+from mqd.cluster.metadata.rules import tokens
 from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.kernel import Violation
 from tests.sim.plans import KINDS
@@ -23,13 +24,14 @@ def test_schedules_with_rights(first: int) -> None:
 
 def test_what_schedules_meet() -> None:
     """Otherwise they prove nothing."""
-    counts = {"created": 0, "removed": 0, "passwords": 0}
+    counts = {"created": 0, "removed": 0, "passwords": 0, "tokens": 0, "removed tokens": 0}
     for seed in range(2):
         world = ClusterWorld(seed, plan=KINDS["rights"].plan(seed))
         world.run(KINDS["rights"].chaos)
         assert world.rights is not None
         counts = {name: counts[name] + count for name, count in world.rights.counts.items()}
-    assert min(counts.values()) >= 5, counts
+    tokens_removed = counts.pop("removed tokens")
+    assert min(counts.values()) >= 5 and tokens_removed >= 3, counts
 
 
 def _seen(seeds: int) -> set[str]:
@@ -57,6 +59,12 @@ def test_a_removal_that_is_not_told_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(_HANDLERS, Publish, publish)
     assert _seen(4) & {"A1", "A2"}
+
+
+def test_tokens_that_outlive_their_expiry_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the active controller removes none."""
+    monkeypatch.setattr(tokens, "expired", lambda state, now_ms: [])
+    assert "A4" in _seen(1)
 
 
 @pytest.mark.slow

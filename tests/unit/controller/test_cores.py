@@ -9,7 +9,7 @@ from mqd.cluster.host import core as host_core
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata import features
-from mqd.cluster.metadata.records import ScramCredential, decode_record, encode_record
+from mqd.cluster.metadata.records import DelegationToken, ScramCredential, decode_record, encode_record
 from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.protocol.errors import ErrorCode
@@ -62,6 +62,12 @@ def random_security_change(world: World):
         return messages.CreateAcls(bindings)
     if dice < 0.75:
         return messages.DeleteAcls([AclFilter(name=world.random.choice("abc")), AclFilter(principal="User:u")])
+    if world.random.random() < 0.3:
+        token_id, now_ms = world.random.choice("xyz"), world.now_ms + 1
+        if dice < 0.9:
+            token = DelegationToken(token_id, "User:u", "User:u", (), now_ms, now_ms + 5000, now_ms + 1000)
+            return messages.CreateDelegationToken(token)
+        return messages.SetTokenExpiry(token_id, "User:u", now_ms, world.random.choice([-1, 500]), dice < 0.95)
     credential = ScramCredential(world.random.choice(users), 1, b"salt", 4096, world.random.randbytes(4), b"s")
     removals = [(world.random.choice(users), 2)] if dice < 0.8 else [(world.random.choice(users), 1)]
     return messages.AlterScramCredentials(*(([], [credential]) if dice < 0.9 else (removals, [])))
@@ -100,7 +106,7 @@ def random_history(seed: int, security: float = 0) -> None:
     world = World(seed, worker_count=1 + seed % 4, slot_count=20)
     if security:
         world.settle()
-        level = messages.FeatureUpdate(features.MQD_VERSION, 2, settings_rules.UPGRADE)
+        level = messages.FeatureUpdate(features.MQD_VERSION, 3, settings_rules.UPGRADE)
         assert world.ask(messages.UpdateFeatures([level])).error == 0
     blocks: list[tuple[int, int]] = []
     allocations: dict[int, int] = {}
@@ -132,7 +138,7 @@ def random_history(seed: int, security: float = 0) -> None:
             if not security:
                 random_move(world)
         elif dice < 0.97:
-            world.metadata(metadata_core.Tick())
+            world.metadata(metadata_core.Tick(world.now_ms))
         else:
             if world.random.random() < 0.3:  # the whole host, not only the controller
                 world.slots.clear()

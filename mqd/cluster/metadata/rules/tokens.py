@@ -1,0 +1,71 @@
+"""Rules for delegation tokens (KIP-48, KIP-373): who may renew and expire one, and until when.
+
+Pure functions of the state and the change, as in topics.py. Whether a principal may create a token
+for another, and the password of a token, are the acceptor's. Times: wall clock, of the host whose
+client asks; as in Kafka, a token lives through the millisecond in which it expires.
+"""
+
+from collections import Counter
+
+import msgspec
+
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.limits import TOKEN_BYTES_MAX, TOKEN_COUNT_MAX, TOKENS_OF_ONE_MAX
+from mqd.cluster.metadata.records import DelegationToken, DelegationTokenRemoved, DelegationTokenSet, Record
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.state import MetadataState
+from mqd.protocol.errors import ErrorCode
+
+EXPIRED_MAX = 1000  # removed in one batch
+
+
+def is_expired(token: DelegationToken, now_ms: int) -> bool:
+    return min(token.expires_ms, token.max_ms) < now_ms
+
+
+def create(state: MetadataState, token: DelegationToken) -> list[Record]:
+    names = (token.owner, token.requester, *token.renewers)
+    if sum(len(name.encode()) for name in names) > TOKEN_BYTES_MAX:
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST, f"Owner and renewers of a token have at most {TOKEN_BYTES_MAX} bytes together."
+        )
+    if not token.token_id or token.token_id in state.delegation_tokens:
+        raise Refusal(ErrorCode.INVALID_REQUEST, "A new token needs an id that no other token has.")
+    if len(state.delegation_tokens) >= TOKEN_COUNT_MAX:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"There are {TOKEN_COUNT_MAX} delegation tokens, which is the most.")
+    if Counter(one.requester for one in state.delegation_tokens.values())[token.requester] >= TOKENS_OF_ONE_MAX:
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"{token.requester} has asked for {TOKENS_OF_ONE_MAX} delegation tokens, which is the most; expire some.",
+        )
+    return [DelegationTokenSet(token)]
+
+
+def set_expiry(
+    state: MetadataState, change: messages.SetTokenExpiry, number: int
+) -> tuple[messages.Answer, str | None, list[Record]]:
+    """Checks in the order of Kafka, which removes a token also after its expiry."""
+    token = state.delegation_tokens.get(change.token_id)
+    removes = change.period_ms < 0 and not change.is_renewal
+    is_late = token is not None and is_expired(token, change.now_ms)
+    if token is None:
+        error = ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+    elif is_late and change.is_renewal:
+        error = ErrorCode.DELEGATION_TOKEN_EXPIRED
+    elif change.requester not in (token.owner, *token.renewers):
+        error = ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH
+    elif is_late and not removes:
+        error = ErrorCode.DELEGATION_TOKEN_EXPIRED
+    elif removes:
+        removed = DelegationTokenRemoved(token.token_id)
+        return messages.Answer(number, 0, expires_ms=change.now_ms), None, [removed]
+    else:
+        changed = msgspec.structs.replace(token, expires_ms=min(token.max_ms, change.now_ms + change.period_ms))
+        return messages.Answer(number, 0, expires_ms=changed.expires_ms), None, [DelegationTokenSet(changed)]
+    return messages.Answer(number, 0, token_error=int(error)), None, []
+
+
+def expired(state: MetadataState, now_ms: int) -> list[Record]:
+    """The first of the tokens to be removed."""
+    found = (token.token_id for token in state.delegation_tokens.values() if is_expired(token, now_ms))
+    return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(EXPIRED_MAX), found)]
