@@ -325,7 +325,8 @@ enum mqd_principal_kind {
     MQD_PRINCIPAL_ANONYMOUS, /* the listener proves nothing */
     MQD_PRINCIPAL_SASL,
     MQD_PRINCIPAL_TLS,
-    MQD_PRINCIPAL_LOCAL
+    MQD_PRINCIPAL_LOCAL,
+    MQD_PRINCIPAL_TOKEN /* SASL, by a delegation token */
 };
 #define MQD_PRINCIPAL_BYTES_MAX 260 /* "User:" and a name of 255 bytes */
 /* little-endian; the principal's bytes follow, then those of the client's address as text */
@@ -336,7 +337,8 @@ struct mqd_request_principal {
 };
 struct mqd_authenticated {
     uint16_t size_bytes; /* of the principal's bytes, which follow */
-    uint16_t pad[3];
+    uint8_t kind;        /* MQD_PRINCIPAL_SASL or _TOKEN; it may change when the client authenticates again */
+    uint8_t pad[5];
     uint64_t session_ms; /* until the client must authenticate again (KIP-368); 0 = never */
 };
 

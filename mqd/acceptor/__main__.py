@@ -87,7 +87,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     controller = ControllerClient(places.controller_socket, client.generation, on_metadata)
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
     broker.quotas = native.Quotas(client.control)
-    broker.authentication = authentication.of_broker(client.config, metadata, places.data_dir)
+    broker.authentication = authentication.of_broker(client.config, metadata, broker.tokens, places.data_dir)
     broker.audit = Audit(places.logs_dir / "audit.log")
     metrics = Observer(
         broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, places.run_dir

@@ -24,7 +24,9 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.tokens import Tokens
 from mqd.base import clock, cluster_config, listeners, logging
+from mqd.cluster.metadata.records import DelegationToken
 from mqd.security import oauth, scram
 from mqd.security.exchange import AuthenticationFailed, Exchange
 from mqd.security.oauth import Issuer, OauthExchange
@@ -45,21 +47,34 @@ log = logging.get("acceptor.authentication")
 
 
 class Users(Protocol):
-    """The part of the metadata that holds users."""
+    """The part of the metadata that holds users and their delegation tokens."""
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
+
+    def token(self, token_id: str) -> DelegationToken | None:
+        """None: there is no such token, or it has expired."""
+        ...
+
+    def token_verifier(self, token_id: str, mechanism: str, seed: bytes) -> Verifier | None: ...
 
 
 class NoUsers:
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         return None
 
+    def token(self, token_id: str) -> DelegationToken | None:
+        return None
+
+    def token_verifier(self, token_id: str, mechanism: str, seed: bytes) -> Verifier | None:
+        return None
+
 
 class MetadataUsers:
     """The users whose credentials are in the cluster's metadata."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: Metadata, tokens: Tokens) -> None:
         self._metadata = metadata
+        self.token, self.token_verifier = tokens.valid, tokens.verifier
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         found = self._metadata.scram_credentials.get((user, scram.NUMBERS[mechanism]))
@@ -95,6 +110,7 @@ class Step(msgspec.Struct, frozen=True):
     token: bytes
     principal: str = ""
     lifetime_ms: int = 0  # until the client must prove itself again; 0 = never
+    is_token: bool = False  # it has proven itself by a delegation token
 
 
 class _Underway(msgspec.Struct):
@@ -213,12 +229,22 @@ class Authentication:
         if not exchange.done:
             return Step(answer)
         self._underway.pop(connection, None)
-        principal = f"User:{exchange.user}"
+        principal, expires_ms, is_token = self._proven(exchange)
         if before and principal != before:
             raise AuthenticationFailed(f"the connection is {before}'s and cannot change hands", user=exchange.user)
         self.succeeded_count += 1
         log.info("authenticated", connection=connection[1], principal=principal, mechanism=underway.mechanism)
-        return Step(answer, principal, _lifetime_ms(options, exchange))
+        return Step(answer, principal, _lifetime_ms(options, expires_ms), is_token)
+
+    def _proven(self, exchange: Exchange) -> tuple[str, int, bool]:
+        """Principal, when what proves it expires (0 = never), whether that is a delegation token."""
+        if isinstance(exchange, ScramExchange) and exchange.is_token:
+            token = self._users.token(exchange.user)
+            if token is None:
+                raise AuthenticationFailed("the delegation token has expired", user=exchange.user)
+            return token.owner, min(token.expires_ms, token.max_ms), True
+        expires_ms = exchange.expires_ms if isinstance(exchange, OauthExchange) else 0
+        return f"User:{exchange.user}", expires_ms, False
 
     async def _failed(
         self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str
@@ -257,7 +283,9 @@ class Authentication:
         return OauthExchange(options.issuer, partial(self._elsewhere, self._issuers))
 
     def _verifier(self, mechanism: str, user: str, is_token: bool) -> Verifier | None:
-        return None if is_token else self._users.verifier(user, mechanism)
+        if is_token:
+            return self._users.token_verifier(user, mechanism, self._seed)
+        return self._users.verifier(user, mechanism)
 
     def _any_verifier(self, user: str) -> tuple[str, Verifier] | None:
         for mechanism in scram.MECHANISMS:
@@ -277,7 +305,7 @@ class Authentication:
             self._waiting -= 1
 
 
-def of_broker(config: Mapping[str, str], metadata: Metadata, data_dir: Path) -> Authentication:
+def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:
     """Raises OSError: the seed can be neither read nor made."""
     options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
     if not any(options):
@@ -287,12 +315,12 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, data_dir: Path) -> 
     key = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")
     seed = hmac.digest(key, b"salts of users that do not exist", "sha256")  # clients see what it makes
     delay_ms = int(config["connection.failed.authentication.delay.ms"])
-    return Authentication(options, MetadataUsers(metadata), seed, delay_ms)
+    return Authentication(options, MetadataUsers(metadata, tokens), seed, delay_ms)
 
 
-def _lifetime_ms(options: ListenerOptions, exchange: Exchange) -> int:
+def _lifetime_ms(options: ListenerOptions, expires_ms: int) -> int:
     """The shorter of the listener's bound and the token's rest."""
     bounds = [options.reauthenticate_ms] if options.reauthenticate_ms else []
-    if isinstance(exchange, OauthExchange):
-        bounds.append(max(1, exchange.expires_ms - clock.now_ms()))
+    if expires_ms:
+        bounds.append(max(1, expires_ms - clock.now_ms()))
     return min(bounds, default=0)

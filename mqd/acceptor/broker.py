@@ -13,6 +13,8 @@ from mqd.acceptor.authentication import Authentication, NoUsers
 from mqd.acceptor.disks import Disks
 from mqd.acceptor.flushes import Flushes
 from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.tokens import Tokens
+from mqd.acceptor.tokens import of_broker as tokens_of
 from mqd.base import config as configuration
 from mqd.base import listeners as client_listeners
 from mqd.base import logging
@@ -162,6 +164,7 @@ class Broker:
         self.directories = Questions()
         self.flushes = Flushes(table)
         self.quotas: Quotas = NoQuotas()
+        self.tokens: Tokens = tokens_of(config, metadata)
         self.authentication = Authentication((), NoUsers(), b"", 0)
         # None: everything is allowed
         self.authorizer = authorizer.configured(config)
@@ -297,8 +300,9 @@ class Context:
         # version, while this host has its lease.
         self.cacheable = False
         # Set by the handler that ends a SASL exchange: (principal, session's length in ms, 0 =
-        # without end). The worker lets the connection's requests through from then on.
-        self.authenticated: tuple[str, int] | None = None
+        # without end; how it was proven). The worker lets the connection's requests through from
+        # then on.
+        self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
         # Set by a handler whose answer is the connection's last.
         self.disconnect = False
 

@@ -19,7 +19,7 @@ from mqd.security.principal import ANONYMOUS
 
 PRINCIPAL_BYTES_MAX = native.PRINCIPAL_BYTES_MAX
 _PRINCIPAL = struct.Struct("<HBB")
-_AUTHENTICATED = struct.Struct("<H6xQ")
+_AUTHENTICATED = struct.Struct("<HB5xQ")
 _TOKEN = struct.Struct(">hhihi")  # API key, version, correlation id, client id (null), size of the token
 _ANSWER = struct.Struct(">ihh")  # correlation id, error, size of the message
 _SASL_AUTHENTICATE = 36
@@ -64,11 +64,11 @@ def raw_answer(body: bytes) -> bytes | None:
     return None if error else body[_ANSWER.size + max(message_bytes, 0) + 4 :]
 
 
-def authenticated(principal: str, session_ms: int) -> bytes:
+def authenticated(principal: str, session_ms: int, kind: native.PrincipalKind) -> bytes:
     """What precedes the answer that lets a client in. `session_ms` 0: it need not authenticate
-    again.
+    again. `kind`: SASL or TOKEN.
     """
     name = principal.encode()
     if not 0 < len(name) <= PRINCIPAL_BYTES_MAX:
         raise ValueError(f"a principal has 1 to {PRINCIPAL_BYTES_MAX} bytes, not {len(name)}")
-    return _AUTHENTICATED.pack(len(name), session_ms) + name
+    return _AUTHENTICATED.pack(len(name), kind, session_ms) + name

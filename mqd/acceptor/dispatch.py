@@ -16,6 +16,7 @@ import msgspec
 from mqd.acceptor import failures, rights, throttle
 from mqd.acceptor.broker import Address, Broker, CloseConnection, Context
 from mqd.base import logging
+from mqd.native import PrincipalKind
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.errors import ProtocolError, TrailingBytes, UnsupportedVersion
 from mqd.protocol.framing import API_VERSIONS_KEY, SUPPORTED, RequestHeader
@@ -55,6 +56,10 @@ HANDLERS: dict[int, str] = {
     35: "cluster.describe_log_dirs",
     36: "security.sasl",
     37: "topics.create_partitions",
+    38: "security.delegation_tokens",
+    39: "security.delegation_tokens",
+    40: "security.delegation_tokens",
+    41: "security.delegation_tokens",
     42: "groups.delete_groups",
     43: "cluster.elect_leaders",
     44: "configs.incremental_alter_configs",
@@ -96,7 +101,7 @@ class Outcome(NamedTuple):
     body: bytes | None
     cacheable: bool = False
     close: str | None = None
-    authenticated: tuple[str, int] | None = None
+    authenticated: tuple[str, int, PrincipalKind] | None = None
     disconnect: bool = False
 
 

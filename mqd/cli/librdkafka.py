@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from mqd.cli import client_security
 from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
+from mqd.security.client import TOKEN_AUTH
 
 REQUEST_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
@@ -145,7 +146,7 @@ def base_config(
     security = client_security.current(properties)
     require_broker(bootstrap, timeout_s, not security.has_tls)
     config: dict[str, Any] = {
-        **security.settings,
+        **{name: value for name, value in security.settings.items() if name != TOKEN_AUTH},
         "bootstrap.servers": bootstrap,
         "client.id": "mqd-cli",
         "broker.address.family": "any",

@@ -51,6 +51,7 @@ class PrincipalKind(IntEnum):
     SASL = lib.MQD_PRINCIPAL_SASL
     TLS = lib.MQD_PRINCIPAL_TLS
     LOCAL = lib.MQD_PRINCIPAL_LOCAL
+    TOKEN = lib.MQD_PRINCIPAL_TOKEN
 
 
 class DescriptorKind(IntEnum):

@@ -23,6 +23,8 @@ from mqd.security.scram import ITERATIONS_MIN, MECHANISMS, salted_password
 
 ITERATIONS_MAX = 1 << 20  # more would let a server keep us busy for seconds
 HANDSHAKE, AUTHENTICATE = 17, 36
+# (mqd) user and password are a delegation token's; Java's clients have it in sasl.jaas.config
+TOKEN_AUTH = "sasl.tokenauth"
 # Java's name, or an alias -> librdkafka's
 _NAMES = {
     "sasl.mechanism": "sasl.mechanisms",
@@ -86,7 +88,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         if mechanism == "PLAIN":
             step(f"\0{user}\0{password}".encode())
         elif mechanism in MECHANISMS:
-            scram(mechanism, user, password, step)
+            scram(mechanism, user, password, step, self.settings.get(TOKEN_AUTH, "").lower() == "true")
         else:
             raise NotAuthenticated(f"sasl.mechanism={mechanism} is not known here: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512")
 
@@ -172,18 +174,19 @@ def _of_jaas(text: str) -> dict[str, str]:
             "sasl.jaas.config",
         )
     options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[1])}
-    return {f"sasl.{name}": options[name] for name in ("username", "password") if name in options}
+    return {f"sasl.{name}": options[name] for name in ("username", "password", "tokenauth") if name in options}
 
 
 # -- SCRAM, the client's side ----------------------------------------------------------------------
 
 
-def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], bytes]) -> None:
-    """`step` sends a token and returns the server's. Raises NotAuthenticated, also when the server
-    does not prove that it knows the password's verifier.
+def scram(mechanism: str, user: str, password: str, step: Callable[[bytes], bytes], is_token: bool = False) -> None:
+    """`step` sends a token and returns the server's. `is_token`: user and password are id and HMAC
+    of a delegation token. Raises NotAuthenticated, also when the server does not prove that it
+    knows the password's verifier.
     """
     name, nonce = MECHANISMS[mechanism], secrets.token_urlsafe(24)
-    bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
+    bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}{',tokenauth=true' if is_token else ''}"
     first = step(f"n,,{bare}".encode()).decode("utf-8", "replace")
     match = re.fullmatch(r"r=([\x21-\x2b\x2d-\x7e]+),s=([A-Za-z0-9+/]+=*),i=([0-9]{1,9})(?:,.*)?", first)
     if match is None or not match[1].startswith(nonce) or len(match[1]) <= len(nonce):

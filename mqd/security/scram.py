@@ -1,6 +1,7 @@
 """SCRAM-SHA-256 and SCRAM-SHA-512, the server's side (RFC 5802, RFC 7677), as Kafka speaks it: names
 and passwords are UTF-8 without SASLprep, there is no channel binding, and `tokenauth=true` in the
-first message says that the user is a delegation token.
+first message says that the user is a delegation token. Clients that cannot say so (librdkafka) may
+use a token, too: a name that no user has is looked up among the tokens.
 
 A server keeps no password but a verifier, from which neither password nor a client's proof can be
 computed. An unknown user gets a salt that looks like any other, and fails at the same step as a
@@ -70,12 +71,23 @@ def is_password(mechanism: str, verifier: Verifier, password: bytes) -> bool:
     return hmac.compare_digest(found.stored_key, verifier.stored_key)
 
 
-def decoy(mechanism: str, seed: bytes, user: str) -> Verifier:
+def _chance(mechanism: str, seed: bytes, user: str) -> bytes:
+    return hmac.digest(seed, f"{mechanism} {user}".encode(), "sha256")
+
+
+def token_verifier(mechanism: str, seed: bytes, token_id: str, password: str) -> Verifier:
+    """Of a delegation token, with the salt that it would have if there were none."""
+    salt = _chance(mechanism, seed, token_id)[:SALT_BYTES]
+    salted = salted_password(mechanism, password.encode(), salt, ITERATIONS_MIN)
+    return verifier_of(mechanism, salted, salt, ITERATIONS_MIN)
+
+
+def decoy(mechanism: str, seed: bytes, user: str, is_token: bool = False) -> Verifier:
     """A verifier for a user that does not exist: the same at each attempt, with the iterations of a
     generated password or of a typed one, and no password fits.
     """
-    chance = hmac.digest(seed, f"{mechanism} {user}".encode(), "sha256")
-    salt, is_typed = chance[:SALT_BYTES], chance[-1] & 1
+    chance = _chance(mechanism, seed, user)
+    salt, is_typed = chance[:SALT_BYTES], chance[-1] & 1 and not is_token
     size_bytes = hashlib.new(MECHANISMS[mechanism]).digest_size
     return Verifier(
         salt,
@@ -122,8 +134,11 @@ class ScramExchange:
             raise AuthenticationFailed("a client cannot act as another user")
         self.is_token = ",tokenauth=true" in first["extensions"].lower()
         found = self._lookup(self.user, self.is_token)
+        if found is None and not self.is_token:
+            found = self._lookup(self.user, True)
+            self.is_token = found is not None
         self._exists = found is not None
-        verifier = self._verifier = found or decoy(self._mechanism, self._seed, self.user)
+        verifier = self._verifier = found or decoy(self._mechanism, self._seed, self.user, self.is_token)
         self._nonce = first["nonce"] + self._nonce
         salt = base64.b64encode(verifier.salt).decode()
         self._server_first = f"r={self._nonce},s={salt},i={verifier.iterations}"

@@ -103,6 +103,8 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     uint32_t block_bytes = (uint32_t)sizeof given + given.size_bytes;
     if (!given.size_bytes || given.size_bytes > MQD_PRINCIPAL_BYTES_MAX || block_bytes > reply->size_bytes)
         return "the acceptor names a principal of an impossible length";
+    if (given.kind != MQD_PRINCIPAL_SASL && given.kind != MQD_PRINCIPAL_TOKEN)
+        return "the acceptor names a principal that was not proven by SASL";
     if (memchr(principal, 0, given.size_bytes))
         return "the acceptor names a principal that has a NUL in it";
     if (c->principal &&
@@ -110,6 +112,7 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
         return "it has authenticated again, as another principal"; /* U1 */
     if (!c->principal && !mqd_authentication_prove(c, MQD_PRINCIPAL_SASL, principal, given.size_bytes))
         return "out of memory for its principal";
+    c->principal_kind = given.kind;
     reply->size_bytes -= block_bytes;
     memmove(reply->bytes, reply->bytes + block_bytes, reply->size_bytes);
     bool ends = given.session_ms && given.session_ms < (uint64_t)(INT64_MAX - r->now_ms);

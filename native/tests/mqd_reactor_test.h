@@ -342,4 +342,14 @@ static bool backend_works(int backend)
 
 #include "mqd_frames_test.h"
 
+/* The block before the answer that lets a client in; returns its size. */
+static inline uint32_t authenticated_put(uint8_t *at, const char *principal, uint8_t kind, uint64_t session_ms)
+{
+    struct mqd_authenticated block = {
+        .size_bytes = (uint16_t)strlen(principal), .kind = kind, .session_ms = session_ms};
+    memcpy(at, &block, sizeof block);
+    memcpy(at + sizeof block, principal, block.size_bytes);
+    return (uint32_t)sizeof block + block.size_bytes;
+}
+
 #endif

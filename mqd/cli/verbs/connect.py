@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from mqd.cli.common import CliError, Settings, options
+from mqd.security.client import TOKEN_AUTH
 
 FORMS = {
     "java": "properties of Java's clients and of Kafka's tools (--command-config)",
@@ -37,7 +38,7 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
     found = {
         _JAVA.get(name, name): value
         for name, value in settings.items()
-        if name not in ("sasl.username", "sasl.password", "ssl.certificate.location", "ssl.key.location")
+        if name not in ("sasl.username", "sasl.password", TOKEN_AUTH, "ssl.certificate.location", "ssl.key.location")
     }
     if settings.get("ssl.ca.location"):
         found["ssl.truststore.type"] = "PEM"
@@ -46,10 +47,11 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
         for name, kept in (("certificate.chain", "ssl.certificate.location"), ("key", "ssl.key.location")):
             found[f"ssl.keystore.{name}"] = Path(settings[kept]).read_text().strip().replace("\n", "\\n")
     if settings.get("sasl.username"):
+        token = ' tokenauth="true"' if settings.get(TOKEN_AUTH) == "true" else ""
         module = _MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
         found["sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{module} required username={_quoted(settings['sasl.username'])}"
-            f" password={_quoted(settings.get('sasl.password', ''))};"
+            f" password={_quoted(settings.get('sasl.password', ''))}{token};"
         )
     return found
 
@@ -63,7 +65,8 @@ def written(form: str, bootstrap: str, settings: Mapping[str, str]) -> str:
             f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escaped(value)}\n"
             for name, value in found.items()
         )
-    found = {"bootstrap.servers": bootstrap, **settings}
+    # librdkafka has no such setting; to mqd a token needs none
+    found = {"bootstrap.servers": bootstrap, **{name: value for name, value in settings.items() if name != TOKEN_AUTH}}
     if form == "python":
         return f"settings = {json.dumps(found, indent=4)}\n"
     return "".join(f"{name}={value}\n" for name, value in found.items())

@@ -1,10 +1,16 @@
-"""What a change of rules or users is in logs/audit.log: lines of (event, fields)."""
+"""What a change of rules, users or tokens is in logs/audit.log: lines of (event, fields)."""
 
 from collections.abc import Iterator
 
 from mqd.cluster.host import messages
 
-CHANGES = (messages.CreateAcls, messages.DeleteAcls, messages.AlterScramCredentials)
+CHANGES = (
+    messages.CreateAcls,
+    messages.DeleteAcls,
+    messages.AlterScramCredentials,
+    messages.CreateDelegationToken,
+    messages.SetTokenExpiry,
+)
 Line = tuple[str, dict[str, str]]
 
 
@@ -20,3 +26,9 @@ def lines(change: messages.Change, answer: messages.Answer) -> Iterator[Line]:
         case messages.AlterScramCredentials():
             for user in dict.fromkeys(one.user for one in answer.users if not one.error):
                 yield "password changed", {"user": user}
+        case messages.CreateDelegationToken():
+            if not answer.error:
+                yield "token created", {"owner": change.token.owner, "token": change.token.token_id}
+        case messages.SetTokenExpiry():
+            if not answer.error and not answer.token_error:
+                yield "token renewed" if change.is_renewal else "token expired", {"token": change.token_id}

@@ -9,6 +9,10 @@ has applied it: a client that knows of a topic can produce to it.
 
 import msgspec
 
+from mqd.cluster.host.results import PartitionResult as PartitionResult
+from mqd.cluster.host.results import QuorumImage as QuorumImage
+from mqd.cluster.host.results import QuorumReplica as QuorumReplica
+from mqd.cluster.host.results import UserResult as UserResult
 from mqd.cluster.metadata.records import DelegationToken, ScramCredential
 from mqd.security.acl import AclBinding, AclFilter
 
@@ -529,43 +533,6 @@ Change = (
     | CreateDelegationToken
     | SetTokenExpiry
 )
-
-
-class PartitionResult(msgspec.Struct, frozen=True):
-    """The result for one partition of a change that names several."""
-
-    name: str
-    partition: int
-    error: int = 0
-    message: str | None = None
-    replicas: list[int] = []  # BalanceReplicas: the target
-
-
-class UserResult(msgspec.Struct, frozen=True):
-    """The result for one user of AlterScramCredentials."""
-
-    user: str
-    error: int = 0
-    message: str | None = None
-
-
-class QuorumReplica(msgspec.Struct, frozen=True):
-    node_id: int
-    directory_id: bytes  # 16 bytes
-    log_end_offset: int
-    last_fetch_ms: int = -1  # wall clock, -1 = not known
-    last_caught_up_ms: int = -1
-    host: str = ""  # address of its controller listener
-    port: int = 0
-
-
-class QuorumImage(msgspec.Struct, frozen=True):
-    leader_id: int
-    leader_epoch: int
-    high_watermark: int
-    voters: list[QuorumReplica]
-    observers: list[QuorumReplica]
-    fetch_timeout_ms: int = 0  # controller.quorum.fetch.timeout.ms of the leader; 0 = not given
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):

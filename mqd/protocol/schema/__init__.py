@@ -11,12 +11,13 @@ from mqd.protocol.schema import (
     consumer_groups,
     groups,
     hot,
+    tokens,
     topics,
     transactions,
 )
 from mqd.protocol.schema.language import Api
 
-_FAMILIES = (acls, admin, authentication, hot, cluster, topics, groups, consumer_groups, transactions, between)
+_FAMILIES = (acls, tokens, admin, authentication, hot, cluster, topics, groups, consumer_groups, transactions, between)
 
 # Every API written down, by key.
 APIS: dict[int, Api] = dict(sorted((api.key, api) for family in _FAMILIES for api in family.APIS))
@@ -27,8 +28,6 @@ FAMILIES: dict[int, str] = {api.key: family.__name__.rpartition(".")[2] for fami
 _COORDINATED = {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69}
 # The part of them a broker of this version answers: what it advertises.
 SUPPORTED_KEYS = (
-    frozenset(
-        api.key for api in (*hot.APIS, *cluster.APIS, *topics.APIS, *admin.APIS, *acls.APIS, *authentication.APIS)
-    )
+    frozenset(api.key for family in (hot, cluster, topics, admin, acls, authentication, tokens) for api in family.APIS)
     | _COORDINATED
 )

@@ -90,19 +90,13 @@ static void respond(struct bench *b, const struct mqd_descriptor *ask, uint16_t 
     answer(b, ask, flags, bytes, response(bytes, correlation_id, error, "body"));
 }
 
-static uint32_t put_authenticated(uint8_t *at, const char *principal, uint64_t session_ms)
-{
-    struct mqd_authenticated block = {.size_bytes = (uint16_t)strlen(principal), .session_ms = session_ms};
-    memcpy(at, &block, sizeof block);
-    memcpy(at + sizeof block, principal, strlen(principal));
-    return (uint32_t)(sizeof block + strlen(principal));
-}
+static uint8_t proven_by = MQD_PRINCIPAL_SASL; /* what the acceptor says, and is told with later requests */
 
 static void authenticated(struct bench *b, const struct mqd_descriptor *ask, int32_t correlation_id,
                           const char *principal, uint64_t session_ms)
 {
     uint8_t bytes[512];
-    uint32_t block_bytes = put_authenticated(bytes, principal, session_ms);
+    uint32_t block_bytes = authenticated_put(bytes, principal, proven_by, session_ms);
     answer(b, ask, MQD_RESPONSE_AUTHENTICATED, bytes,
            block_bytes + response(bytes + block_bytes, correlation_id, 0, "body"));
 }
@@ -146,7 +140,7 @@ static bool carries(struct bench *b, struct client *client, int32_t number, cons
     bool same = !(one.flags & MQD_REQUEST_PRINCIPAL) == !principal;
     if (principal && same) {
         memcpy(&block, frame, sizeof block);
-        same = block.size_bytes == strlen(principal) && block.kind == MQD_PRINCIPAL_SASL &&
+        same = block.size_bytes == strlen(principal) && block.kind == proven_by &&
                memcmp(frame + sizeof block, principal, block.size_bytes) == 0;
         frame += sizeof block + block.size_bytes;
     }
@@ -236,7 +230,12 @@ BOTH(a_proven_principal_goes_with_every_request)
     struct client other = authenticate(b, "User:bob", 0);
     CHECK(carries(b, &other, 1, "User:bob"));
     CHECK(carries(b, &client, 2, "User:alice"));
-    client_close(&other), client_close(&client);
+    proven_by = MQD_PRINCIPAL_TOKEN;
+    struct client token = authenticate(b, "User:bob", 0);
+    CHECK(carries(b, &token, 1, "User:bob"));
+    proven_by = MQD_PRINCIPAL_SASL;
+    CHECK(carries(b, &other, 2, "User:bob"));
+    client_close(&token), client_close(&other), client_close(&client);
     client = sasl_open(b); /* in the place of one of them */
     CHECK(ask(&client, FIND_COORDINATOR, 1, 1, "frame"));
     CHECK_EQUAL(client_receive(&client), 0);
@@ -298,7 +297,7 @@ BOTH(bare_tokens_follow_the_old_handshake)
         }
     }
     uint8_t bytes[64];
-    answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, put_authenticated(bytes, "User:carol", 0));
+    answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, authenticated_put(bytes, "User:carol", proven_by, 0));
     CHECK(is_raw(&client, ""));
     CHECK(carries(b, &client, 9, "User:carol"));
     CHECK(served(&client));
@@ -449,7 +448,7 @@ BOTH(the_acceptor_dies_and_its_successor_learns_the_principals)
     CHECK_EQUAL(client_receive(&halfway), 0);
     one = again[MQD_REQUEST_RAW_TOKEN];
     uint8_t bytes[64];
-    answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, put_authenticated(bytes, "User:bob", 0));
+    answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, authenticated_put(bytes, "User:bob", proven_by, 0));
     CHECK(is_raw(&raw, ""));
     CHECK(carries(b, &raw, 1, "User:bob"));
     client_close(&proven), client_close(&halfway), client_close(&raw);
@@ -488,13 +487,15 @@ BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
     CHECK(carries(b, &client, 1, longest));
     client_close(&client);
     longest[MQD_PRINCIPAL_BYTES_MAX] = 'x';
-    const char *principals[] = {"", longest, "User:alice", "User:alice"};
-    for (int i = 0; i < 4; i++) {
+    const char *principals[] = {"", longest, "User:alice", "User:alice", "User:alice"};
+    for (int i = 0; i < 5; i++) {
         uint8_t bytes[512] = {0};
         client = sasl_open(b);
         CHECK(ask(&client, i == 3 ? SASL_HANDSHAKE : SASL_AUTHENTICATE, 1, 7, "token"));
         struct mqd_descriptor one = asked(b);
-        uint32_t block_bytes = put_authenticated(bytes, principals[i], 0);
+        proven_by = i == 4 ? MQD_PRINCIPAL_LOCAL : MQD_PRINCIPAL_SASL; /* the former is no client's of SASL */
+        uint32_t block_bytes = authenticated_put(bytes, principals[i], proven_by, 0);
+        proven_by = MQD_PRINCIPAL_SASL;
         answer(b, &one, MQD_RESPONSE_AUTHENTICATED, bytes, i == 2 ? block_bytes - 1 : block_bytes + 10);
         CHECK_EQUAL(client_receive(&client), 0);
         client_close(&client);
@@ -546,7 +547,7 @@ static void put_random(struct frame *frame, uint64_t *seed)
 static void answer_at_random(struct bench *b, const struct mqd_descriptor *one, uint64_t *seed)
 {
     uint8_t bytes[128];
-    uint32_t block_bytes = put_authenticated(bytes, "User:alice", test_random(seed) % 3);
+    uint32_t block_bytes = authenticated_put(bytes, "User:alice", proven_by, test_random(seed) % 3);
     uint32_t size_bytes = block_bytes + response(bytes + block_bytes, 1, test_random(seed) % 2 ? 0 : 58, "body");
     uint16_t flags = test_random(seed) % 3
                          ? 0

@@ -32,17 +32,15 @@ static struct client client_of(struct bench *b, const char *principal)
     CHECK_OR(client_send(&client, &frame), abort());
     frame_free(&frame);
     struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    struct mqd_authenticated block = {.size_bytes = (uint16_t)strlen(principal)};
     uint8_t *bytes = b->arenas[ACCEPTOR] + (at += 512);
-    memcpy(bytes, &block, sizeof block);
-    memcpy(bytes + sizeof block, principal, block.size_bytes);
-    memcpy(bytes + sizeof block + block.size_bytes, "\0\0\0\7", 4);
+    uint32_t block_bytes = authenticated_put(bytes, principal, MQD_PRINCIPAL_SASL, 0);
+    memcpy(bytes + block_bytes, "\0\0\0\7", 4);
     bench_say(b, ACCEPTOR, 0,
               (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE,
                                       .flags = MQD_RESPONSE_AUTHENTICATED,
                                       .token = ask.token,
                                       .offset = at,
-                                      .size_bytes = (uint32_t)sizeof block + block.size_bytes + 4});
+                                      .size_bytes = block_bytes + 4});
     CHECK_OR(client_receive(&client) == 1, abort());
     return client;
 }

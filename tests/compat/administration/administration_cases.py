@@ -12,16 +12,20 @@ from mqd.protocol.messages import (
     AlterReplicaLogDirsRequest,
     AlterUserScramCredentialsRequest,
     CreateAclsRequest,
+    CreateDelegationTokenRequest,
     DeleteAclsRequest,
     DescribeAclsRequest,
     DescribeClientQuotasRequest,
+    DescribeDelegationTokenRequest,
     DescribeLogDirsRequest,
     DescribeQuorumRequest,
     DescribeUserScramCredentialsRequest,
     ElectLeadersRequest,
+    ExpireDelegationTokenRequest,
     ListConfigResourcesRequest,
     ListPartitionReassignmentsRequest,
     RemoveRaftVoterRequest,
+    RenewDelegationTokenRequest,
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
     UnregisterBrokerRequest,
@@ -31,6 +35,7 @@ from tests.interaction.transactional import fresh
 
 DESCRIBE_LOG_DIRS, ALTER_QUOTAS = 35, 49
 INVALID_REQUEST, SECURITY_DISABLED, ELECTION_NOT_NEEDED, BROKER_ID_NOT_REGISTERED = 42, 54, 84, 102
+TOKEN_REQUEST_NOT_ALLOWED = 64
 BROKER, TOPIC, EXACT, UPGRADE = 4, 2, 0, 1
 READ, ALLOW = 3, 3  # an operation and a permission of access control lists
 
@@ -178,7 +183,30 @@ CASES = {
         lambda r: [one.error_code for one in r.results],
         lambda s, v, r: r.results == [],
     ),
-    # a plain listener has nothing to prove
+    # a plain listener has nothing to prove, and gives no tokens
+    38: (
+        lambda s, v: CreateDelegationTokenRequest(max_lifetime_ms=-1),
+        lambda r: [],
+        lambda s, v, r: (
+            (r.error_code, r.principal_name, r.max_timestamp_ms, r.token_id, r.hmac)
+            == (TOKEN_REQUEST_NOT_ALLOWED, "ANONYMOUS", -1, "", b"")
+        ),
+    ),
+    39: (
+        lambda s, v: RenewDelegationTokenRequest(hmac=b"h", renew_period_ms=-1),
+        lambda r: [],
+        lambda s, v, r: (r.error_code, r.expiry_timestamp_ms) == (TOKEN_REQUEST_NOT_ALLOWED, -1),
+    ),
+    40: (
+        lambda s, v: ExpireDelegationTokenRequest(hmac=b"h", expiry_time_period_ms=-1),
+        lambda r: [],
+        lambda s, v, r: (r.error_code, r.expiry_timestamp_ms) == (TOKEN_REQUEST_NOT_ALLOWED, -1),
+    ),
+    41: (
+        lambda s, v: DescribeDelegationTokenRequest(owners=None),
+        lambda r: [],
+        lambda s, v, r: (r.error_code, r.tokens) == (TOKEN_REQUEST_NOT_ALLOWED, []),
+    ),
     17: (
         lambda s, v: SaslHandshakeRequest(mechanism="PLAIN"),
         lambda r: [],

@@ -40,7 +40,6 @@ TEXTS = "mqd's own words: the message names the cause, or the way out, too"
 STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is given"
 
 QUOTAS = "not in mqd: quotas of users, of addresses and of changes; they are refused with a message that says so"
-TOKENS = "not in mqd: delegation tokens"
 SHARE = "not in mqd: share groups and streams groups"
 TIERED = "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
 INTERNAL = "internal topics keep mqd's own settings, written out"
@@ -97,13 +96,9 @@ ALLOWED = (
         "configs: of groups",
         lines=r"out (Dynamic configs for group tuned are:|The group 'tuned' doesn't exist.*)",
     ),
-    Allowed(
-        TOKENS, "delegation-tokens: .*", lines=rf"{ERROR}(UnsupportedByAuthentication|UnsupportedVersion)Exception"
-    ),
     Allowed(FEATURES, "features: .*", lines=r"out Feature: (mqd|metadata)\.version .*"),
     Allowed(TEXTS, "features: .*", lines=r"out (Can|Could) not .*"),
     Allowed(SHARE, "(share|streams)-groups: .*", lines=r"(out Error: Executing|err (java|Caused)).*Exception"),
-    Allowed(TOKENS, "broker-api-versions: .*", lines=r"out \w*DelegationToken\w*\(\d+\): .*"),
     Allowed(SHARE, "broker-api-versions: .*", lines=r"out \w*(Share|StreamsGroup)\w*\(\d+\): .*"),
     Allowed(VOTERS, "metadata-quorum: status.*", lines=r"out CurrentVoters: .*"),
     Allowed(

@@ -364,6 +364,14 @@ CASES: dict[int, list[Case]] = {
             code_of={TOPIC: E.TOPIC_AUTHORIZATION_FAILED},
         )
     ],
+    38: [
+        Case(
+            lambda v, _: m.CreateDelegationTokenRequest(owner_principal_type="User", owner_principal_name="carol"),
+            ((Operation.CREATE_TOKENS, ResourceType.USER, "User:carol"),),
+            E.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+            range(3, 4),
+        )
+    ],
     48: of_cluster(Operation.DESCRIBE_CONFIGS, lambda v, _: m.DescribeClientQuotasRequest()),
     49: of_cluster(
         Operation.ALTER_CONFIGS,

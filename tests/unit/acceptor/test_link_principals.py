@@ -74,10 +74,15 @@ def test_an_address_of_ipv6_comes_with_the_request(tmp_path: Path, monkeypatch: 
 
 
 def test_a_client_that_has_authenticated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = dispatch.Outcome(b"response", authenticated=("User:alice", 3_600_000))
+    outcome = dispatch.Outcome(b"response", authenticated=("User:alice", 3_600_000, PrincipalKind.TOKEN))
     _, response, body = answered(tmp_path, monkeypatch, outcome, everything())
     assert response.flags == native.RESPONSE_AUTHENTICATED
-    assert body == bytes([10, 0, 0, 0, 0, 0, 0, 0]) + (3_600_000).to_bytes(8, "little") + b"User:aliceresponse"
+    assert (
+        body
+        == bytes([10, 0, PrincipalKind.TOKEN, 0, 0, 0, 0, 0])
+        + (3_600_000).to_bytes(8, "little")
+        + b"User:aliceresponse"
+    )
 
 
 def test_a_client_that_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +114,10 @@ def test_a_bare_token_is_answered_by_a_bare_token(
 
 def test_the_last_bare_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     response = bytes.fromhex("00000000 0000 ffff 00000004") + b"done"
-    outcome = dispatch.Outcome(response, authenticated=("User:bob", 0))
+    outcome = dispatch.Outcome(response, authenticated=("User:bob", 0, PrincipalKind.SASL))
     _, told, body = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
     assert told.flags == native.RESPONSE_AUTHENTICATED
-    assert body == client_identity.authenticated("User:bob", 0) + b"done"
+    assert body == client_identity.authenticated("User:bob", 0, PrincipalKind.SASL) + b"done"
 
 
 @pytest.mark.parametrize(
@@ -132,4 +137,4 @@ def test_blocks() -> None:
     assert client_identity.split(native.REQUEST_PRINCIPAL, ALICE) == (Identity("User:alice", PrincipalKind.SASL), b"")
     for principal in ("", "x" * (native.PRINCIPAL_BYTES_MAX + 1)):
         with pytest.raises(ValueError):
-            client_identity.authenticated(principal, 0)
+            client_identity.authenticated(principal, 0, PrincipalKind.SASL)

@@ -28,6 +28,15 @@ def test_java_and_librdkafka_mean_the_same():
         assert client.of_properties(found).settings == SETTINGS, form
 
 
+def test_java_says_that_it_has_a_token_and_the_others_need_not():
+    settings = {**SETTINGS, "sasl.tokenauth": "true"}
+    java = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", settings)).items()}
+    assert java["sasl.jaas.config"].endswith(' tokenauth="true";') and "sasl.tokenauth" not in java
+    assert client.of_properties(java).settings == settings
+    for form in ("librdkafka", "kcat", "python"):
+        assert written(form, "h:9092", settings) == written(form, "h:9092", SETTINGS)
+
+
 def test_spark_and_python():
     spark = {name: value for name, (value, _) in parse_properties(written("spark", "h:9092", SETTINGS)).items()}
     java = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", SETTINGS)).items()}

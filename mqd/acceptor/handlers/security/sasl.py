@@ -40,7 +40,7 @@ def _handshake(context: Context, request: SaslHandshakeRequest) -> SaslHandshake
 
 async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
     authentication, address = context.broker.authentication, context.address
-    before = address.principal if address.principal_kind == PrincipalKind.SASL else ""
+    before = address.principal if address.principal_kind in (PrincipalKind.SASL, PrincipalKind.TOKEN) else ""
     try:
         step = await authentication.step(
             address.connection, address.listener_id, address.peer_ip, before, bytes(request.auth_bytes)
@@ -51,5 +51,6 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
         context.disconnect = True
         return SaslAuthenticateResponse(error_code=int(ErrorCode.SASL_AUTHENTICATION_FAILED), error_message=str(error))
     if step.principal:
-        context.authenticated = step.principal, step.lifetime_ms
+        kind = PrincipalKind.TOKEN if step.is_token else PrincipalKind.SASL
+        context.authenticated = step.principal, step.lifetime_ms, kind
     return SaslAuthenticateResponse(auth_bytes=step.token, session_lifetime_ms=step.lifetime_ms)

@@ -1,0 +1,194 @@
+"""CreateDelegationToken 1-3, RenewDelegationToken 1-2, ExpireDelegationToken 1-2,
+DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that a user gives to its programs
+instead of its own.
+
+A request needs a client that has proven itself by something else than a token. A principal creates
+tokens for itself, and for others with CREATE_TOKENS on the user; owner and renewers may renew and
+expire one; owner, requester and renewers see it, and who has DESCRIBE on the token or
+DESCRIBE_TOKENS on its owner.
+"""
+
+from mqd.acceptor.broker import INT64_MAX, Context
+from mqd.base import clock
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.records import DelegationToken
+from mqd.native import PrincipalKind
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+    RenewDelegationTokenRequest,
+    RenewDelegationTokenResponse,
+)
+from mqd.security import principal, tokens
+from mqd.security.acl import Operation, ResourceType
+
+TIMEOUT_MS = 30_000  # the requests have none
+NO_TIME = -1  # Kafka's answer where a request is not allowed
+_PROVEN = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
+Request = (
+    CreateDelegationTokenRequest
+    | RenewDelegationTokenRequest
+    | ExpireDelegationTokenRequest
+    | DescribeDelegationTokenRequest
+)
+Response = (
+    CreateDelegationTokenResponse
+    | RenewDelegationTokenResponse
+    | ExpireDelegationTokenResponse
+    | DescribeDelegationTokenResponse
+)
+
+
+async def handle(context: Context, header: RequestHeader, request: Request) -> Response:
+    if isinstance(request, CreateDelegationTokenRequest):
+        return await _create(context, request)
+    if isinstance(request, DescribeDelegationTokenRequest):
+        return _describe(context, request)
+    if isinstance(request, RenewDelegationTokenRequest):
+        lifetime_ms = context.broker.tokens.lifetime_ms
+        period_ms = min(request.renew_period_ms, lifetime_ms) if request.renew_period_ms > 0 else lifetime_ms
+        error, expires_ms = await _change(context, bytes(request.hmac), period_ms, True)
+        return RenewDelegationTokenResponse(error_code=error, expiry_timestamp_ms=expires_ms)
+    error, expires_ms = await _change(context, bytes(request.hmac), max(request.expiry_time_period_ms, -1), False)
+    return ExpireDelegationTokenResponse(error_code=error, expiry_timestamp_ms=expires_ms)
+
+
+def _is_allowed(context: Context) -> bool:
+    return context.address.principal_kind in _PROVEN
+
+
+# -- creating --------------------------------------------------------------------------------------
+
+
+async def _create(context: Context, request: CreateDelegationTokenRequest) -> CreateDelegationTokenResponse:
+    requester = context.address.principal
+    owner = (
+        f"{request.owner_principal_type}:{request.owner_principal_name}" if request.owner_principal_name else requester
+    )
+    response = CreateDelegationTokenResponse()
+    response.principal_type, _, response.principal_name = owner.partition(":")
+    response.token_requester_principal_type, _, response.token_requester_principal_name = requester.partition(":")
+    refusal = _creation_refusal(context, owner, requester)
+    if refusal:
+        response.error_code = int(refusal)
+        response.issue_timestamp_ms = response.expiry_timestamp_ms = response.max_timestamp_ms = NO_TIME
+        return response
+    service = context.broker.tokens
+    response.error_code = _invalid(context, request, owner)
+    if response.error_code:
+        return response
+    now_ms, lifetime_ms = clock.now_ms(), service.max_lifetime_ms
+    if request.max_lifetime_ms > 0:
+        lifetime_ms = min(lifetime_ms, request.max_lifetime_ms)
+    max_ms = min(now_ms + lifetime_ms, INT64_MAX)
+    renewers = tuple(dict.fromkeys(f"{one.principal_type}:{one.principal_name}" for one in request.renewers))
+    expires_ms = min(max_ms, now_ms + service.lifetime_ms)
+    token = DelegationToken(tokens.new_id(), owner, requester, renewers, now_ms, max_ms, expires_ms)
+    answer = await context.change(messages.CreateDelegationToken(token), TIMEOUT_MS)
+    response.error_code = answer.error
+    if not answer.error:
+        response.issue_timestamp_ms, response.expiry_timestamp_ms = now_ms, expires_ms
+        response.max_timestamp_ms, response.token_id = max_ms, token.token_id
+        response.hmac = service.hmac_of(token.token_id)
+    return response
+
+
+def _creation_refusal(context: Context, owner: str, requester: str) -> int:
+    if not _is_allowed(context):
+        return ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    if owner != requester and not context.authorize(Operation.CREATE_TOKENS, ResourceType.USER, owner):
+        return ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED
+    return 0
+
+
+def _invalid(context: Context, request: CreateDelegationTokenRequest, owner: str) -> int:
+    """A client that authenticates by a token is a User in any case: other owners are refused."""
+    if not context.broker.tokens.are_enabled:
+        return int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    owner_type, _, owner_name = owner.partition(":")
+    if owner_type != principal.USER or any(one.principal_type != principal.USER for one in request.renewers):
+        return int(ErrorCode.INVALID_PRINCIPAL_TYPE)
+    try:
+        principal.user(owner_name)
+    except ValueError:
+        return int(ErrorCode.INVALID_REQUEST)
+    return 0
+
+
+# -- renewing and expiring -------------------------------------------------------------------------
+
+
+async def _change(context: Context, token_hmac: bytes, period_ms: int, is_renewal: bool) -> tuple[int, int]:
+    """(error, expiry)"""
+    service, requester = context.broker.tokens, context.address.principal
+    if not _is_allowed(context):
+        return int(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED), NO_TIME
+    if not service.are_enabled:
+        return int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED), 0
+    while True:
+        token = service.by_hmac(token_hmac)
+        token_id = token.token_id if token is not None else ""
+        change = messages.SetTokenExpiry(token_id, requester, clock.now_ms(), period_ms, is_renewal)
+        answer = await context.change(change, TIMEOUT_MS)
+        # Created at another host: since the controller's answer this one knows it, too.
+        if token is not None or answer.error or service.by_hmac(token_hmac) is None:
+            break
+    error = answer.error or answer.token_error
+    return error, 0 if error else answer.expires_ms
+
+
+# -- describing ------------------------------------------------------------------------------------
+
+
+def _describe(context: Context, request: DescribeDelegationTokenRequest) -> DescribeDelegationTokenResponse:
+    if not _is_allowed(context):
+        return DescribeDelegationTokenResponse(error_code=int(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED))
+    if not context.broker.tokens.are_enabled:
+        return DescribeDelegationTokenResponse(error_code=int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED))
+    owners = (
+        None if request.owners is None else {f"{one.principal_type}:{one.principal_name}" for one in request.owners}
+    )
+    found = [
+        _described(context, token)
+        for token in context.broker.metadata.delegation_tokens.values()
+        if (owners is None or not owners.isdisjoint(_related(token))) and _may_see(context, token)
+    ]
+    return DescribeDelegationTokenResponse(tokens=found)
+
+
+def _related(token: DelegationToken) -> tuple[str, ...]:
+    return (token.owner, token.requester, *token.renewers)
+
+
+def _may_see(context: Context, token: DelegationToken) -> bool:
+    return (
+        context.address.principal in _related(token)
+        or context.authorize(Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id, is_named=False)
+        or context.authorize(Operation.DESCRIBE_TOKENS, ResourceType.USER, token.owner, is_named=False)
+    )
+
+
+def _described(context: Context, token: DelegationToken) -> DescribeDelegationTokenResponse.DescribedDelegationToken:
+    described = DescribeDelegationTokenResponse.DescribedDelegationToken(
+        issue_timestamp=token.issued_ms,
+        expiry_timestamp=token.expires_ms,
+        max_timestamp=token.max_ms,
+        token_id=token.token_id,
+        hmac=context.broker.tokens.hmac_of(token.token_id),
+    )
+    described.principal_type, _, described.principal_name = token.owner.partition(":")
+    described.token_requester_principal_type, _, described.token_requester_principal_name = token.requester.partition(
+        ":"
+    )
+    for renewer in token.renewers:
+        kind, _, name = renewer.partition(":")
+        described.renewers.append(
+            DescribeDelegationTokenResponse.DescribedDelegationTokenRenewer(principal_type=kind, principal_name=name)
+        )
+    return described

@@ -1,0 +1,23 @@
+"""Delegation tokens (KIP-48): a token's id is known, its password is the HMAC of the id by a secret
+that all hosts of the cluster have. Whoever stores ids, as the metadata log does, has no password.
+"""
+
+import base64
+import hmac
+import secrets
+
+ID_BYTES = 16
+
+
+def new_id() -> str:
+    """As Kafka's: a random UUID in base64 for URLs."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode().rstrip("=")
+
+
+def hmac_of(secret: str, token_id: str) -> bytes:
+    return hmac.digest(secret.encode(), token_id.encode(), "sha512")
+
+
+def password_of(token_hmac: bytes) -> str:
+    """What the client authenticates by, with SCRAM."""
+    return base64.b64encode(token_hmac).decode()
