@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqd.base.property_values import ConfigError
 from mqd.client import columns
 from mqd.client.columns import Column
 from mqd.native import crc32c
@@ -216,7 +217,7 @@ class Encoder:
             found, starts = np.unique(partitions[order], return_index=True)
             ends = [*starts[1:].tolist(), len(partitions)]
             spans = list(zip(found.tolist(), starts.tolist(), ends, strict=True))
-        rows = self._rows(batch)
+        rows = self._rows(topic, batch)
         for partition, start, end in spans:
             yield from encode(topic, partition, rows, start, end, self._options.batch_bytes, self._options.compression)
 
@@ -250,7 +251,7 @@ class Encoder:
         partitions_for(Partitioner.MURMUR2_RANDOM, native, count, random.randrange(count), partitions)
         return partitions
 
-    def _rows(self, batch: pa.RecordBatch) -> Rows:
+    def _rows(self, topic: str, batch: pa.RecordBatch) -> Rows:
         now_ms = time.time_ns() // 1_000_000
         values = self._column(batch, "value")
         timestamps = self._column(batch, "timestamp")
@@ -258,7 +259,21 @@ class Encoder:
         if timestamps is not None:
             moments = pc.cast(timestamps, pa.timestamp("ms", tz=timestamps.type.tz), safe=False).cast(pa.int64())
             times = np.array(moments.fill_null(now_ms), np.int64)
-        return Rows(columns.pack(values, "value"), self._keys(batch), self._headers(batch), times, now_ms)
+        keys = self._keys(batch)
+        return Rows(self._sealed(topic, columns.pack(values, "value"), keys), keys, self._headers(batch), times, now_ms)
+
+    def _sealed(self, topic: str, values: Column, keys: Column | None) -> Column:
+        encryption = self._options.kafka.encryption
+        if encryption is None:
+            return values
+        from mqd.client.encryption.payload import PayloadError, shared_sealer
+
+        try:
+            return shared_sealer(encryption).seal_column(topic, values, keys)
+        except ConfigError as error:
+            raise MqdWriteError(f"option {error}") from None
+        except PayloadError as error:
+            raise MqdWriteError(f"topic {topic}: {error}") from error
 
     def _headers(self, batch: pa.RecordBatch) -> Column | None:
         headers = self._column(batch, "headers")

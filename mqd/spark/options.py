@@ -12,9 +12,10 @@ some of our own.
 fetchOffset.numRetries is taken and means nothing: how long is tried is said by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
 
-Of our own: `transport` (auto, shm, tcp), `groupId` (a query's progress is published as this
-consumer group's offsets), `archive` (a batch begins with what this directory has). Source: Spark's
-Structured Streaming + Kafka Integration Guide.
+Of our own: `transport` (auto, shm, tcp), `encryption.*` (values are sealed and opened, by
+mqd.client.encryption), `groupId` (a query's progress is published as this consumer group's
+offsets), `archive` (a batch begins with what this directory has). Source: Spark's Structured
+Streaming + Kafka Integration Guide.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from typing import Any, overload
 import msgspec
 
 from mqd.base.property_values import ConfigError
+from mqd.client.encryption import settings as encryption_settings
+from mqd.client.encryption.settings import Encryption
 from mqd.security import client
 from mqd.security.client import ClientSecurity
 
@@ -136,6 +139,7 @@ class KafkaSettings(msgspec.Struct, frozen=True):
     fetch_bytes_max: int = 4 << 20
     others: dict[str, str] = {}  # by name without "kafka.", lower case: what had no field of its own
     security: dict[str, str] = {}  # of mqd.security.client.ClientSecurity
+    encryption: Encryption | None = None
 
 
 def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "consumer") -> KafkaSettings:
@@ -173,7 +177,19 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
         min(numbers["max.partition.fetch.bytes"], 64 << 20),
         given,
         dict(security.settings),
+        _encryption(options),
     )
+
+
+def _encryption(options: Options) -> Encryption | None:
+    """Raises MqdOptionError."""
+    for name in options.values:
+        if name.startswith("kafka." + encryption_settings.PREFIX):  # ignored, values would be stored as they are
+            raise MqdOptionError(f"option {name} is mqd's own: leave out kafka.")
+    try:
+        return encryption_settings.take(dict(options.values))
+    except ConfigError as error:
+        raise MqdOptionError(f"option {error}") from None
 
 
 def _security(given: dict[str, str]) -> ClientSecurity:

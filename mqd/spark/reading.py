@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mqd.base.property_values import ConfigError
 from mqd.client.shm.reading import BlockPool
 from mqd.native import NativeError
 from mqd.native.columns import ArrowRows
@@ -99,7 +100,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
                 # the batch extends beyond the range
                 view = view[: int(np.searchsorted(view.offsets, one.end))]
             try:
-                yield from assembly.add(view)
+                yield from assembly.add(_opened(options, view))
             except NativeError as error:
                 raise MqdReadError(
                     f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets behind it leaves it out"
@@ -107,6 +108,25 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
         yield from assembly.rest()
     finally:
         cluster.close()
+
+
+def _opened(options: SourceOptions, view: Any) -> Any:
+    """With the values that were sealed. Raises MqdReadError."""
+    if options.kafka.encryption is None:
+        return view
+    from mqd.client.encryption.payload import shared_opener
+    from mqd.client.encryption.views import open_view
+
+    try:
+        opened, problem = open_view(shared_opener(options.kafka.encryption), view)
+    except ConfigError as error:
+        raise MqdReadError(f"option {error}") from None
+    if problem is not None:
+        raise MqdReadError(
+            f"{view.topic}-{view.partition}: the value at offset {view.offsets[len(opened)]} cannot be opened: {problem}."
+            " encryption.on.failure=raw reads it sealed"
+        )
+    return opened
 
 
 def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any]:

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from mqd.client.encryption.settings import Encryption
 from mqd.spark.options import (
     EARLIEST,
     LATEST,
@@ -77,6 +78,15 @@ def test_refused_configuration_of_the_source(name: str) -> None:
 def test_refused_configuration_of_the_sink(name: str) -> None:
     with pytest.raises(MqdOptionError, match=f"'{name}' is not supported"):
         kafka_settings(Options({**BASE, f"kafka.{name}": "x"}), REFUSED_BY_SINK, "producer")
+
+
+def test_encryption_of_values() -> None:
+    given = {**BASE, "Encryption.Key.Provider": "file:/Keys", "encryption.topics": "orders"}
+    assert source_options(given, False).kafka.encryption == Encryption("file:/Keys", ("orders",))
+    assert source_options(BASE, False).kafka.encryption is None
+    _refused('option No such configuration property: "encryption.key.provder"', **{"encryption.key.provder": "x"})
+    _refused("leave out kafka.", **{"kafka.encryption.key.provider": "file:/keys"})
+    _refused("encryption.key.provider says where the keys are", **{"encryption.topics": "orders"})
 
 
 def test_what_cannot_be() -> None:

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mqd.client.encryption.keys import new_key, text_of
+from mqd.client.encryption.payload import opener_of, shared_sealer
 from mqd.native.client import Partitioner, partition_for
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import Record, decode_batch, iterate_batches
@@ -186,6 +188,26 @@ def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None
         and len(loose) + sum(map(len, wanted.values())) == len(rows)
         and (named or not wanted)
     )
+
+
+def test_values_are_sealed_with_their_topic_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQD_TEST_KEYS", text_of({"one": new_key()}))
+    kinds = {"topic": "string", "key": "binary", "value": "binary"}
+    found = options(None, kinds, encryption__key__provider="env:MQD_TEST_KEYS")
+    assert found.kafka.encryption is not None
+    rows = [(topic, key, value) for topic in "ab" for key in (b"k", None) for value in (b"v", None)]
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows), (pa.string(), pa.binary(), pa.binary()))]
+    batches = encoded(found, pa.RecordBatch.from_arrays(columns, list(kinds)), partition_count=1)
+    opener = opener_of(found.kafka.encryption)
+    assert [
+        (topic, record.key, record.value and opener.open(topic, record.key, record.value))
+        for (topic, _), records in records_of(batches).items()
+        for record in records
+    ] == rows
+    monkeypatch.delenv("MQD_TEST_KEYS")
+    shared_sealer.cache_clear()
+    with pytest.raises(MqdWriteError, match="option the environment variable MQD_TEST_KEYS has no key"):
+        encoded(found, pa.RecordBatch.from_arrays(columns, list(kinds)))
 
 
 def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None:
