@@ -76,6 +76,8 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
         return ResourceType.CLUSTER, PatternType.LITERAL, CLUSTER_NAME
     if not slash or not name:
         raise ValueError(f"{word!r} names no {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")
+    if kind == "user" and name != WILDCARD:
+        name = principal(name)  # as Kafka names this resource
     if name != WILDCARD and name.endswith("*"):
         return RESOURCES[kind], PatternType.PREFIXED, name[:-1]
     return RESOURCES[kind], PatternType.LITERAL, name
@@ -100,7 +102,8 @@ def shown_resource(binding: AclBinding) -> str:
     if binding.resource_type == ResourceType.CLUSTER:
         return "cluster"
     kind = _NAMES.get(ResourceType(binding.resource_type), name_of(ResourceType, binding.resource_type))
-    return f"{kind}/{binding.name}{'*' if binding.pattern_type == PatternType.PREFIXED else ''}"
+    name = binding.name.removeprefix("User:") if binding.resource_type == ResourceType.USER else binding.name
+    return f"{kind}/{name}{'*' if binding.pattern_type == PatternType.PREFIXED else ''}"
 
 
 def shown(binding: AclBinding) -> tuple[str, str, str, str, str]:

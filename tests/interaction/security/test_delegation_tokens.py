@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
+import shlex
 import time
+from pathlib import Path
 
 import confluent_kafka
 import pytest
+from click.testing import CliRunner
 
+from mqd.cli.main import cli
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.security import client
@@ -87,3 +93,66 @@ def test_librdkafka_uses_a_token_as_user_and_password(secured: Secured) -> None:
     failed: list[object] = []
     producer.produce("by-token", b"value", on_delivery=lambda error, _: failed.append(error))
     assert producer.flush(20) == 0 and failed == [None]
+
+
+# -- mqd token -------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "security.md"
+
+
+class Commands:
+    def __init__(self, secured: Secured, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch, self._directory = monkeypatch, directory
+        monkeypatch.setenv("MQD_BOOTSTRAP", secured.bootstrap)
+        monkeypatch.chdir(directory)
+        for user in ("alice", "bob"):
+            text = "".join(f"{name}={value}\n" for name, value in secured.client(user).items() if name[0] != "l")
+            (directory / user).write_text(text)
+
+    def run(self, *words: str, user: str = "alice") -> tuple[int, str]:
+        self._monkeypatch.setenv("MQD_CLIENT_CONFIG", str(self._directory / user))
+        result = CliRunner().invoke(cli, words)
+        return result.exit_code, result.output
+
+    def ok(self, *words: str, **more: str) -> str:
+        code, said = self.run(*words, **more)
+        assert code == 0, said
+        return said
+
+    def listed(self, user: str = "alice") -> dict[str, dict]:
+        return {one["id"]: one for one in json.loads(self.ok("token", "list", "--format", "json", user=user))}
+
+
+@pytest.fixture
+def commands(secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(secured, tmp_path, monkeypatch)
+
+
+def test_the_commands_of_the_page(commands: Commands, tmp_path: Path) -> None:
+    block = re.search(r"^(mqd token create.*?)^```", PAGE.read_text(), re.M | re.S)
+    assert block is not None
+    said = [commands.ok(*shlex.split(line)[1:]) for line in block[1].splitlines()]
+    token_id = re.search(r"token (\S+) of User:alice", said[0])[1]  # type: ignore[index]
+    assert token_id in said[-1] and "password" not in said[0]
+    assert (tmp_path / "job.properties").stat().st_mode & 0o777 == 0o600
+    code, said_to_token = commands.run("token", "list", user="job.properties")
+    assert code == 1 and "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED" in said_to_token
+    assert commands.listed()[token_id]["renewers"] == ["User:ren"]
+    commands.ok("token", "renew", token_id, "--for", "90s")
+    assert commands.listed()[token_id]["expires_ms"] < (time.time() + 91) * 1000
+    commands.ok("token", "expire", token_id, "--in", "5s")
+    commands.ok("token", "expire", token_id)
+    code, gone = commands.run("token", "expire", token_id)
+    assert code == 1 and "mqd token list" in gone
+    assert token_id not in commands.listed()
+
+
+def test_a_token_for_another_user(commands: Commands) -> None:
+    code, refused = commands.run("token", "create", "--owner", "alice", user="bob")
+    assert code == 1 and "DELEGATION_TOKEN_AUTHORIZATION_FAILED" in refused
+    commands.ok("acl", "allow", "bob", "create-tokens", "user/alice")
+    made = json.loads(commands.ok("token", "create", "--owner", "alice", "--format", "json", user="bob"))
+    assert made["owner"] == "User:alice" and commands.listed("bob")[made["id"]]["requester"] == "User:bob"
+    java = Path("java.properties")
+    commands.ok("token", "create", "--form", "java", "-o", str(java))
+    assert 'tokenauth="true"' in java.read_text()

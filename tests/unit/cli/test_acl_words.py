@@ -19,13 +19,20 @@ LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
         ("group/a/b", (ResourceType.GROUP, LITERAL, "a/b")),
         ("cluster", (ResourceType.CLUSTER, LITERAL, "kafka-cluster")),
         ("transactional-id/日本*", (ResourceType.TRANSACTIONAL_ID, PREFIXED, "日本")),
-        ("user/alice", (ResourceType.USER, LITERAL, "alice")),
+        ("user/alice", (ResourceType.USER, LITERAL, "User:alice")),
+        ("user/Group:a", (ResourceType.USER, LITERAL, "Group:a")),
+        ("user/al*", (ResourceType.USER, PREFIXED, "User:al")),
+        ("user/*", (ResourceType.USER, LITERAL, "*")),
     ],
 )
 def test_resources(word: str, found: tuple[ResourceType, PatternType, str]) -> None:
     assert acl_words.resource(word) == found
     rule = AclBinding(*found, "User:a", "*", Operation.ALL, Permission.ALLOW)
     assert acl_words.shown(rule) == ("User:a", "allow", "all", word, "*")
+
+
+def test_a_user_is_a_principal() -> None:
+    assert acl_words.resource("user/User:alice") == acl_words.resource("user/alice")
 
 
 @pytest.mark.parametrize(
