@@ -68,7 +68,7 @@ def judge(context: Context, header: RequestHeader, request: object) -> Judged:
         if isinstance(rule, Whole):
             error = rule.check(context, header, request, request)
             if error:
-                return Judged(None, _failed(header, request, error))
+                return Judged(None, _failed(header, None if _is_refused_alone(header) else request, error))
         else:
             return _judge_each(context, header, request, rule)
     return Judged(request)
@@ -89,6 +89,13 @@ def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Eac
     answer = message_class(header.api_key, "Response")(**{rule.answer: elements})
     rest = msgspec.structs.replace(request, **{rule.field: allowed}) if allowed else None
     return Judged(rest, answer, rule.answer)
+
+
+def _is_refused_alone(header: RequestHeader) -> bool:
+    """AddPartitionsToTxn 4 and up, OffsetDelete, DescribeQuorum, UpdateFeatures: Kafka's refusal of the
+    whole does not list what was asked for.
+    """
+    return header.api_key in (47, 55, 57) or (header.api_key == 24 and header.api_version >= 4)
 
 
 def _failed(header: RequestHeader, request: object, error: int) -> object:
@@ -138,6 +145,13 @@ def _committed_topic(context: Context, header: RequestHeader, request: Any, topi
     name = topic.name or (image.name if image is not None else "")
     allowed = not name or context.authorize(Operation.READ, ResourceType.TOPIC, name)
     return 0 if allowed else DENIED[ResourceType.TOPIC]
+
+
+def _syncs(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+    """A request that lacks what its version demands is refused for that first, by its handler."""
+    if header.api_version >= 5 and (request.protocol_type is None or request.protocol_name is None):
+        return 0
+    return on(ResourceType.GROUP, Operation.READ, "group_id")(context, header, request, request)
 
 
 _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
@@ -214,7 +228,7 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     11: (group(READ),),
     12: (group(READ),),
     13: (group(READ),),
-    14: (group(READ),),
+    14: (Whole(_syncs),),
     15: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     16: BY_HANDLER,
     17: OPEN,

@@ -189,7 +189,12 @@ CASES: dict[int, list[Case]] = {
     ),
     12: of_group(Operation.READ, lambda v, _: m.HeartbeatRequest(group_id="g", member_id="gone")),
     13: of_group(Operation.READ, lambda v, _: m.LeaveGroupRequest(group_id="g", member_id="gone")),
-    14: of_group(Operation.READ, lambda v, _: m.SyncGroupRequest(group_id="g", member_id="gone")),
+    14: of_group(
+        Operation.READ,
+        lambda v, _: m.SyncGroupRequest(
+            group_id="g", member_id="gone", protocol_type="consumer", protocol_name="range"
+        ),
+    ),
     15: of_group(Operation.DESCRIBE, lambda v, _: m.DescribeGroupsRequest(groups=["g"])),
     19: of_topic(
         Operation.CREATE,
@@ -385,7 +390,12 @@ CASES: dict[int, list[Case]] = {
             validate_only=True,
         ),
     ),
-    50: of_cluster(Operation.DESCRIBE, lambda v, _: m.DescribeUserScramCredentialsRequest(users=None)),
+    50: of_cluster(
+        Operation.DESCRIBE,
+        lambda v, _: m.DescribeUserScramCredentialsRequest(
+            users=[m.DescribeUserScramCredentialsRequest.UserName(name="nobody")]
+        ),
+    ),
     51: of_cluster(
         Operation.ALTER,
         lambda v, _: m.AlterUserScramCredentialsRequest(

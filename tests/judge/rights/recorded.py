@@ -1,0 +1,25 @@
+"""What Apache Kafka 4.2 showed: answers.json, written by `python -m tests.judge.rights`, verified by
+the slow tier.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("answers.json")
+Found = dict[str, dict[str, list[Any]]]
+
+
+def record(found: Found) -> None:
+    """Rows that show the same are together, so that the file can be read."""
+    by_api: dict[str, list[str]] = {}
+    for name, answer in sorted(found.items()):
+        by_api.setdefault(json.dumps(answer), []).append(name)
+    shown = [{"answer": json.loads(answer), "rows": names} for answer, names in by_api.items()]
+    FILE.write_text(json.dumps(shown, indent=1) + "\n")
+
+
+def recorded() -> Found:
+    return {name: group["answer"] for group in json.loads(FILE.read_text()) for name in group["rows"]}
