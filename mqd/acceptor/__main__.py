@@ -22,6 +22,7 @@ from mqd import native
 from mqd.acceptor import authentication, dispatch
 from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.certificates import Certificates
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers.cluster import api_versions
@@ -104,6 +105,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         metrics,
     )
     metrics.watch_arena(lambda: link.arena_extents)
+    certificates = Certificates(client.config)
+    metrics.certificate_ends = lambda: certificates.ends
     coordinators = coordinate(broker, link, client.generation)
     link.appends = coordinators.log
     checks = link.checks = Checks(broker.transactions)
@@ -159,7 +162,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     waiting.cancel()
     if metadata.version >= 0 and not ended.done():
         api_versions.publish(control, metadata)
-        port = metrics.start(int(client.config.get("admin.port", "0")), broker.port)
+        port = metrics.start(client.config, broker.port)
         link.start(loop)
         coordinators.start()
         acceptor.start(loop)
@@ -168,6 +171,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         local.start(loop)
         client.ready(f"metrics_port={port}")
         watchdog.start(loop, "acceptor")
+        expiring = loop.create_task(certificates.run())
+        expiring.add_done_callback(_say_failure)
         log.info(
             "acceptor serves",
             listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
@@ -210,6 +215,12 @@ def main() -> int:
     log.info("process confined", in_force=client.confinement)
     asyncio.run(_until_the_end(client, places))
     return 1  # the controller disconnected
+
+
+def _say_failure(task: asyncio.Task[None]) -> None:
+    """What watches certificates is not worth an end."""
+    if not task.cancelled() and task.exception() is not None:
+        logging.get("acceptor").error("certificates are not watched any more", reason=repr(task.exception()))
 
 
 async def _until_the_end(client: KeeperClient, places: paths.Layout) -> None:

@@ -391,6 +391,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
     parse_cpus(config["worker.cpus"])
     found = listeners.parse_listeners(config)
     listeners.check_overrides(config, found)
+    listeners.metrics_listener(config)
     for listener in found:
         listeners.check_authentication(config, listener)
     for name in listeners.advertised_listeners(config):

@@ -81,6 +81,39 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
     return listeners
 
 
+METRICS = "METRICS"  # in listener.name.metrics.ssl...
+
+
+def metrics_listener(config: Mapping[str, str]) -> Listener | None:
+    """Where the metrics page is served; its protocol is PLAINTEXT (http) or SSL (https). None:
+    nowhere. Raises ConfigError.
+    """
+    text, port = config.get("metrics.listener", ""), int(config.get("admin.port", "0"))
+    if not text:
+        return Listener(METRICS, "127.0.0.1", port) if port >= 0 else None
+    name = "metrics.listener"
+    found = _split(name, text)
+    if found.name not in ("HTTP", "HTTPS"):
+        raise ConfigError(f"{name} has {text!r}, which is neither http://HOST:PORT nor https://HOST:PORT", name, text)
+    listener = Listener(METRICS, found.host, found.port, "SSL" if found.name == "HTTPS" else "PLAINTEXT")
+    if listener.host and _LOOPBACK.fullmatch(listener.host):
+        return listener
+    if not config.get("metrics.token.file"):
+        raise ConfigError(
+            f"{name}={text}, which other hosts can reach, needs metrics.token.file: a file with the token that scrapes"
+            " carry",
+            name,
+            text,
+        )
+    if not listener.has_tls and config.get("listeners.insecure.allow") != "true":
+        raise ConfigError(
+            f"{name}={text}, where others can read the token; use https://, or say listeners.insecure.allow=true",
+            name,
+            text,
+        )
+    return listener
+
+
 def _where(listener: Listener) -> str:
     return f"listeners has {listener.name}://{listener.host}:{listener.port}"
 
@@ -174,7 +207,7 @@ def of_listener(config: Mapping[str, str], name: str) -> dict[str, str]:
 
 def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> None:
     """Raises ConfigError: a setting of a listener that does not exist."""
-    names = {listener.name for listener in listeners}
+    names = {METRICS, *(listener.name for listener in listeners)}
     for key in config:
         found = override_of(key)
         if found is not None and found[0] not in names:

@@ -6,14 +6,17 @@ DATA_DIR/secure.
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      the cluster does not know that user yet
     cluster.key        the key of the cluster's hosts
+    metrics.token      what scrapes of the metrics page carry
 """
 
 import base64
+import contextlib
 import datetime
+import fcntl
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +43,12 @@ class Files(NamedTuple):
     admin: Path
     pending: Path  # the cluster does not know the admin yet
     key: Path  # by which the hosts of the cluster prove who they are
+    metrics_token: Path
 
 
 def files(data_dir: Path) -> Files:
     folder = data_dir.absolute() / "secure"
-    names = ("ca.pem", "ca.key", "broker.pem", "admin.properties", "admin.pending", "cluster.key")
+    names = ("ca.pem", "ca.key", "broker.pem", "admin.properties", "admin.pending", "cluster.key", "metrics.token")
     return Files(folder, *(folder / name for name in names))
 
 
@@ -61,6 +65,7 @@ def settings(data_dir: Path) -> dict[str, str]:
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(places.broker),
         "cluster.key.file": str(places.key),
+        "metrics.token.file": str(places.metrics_token),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": f"User:{ADMIN}",
     }
@@ -89,17 +94,8 @@ def prepare(data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.da
     """Makes what is missing, renews what is old, and keeps the rest. Raises CliError."""
     places, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
     try:
-        places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        places.directory.chmod(0o700)
-        if not places.key.exists():
-            _write(places.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
-        authority = _authority(places, now)
-        if _is_old(places, list(hosts), now):
-            pair = pki.issue(authority, f"mqd broker {node_id}", list(hosts), now)
-            _write(places.broker, pair.key + pair.certificate)
-        if not places.admin.exists():
-            _write(places.pending, b"")
-            _write(places.admin, _admin(places).encode())
+        with _alone(places):
+            _prepare(places, node_id, list(hosts), now)
     except OSError as error:
         raise CliError(f"cannot make certificates: {error.filename}: {error.strerror}") from error
     except ValueError as error:
@@ -110,11 +106,42 @@ def prepare(data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.da
     return places
 
 
+@contextlib.contextmanager
+def _alone(places: Files) -> Iterator[None]:
+    """Waits for another start or renewal in the same directory: its files belong together. Raises
+    OSError.
+    """
+    places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    places.directory.chmod(0o700)
+    fd = os.open(places.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.datetime) -> None:
+    """Raises OSError, ValueError."""
+    if not places.key.exists():
+        _write(places.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
+    if not places.metrics_token.exists():
+        _write(places.metrics_token, secrets.token_urlsafe(32).encode() + b"\n")
+    authority = _authority(places, now)
+    if _is_old(places, hosts, now):
+        pair = pki.issue(authority, f"mqd broker {node_id}", hosts, now)
+        _write(places.broker, pair.key + pair.certificate)
+    if not places.admin.exists():
+        _write(places.pending, b"")
+        _write(places.admin, _admin(places).encode())
+
+
 def renew(places: Files, now: datetime.datetime) -> None:
     """Another certificate for the broker, for the names of the present one. Raises CliError."""
     try:
-        pair = pki.renewed(_authority(places, now), places.broker.read_bytes(), now)
-        _write(places.broker, pair.key + pair.certificate)
+        with _alone(places):
+            pair = pki.renewed(_authority(places, now), places.broker.read_bytes(), now)
+            _write(places.broker, pair.key + pair.certificate)
     except (OSError, ValueError) as error:
         raise CliError(f"the certificate in {places.directory} cannot be renewed: {error}") from error
 

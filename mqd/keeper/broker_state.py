@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mqd.base import cluster_config, logging
+from mqd.base import cluster_config, listeners, logging
 from mqd.base.clock import now_ms
 from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
@@ -104,6 +104,7 @@ class BrokerState:
             partitions=control.partition_counts(),
             log_level=logging.level_name(control.log_level),
             metrics_port=self._metrics_port(),
+            metrics_url=self._metrics_url(),
             local_clients=[clients for clients, _ in local],
             local_bytes=[size_bytes for _, size_bytes in local],
             client_socket=str(self.settings.places.client_socket) if self.resources.local_listener is not None else "",
@@ -113,6 +114,13 @@ class BrokerState:
         detail = self._by_role["acceptor", 0].detail
         name, _, value = detail.partition("=")
         return int(value) if name == "metrics_port" and value.isdigit() else 0
+
+    def _metrics_url(self) -> str:
+        listener, port = listeners.metrics_listener(self.settings.config), self._metrics_port()
+        if listener is None or not port:
+            return ""
+        host = f"[{listener.host}]" if ":" in listener.host else listener.host or "0.0.0.0"
+        return f"{'https' if listener.has_tls else 'http'}://{host}:{port}/metrics"
 
     def _publish(self) -> None:
         """Writes run/broker.json, for people and tools that do not query the keeper; the broker

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mqd.base.config import broker_value
-from mqd.base.listeners import Listener, of_listener, override_name, parse_listeners
+from mqd.base.listeners import Listener, metrics_listener, of_listener, override_name, parse_listeners
 from mqd.base.property_values import ConfigError
 from mqd.native import NativeError
 from mqd.native.tls import (
@@ -33,6 +33,7 @@ from mqd.security.principal import MappingRule, mapping_rules
 
 FILE_BYTES_MAX = 16 << 20
 LOCATIONS = ("ssl.keystore.location", "ssl.truststore.location")
+_PATHS = (*LOCATIONS, "metrics.token.file")
 _VERSIONS = {"TLSv1.2": TLS_1_2, "TLSv1.3": TLS_1_3}
 # Names of the IANA, which Kafka and Java use, -> OpenSSL's. Only forward secrecy with authenticated
 # encryption.
@@ -61,7 +62,7 @@ def absolute(config: Mapping[str, str]) -> dict[str, str]:
     than the command line.
     """
     return {
-        name: os.path.abspath(value) if name.endswith(LOCATIONS) and value.strip() else value
+        name: os.path.abspath(value) if name.endswith(_PATHS) and value.strip() else value
         for name, value in config.items()
     }
 
@@ -77,6 +78,11 @@ def check(config: Mapping[str, str]) -> None:
     for _, listener in listeners_with_tls(config):
         context(config, listener)
         principal_rules(config, listener)
+    metrics = metrics_listener(config)
+    if metrics is not None and metrics.has_tls:
+        from mqd.security import python_tls  # which reads settings by this module
+
+        python_tls.context(config, metrics)
 
 
 def principal_rules(config: Mapping[str, str], listener: Listener) -> tuple[MappingRule, ...]:

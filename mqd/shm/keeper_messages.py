@@ -128,6 +128,7 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     metrics_port: int
     local_clients: list[int] = []  # attached by shared memory, per worker; counted in connections too
     local_bytes: list[int] = []  # of their memory
+    metrics_url: str = ""
     client_socket: str = ""  # where they attach; "" = nowhere
 
 

@@ -7,17 +7,20 @@ HTTP servers that it imports are a seventh of all that an acceptor would load be
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqd import native
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.metrics.server import MetricsServer, listen
+from mqd.base import listeners, logging
+from mqd.base.property_values import ConfigError
 
 if TYPE_CHECKING:
     from mqd.acceptor.metrics.page import Metrics
 
+log = logging.get("acceptor.metrics")
 PORT_OFFSET = 552  # offset from the first listener's port: 9644 for 9092
 HANDLER_BUCKETS = (
     0.0001,
@@ -59,6 +62,7 @@ class Observer:
         self.run_dir = run_dir
         self.requests: dict[str, Requests] = {}
         self.arena_extents: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.certificate_ends: Callable[[], dict[str, float]] = dict
         self._page: Metrics | None = None
 
     def observe(self, api: str, seconds: float, failed: bool) -> None:
@@ -73,15 +77,32 @@ class Observer:
         """`extents()` gives (used, total) of the acceptor's own arena."""
         self.arena_extents = extents
 
-    def start(self, admin_port: int, kafka_port: int) -> int:
-        """Returns the port, or -1 if metrics are disabled (admin.port=-1) or no port is available.
-        A port that is taken is replaced by a free one.
+    def start(self, config: Mapping[str, str], kafka_port: int) -> int:
+        """Returns the port, or -1 if there is no metrics page (admin.port=-1) or its port cannot be
+        had, or what protects it cannot be used. Without metrics.listener a port that is taken is
+        replaced by a free one.
         """
-        listener = listen(admin_port, kafka_port, PORT_OFFSET) if admin_port >= 0 else None
-        if listener is None:
+        wanted = listeners.metrics_listener(config)
+        token_file = config.get("metrics.token.file")
+        listener = listen(wanted, kafka_port + PORT_OFFSET, bool(config.get("metrics.listener"))) if wanted else None
+        if wanted is None or listener is None:
             return -1
         port: int = listener.getsockname()[1]
-        MetricsServer(listener, self._render).start()
+        token = tls = None
+        try:
+            if token_file:
+                from mqd.acceptor.metrics.token import Token
+
+                token = Token(Path(token_file))
+            if wanted.has_tls:
+                from mqd.security.python_tls import ServerTls
+
+                tls = ServerTls(config, wanted)
+        except ConfigError as error:  # it could be used when `mqd up` looked
+            log.error("there is no metrics page", reason=str(error))
+            listener.close()
+            return -1
+        MetricsServer(listener, self._render, token, tls).start()
         return port
 
     def _render(self) -> bytes:

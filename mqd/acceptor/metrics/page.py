@@ -171,6 +171,7 @@ class Metrics:
             )
 
             yield self._authentications()
+            yield self._certificates()
 
     def describe(self) -> list[Any]:
         return []
@@ -191,6 +192,16 @@ class Metrics:
         found = CounterMetricFamily("mqd_authentications", "Authentications of clients, by result", labels=["result"])
         found.add_metric(["succeeded"], self._broker.authentication.succeeded_count)
         found.add_metric(["failed"], self._broker.authentication.failed_count)
+        return found
+
+    def _certificates(self) -> GaugeMetricFamily:
+        found = GaugeMetricFamily(
+            "mqd_certificate_expiry_timestamp_seconds",
+            "When the certificate of a listener, or between hosts, ends: seconds of the Unix clock",
+            labels=["listener"],
+        )
+        for name, ends_s in self._observer.certificate_ends().items():
+            found.add_metric([name], ends_s)
         return found
 
     def _workers(self) -> Iterator[Any]:

@@ -14,7 +14,8 @@ M3  the page is rendered by one thread at a time, for all requests that arrive b
     Between two renderings at least PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time of the last
     one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: an answer
     is never older than the duration of one rendering.
-M4  a request is at most REQUEST_BYTES_MAX.
+M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
+M5  where there is a token, a request without it learns nothing but that.
 
 Concurrency: one thread, and the rendering thread, which hands over its page by `_rendered` and the
 eventfd.
@@ -24,11 +25,14 @@ import contextlib
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from mqd.base import logging
+from mqd.base.listeners import Listener
 
 CONNECTIONS_MAX = 64
 BACKLOG = 128
@@ -56,9 +60,22 @@ def _answer(status: str, body: bytes, content_type: str = "text/plain; charset=u
 
 _NOT_FOUND = _answer("404 Not Found", b"the metrics are at /metrics\n")
 _NOT_ALLOWED = _answer("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
+_NO_TOKEN = _answer(
+    "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", more="WWW-Authenticate: Bearer\r\n"
+)
+_NOT_PLAIN = _answer("400 Bad Request", b"this port speaks https\n")
+_TLS_HANDSHAKE = 0x16  # the first byte
 _BAD = _answer("400 Bad Request", b"this is no HTTP request\n")
 _TOO_LARGE = _answer("431 Request Header Fields Too Large", b"the request is too large\n")
 _FAILED = _answer("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
+
+
+class _Token(Protocol):
+    def permits(self, request: bytes) -> bool: ...
+
+
+class _Tls(Protocol):
+    def current(self) -> ssl.SSLContext: ...
 
 
 class _Client:
@@ -66,24 +83,30 @@ class _Client:
     are time.monotonic().
     """
 
-    __slots__ = ("deadline_s", "moved_s", "received", "socket", "to_send", "waiting")
+    __slots__ = ("deadline_s", "events", "moved_s", "received", "shaking", "socket", "to_send", "waiting")
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
         self.received = b""
+        self.events = selectors.EVENT_READ
+        self.shaking = False  # a TLS handshake that is not complete
         self.waiting = False
         self.to_send: memoryview | None = None
         self.moved_s = now
         self.deadline_s = now + REQUEST_S
 
 
-def verdict(received: bytes) -> bytes | None:
+def verdict(received: bytes, token: _Token | None = None) -> bytes | None:
     """The answer to a request that does not get the page; b"" for one that does; None while the
     request is incomplete.
     """
+    if received[:1] == bytes([_TLS_HANDSHAKE]):
+        return _BAD  # its end would not come
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return _TOO_LARGE if len(received) > REQUEST_BYTES_MAX else None
+    if token is not None and not token.permits(received[:end]):
+        return _NO_TOKEN
     words = received[: received.index(b"\r\n")].split(b" ")
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
         return _BAD
@@ -95,8 +118,11 @@ def verdict(received: bytes) -> bytes | None:
 class MetricsServer:
     """`render()` returns the page's text, in a thread of its own; it may take long, and raise."""
 
-    def __init__(self, listener: socket.socket, render: Callable[[], bytes]) -> None:
+    def __init__(
+        self, listener: socket.socket, render: Callable[[], bytes], token: _Token | None = None, tls: _Tls | None = None
+    ) -> None:
         self._listener = listener
+        self._token, self._tls = token, tls
         self._render = render
         self._clients: set[_Client] = set()
         self._selector = selectors.DefaultSelector()
@@ -195,18 +221,51 @@ class MetricsServer:
         self._selector.unregister(client.socket)
         client.socket.close()
 
+    def _watch(self, client: _Client, events: int) -> None:
+        if client.events != events:
+            client.events = events
+            self._selector.modify(client.socket, events, client)
+
     # -- one connection ----------------------------------------------------------------------------
 
     def _on_client(self, client: _Client) -> None:
         try:
             if client.to_send is not None:
                 self._send(client)
-            else:
+            elif self._tls is None or self._is_secured(client, self._tls):
                 self._receive(client)
+        except ssl.SSLWantReadError:
+            self._watch(client, selectors.EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._watch(client, selectors.EVENT_WRITE)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self._close(client)
+
+    def _is_secured(self, client: _Client, tls: _Tls) -> bool:
+        """Goes on with the TLS handshake; True when it is complete."""
+        if not isinstance(client.socket, ssl.SSLSocket):
+            first = client.socket.recv(1, socket.MSG_PEEK)
+            if not first:
+                self._close(client)
+                return False
+            if first[0] != _TLS_HANDSHAKE:
+                client.socket.recv(REQUEST_BYTES_MAX)  # unread, it would reset the connection
+                self._begin_answer(client, _NOT_PLAIN)
+                return False
+            self._selector.unregister(client.socket)
+            client.socket = tls.current().wrap_socket(
+                client.socket, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+            )
+            self._selector.register(client.socket, client.events, client)
+            client.shaking = True
+        if client.shaking:
+            assert isinstance(client.socket, ssl.SSLSocket)
+            client.socket.do_handshake()
+            client.shaking = False
+            self._watch(client, selectors.EVENT_READ)
+        return True
 
     def _receive(self, client: _Client) -> None:
         more = client.socket.recv(REQUEST_BYTES_MAX)
@@ -215,9 +274,13 @@ class MetricsServer:
             return
         client.received += more
         client.moved_s = time.monotonic()
-        decided = verdict(client.received)
+        decided = verdict(client.received, self._token)
         if decided is None:
+            if isinstance(client.socket, ssl.SSLSocket) and client.socket.pending():
+                self._receive(client)
             return
+        if decided is _NO_TOKEN:
+            log.warning("a request for the metrics lacks the token")
         client.received = b""
         if decided:
             self._begin_answer(client, decided)
@@ -232,7 +295,7 @@ class MetricsServer:
         client.to_send = memoryview(answer)
         client.moved_s = time.monotonic()
         client.deadline_s = client.moved_s + ANSWER_S
-        self._selector.modify(client.socket, selectors.EVENT_WRITE, client)
+        self._watch(client, selectors.EVENT_WRITE)
         self._send(client)
 
     def _send(self, client: _Client) -> None:
@@ -240,6 +303,9 @@ class MetricsServer:
         client.to_send = client.to_send[client.socket.send(client.to_send) :]
         client.moved_s = time.monotonic()
         if not client.to_send:
+            if isinstance(client.socket, ssl.SSLSocket):
+                with contextlib.suppress(OSError, ValueError):
+                    client.socket.unwrap()  # says that this is the end; the client's answer is not awaited
             self._close(client)
 
     # -- the page ----------------------------------------------------------------------------------
@@ -273,22 +339,27 @@ class MetricsServer:
         for client in [one for one in self._clients if one.waiting]:
             try:
                 self._begin_answer(client, page)
-            except (BlockingIOError, InterruptedError):
+            except ssl.SSLWantReadError:
+                self._watch(client, selectors.EVENT_READ)
+            except (ssl.SSLWantWriteError, BlockingIOError, InterruptedError):
                 continue
             except OSError:
                 self._close(client)
 
 
-def listen(admin_port: int, kafka_port: int, offset: int) -> socket.socket | None:
-    """Listens on the loopback address. A port that is taken is replaced by a free one, with a log
-    line. None: no port is available.
+def listen(wanted: Listener, usual_port: int, is_fixed: bool) -> socket.socket | None:
+    """`usual_port` where `wanted` names none and is not fixed. A port that is taken is replaced by a
+    free one, with a log line, unless it is fixed. None: it cannot listen.
     """
-    wanted = admin_port or (kafka_port + offset if kafka_port + offset <= 65535 else 0)
-    for port in dict.fromkeys((wanted, 0)):
+    first = wanted.port if is_fixed or wanted.port else usual_port if usual_port <= 65535 else 0
+    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+    for port in (first,) if is_fixed else dict.fromkeys((first, 0)):
         try:
-            return socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
+            return socket.create_server((wanted.host, port), family=family, backlog=BACKLOG)
         except OSError as error:
-            log.warning(
-                "the metrics port is taken; a free one takes its place", port=port, reason=error.strerror or str(error)
-            )
+            reason = error.strerror or str(error)
+            if is_fixed:
+                log.error("the metrics listener cannot listen: there is no metrics page", port=port, reason=reason)
+            else:
+                log.warning("the metrics port is taken; a free one takes its place", port=port, reason=reason)
     return None

@@ -22,6 +22,7 @@ def _describe(status: Status) -> dict[str, Any]:
         "host": status.host,
         "port": status.port,
         "metrics_port": status.metrics_port or None,
+        "metrics_url": status.metrics_url or None,
         "client_socket": status.client_socket or None,
         "data_dir": status.data_dir,
         "started_ms": status.started_ms,
@@ -95,7 +96,7 @@ def _show(about: dict[str, Any]) -> None:
     click.echo(
         f"{state} on {about['host']}:{about['port']}, up {duration(about['uptime_s'])}, data in {about['data_dir']}"
     )
-    metrics = f"metrics on http://127.0.0.1:{about['metrics_port']}/metrics, " if about["metrics_port"] else ""
+    metrics = f"metrics on {about['metrics_url']}, " if about["metrics_url"] else ""
     click.echo(f"{metrics}log level {about['log_level']}")
     if about["client_socket"]:
         mebibytes = sum(worker["local_bytes"] for worker in about["workers"]) / (1 << 20)

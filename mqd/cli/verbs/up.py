@@ -71,6 +71,7 @@ def _preflight(settings: Settings) -> None:
     """Would the keeper be able to start? Leaves the directories made and nothing else. Raises
     CliError.
     """
+    from mqd.acceptor.metrics import token
     from mqd.base import paths
     from mqd.keeper import identity, reserve, sockets
     from mqd.security import host_identity, principal, tls_files
@@ -81,6 +82,8 @@ def _preflight(settings: Settings) -> None:
     tls_files.check(settings.config)
     host_identity.check(settings.config)
     principal.local_rules(settings.config)
+    if settings.config["metrics.token.file"]:
+        token.read(Path(settings.config["metrics.token.file"]))
     fds: list[int] = []
     try:
         fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)

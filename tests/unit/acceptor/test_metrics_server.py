@@ -13,6 +13,7 @@ import pytest
 
 from mqd.acceptor.metrics import server as metrics_server
 from mqd.acceptor.metrics.server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer, listen
+from mqd.base.listeners import Listener
 from tests.interaction.traffic import eventually
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -20,7 +21,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 
 class Served:
     def __init__(self, render: Callable[[], bytes]) -> None:
-        listener = listen(0, 65535, 552)
+        listener = listen(Listener("METRICS", "127.0.0.1", 0), 65536, is_fixed=False)
         assert listener is not None
         self.address = listener.getsockname()
         self.server = MetricsServer(listener, render)

@@ -1,6 +1,9 @@
+import contextlib
 import datetime
 import json
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -49,6 +52,23 @@ def test_damaged_files_are_named(tmp_path):
     places.ca_key.unlink()
     with pytest.raises(CliError, match="copy ca.pem and ca.key"):
         secure.prepare(tmp_path, 1, HOSTS, NOW)
+
+
+def test_two_first_starts_at_once_make_one_authority(tmp_path, monkeypatch):
+    """Without a lock the second would come to this point while the first waits there."""
+    made, both, make = [], threading.Barrier(2), pki.make_authority
+
+    def make_authority(name: str, now: datetime.datetime) -> pki.Pair:
+        made.append(name)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return make(name, now)
+
+    monkeypatch.setattr(pki, "make_authority", make_authority)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: secure.prepare(tmp_path, 1, HOSTS, NOW), range(2))
+    assert first == second and len(made) == 1
+    assert pki.renewed(pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes()), first.broker.read_bytes(), NOW)
 
 
 def test_the_names_of_a_broker():

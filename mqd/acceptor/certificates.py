@@ -1,0 +1,105 @@
+"""When the certificates of this broker end: in the log as the end comes near, and on the metrics
+page.
+
+Read by a thread, at the start and after a change of their files; an event loop would wait for the
+disk. Each certificate's end is logged once at each of WARN_DAYS, and daily when it has ended.
+"""
+
+import asyncio
+import datetime
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from mqd.base import listeners, logging
+from mqd.base.property_values import ConfigError
+from mqd.native.tls import TlsIdentity
+from mqd.security import host_identity, tls_files
+from mqd.security.python_tls import file_state, of_pkcs12
+
+LOOK_S = 60.0
+WARN_DAYS = (30, 14, 7, 1)
+_DAY = datetime.timedelta(days=1)
+_WAY_OUT = "put another one in its place, which is loaded without a restart (mqd cert renew)"
+log = logging.get("acceptor.certificates")
+
+
+def ends_of(pem: bytes) -> datetime.datetime:
+    """When the first of a chain ends. Raises ValueError."""
+    from cryptography import x509
+
+    return min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(pem))
+
+
+def stage(ends: datetime.datetime, now: datetime.datetime) -> int | None:
+    """The smallest of WARN_DAYS that is not less than what is left; negative: days since the end.
+    None: there is time.
+    """
+    if ends <= now:
+        return -1 - (now - ends) // _DAY
+    return next((days for days in reversed(WARN_DAYS) if ends - now <= days * _DAY), None)
+
+
+class Certificates:
+    """`ends`: by listener, and `hosts` for the certificate between hosts; seconds of the Unix clock.
+    Replaced whole.
+    """
+
+    def __init__(self, config: Mapping[str, str]) -> None:
+        self.ends: dict[str, float] = {}
+        self._seen: list[tuple[int, int, int]] = []
+        self._found: dict[str, datetime.datetime] = {}
+        self._warned: dict[str, tuple[datetime.datetime, int]] = {}
+        self._sources: dict[str, Callable[[], list[bytes]]] = {}
+        self._files: list[Path] = []
+        found = [listener for _, listener in tls_files.listeners_with_tls(config)]
+        metrics = listeners.metrics_listener(config)
+        for listener in [*found, *([metrics] if metrics is not None and metrics.has_tls else [])]:
+            self._sources[listener.name] = partial(_chains, config, listener)
+            self._files += tls_files.files(config, listener)
+        if config.get("cluster.tls", "off") != "off":
+            file = Path(config[host_identity.CERTIFICATE])
+            self._sources["hosts"] = lambda: [file.read_bytes()]
+            self._files.append(file)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while self._sources:
+            await asyncio.to_thread(self.look, datetime.datetime.now(datetime.UTC))
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now: datetime.datetime) -> None:
+        seen = [file_state(path) for path in self._files]
+        if seen != self._seen or not self._found:
+            self._seen = seen
+            self._read()
+        for name, ends in self._found.items():
+            due = stage(ends, now)
+            if due is not None and self._warned.get(name) != (ends, due):
+                self._warned[name] = ends, due
+                self._warn(name, ends, (ends - now) // _DAY)
+
+    def _read(self) -> None:
+        for name, chains in self._sources.items():
+            try:
+                self._found[name] = min(map(ends_of, chains()))
+            except (ConfigError, OSError, ValueError):
+                continue  # it is not used either: its user says so
+        self.ends = {name: ends.timestamp() for name, ends in self._found.items()}
+
+    def _warn(self, name: str, ends: datetime.datetime, days: int) -> None:
+        of = "between hosts" if name == "hosts" else f"of listener {name}"
+        if days < 0:
+            log.error(f"the certificate {of} has ended: clients refuse it; {_WAY_OUT}", ended=f"{ends:%Y-%m-%d}")
+        else:
+            log.warning(f"the certificate {of} ends soon; {_WAY_OUT}", ends=f"{ends:%Y-%m-%d}", days_left=days)
+
+
+def _chains(config: Mapping[str, str], listener: listeners.Listener) -> list[bytes]:
+    """Raises ConfigError, ValueError."""
+    return [_chain(identity) for identity in tls_files.read(config, listener).identities]
+
+
+def _chain(identity: TlsIdentity) -> bytes:
+    """Certificates as PEM. Raises ValueError."""
+    return of_pkcs12(identity.chain) if identity.key is None else identity.chain.content

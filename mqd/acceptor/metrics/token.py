@@ -1,0 +1,66 @@
+"""The bearer token that a scrape must carry: `metrics.token.file`."""
+
+import hmac
+import os
+import time
+from pathlib import Path
+
+from mqd.base import logging
+from mqd.base.property_values import ConfigError
+from mqd.security.python_tls import file_state
+
+NAME = "metrics.token.file"
+LOOK_S = 2.0
+BYTES_MIN, BYTES_MAX = 16, 4096
+log = logging.get("acceptor.metrics")
+
+
+def read(path: Path) -> bytes:
+    """Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read(BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"{NAME}={path} cannot be read: {error.strerror}", NAME) from None
+    if not BYTES_MIN <= len(token) <= BYTES_MAX or not token.isascii() or b" " in token:
+        raise ConfigError(
+            f"{NAME}={path} must have one token of {BYTES_MIN} characters or more: openssl rand -hex 32 > {path}", NAME
+        )
+    if mode & 0o077:
+        raise ConfigError(f"{NAME}={path} can be read by others on this machine: chmod 600 {path}", NAME)
+    return token
+
+
+class Token:
+    """The token of the file as it is; the previous one while the file cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen, self._looked_s = file_state(path), time.monotonic()
+        self._token = read(path)
+
+    def permits(self, request: bytes) -> bool:
+        """Whether the request's header carries the token. Takes the same time whatever it carries."""
+        carried = b""
+        for line in request.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            scheme, _, credentials = value.strip().partition(b" ")
+            if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
+                carried = credentials.strip()
+        return hmac.compare_digest(carried, self._current())
+
+    def _current(self) -> bytes:
+        now = time.monotonic()
+        if now >= self._looked_s + LOOK_S:
+            self._looked_s = now
+            seen = file_state(self._path)
+            if seen != self._seen:
+                self._seen = seen
+                try:
+                    self._token = read(self._path)
+                except ConfigError as error:
+                    log.error(
+                        "the changed token of the metrics page is not used, the previous one is", reason=str(error)
+                    )
+        return self._token

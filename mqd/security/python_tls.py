@@ -1,0 +1,131 @@
+"""TLS of a listener for Python's own connections, out of the same `ssl.*` settings as the workers'
+(tls_files.py): the metrics page's.
+
+Concurrency: one thread. Changed files are seen within LOOK_S; what cannot be used leaves the
+previous certificate in use, and is logged once.
+"""
+
+import os
+import ssl
+import time
+from collections.abc import Mapping
+
+from mqd.base import logging
+from mqd.base.listeners import Listener
+from mqd.base.property_values import ConfigError
+from mqd.native.tls import ClientAuth, TlsFile, TlsIdentity
+from mqd.security import tls_files
+
+LOOK_S = 2.0
+_VERIFY = {
+    ClientAuth.NONE: ssl.CERT_NONE,
+    ClientAuth.REQUESTED: ssl.CERT_OPTIONAL,
+    ClientAuth.REQUIRED: ssl.CERT_REQUIRED,
+}
+log = logging.get("tls")
+
+
+def context(config: Mapping[str, str], listener: Listener) -> ssl.SSLContext:
+    """Raises ConfigError."""
+    settings = tls_files.read(config, listener)
+    try:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion(settings.version_min)
+        made.maximum_version = ssl.TLSVersion(settings.version_max)
+        made.set_ciphers(settings.ciphers_12)
+        made.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        for identity in settings.identities:
+            _load(made, identity)
+        if settings.trust is not None:
+            made.load_verify_locations(cadata=_certificates(settings.trust))
+        made.verify_mode = _VERIFY[ClientAuth(settings.client_auth)]
+    except (ssl.SSLError, ValueError) as error:
+        where = " and ".join(map(str, tls_files.files(config, listener))) or "its ssl. properties"
+        raise ConfigError(
+            f"listener {listener.name} cannot use {where}: {error}: is the password right, the key of the certificate?",
+            "ssl.keystore.location",
+        ) from None
+    return made
+
+
+def _load(made: ssl.SSLContext, identity: TlsIdentity) -> None:
+    """Raises ssl.SSLError, ValueError. ssl takes file names only."""
+    password: str | None = None
+    if identity.key is None:
+        content = of_pkcs12(identity.chain)
+    else:
+        content, password = identity.key.content + b"\n" + identity.chain.content, identity.key.password
+    fd = os.memfd_create("mqd-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        made.load_cert_chain(f"/proc/self/fd/{fd}", password=lambda: password or _no_password())
+    finally:
+        os.close(fd)
+
+
+def _no_password() -> str:
+    """Otherwise OpenSSL asks for one at the terminal."""
+    raise ValueError("the key is encrypted; set ssl.key.password")
+
+
+def of_pkcs12(store: TlsFile) -> bytes:
+    """Key, certificate and chain as PEM. Raises ValueError."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    key, certificate, others = pkcs12.load_key_and_certificates(store.content, (store.password or "").encode())
+    if key is None or certificate is None:
+        raise ValueError("it has no private key with a certificate")
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    text = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    return text + b"".join(one.public_bytes(pem) for one in (certificate, *others))
+
+
+def _certificates(trust: TlsFile) -> str:
+    if not trust.pkcs12:
+        return trust.content.decode("ascii", "replace")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    store = pkcs12.load_pkcs12(trust.content, (trust.password or "").encode())
+    found = [one.certificate for one in store.additional_certs]
+    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in found).decode()
+
+
+class ServerTls:
+    """The listener's context, of the files as they are. Raises ConfigError where it begins."""
+
+    def __init__(self, config: Mapping[str, str], listener: Listener) -> None:
+        self._config, self._listener = config, listener
+        self._seen, self._looked_s = self._look(), time.monotonic()
+        self._context = context(config, listener)
+
+    def current(self) -> ssl.SSLContext:
+        now = time.monotonic()
+        if now >= self._looked_s + LOOK_S:
+            self._looked_s = now
+            seen = self._look()
+            if seen != self._seen:
+                self._seen = seen
+                self._reload()
+        return self._context
+
+    def _reload(self) -> None:
+        try:
+            self._context = context(self._config, self._listener)
+        except ConfigError as error:
+            log.error("a changed certificate is not used, the previous one is", reason=str(error))
+        else:
+            log.info("certificate loaded again", listener=self._listener.name)
+
+    def _look(self) -> list[tuple[int, int, int]]:
+        return [file_state(path) for path in tls_files.files(self._config, self._listener)]
+
+
+def file_state(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    """Another result: the file has changed."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,0 +1,205 @@
+"""Who may read the metrics page: TLS, the token, and where it may be served at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqd.acceptor.metrics import token as tokens
+from mqd.acceptor.metrics.server import MetricsServer, listen
+from mqd.acceptor.metrics.token import Token
+from mqd.base import listeners
+from mqd.base.config import load_broker
+from mqd.base.listeners import Listener
+from mqd.base.property_values import ConfigError
+from mqd.security import python_tls, tls_files
+from tests.certificates import Authority
+
+SECRET = "0123456789abcdef-token"
+PAGE = b"# page\n" * 50_000  # more than a record, and than a socket's buffer
+GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n"
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority("ca")
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    return written(tmp_path / "token", SECRET)
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> Path:
+    beside = path.with_suffix(".new")
+    beside.write_text(text + "\n")
+    beside.chmod(mode)
+    beside.replace(path)
+    return path
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, int]]]:
+    monkeypatch.setattr(tokens, "LOOK_S", 0.0)
+    monkeypatch.setattr(python_tls, "LOOK_S", 0.0)
+    servers = []
+
+    def start(**config: str) -> tuple[str, int]:
+        loaded = load_broker(None, {}, {name.replace("_", "."): value for name, value in config.items()})
+        wanted = listeners.metrics_listener(loaded)
+        assert wanted is not None
+        listener = listen(wanted, 65536, is_fixed=True)
+        assert listener is not None
+        token = Token(Path(loaded["metrics.token.file"])) if loaded["metrics.token.file"] else None
+        tls = python_tls.ServerTls(loaded, wanted) if wanted.has_tls else None
+        servers.append(MetricsServer(listener, lambda: PAGE, token, tls))
+        servers[-1].start()
+        return listener.getsockname()
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def ask(address: tuple[str, int], tls: ssl.SSLContext | None, *headers: str, request: bytes = GET) -> bytes:
+    with socket.create_connection(address, timeout=20) as connection:
+        if tls is not None:
+            connection = tls.wrap_socket(connection, server_hostname="localhost")
+        connection.sendall(request + b"".join(f"{line}\r\n".encode() for line in headers) + b"\r\n")
+        found = b""
+        while data := connection.recv(1 << 20):
+            found += data
+        return found
+
+
+def trusting(ca: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(ca))
+
+
+def test_a_scrape_without_the_token_learns_nothing(serve, token_file) -> None:
+    address = serve(metrics_listener="http://127.0.0.1:0", metrics_token_file=str(token_file))
+    assert ask(address, None, f"authorization:  bearer  {SECRET}").endswith(PAGE)
+    for headers in (
+        (),
+        (f"Authorization: Bearer {SECRET}x",),
+        ("Authorization: Bearer",),
+        (f"Authorization: {SECRET}",),
+    ):
+        answer = ask(address, None, *headers)
+        assert answer.startswith(b"HTTP/1.1 401 ") and b"\r\nWWW-Authenticate: Bearer\r\n" in answer
+    assert ask(address, None, request=b"DELETE /other HTTP/1.1\r\n").startswith(b"HTTP/1.1 401 ")
+    written(token_file, "fedcba9876543210")
+    assert ask(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
+    assert ask(address, None, f"Authorization: Bearer {SECRET}").startswith(b"HTTP/1.1 401 ")
+    written(token_file, "short")
+    assert ask(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
+
+
+@pytest.mark.parametrize("store", ["PEM", "PKCS12"])
+def test_the_page_over_tls_and_its_certificate_replaced(serve, authority, tmp_path, store) -> None:
+    ca, keystore = authority.write(tmp_path / "ca.pem"), tmp_path / "keystore"
+
+    def replace() -> None:
+        identity = authority.issue("broker")
+        made = tmp_path / "made"
+        identity.write_pkcs12(made, "secret") if store == "PKCS12" else identity.write(made, "secret")
+        made.replace(keystore)
+
+    replace()
+    own = {"listener.name.metrics.ssl.keystore.location": str(keystore)}
+    own[f"listener.name.metrics.ssl.{'keystore' if store == 'PKCS12' else 'key'}.password"] = "secret"
+    address = serve(metrics_listener="https://127.0.0.1:0", **own)
+
+    def serial() -> str:
+        with socket.create_connection(address, timeout=20) as plain:
+            return trusting(ca).wrap_socket(plain, server_hostname="localhost").getpeercert()["serialNumber"]
+
+    assert ask(address, trusting(ca)).endswith(PAGE)
+    first = serial()
+    replace()
+    second = serial()
+    assert second != first
+    keystore.write_bytes(b"nonsense")
+    assert serial() == second and ask(address, trusting(ca)).endswith(PAGE)
+
+
+def test_the_wrong_protocol_is_told_so(serve, authority, tmp_path) -> None:
+    keystore = authority.issue("broker").write(tmp_path / "keystore")
+    secured = serve(metrics_listener="https://127.0.0.1:0", ssl_keystore_location=str(keystore))
+    assert b"this port speaks https" in ask(secured, None)
+    plain = serve(metrics_listener="http://127.0.0.1:0")
+    with pytest.raises(ssl.SSLError, match="(?i)wrong.version.number|record layer failure"):
+        ask(plain, ssl.create_default_context())
+
+
+def test_silent_handshakes_are_cut_off(serve, authority, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("mqd.acceptor.metrics.server.REQUEST_S", 0.3)
+    keystore = authority.issue("broker").write(tmp_path / "keystore")
+    address = serve(metrics_listener="https://127.0.0.1:0", ssl_keystore_location=str(keystore))
+    for begun in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"):
+        with socket.create_connection(address, timeout=20) as connection:
+            connection.sendall(begun)
+            assert connection.recv(100) == b""
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"metrics.listener": "http://0.0.0.0:9644"}, "needs metrics.token.file"),
+        ({"metrics.listener": "https://:9644"}, "needs metrics.token.file"),
+        (
+            {"metrics.listener": "http://10.0.0.1:9644", "metrics.token.file": "/t"},
+            "use https://, or say listeners.ins",
+        ),
+        ({"metrics.listener": "ftp://127.0.0.1:9644"}, "neither http://HOST:PORT nor https://HOST:PORT"),
+        ({"metrics.listener": "127.0.0.1:9644"}, "metrics.listener has '127.0.0.1:9644'"),
+    ],
+)
+def test_a_page_that_others_could_read_is_refused(config, why) -> None:
+    with pytest.raises(ConfigError, match="metrics.listener") as error:
+        load_broker(None, {}, config)
+    assert why in str(error.value)
+
+
+def test_where_the_page_is_served() -> None:
+    def listener(**config: str) -> Listener | None:
+        return listeners.metrics_listener(load_broker(None, {}, {k.replace("_", "."): v for k, v in config.items()}))
+
+    assert listener() == Listener("METRICS", "127.0.0.1", 0)
+    assert listener(admin_port="-1") is None
+    assert listener(metrics_listener="https://127.0.0.1:1") == Listener("METRICS", "127.0.0.1", 1, "SSL")
+    open_to_all = {"metrics_listener": "http://[::]:1", "metrics_token_file": "/t", "listeners_insecure_allow": "true"}
+    assert listener(**open_to_all) == Listener("METRICS", "::", 1)
+
+
+def test_what_it_needs_is_checked_before_the_start(token_file, tmp_path, authority) -> None:
+    config = load_broker(None, {}, {"metrics.listener": "https://127.0.0.1:0"})
+    with pytest.raises(ConfigError, match="listener METRICS: SSL needs a certificate"):
+        tls_files.check(config)
+    other = authority.issue("a")
+    (tmp_path / "odd").write_bytes(other.key_pem() + authority.issue("b").chain_pem())
+    with pytest.raises(ConfigError, match="listener METRICS cannot use"):
+        tls_files.check({**config, "ssl.keystore.location": str(tmp_path / "odd")})
+    assert tokens.read(token_file) == SECRET.encode()
+    with pytest.raises(ConfigError, match="chmod 600"):
+        tokens.read(written(tmp_path / "open", SECRET, 0o644))
+    for text in ("short", "two words of sixteen", "", "x" * 5000):
+        with pytest.raises(ConfigError, match="openssl rand -hex 32"):
+            tokens.read(written(tmp_path / "bad", text))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tokens.read(tmp_path / "none")
+    assert os.path.isabs(tls_files.absolute({"metrics.token.file": "token"})["metrics.token.file"])
+
+
+def test_a_fixed_port_that_is_taken_is_not_replaced() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert listen(Listener("METRICS", "127.0.0.1", port), 0, is_fixed=True) is None
+        other = listen(Listener("METRICS", "127.0.0.1", port), 0, is_fixed=False)
+        assert other is not None and other.getsockname()[1] != port
+        other.close()
