@@ -177,6 +177,13 @@ def _of_jaas(text: str) -> dict[str, str]:
     return {f"sasl.{name}": options[name] for name in ("username", "password", "tokenauth") if name in options}
 
 
+def jaas(module: str, user: str, password: str, is_token: bool = False) -> str:
+    """sasl.jaas.config, for Java's clients."""
+    quoted = ['"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in (user, password)]
+    token = ' tokenauth="true"' if is_token else ""
+    return f"org.apache.kafka.common.security.{module} required username={quoted[0]} password={quoted[1]}{token};"
+
+
 # -- SCRAM, the client's side ----------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from mqd.cli.common import CliError, Settings, options
+from mqd.security import client
 from mqd.security.client import TOKEN_AUTH
 
 FORMS = {
@@ -22,10 +23,6 @@ FORMS = {
 # librdkafka's name -> Java's
 _JAVA = {"sasl.mechanisms": "sasl.mechanism", "ssl.ca.location": "ssl.truststore.location"}
 _MODULES = {"PLAIN": "plain.PlainLoginModule"}
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _escaped(text: str) -> str:
@@ -47,11 +44,9 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
         for name, kept in (("certificate.chain", "ssl.certificate.location"), ("key", "ssl.key.location")):
             found[f"ssl.keystore.{name}"] = Path(settings[kept]).read_text().strip().replace("\n", "\\n")
     if settings.get("sasl.username"):
-        token = ' tokenauth="true"' if settings.get(TOKEN_AUTH) == "true" else ""
         module = _MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
-        found["sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{module} required username={_quoted(settings['sasl.username'])}"
-            f" password={_quoted(settings.get('sasl.password', ''))}{token};"
+        found["sasl.jaas.config"] = client.jaas(
+            module, settings["sasl.username"], settings.get("sasl.password", ""), settings.get(TOKEN_AUTH) == "true"
         )
     return found
 

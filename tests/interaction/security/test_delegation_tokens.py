@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import re
 import shlex
 import time
@@ -17,6 +18,10 @@ from mqd.cli.main import cli
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.security import client
+from mqd.spark import driver, reading
+from mqd.spark.options import source_options
+from mqd.spark.tokens import DelegationToken
+from mqd.spark.wire import MqdReadError
 from tests.broker import Broker
 from tests.interaction.security.secured import Secured
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
@@ -156,3 +161,43 @@ def test_a_token_for_another_user(commands: Commands) -> None:
     java = Path("java.properties")
     commands.ok("token", "create", "--form", "java", "-o", str(java))
     assert 'tokenauth="true"' in java.read_text()
+
+
+# -- Spark -----------------------------------------------------------------------------------------
+
+
+def spark_options(secured: Secured, user: str = "alice") -> dict[str, str]:
+    known = secured.client(user)
+    return {
+        "kafka.bootstrap.servers": secured.bootstrap,
+        "kafka.security.protocol": secured.protocol,
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": client.jaas("plain.PlainLoginModule", user, known["sasl.password"]),
+        "subscribe": "by-token-spark",
+    }
+
+
+def test_a_query_reads_by_a_token_and_has_no_password(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
+    """The driver's part and an executor's, without Spark's JVM."""
+    values = [b"one", b"two"]
+    producer = confluent_kafka.Producer(secured.client("alice"))
+    for value in values:
+        producer.produce("by-token-spark", value)
+    assert producer.flush(20) == 0
+    with connect(secured) as owner, DelegationToken(spark_options(secured)) as token:
+        password = spark_options(secured)["kafka.sasl.jaas.config"].split('"')[3]
+        assert password not in repr(token.options) and token.options["subscribe"] == "by-token-spark"
+        pickled = pickle.dumps(source_options(token.options, streaming=False))
+        assert password.encode() not in pickled
+        options = pickle.loads(pickled)
+        tasks = driver.plan_batch(options)
+        found = [
+            row for task in tasks for batch in reading.read_range(options, ("value",), task) for row in batch["value"]
+        ]
+        assert [one.as_py() for one in found] == values
+        token.renew()
+        tokens = owner.call(DESCRIBE, 3, m.DescribeDelegationTokenRequest(owners=None)).tokens
+        assert token.expires_ms in [one.expiry_timestamp for one in tokens if one.token_id == token.token_id]
+    assert not caplog.records
+    with pytest.raises(MqdReadError, match="not authenticated"):
+        driver.plan_batch(options)

@@ -1,0 +1,130 @@
+"""A delegation token (KIP-48) in place of a password in the options of a query:
+
+    with DelegationToken({"kafka.bootstrap.servers": ..., "kafka.sasl.jaas.config": ..., ...}) as token:
+        spark.readStream.format("mqd").options(**token.options) ... .start().awaitTermination()
+
+Spark writes the options of a query into its plan and gives them to executors; the password stays in
+the driver's Python process. The token is renewed by a thread of that process while the block runs,
+and ended afterwards. It has the user's rights, and is good for Spark's own format("kafka") too.
+
+    X1  the password is in no attribute but the connection's settings; options have none of it
+    X2  a broker that cannot be reached, or says no, is asked again until the token has expired: the
+        query reports what it meets itself
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from mqd.protocol.errors import ProtocolError, error_message, error_name
+from mqd.protocol.messages import (
+    CreateDelegationTokenRequest,
+    ExpireDelegationTokenRequest,
+    RenewDelegationTokenRequest,
+)
+from mqd.security import client, scram
+from mqd.spark.options import MqdOptionError, Options, kafka_settings
+from mqd.spark.wire import Cluster, MqdReadError
+
+log = logging.getLogger("mqd.spark")
+
+RETRY_S = 30.0
+
+
+class DelegationToken:
+    """`options`: a query's, with `kafka.bootstrap.servers` and the security of a user. Raises
+    MqdOptionError, MqdReadError, OSError.
+    """
+
+    def __init__(self, options: Mapping[str, str], max_lifetime_s: float | None = None) -> None:
+        settings = kafka_settings(Options(options), {})
+        security = dict(settings.security)
+        protocol = security.get("security.protocol", "PLAINTEXT").upper()
+        if not protocol.startswith("SASL_"):
+            raise MqdOptionError(
+                f"option kafka.security.protocol: a delegation token needs a listener with SASL, not {protocol}"
+            )
+        self._cluster = Cluster(settings)
+        self._stopped = threading.Event()
+        lifetime_ms = -1 if max_lifetime_s is None else max(1, int(max_lifetime_s * 1000))
+        made = self._ask(CreateDelegationTokenRequest(max_lifetime_ms=lifetime_ms))
+        self.token_id: str = made.token_id
+        self._hmac = bytes(made.hmac)
+        self._issued_ms: int = made.issue_timestamp_ms
+        self.expires_ms: int = made.expiry_timestamp_ms  # as last heard
+        self.max_ms: int = made.max_timestamp_ms
+        mechanism = security.get("sasl.mechanisms", "")
+        kept = {
+            str(name): str(value) for name, value in options.items() if not str(name).lower().startswith("kafka.sasl.")
+        }
+        self.options: dict[str, str] = {
+            **kept,
+            "kafka.sasl.mechanism": mechanism if mechanism in scram.MECHANISMS else "SCRAM-SHA-512",
+            "kafka.sasl.jaas.config": client.jaas(
+                "scram.ScramLoginModule", self.token_id, base64.b64encode(self._hmac).decode(), is_token=True
+            ),
+        }
+        self._renewing = threading.Thread(target=self._renew_on, name="delegation-token", daemon=True)
+        self._renewing.start()
+
+    def __enter__(self) -> DelegationToken:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the token: queries that still use it fail when they connect again."""
+        self._stopped.set()
+        self._renewing.join()
+        try:
+            self._ask(ExpireDelegationTokenRequest(hmac=self._hmac, expiry_time_period_ms=-1))
+        except (OSError, ProtocolError, MqdReadError) as error:
+            log.warning("the delegation token %s was not ended, it expires by itself: %s", self.token_id, error)
+        self._cluster.close()
+
+    def renew(self) -> None:
+        """Raises OSError, ProtocolError, MqdReadError."""
+        self.expires_ms = self._ask(
+            RenewDelegationTokenRequest(hmac=self._hmac, renew_period_ms=-1)
+        ).expiry_timestamp_ms
+
+    def _renew_on(self) -> None:
+        """After two thirds of each of its lives, until there is no more to be had."""
+        began_ms = self._issued_ms
+        while self.expires_ms < self.max_ms:
+            due_ms = began_ms + (self.expires_ms - began_ms) * 2 // 3
+            if self._stopped.wait(max(0.0, due_ms / 1000 - time.time())):
+                return
+            began_ms = int(time.time() * 1000)
+            try:
+                self.renew()
+            except (OSError, ProtocolError, MqdReadError) as error:  # X2
+                if began_ms > self.expires_ms:
+                    log.error("the delegation token %s has expired: %s", self.token_id, error)
+                    return
+                log.warning("the delegation token %s is not renewed, and will be tried again: %s", self.token_id, error)
+                if self._stopped.wait(RETRY_S):
+                    return
+
+    def _ask(self, request: object) -> Any:
+        """One that the broker has not answered is asked once more, on a new connection: the old one
+        may have ended in the meantime.
+        """
+        try:
+            response = self._cluster.any_link().ask(request)
+        except OSError:
+            self._cluster.close()
+            response = self._cluster.any_link().ask(request)
+        if response.error_code:
+            code = response.error_code
+            raise MqdReadError(f"delegation token: {error_name(code)}: {error_message(code)}")
+        return response

@@ -1,0 +1,145 @@
+"""A delegation token in place of a query's password: what the options are, when it is renewed. Broker
+and clock are played: who waits lets the time pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqd.protocol import messages as m
+from mqd.protocol.errors import ErrorCode
+from mqd.security import client
+from mqd.spark import tokens
+from mqd.spark.options import MqdOptionError
+from mqd.spark.tokens import DelegationToken
+from mqd.spark.wire import MqdReadError
+
+OPTIONS = {
+    "kafka.bootstrap.servers": "h:9092",
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.ssl.truststore.location": "/ca.pem",
+    "kafka.sasl.mechanism": "SCRAM-SHA-256",
+    "kafka.sasl.jaas.config": client.jaas("scram.ScramLoginModule", "alice", "s3cret"),
+    "Subscribe": "t",
+}
+
+
+NOW_S = 1_700_000_000.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = NOW_S
+
+    def time(self) -> float:
+        return self.now_s
+
+
+CLOCK = Clock()
+
+
+class Event(threading.Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        CLOCK.now_s += timeout or 0.0
+        return self.is_set()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    CLOCK.now_s = NOW_S
+    monkeypatch.setattr(tokens, "time", CLOCK)
+    monkeypatch.setattr(tokens, "threading", SimpleNamespace(Event=Event, Thread=threading.Thread))
+
+
+class Played:
+    """Cluster and link at once. `says`: for each renewal, milliseconds to live, or what goes wrong."""
+
+    def __init__(self, lives_ms: int = 60_000, max_ms: int = 600_000, says: tuple = (), error: int = 0) -> None:
+        self.lives_ms, self.max_ms, self.error = lives_ms, max_ms, error
+        self.says = list(says)
+        self.asked: list[Any] = []
+        self.renewed_at_s: list[float] = []
+
+    def any_link(self) -> Played:
+        return self
+
+    def close(self) -> None:
+        pass
+
+    def ask(self, request: Any) -> Any:
+        self.asked.append(request)
+        now_ms = int(CLOCK.now_s * 1000)
+        if isinstance(request, m.CreateDelegationTokenRequest):
+            return m.CreateDelegationTokenResponse(
+                error_code=self.error,
+                token_id="id",
+                hmac=b"hmac",
+                issue_timestamp_ms=now_ms,
+                expiry_timestamp_ms=now_ms + self.lives_ms,
+                max_timestamp_ms=now_ms + self.max_ms,
+            )
+        if isinstance(request, m.ExpireDelegationTokenRequest):
+            return m.ExpireDelegationTokenResponse()
+        self.renewed_at_s.append(CLOCK.now_s - NOW_S)
+        said = self.says.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return m.RenewDelegationTokenResponse(expiry_timestamp_ms=now_ms + said)
+
+
+def played(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Played:
+    cluster = Played(**more)
+    monkeypatch.setattr(tokens, "Cluster", lambda settings: cluster)
+    return cluster
+
+
+def test_the_options_have_the_token_in_place_of_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = played(monkeypatch, max_ms=60_000)
+    with DelegationToken(OPTIONS, max_lifetime_s=90) as token:
+        assert cluster.asked[0].max_lifetime_ms == 90_000
+    assert cluster.asked[-1].hmac == b"hmac" and cluster.asked[-1].expiry_time_period_ms == -1
+    assert token.options == {
+        **OPTIONS,
+        "kafka.sasl.jaas.config": client.jaas("scram.ScramLoginModule", "id", "aG1hYw==", is_token=True),
+    }
+    plain = {**OPTIONS, "kafka.sasl.mechanism": "PLAIN"}
+    with DelegationToken(plain) as token:
+        assert token.options["kafka.sasl.mechanism"] == "SCRAM-SHA-512", "tokens are for SCRAM alone"
+
+
+def test_it_is_renewed_again_and_again_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two thirds of each life; a connection that has ended is not the last."""
+    gone = OSError("gone")
+    says = (60_000, gone, 90_000, gone, gone, 90_000, MqdReadError("not now"), 600_000)
+    cluster = played(monkeypatch, says=says)
+    with DelegationToken(OPTIONS) as token:
+        token._renewing.join(20)
+    assert cluster.renewed_at_s == [40, 80, 80, 140, 140, *cluster.renewed_at_s[5:]]
+    assert not cluster.says and token.expires_ms > token.max_ms
+
+
+def test_there_is_an_end_of_renewals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = played(monkeypatch, lives_ms=1000, max_ms=1000)
+    with DelegationToken(OPTIONS) as token:
+        token._renewing.join(20)
+        assert not token._renewing.is_alive(), "it cannot live longer"
+    assert not cluster.renewed_at_s
+    cluster = played(monkeypatch, says=(MqdReadError("no"),) * 100)
+    with DelegationToken(OPTIONS) as token:
+        token._renewing.join(20)
+        assert not token._renewing.is_alive()
+    assert "has expired" in caplog.text and len(cluster.renewed_at_s) < 10
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, error=int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED))
+    with pytest.raises(MqdReadError, match="DELEGATION_TOKEN_AUTH_DISABLED"):
+        DelegationToken(OPTIONS)
+    for protocol in ("PLAINTEXT", "SSL"):
+        options = {"kafka.bootstrap.servers": "h:9092", "kafka.security.protocol": protocol}
+        with pytest.raises(MqdOptionError, match=f"needs a listener with SASL, not {protocol}"):
+            DelegationToken(options)
