@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ class Member(msgspec.Struct):
     seeds: str
     workers: int
     secured: bool = False
+    assignments: tuple[str, ...] = ()  # NAME=VALUE
     process: subprocess.Popen[str] | None = None
     ready: str = ""  # its own line
 
@@ -56,6 +58,7 @@ class Member(msgspec.Struct):
             "--set",
             f"listeners={'SASL_SSL' if self.secured else 'PLAINTEXT'}://{self.bootstrap}",
             *(["--secure"] if self.secured else []),
+            *(word for assignment in self.assignments for word in ("--set", assignment)),
         ]
 
     def start(self) -> None:
@@ -81,11 +84,22 @@ class Member(msgspec.Struct):
         return said[-1].removeprefix("mqd: ") if said else f"its logs are in {self.data_dir / 'logs'}"
 
 
-def members(data_dir: Path, count: int, port: int, workers: int, secured: bool = False) -> list[Member]:
+def members(
+    data_dir: Path, count: int, port: int, workers: int, secured: bool = False, assignments: Sequence[str] = ()
+) -> list[Member]:
     """Brokers 1 to `count` on 127.0.0.1, 127.0.0.2, ...; all are seeds."""
     seeds = ",".join(f"127.0.0.{node_id}:{port + 2}" for node_id in range(1, count + 1))
     return [
-        Member(node_id, f"127.0.0.{node_id}", port, data_dir / f"broker-{node_id}", seeds, workers, secured)
+        Member(
+            node_id,
+            f"127.0.0.{node_id}",
+            port,
+            data_dir / f"broker-{node_id}",
+            seeds,
+            workers,
+            secured,
+            tuple(assignments),
+        )
         for node_id in range(1, count + 1)
     ]
 

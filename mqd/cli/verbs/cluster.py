@@ -543,7 +543,12 @@ def key(file: Path) -> None:
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes of each broker."
 )
 @click.option("--secure", "secured", is_flag=True, help="With TLS, users and rights; see docs/security.md.")
-def local(count: int, data_dir: Path | None, port: int, workers: int, secured: bool) -> None:
+@click.option(
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="One property of every broker; may be repeated."
+)
+def local(
+    count: int, data_dir: Path | None, port: int, workers: int, secured: bool, assignments: tuple[str, ...]
+) -> None:
     """Start a cluster on this machine, in the foreground, for trying things out.
 
     Each broker has an address and a data directory of its own, and is an ordinary one: stop, kill
@@ -557,7 +562,7 @@ def local(count: int, data_dir: Path | None, port: int, workers: int, secured: b
 
     default = default_data_dir()
     brokers = local_cluster.members(
-        data_dir or default.with_name(default.name + "-cluster"), count, port, workers, secured
+        data_dir or default.with_name(default.name + "-cluster"), count, port, workers, secured, assignments
     )
     if secured:
         local_cluster.make_certificates(brokers)

@@ -1,8 +1,7 @@
-"""Runs the cluster's pages of docs/operations.md as they are written: every
-```sh block, line by line, by bash; what is printed must hold what the page shows (the ```text block
-after it).
+"""Runs a chapter of docs/ about a cluster as it is written: every ```sh block, line by line, by
+bash; what is printed must hold what the page shows (the ```text block after it).
 
-    python -m tests.interaction.pages.operations_run DIRECTORY
+    python -m tests.interaction.pages.operations_run DIRECTORY PAGE CHAPTER
 
 in a network of its own, where the pages' addresses and ports are free. DIRECTORY is the home of the
 user who types.
@@ -10,8 +9,8 @@ user who types.
 A line that begins with `make cluster` or `mqd up` stays in the foreground of a terminal of its own:
 it is started, and waited for until it says that it is ready. Numbers, ids and spaces need not
 match; a line of the page that is only `...` stands for any lines. From the creation of the topic
-`flights` on, an idempotent producer writes to it; in the end every record of it must be there, once
-and in order.
+`flights` on, an idempotent producer writes to it; where the page makes settings for librdkafka, it
+goes on with them, as a client that moves. In the end every record must be there, once and in order.
 """
 
 from __future__ import annotations
@@ -29,10 +28,15 @@ from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 BOOTSTRAP = "127.0.0.1:9092,127.0.0.2:9092,127.0.0.3:9092,127.0.0.4:9092"
 TOPIC, PARTITIONS = "flights", 6
-READY = {"make cluster": "Ctrl-C stops all of them", "mqd up": "mqd ready on"}
+READY = {
+    "make cluster": "Ctrl-C stops all of them",
+    "mqd cluster local": "Ctrl-C stops all of them",
+    "mqd up": "mqd ready on",
+}
+SETTINGS = re.compile(r"mqd connect librdkafka .* -o (\S+)$")
 PATIENCE_S = 180.0
 
 
@@ -42,9 +46,9 @@ class Block(NamedTuple):
     shown: tuple[str, ...]  # lines; empty = the page shows nothing
 
 
-def blocks(page: str) -> Iterator[Block]:
-    """Of the chapter "A cluster": what is in ```sh, with the ```text that follows it."""
-    chapter = page[page.index("\n## A cluster\n") :]
+def blocks(page: str, chapter_name: str) -> Iterator[Block]:
+    """Of a chapter: what is in ```sh, with the ```text that follows it."""
+    chapter = page[page.index(f"\n## {chapter_name}\n") :]
     chapter = chapter[: chapter.index("\n## ", 5)]
     for section in chapter.split("\n### ")[1:]:
         name, _, text = section.partition("\n")
@@ -80,7 +84,7 @@ class Terminals:
 
     def __init__(self, home: Path) -> None:
         self._environment = {**os.environ, "HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
-        self._home = home
+        self.folder = self._home = home
         self._open: list[subprocess.Popen[str]] = []
         (home / "bin").mkdir(parents=True)
         self._script("mqd", f'exec {sys.executable} -m mqd.cli.main "$@"')
@@ -95,7 +99,10 @@ class Terminals:
     def run(self, command: str) -> str:
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
-            self._environment[name] = value
+            self._environment[name] = value.replace("$HOME", self._environment["HOME"])
+            return ""
+        if command.startswith("cd "):
+            self.folder = Path(command.removeprefix("cd ").replace("~", self._environment["HOME"]))
             return ""
         ready = next((line for prefix, line in READY.items() if command.startswith(prefix)), None)
         if ready is not None:
@@ -103,7 +110,7 @@ class Terminals:
         done = subprocess.run(
             ["bash", "-c", command],
             env=self._environment,
-            cwd=self._home,
+            cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -117,7 +124,7 @@ class Terminals:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"],
             env=self._environment,
-            cwd=self._home,
+            cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -148,27 +155,21 @@ class Terminals:
 
 class Load(threading.Thread):
     """Writes until it is told to end; every record is acknowledged in the end, or `failed` says why
-    not.
+    not. `settings`: of a client that has moved; `sent`: what it has written before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, str] | None = None, sent: dict[int, list[bytes]] | None = None) -> None:
         super().__init__(daemon=True)
-        self.sent: dict[int, list[bytes]] = {index: [] for index in range(PARTITIONS)}
+        self.settings = {"bootstrap.servers": BOOTSTRAP, "log_level": 0, **(settings or {})}
+        self.sent: dict[int, list[bytes]] = sent or {index: [] for index in range(PARTITIONS)}
         self.failed: list[str] = []
         self._ending = threading.Event()
         self._producer = Producer(
-            {
-                "bootstrap.servers": BOOTSTRAP,
-                "acks": "all",
-                "enable.idempotence": True,
-                "linger.ms": 1,
-                "message.timeout.ms": 120_000,
-                "log_level": 0,
-            }
+            {**self.settings, "acks": "all", "enable.idempotence": True, "linger.ms": 1, "message.timeout.ms": 120_000}
         )
 
     def run(self) -> None:
-        number = 0
+        number = sum(map(len, self.sent.values()))
         while not self._ending.wait(0.002):
             index, value = number % PARTITIONS, b"%d" % number
             self._producer.produce(
@@ -190,9 +191,7 @@ class Load(threading.Thread):
 
     def check(self) -> int:
         """How many records there are: each once, in order."""
-        consumer = Consumer(
-            {"bootstrap.servers": BOOTSTRAP, "group.id": "check", "enable.auto.commit": False, "log_level": 0}
-        )
+        consumer = Consumer({**self.settings, "group.id": "check", "enable.auto.commit": False})
         found: dict[int, list[bytes]] = {index: [] for index in self.sent}
         consumer.assign([TopicPartition(TOPIC, index, OFFSET_BEGINNING) for index in self.sent])
         deadline = time.monotonic() + 60
@@ -200,7 +199,8 @@ class Load(threading.Thread):
             len(found[index]) < len(values) for index, values in self.sent.items()
         ):
             for message in consumer.consume(1000, 0.2):
-                if message.error() is None:
+                # what is no number, the page has written
+                if message.error() is None and message.value().isdigit():
                     found[message.partition()].append(message.value())
         consumer.close()
         for index, values in self.sent.items():
@@ -212,11 +212,11 @@ class Load(threading.Thread):
 
 
 def main() -> None:
-    home = Path(sys.argv[1])
+    home, page, chapter = Path(sys.argv[1]), DOCS / sys.argv[2], sys.argv[3]
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     terminals, load = Terminals(home), None
     try:
-        for block in blocks(PAGE.read_text()):
+        for block in blocks(page.read_text(), chapter):
             print(f"### {block.section}", flush=True)
             printed = ""
             for command in block.commands:
@@ -226,6 +226,11 @@ def main() -> None:
                 printed += said
                 if load is None and command.startswith(f"mqd topic create {TOPIC} "):
                     load = Load()
+                    load.start()
+                if load is not None and (made := SETTINGS.match(command)):
+                    load.end()
+                    lines = (terminals.folder / made[1]).read_text().splitlines()
+                    load = Load(dict(line.split("=", 1) for line in lines), load.sent)
                     load.start()
             missing = holds(block.shown, printed.replace(str(home), "~"))
             assert not missing, f"{block.section}: the page shows {missing!r}, printed was:\n{printed}"

@@ -1,5 +1,6 @@
-"""docs/operations.md: the pages of a cluster - three brokers, a fourth, draining, a rolling
-restart, a lost host - are run as they are written, under load (operations_run.py).
+"""docs/operations.md: the pages of a cluster - three brokers, a fourth, draining, a rolling restart,
+a lost host - and docs/security.md: a running cluster gets TLS, users and rights. They are run as
+they are written, under load (operations_run.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interaction.pages.operations_run import PAGE, READY, Block, blocks, holds
+from tests.interaction.pages.operations_run import DOCS, READY, Block, blocks, holds
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (
@@ -42,7 +43,8 @@ def own_network() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "chapter"), [("operations.md", "A cluster"), ("security.md", "A running cluster")])
+def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: str, chapter: str) -> None:
     """At a home whose name is as short as people's are: beside a longer one the sockets and locks
     would be elsewhere than the page says.
     """
@@ -53,7 +55,7 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path) -> None:
         tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp", ignore_cleanup_errors=True) as home,
     ):
         done = subprocess.run(
-            [*own_network(), sys.executable, "-m", "tests.interaction.pages.operations_run", home],
+            [*own_network(), sys.executable, "-m", "tests.interaction.pages.operations_run", home, page, chapter],
             cwd=ROOT,
             env=environment,
             stdout=output,
@@ -65,7 +67,7 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path) -> None:
 
 
 def test_every_page_has_commands_and_shows_what_they_print() -> None:
-    found = list(blocks(PAGE.read_text()))
+    found = list(blocks((DOCS / "operations.md").read_text(), "A cluster"))
     assert {block.section for block in found} >= set(PAGES)
     for name in PAGES:
         own = [block for block in found if block.section == name]
@@ -80,7 +82,7 @@ def test_every_page_has_commands_and_shows_what_they_print() -> None:
 
 def test_make_cluster_is_what_the_pages_run() -> None:
     assert "cluster: venv\n\t$(BIN)/python -m mqd.cli.main cluster local\n" in (ROOT / "Makefile").read_text()
-    assert set(READY) == {"make cluster", "mqd up"}
+    assert set(READY) == {"make cluster", "mqd cluster local", "mqd up"}
 
 
 def test_what_the_page_shows_is_compared_without_numbers_and_ids() -> None:
@@ -94,5 +96,8 @@ def test_what_the_page_shows_is_compared_without_numbers_and_ids() -> None:
     ), "in this order"
     assert holds(("voters: 1, 2; 1 of them may be lost",), printed)
     assert list(
-        blocks("\n## A cluster\n\n### One\n\n```sh\na\nb\n```\n\n```text\nc\n```\n\n```\nnot run\n```\n\n## Next\n")
+        blocks(
+            "\n## A cluster\n\n### One\n\n```sh\na\nb\n```\n\n```text\nc\n```\n\n```\nnot run\n```\n\n## Next\n",
+            "A cluster",
+        )
     ) == [Block("One", ("a", "b"), ("c",))]
