@@ -5,6 +5,8 @@
 
 #include "mqd_fetcher_test.h"
 
+#include "mqd_tls_test.h"
+
 #define BODY_BYTES (16 * 1024)
 #define IN_FLIGHT 12
 
@@ -61,17 +63,41 @@ static void produce(struct client *client, int count)
     frame_free(&frame);
 }
 
-static void measure(int backend, bool replicated)
+enum how { ALONE, PLAIN, SECURE };
+static const char *const names[] = {"alone", "replicated", "replicated over TLS"};
+
+static void connect_secure(struct two *two)
+{
+    struct tls_identity ca = tls_identity("ca");
+    for (uint32_t worker = 0; worker < 2; worker++) {
+        struct tls_identity host = tls_node(&ca, worker ? "URI:mqd://node/2" : "URI:mqd://node/1", 2);
+        struct mqd_tls_context *context = tls_hosts_context(&host, &ca);
+        CHECK_OR(context, abort());
+        CHECK_EQUAL(mqd_reactor_listener_tls(two->b->reactors[worker], ++two->b->token, MQD_LISTENER_HOSTS, context),
+                    0);
+        CHECK_EQUAL(bench_done(two->b, worker, two->b->token).error, 0);
+        tls_identity_free(&host);
+    }
+    tls_identity_free(&ca);
+    struct mqd_fetcher_options options = fetcher_options();
+    options.tls = 1;
+    fetcher_put(two, client_open_of(two->b, 0, 0, 2, true).fd, options);
+}
+
+static void measure(int backend, enum how how)
 {
     struct two *two = two_start(backend, not_flushed);
     int count = test_long() ? 40000 : 1500;
     struct client client = client_open(two->b, 0);
-    if (replicated) {
+    if (how != ALONE) {
         struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 2, .in_sync = 6};
         follower_open(two, 0);
         assign_follower(two, 0, role);
         assign_leader(two, 0, role);
-        connect_to_leader(two);
+        if (how == SECURE)
+            connect_secure(two);
+        else
+            connect_to_leader(two);
     }
     produce(&client, 200);
     uint64_t before[2][MQD_COUNTER_COUNT], after[2][MQD_COUNTER_COUNT], histograms[MQD_HISTOGRAM_COUNT * 128];
@@ -82,16 +108,15 @@ static void measure(int backend, bool replicated)
     int64_t took_ns = test_now_ns() - began_ns;
     double mb = count * (double)BODY_BYTES / 1e6;
     leader_us = cpu_us("mqd-reactor-0") - leader_us, follower_us = cpu_us("mqd-reactor-1") - follower_us;
-    test_message("%s: %.0f MB/s; CPU-us per KiB record: leader %.3f, follower %.3f",
-                 replicated ? "replicated" : "alone", mb / (took_ns / 1e9), leader_us / (count * 16.0),
-                 follower_us / (count * 16.0));
+    test_message("%s: %.0f MB/s; CPU-us per KiB record: leader %.3f, follower %.3f", names[how], mb / (took_ns / 1e9),
+                 leader_us / (count * 16.0), follower_us / (count * 16.0));
     for (uint32_t worker = 0; worker < 2; worker++)
         mqd_stats_read(two->b->control, worker, after[worker], histograms);
     test_message("  per MB: leader %.2f turns, %.2f fetches; follower %.2f turns",
                  (after[0][MQD_COUNT_LOOPS] - before[0][MQD_COUNT_LOOPS]) / mb,
                  (after[0][MQD_COUNT_REQUESTS_FETCH] - before[0][MQD_COUNT_REQUESTS_FETCH]) / mb,
                  (after[1][MQD_COUNT_LOOPS] - before[1][MQD_COUNT_LOOPS]) / mb);
-    if (replicated) {
+    if (how != ALONE) {
         UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == (count + 200) * 16);
         char command[400];
         snprintf(command, sizeof command,
@@ -104,9 +129,18 @@ static void measure(int backend, bool replicated)
 
 BOTH(alone)
 {
-    measure(backend, false);
+    measure(backend, ALONE);
 }
 BOTH(replicated)
 {
-    measure(backend, true);
+    measure(backend, PLAIN);
+}
+
+/* For figures: beside each other in turns. Whether it works is tested in test_fetcher_tls.c. */
+BOTH(replicated_over_tls)
+{
+    for (int turn = 0; turn < 5 && test_long() && tls_works(); turn++) {
+        measure(backend, PLAIN);
+        measure(backend, SECURE);
+    }
 }
