@@ -15,6 +15,8 @@ from mqd.base.property_values import ConfigError
 
 KEY_BYTES_MIN = 16
 KEY_FILE_BYTES_MAX = 4096
+KEY_COUNT_MAX = 3  # each costs an HMAC for every datagram of a stranger
+KEYS_HEAD = b"# keys of an mqd cluster"  # no key of one line begins so
 INTER_BROKER_PORT_STEP, CONTROLLER_PORT_STEP = 1, 2  # relative to the clients' port
 # not a secret: it rejects stray connections, not attackers
 LOOPBACK_KEY = b"mqd hosts of one machine, without a cluster key"
@@ -144,18 +146,30 @@ def check(config: Mapping[str, str]) -> None:
         )
 
 
+def split_keys(content: bytes) -> list[bytes]:
+    """The secrets of a key file: one, or after a line that begins with KEYS_HEAD one in each line."""
+    if not content.startswith(KEYS_HEAD):
+        return [content.strip()]
+    return [line.strip() for line in content.splitlines()[1:] if line.strip()]
+
+
 def load_key(config: Mapping[str, str]) -> bytes:
-    """The cluster key; LOOPBACK_KEY if none is configured. Raises ConfigError: unreadable, too
-    short, or readable by other users of this machine.
+    """The secret by which this host proves itself: the first of load_keys()."""
+    return load_keys(config)[0]
+
+
+def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
+    """The cluster's secrets, all of which are accepted; LOOPBACK_KEY if no file is configured.
+    Raises ConfigError: unreadable, too short, or readable by other users of this machine.
     """
     name = config.get("cluster.key.file")
     if not name:
-        return LOOPBACK_KEY
+        return (LOOPBACK_KEY,)
     path = Path(name)
     try:
         mode = os.stat(path).st_mode
         with open(path, "rb") as file:
-            key = file.read(KEY_FILE_BYTES_MAX + 1).strip()
+            content = file.read(KEY_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
             f"cluster.key.file {path} cannot be read: {error.strerror}; make one with: mqd cluster key {path}",
@@ -166,11 +180,19 @@ def load_key(config: Mapping[str, str]) -> bytes:
         raise ConfigError(
             f"cluster.key.file {path} can be read by others on this machine: chmod 600 {path}", "cluster.key.file", name
         )
-    if not KEY_BYTES_MIN <= len(key) <= KEY_FILE_BYTES_MAX:
+    keys = split_keys(content)
+    for key in keys if len(content) <= KEY_FILE_BYTES_MAX else [content]:
+        if not KEY_BYTES_MIN <= len(key) <= KEY_FILE_BYTES_MAX:
+            raise ConfigError(
+                f"cluster.key.file {path} holds {len(key)} bytes; a key has from {KEY_BYTES_MIN} to"
+                f" {KEY_FILE_BYTES_MAX} (mqd cluster key makes one)",
+                "cluster.key.file",
+                name,
+            )
+    if not 1 <= len(keys) <= KEY_COUNT_MAX:
         raise ConfigError(
-            f"cluster.key.file {path} holds {len(key)} bytes; a key has from {KEY_BYTES_MIN} to {KEY_FILE_BYTES_MAX}"
-            " (mqd cluster key makes one)",
+            f"cluster.key.file {path} holds {len(keys)} keys; from 1 to {KEY_COUNT_MAX} are possible",
             "cluster.key.file",
             name,
         )
-    return key
+    return tuple(keys)

@@ -1,7 +1,7 @@
 """The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address,
 a timer, and the file that counts this directory's lives.
 
-    gossip = create(profile, secret, cluster_id, seeds, udp_socket, peers, metadata_dir)
+    gossip = create(profile, secrets, cluster_id, seeds, udp_socket, peers, metadata_dir)
     gossip.on_change = ...
     await gossip.start()                       joins by the seeds, in the background
     gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged,
@@ -374,9 +374,13 @@ class Gossip(asyncio.DatagramProtocol):
             writer.close()
 
 
+def gossip_keys(secrets: Sequence[bytes]) -> list[bytes]:
+    return [derive_key(secret, "gossip") for secret in secrets]
+
+
 def create(
     profile: Profile,
-    secret: bytes,
+    secrets: Sequence[bytes],
     cluster_id: str,
     seeds: Sequence[tuple[str, int]],
     datagrams: socket.socket,
@@ -384,11 +388,11 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """Not started yet. `secret`: the cluster key, empty if no listener is reachable from other
-    hosts. `directory`: holds the count of this host's lives (its metadata directory). Raises
+    """Not started yet. `secrets`: the cluster's, the first seals, all are accepted. `directory`: holds the count of this host's lives (its metadata directory). Raises
     OSError.
     """
     life_path = directory / "gossip-life"
-    seal = Seal(derive_key(secret, "gossip"), cluster_id)
+    first, *others = gossip_keys(secrets)
+    seal = Seal(first, cluster_id, others)
     core = GossipCore(profile, seal, settings or Settings(), random.SystemRandom(), next_life(life_path), seeds)
     return Gossip(core, datagrams, peers, life_path)

@@ -34,6 +34,7 @@ from mqd.cluster.raft.messages import ReplicaKey
 from mqd.controller import directories, gossip
 
 if TYPE_CHECKING:
+    from mqd.cluster.membership.credentials import Credentials
     from mqd.cluster.membership.handshake import Hello
     from mqd.controller.peer_streams import Reader, Writer
     from mqd.controller.peers import Peers
@@ -91,6 +92,7 @@ class HostGossip:
     def __init__(
         self,
         config: Mapping[str, str],
+        credentials: Credentials,
         key: ReplicaKey,
         address: tuple[str, int],
         worker_count: int,
@@ -112,7 +114,7 @@ class HostGossip:
         self._own_seeds = tuple(cluster_config.parse_address(seed) for seed in cluster_config.seeds(config))
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
-        self._secret = cluster_config.load_key(config)
+        self._credentials = credentials
         self._places: tuple[tuple[str, int], ...] = ()  # of the other voters
         self._numbers: dict[tuple[str, int], _Numbers] = {}  # of each one looked up
         self._looking: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
@@ -133,7 +135,7 @@ class HostGossip:
             memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             disk_bytes=disk_bytes,
         )
-        self.gossip = gossip.create(profile, self._secret, cluster_id, self._seeds, datagrams, peers, directory)
+        self.gossip = gossip.create(profile, credentials.secrets, cluster_id, self._seeds, datagrams, peers, directory)
         self.gossip.on_change = self._on_change
         self.gossip.on_other = self._on_notice
         self._incarnation = incarnation
@@ -153,6 +155,10 @@ class HostGossip:
 
     async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
         await self.gossip.serve(hello, reader, writer)
+
+    def on_credentials(self) -> None:
+        """They have changed."""
+        self.gossip.core.seal.use(gossip.gossip_keys(self._credentials.secrets))
 
     def views(self) -> list[MemberView]:
         return self.gossip.core.views()
@@ -310,7 +316,8 @@ class HostGossip:
                 self._shell.on_peer(proof.node_id, proof)
 
     def _on_notice(self, data: bytes) -> None:
-        notice = death_notice.unseal(self._secret, self._cluster_id, data)
+        opened = (death_notice.unseal(secret, self._cluster_id, data) for secret in self._credentials.secrets)
+        notice = next((notice for notice in opened if notice is not None), None)
         if notice is None:
             return
         about = (notice.node_id, notice.broker_epoch >= 0)

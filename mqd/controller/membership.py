@@ -79,7 +79,11 @@ class Membership:
     async def listen(self) -> None:
         if self._peers is not None:
             await self._peers.listen(self._sockets[0])
-            self._watching = asyncio.get_running_loop().create_task(self._credentials.watch())
+            self._watching = asyncio.get_running_loop().create_task(self._credentials.watch(self._on_credentials))
+
+    def _on_credentials(self) -> None:
+        if self.gossip is not None:
+            self.gossip.on_credentials()
 
     # -- joining a cluster ------------------------------------------------------------------------
 
@@ -116,6 +120,7 @@ class Membership:
         size_bytes = await disk_bytes(self._config)
         self.gossip = HostGossip(
             self._config,
+            self._credentials,
             self._key,
             self.address,
             self._worker_count,

@@ -4,28 +4,26 @@ it: `cluster.tls` and the files that it names.
     identity = load(config)          None: cluster.tls=off
     identity.server, .client         contexts for Python's connections; the next one uses them
     identity.files                   the same as PEM bytes, for native contexts
-    await identity.watch(on_change)  loads changed files again, until cancelled
+    identity.reload()                reads changed files again
     check_peer(certificate, node)    after the TLS handshake: is the peer's certificate of that node?
 
 A connection between hosts is proven by the cluster's key first
 (mqd/cluster/membership/handshake.py), then by these certificates. A stolen key of the cluster opens
 nothing without a certificate, and a stolen certificate is one host only.
 
-Invariants: what cannot be used leaves the previous files in use, and is logged once. Errors are
+Invariant: what cannot be used leaves the previous files in use. Errors are
 ConfigErrors that name the property, the file and the way out. Concurrency: load() and reload() read
 files and may be called by any thread, one at a time; the attributes are replaced whole.
 """
 
-import asyncio
 import datetime
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from mqd.base import logging
 from mqd.base.config import broker_number, broker_value
 from mqd.base.property_values import ConfigError
 
@@ -33,9 +31,6 @@ MODES = ("off", "allowed", "required")  # in the order of handshake.TLS_OFF, ...
 CERTIFICATE, KEY, CA = "cluster.tls.certificate.file", "cluster.tls.key.file", "cluster.tls.ca.file"
 NAMES = (CERTIFICATE, KEY, CA)
 FILE_BYTES_MAX = 1 << 20
-LOOK_S = 2.0
-
-log = logging.get("host.identity")
 
 
 class NotThatHost(ConnectionError):
@@ -106,7 +101,7 @@ class HostIdentity:
             except OSError:
                 found.append((0, 0, 0))
             else:
-                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+                found.append((status.st_ino, status.st_size, status.st_ctime_ns))
         return tuple(found)
 
     def reload(self) -> bool:
@@ -119,19 +114,6 @@ class HostIdentity:
         self._seen = seen
         self.files, self.server, self.client = self._read()
         return True
-
-    async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
-        """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                changed = await asyncio.to_thread(self.reload)
-            except ConfigError as error:
-                log.warning("a changed host certificate is not used, the previous one is", reason=str(error))
-                continue
-            if changed:
-                log.info("host certificate loaded again", node=self.node_id)
-                on_change()
 
     def _read(self) -> tuple[Files, ssl.SSLContext, ssl.SSLContext]:
         """Raises ConfigError."""

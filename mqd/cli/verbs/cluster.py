@@ -9,6 +9,7 @@ import click
 
 from mqd.cli.cluster_view import Partitions, Seen, Versions, address, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
+from mqd.cli.key_command import key
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
 _TIMEOUT_MS = 30_000
@@ -22,6 +23,9 @@ _CLOSED = (
 @click.group(short_help="Hosts, controllers and the key of a cluster.")
 def command() -> None:
     """Hosts, controllers and the key of a cluster."""
+
+
+command.add_command(key)
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -491,35 +495,6 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
         f" {_nodes(list(done.voters_before))}. Start it; empty the data directories of the others before they come"
         " back."
     )
-
-
-# -- the key ---------------------------------------------------------------------------------------
-
-
-@command.command("key")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def key(file: Path) -> None:
-    """Make a cluster's key and write it to FILE, readable by you alone.
-
-    Copy FILE to every host of the cluster and start each with cluster.key.file=FILE: hosts that do
-    not have it are turned away.
-    """
-    from base64 import urlsafe_b64encode
-
-    try:
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
-        raise CliError(
-            f"{file} exists already; a key that hosts use must not be replaced on one of them alone: choose another"
-            " name"
-        ) from error
-    except OSError as error:
-        raise CliError(f"cannot write {file}: {error.strerror}") from error
-    with open(fd, "wb") as out:
-        out.write(urlsafe_b64encode(os.urandom(32)) + b"\n")
-        out.flush()
-        os.fsync(out.fileno())
-    click.echo(f"{file}: copy it to every host of the cluster, and start each with --set cluster.key.file=FILE")
 
 
 # -- one for trying things out ---------------------------------------------------------------------

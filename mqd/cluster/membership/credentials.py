@@ -11,7 +11,7 @@ New connections use what is loaded; open ones go on.
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mqd.base import cluster_config, logging
 from mqd.base.property_values import ConfigError
@@ -27,23 +27,50 @@ TURNED_AWAY_MAX = 64
 log = logging.get("host.credentials")
 
 
-class Credentials:
-    """`secret`: the cluster key."""
+_File = tuple[int, int, int]  # inode, size, ctime in ns (chmod changes it too); zeros: there is none
 
-    def __init__(self, secret: bytes, host: HostIdentity | None = None) -> None:
-        self.secret = secret
+
+def _look(config: Mapping[str, str]) -> _File:
+    """Another result: the key file has changed."""
+    path = config.get("cluster.key.file")
+    try:
+        status = os.stat(path) if path else None
+    except OSError:
+        status = None
+    return (status.st_ino, status.st_size, status.st_ctime_ns) if status is not None else (0, 0, 0)
+
+
+class Credentials:
+    """`secrets`: of the cluster; this host proves itself by the first and accepts all.
+    `config`: where they came from, to be read again; `seen`: the key file as it was before it was
+    read.
+    """
+
+    def __init__(
+        self,
+        secrets: Sequence[bytes],
+        host: HostIdentity | None = None,
+        config: Mapping[str, str] | None = None,
+        seen: _File = (0, 0, 0),
+    ) -> None:
+        self._config = config or {}
+        self._seen = seen
         self.host = host  # None: cluster.tls=off
-        self._key = handshake.derive_key(secret, "handshake")
+        self._use(tuple(secrets))
+
+    def _use(self, secrets: tuple[bytes, ...]) -> None:
+        self.secrets = secrets
+        self._keys = tuple(handshake.derive_key(secret, "handshake") for secret in secrets)
 
     @property
     def _mode(self) -> int:
         return self.host.mode if self.host is not None else handshake.TLS_OFF
 
     def initiator(self, purpose: str, identity: Identity, worker: int = -1) -> Initiator:
-        return Initiator(self._key, purpose, identity, os.urandom(handshake.NONCE_BYTES), worker, self._mode)
+        return Initiator(self._keys[0], purpose, identity, os.urandom(handshake.NONCE_BYTES), worker, self._mode)
 
     def responder(self, decide: Callable[[Hello], Identity | Refusal]) -> Responder:
-        return Responder(self._key, decide, os.urandom(handshake.NONCE_BYTES), self._mode)
+        return Responder(self._keys[0], decide, os.urandom(handshake.NONCE_BYTES), self._mode, self._keys[1:])
 
     def tls(self, side: Initiator | Responder) -> HostTls | None:
         """How a connection goes on after its handshake is done."""
@@ -56,7 +83,29 @@ class Credentials:
         assert isinstance(side.peer, Hello)
         return HostTls(self.host.server, True, side.peer.identity.node_id)
 
-    def _reload(self) -> bool:
+    def reload(self) -> bool:
+        """Whether changed files are in use now; what cannot be used is logged once. Reads files:
+        call it in a thread.
+        """
+        return any([self._reload_keys(), self._reload_host()])  # both, always
+
+    def _reload_keys(self) -> bool:
+        seen = _look(self._config)
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        try:
+            secrets = cluster_config.load_keys(self._config)
+        except ConfigError as error:
+            log.warning("a changed cluster key is not used, the previous one is", reason=str(error))
+            return False
+        if secrets == self.secrets:
+            return False
+        self._use(secrets)
+        log.info("cluster key loaded again", keys=len(secrets))
+        return True
+
+    def _reload_host(self) -> bool:
         if self.host is None:
             return False
         try:
@@ -72,7 +121,7 @@ class Credentials:
         """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if await asyncio.to_thread(self._reload):
+            if await asyncio.to_thread(self.reload):
                 on_change()
 
 
@@ -101,4 +150,5 @@ class TurnedAway:
 
 def load(config: Mapping[str, str]) -> Credentials:
     """Raises ConfigError."""
-    return Credentials(cluster_config.load_key(config), host_identity.load(config))
+    seen = _look(config)
+    return Credentials(cluster_config.load_keys(config), host_identity.load(config), config, seen)

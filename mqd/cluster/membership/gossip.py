@@ -101,7 +101,7 @@ class GossipCore:
         self.quiet = False
         self.health = Health(settings.health_max)
         self.own_load: Load | None = None
-        self._seal = seal
+        self.seal = seal
         self._effects: list[Effect] = []
         self._timers: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._timer_count = 0
@@ -319,7 +319,7 @@ class GossipCore:
             room -= sum(map(len, updates)) - sum(map(len, first))
             updates += self._loads.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_SENDS))
         self._sequence += 1
-        self.emit(SendDatagram(host, port, self._seal.close(PacketOut(*head, [Raw(update) for update in updates]))))
+        self.emit(SendDatagram(host, port, self.seal.close(PacketOut(*head, [Raw(update) for update in updates]))))
         self.counts["sent"] += 1
 
     def _arm_gossip(self) -> None:
@@ -351,7 +351,7 @@ class GossipCore:
 
     def _on_datagram(self, data: bytes) -> None:
         try:
-            packet = self._seal.open(data)
+            packet = self.seal.open(data)
         except Refused:
             self.counts["refused"] += 1
             return

@@ -20,6 +20,7 @@ always outranks earlier statements about it.
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -272,21 +273,30 @@ class Seal:
 
     `cluster_key`: the secret that all hosts share; empty if no listener is reachable from other
     hosts (the seal then only distinguishes clusters). Two clusters with the same key do not mix,
-    because the seal's key is derived from the cluster id too.
+    because the seal's key is derived from the cluster id too. `also`: other keys that hosts may
+    seal with, while the cluster's key changes. Datagrams name no key: to try all costs less than a
+    format that two releases would have to agree on.
     """
 
-    def __init__(self, cluster_key: bytes, cluster_id: str) -> None:
-        key = hmac.digest(cluster_key, b"mqd gossip datagrams 1\0" + cluster_id.encode(), hashlib.sha256)
-        self._hmac = hmac.new(key, digestmod=hashlib.sha256)
+    def __init__(self, cluster_key: bytes, cluster_id: str, also: Sequence[bytes] = ()) -> None:
+        self._cluster_id = cluster_id
+        self.use((cluster_key, *also))
 
-    def _mac(self, body: bytes) -> bytes:
-        mac = self._hmac.copy()
+    def use(self, cluster_keys: Sequence[bytes]) -> None:
+        """Seals with the first, opens what any of them has sealed."""
+        use = b"mqd gossip datagrams 1\0" + self._cluster_id.encode()
+        keys = [hmac.digest(key, use, hashlib.sha256) for key in cluster_keys]
+        self._hmacs = [hmac.new(key, digestmod=hashlib.sha256) for key in keys]
+
+    @staticmethod
+    def _mac(key: hmac.HMAC, body: bytes) -> bytes:
+        mac = key.copy()
         mac.update(body)
         return mac.digest()
 
     def close(self, packet: PacketOut) -> bytes:
         body = encode(packet)
-        return MAGIC + self._mac(body) + body
+        return MAGIC + self._mac(self._hmacs[0], body) + body
 
     def open(self, data: bytes) -> Packet:
         """Raises Refused. The sender has the key; the core checks for replays."""
@@ -295,7 +305,7 @@ class Seal:
         if data[:4] != MAGIC:
             raise Refused("no datagram of mqd, or of another version")
         body = data[HEAD_BYTES:]
-        if not hmac.compare_digest(self._mac(body), data[4:HEAD_BYTES]):
+        if not any(hmac.compare_digest(self._mac(key, body), data[4:HEAD_BYTES]) for key in self._hmacs):
             raise Refused("not sealed with this cluster's key")
         return self.parse(body)
 

@@ -38,7 +38,7 @@ call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -283,14 +283,23 @@ class Responder(_Side):
     `decide(hello)` is called once the initiator has proven the key, and returns this host's
     Identity or a Refusal. After a refusal `refused` is set and `done` is False: send what feed()
     returned, then close.
+
+    `also`: keys beside `key` by which the initiator may prove itself, while the cluster's key
+    changes. The responder then proves itself by the same one.
     """
 
     peer: Hello | None
 
     def __init__(
-        self, key: bytes, decide: Callable[[Hello], Identity | Refusal], nonce: bytes, tls: int = TLS_OFF
+        self,
+        key: bytes,
+        decide: Callable[[Hello], Identity | Refusal],
+        nonce: bytes,
+        tls: int = TLS_OFF,
+        also: Sequence[bytes] = (),
     ) -> None:
         super().__init__(key, nonce, MAGIC)
+        self._also = also
         self._tls = tls
         self._decide = decide
         self._hello_bytes = b""
@@ -307,6 +316,9 @@ class Responder(_Side):
             self._hello, self._hello_bytes = hello, body
             return _frame(self._challenge)
         proof = _decode(_Proof, body)
+        for key in self._also:
+            if hmac.compare_digest(proof.mac, _mac(key, b"initiator", self._hello_bytes, self._challenge)):
+                self._key = key
         self._check_proof(proof.mac, b"initiator", self._hello_bytes, self._challenge)
         self.proven = self._hello.identity.node_id
         decision = _tls_refusal(self._hello.tls, self._tls) or self._decide(self._hello)

@@ -47,12 +47,12 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
         await gossip.serve(hello, reader, writer)
 
     peers = Peers(
-        Credentials(secret), lambda: identity, lambda hello: identity, lambda connection, message: None, on_stream
+        Credentials([secret]), lambda: identity, lambda hello: identity, lambda connection, message: None, on_stream
     )
     profile = Profile(
         node_id, bytes.fromhex(directory_id), "localhost", port, rack=f"rack-{node_id % 2}", version="test"
     )
-    gossip = create(profile, secret, CLUSTER, seeds, datagrams, peers, directory)
+    gossip = create(profile, [secret], CLUSTER, seeds, datagrams, peers, directory)
 
     def on_change(change) -> None:
         if isinstance(change, events.MemberChanged):

@@ -60,7 +60,7 @@ class Hosts:
 
     def __init__(self, answer, two: Credentials | None = None, three: Credentials | None = None) -> None:
         self.answer = answer
-        self.two, self.three = two or Credentials(SECRET), three or Credentials(SECRET)
+        self.two, self.three = two or Credentials([SECRET]), three or Credentials([SECRET])
         self.asked: list[tuple[object, int]] = []
 
     async def __aenter__(self) -> "Hosts":
@@ -220,7 +220,7 @@ def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successo
             hosts.between._serve = told
             first = asyncio.create_task(hosts.peers.request(3, MARKERS_OF_ONE, 2, 20))
             await asyncio.wait_for(begun.wait(), 20)
-            successor = Peers(hosts.broker.metadata, NODE, Credentials(SECRET))
+            successor = Peers(hosts.broker.metadata, NODE, Credentials([SECRET]))
             try:
                 assert isinstance(await successor.request(3, MARKERS_OF_ONE, 2, 20), WriteTxnMarkersResponse)
                 assert story == ["begun", "given up", "the successor's"]
@@ -245,7 +245,7 @@ def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_ne
             asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             # its first markers are under way still
             assert isinstance(await hosts.peers.request(3, asked, 1, 20), ListTransactionsResponse)
-            successor = Peers(hosts.broker.metadata, NODE, Credentials(SECRET))
+            successor = Peers(hosts.broker.metadata, NODE, Credentials([SECRET]))
             await successor.request(3, MARKERS_OF_ONE, 2, 20)
             successor.close()
             with pytest.raises(PeerError):
@@ -271,7 +271,7 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
             )
         ) as hosts:
             asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
-            relays = Peers(hosts.broker.metadata, NODE, Credentials(SECRET))
+            relays = Peers(hosts.broker.metadata, NODE, Credentials([SECRET]))
             try:
                 made = set()
                 for _ in range(3):
@@ -350,7 +350,7 @@ def test_a_connection_that_ended_at_once_is_not_kept(monkeypatch: pytest.MonkeyP
 def test_a_host_with_another_key_is_not_reached() -> None:
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
-            stranger = Peers(hosts.broker.metadata, NODE, Credentials(b"quite another secret"))
+            stranger = Peers(hosts.broker.metadata, NODE, Credentials([b"quite another secret"]))
             with pytest.raises(PeerError):
                 await stranger.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)
             assert hosts.asked == []
@@ -376,7 +376,7 @@ def test_a_host_of_no_name_is_not_reached() -> None:
 
 
 def secured(tmp_path, node: int, pair: Pair | None = None) -> Credentials:
-    return Credentials(SECRET, host(tmp_path, node, pair=pair))
+    return Credentials([SECRET], host(tmp_path, node, pair=pair))
 
 
 def transactions(names: int) -> ListTransactionsResponse:

@@ -1,10 +1,11 @@
 """Listeners between hosts, seeds and the cluster's key."""
 
+import itertools
 import os
 
 import pytest
 
-from mqd.base import cluster_config
+from mqd.base import cluster_config, cluster_key
 from mqd.base.config import load_broker
 from mqd.base.property_values import ConfigError
 from mqd.controller import options
@@ -88,6 +89,56 @@ def test_the_key_is_a_file_of_this_user(tmp_path):
     with pytest.raises(ConfigError, match="mqd cluster key"):
         cluster_config.load_key({"cluster.key.file": str(tmp_path / "none")})
     assert cluster_config.load_key({}) == cluster_config.LOOPBACK_KEY
+
+
+def test_a_file_with_several_keys(tmp_path):
+    path = tmp_path / "key"
+    config = {"cluster.key.file": str(path)}
+
+    def keys(content: bytes) -> tuple[bytes, ...]:
+        path.write_bytes(content)
+        path.chmod(0o600)
+        return cluster_config.load_keys(config)
+
+    one, two = b"o" * 43, b"t" * 43
+    assert keys(one + b"\n" + two) == (one + b"\n" + two,), "one key of two lines, as releases before this read it"
+    assert keys(b"# keys of an mqd cluster\n" + one + b"\n\n" + two + b"\n") == (one, two)
+    assert cluster_config.load_key(config) == one
+    for content, words in (
+        (b"# keys of an mqd cluster\n", "holds 0 keys"),
+        (b"# keys of an mqd cluster\n" + (one + b"\n") * 4, "holds 4 keys"),
+        (b"# keys of an mqd cluster\n" + one + b"\nshort\n", "holds 5 bytes"),
+        (b"# keys of an mqd cluster\n" + one * 200, "bytes; a key has"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            keys(content)
+
+
+def test_a_key_is_changed_in_three_steps(tmp_path):
+    path = tmp_path / "key"
+    config = {"cluster.key.file": str(path)}
+    cluster_key.make(path)
+    with pytest.raises(FileExistsError):
+        cluster_key.make(path)
+    before = [cluster_config.load_keys(config)]
+    for step in (1, 2, 3):
+        assert cluster_key.rotate(path) == step
+        before.append(cluster_config.load_keys(config))
+    (old,), *_, (new,) = before
+    assert old != new and before == [(old,), (old, new), (new, old), (new,)]
+    for one, next_one in itertools.pairwise(before):
+        assert one[0] in next_one and next_one[0] in one, "a host that is one step behind is let in, and lets in"
+    assert cluster_key.rotate(path) == 1, "and again"
+    for content in (
+        b"",
+        b"two\nlines",
+        b"# keys of an mqd cluster\n" + new + b"\n",
+        b"# keys of an mqd cluster, by hand\nab\ncd",
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError):
+            cluster_key.rotate(path)
+        assert path.read_bytes() == content
 
 
 def test_sockets_between_hosts_are_bound_as_told():

@@ -4,13 +4,15 @@ happens when a host is away.
 
 import asyncio
 import contextlib
+import logging
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from mqd.base import cluster_key
 from mqd.cluster.broker import messages as broker_messages
-from mqd.cluster.membership import handshake
+from mqd.cluster.membership import credentials, handshake
 from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
 from mqd.cluster.metadata.records import BrokerState
@@ -23,7 +25,7 @@ from mqd.keeper import sockets
 from mqd.security import pki
 from mqd.security.host_identity import HostIdentity
 from tests.recorder import Recorder
-from tests.unit.security.host_files import NOW, authority, host, impose
+from tests.unit.security.host_files import NOW, authority, host, impose, write
 
 SECRET = b"the secret of the cluster"
 
@@ -40,6 +42,7 @@ class Host:
         cluster_id: str = "cluster",
         port: int = 0,
         host: HostIdentity | None = None,
+        proofs: Credentials | None = None,
     ) -> None:
         self.listener = sockets.listen("127.0.0.1", port)
         self.port = self.listener.getsockname()[1]
@@ -51,7 +54,7 @@ class Host:
         self.streams: list[bytes] = []
         self.news = asyncio.Event()
         self.peers = Peers(
-            Credentials(secret, host),
+            proofs or Credentials([secret], host),
             self.identity,
             self.decide,
             self.on_message,
@@ -505,3 +508,62 @@ def test_certificates_rotate_under_load(tmp_path):
             assert len(seen) == 3, "new connections use the new certificate"
 
     run(work)
+
+
+# -- the key ---------------------------------------------------------------------------------------
+
+
+def test_the_key_rotates_under_load(tmp_path, caplog):
+    """Three hosts get each step's file in another order, connect all the time, and none is refused."""
+    caplog.set_level(logging.INFO)
+    origin = tmp_path / "key"
+    cluster_key.make(origin)
+    first = origin.read_bytes()
+    files = {node_id: tmp_path / f"key-{node_id}" for node_id in (1, 2, 3)}
+    for file in files.values():
+        write(file, first)
+
+    async def work():
+        proofs = {node_id: credentials.load({"cluster.key.file": str(file)}) for node_id, file in files.items()}
+        async with (
+            Host(1, proofs=proofs[1]) as one,
+            Host(2, proofs=proofs[2]) as two,
+            Host(3, proofs=proofs[3]) as three,
+        ):
+            hosts = (one, two, three)
+
+            async def all_reach_all() -> None:
+                for host in hosts:
+                    for other in hosts:
+                        if other is not host:
+                            connection = await host.peers.open("127.0.0.1", other.port, "controller")
+                            connection.writer.transport.abort()
+
+            await all_reach_all()
+            for step, order in ((1, (1, 2, 3)), (2, (3, 1, 2)), (3, (2, 3, 1))):
+                assert cluster_key.rotate(origin) == step
+                for node_id in order:
+                    write(files[node_id], origin.read_bytes())
+                    assert proofs[node_id].reload() and not proofs[node_id].reload()
+                    await all_reach_all()
+            async with Host(4, secret=first.strip()) as late:
+                with pytest.raises((HandshakeFailed, EOFError)):
+                    await late.peers.open("127.0.0.1", one.port, "controller")
+
+    run(work)
+    assert len([record for record in caplog.records if "cluster key loaded again" in record.getMessage()]) == 9
+
+
+def test_a_key_file_that_cannot_be_used_leaves_the_previous_in_use(tmp_path, caplog):
+    file = tmp_path / "key"
+    cluster_key.make(file)
+    proofs = credentials.load({"cluster.key.file": str(file)})
+    before = proofs.secrets
+    for content, mode in ((b"short", 0o600), (b"x" * 43, 0o644)):
+        write(file, content, mode)
+        assert not proofs.reload() and not proofs.reload() and proofs.secrets == before
+    assert len([record for record in caplog.records if "is not used" in record.getMessage()]) == 2
+    file.chmod(0o600)  # what the message asks for
+    assert proofs.reload() and proofs.secrets == (b"x" * 43,)
+    file.unlink()
+    assert not proofs.reload() and proofs.secrets == (b"x" * 43,)

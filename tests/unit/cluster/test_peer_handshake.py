@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from mqd.cluster.membership import handshake
+from mqd.cluster.membership.gossip_messages import REFUTATIONS, PacketOut, Refused, Seal
 from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Identity, Initiator, Refusal, Responder
 
 KEY = handshake.derive_key(b"a secret of the cluster's own", "handshake")
@@ -103,6 +104,40 @@ def test_a_refusal_is_told_and_proven():
     with pytest.raises(HandshakeFailed) as failed:
         give(initiator, len(forged).to_bytes(4, "big") + forged)
     assert not isinstance(failed.value, HandshakeRefused)
+
+
+def test_a_key_that_is_being_replaced():
+    """Each side is one step ahead of the other, or not."""
+    old, new = KEY, handshake.derive_key(b"the next secret of the cluster", "handshake")
+    steps = [(old,), (old, new), (new, old), (new,)]
+    for one, mine in enumerate(steps):
+        for two, theirs in enumerate(steps):
+            initiator = Initiator(mine[0], "data", A, nonce(1))
+            responder = Responder(theirs[0], lambda hello: B, nonce(2), also=theirs[1:])
+            if mine[0] in theirs:
+                run(initiator, responder)
+                assert initiator.done and responder.done
+            else:
+                assert abs(one - two) > 1
+                with pytest.raises(HandshakeFailed, match="key"):
+                    run(initiator, responder)
+
+
+def test_datagrams_while_a_key_is_being_replaced() -> None:
+    packet = PacketOut(b"2" * 16, 1, 1, b"1" * 16, REFUTATIONS, 1, 0, -1, None, [])
+    old, new = Seal(b"o" * 32, "cluster"), Seal(b"n" * 32, "cluster")
+    both = Seal(b"o" * 32, "cluster", [b"n" * 32])
+    for seal in (old, new):
+        both.open(seal.close(packet))
+    old.open(both.close(packet))
+    with pytest.raises(Refused):
+        new.open(both.close(packet))
+    both.use([b"n" * 32, b"o" * 32])
+    new.open(both.close(packet))
+    both.open(old.close(packet))
+    both.use([b"n" * 32])
+    with pytest.raises(Refused):
+        both.open(old.close(packet))
 
 
 @pytest.mark.parametrize("ours", range(3))

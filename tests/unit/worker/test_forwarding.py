@@ -56,7 +56,7 @@ async def forwarding(
 ) -> AsyncIterator[tuple[Forwarding, FakeReactor]]:
     await leader.start()
     reactor = FakeReactor()
-    subject = Forwarding(reactor, FakeCommands(), {}, credentials or Credentials(SECRET))  # type: ignore[arg-type]
+    subject = Forwarding(reactor, FakeCommands(), {}, credentials or Credentials([SECRET]))  # type: ignore[arg-type]
     try:
         yield subject, reactor
     finally:
@@ -97,7 +97,7 @@ def test_dialled_when_wanted_and_not_before() -> None:
 def test_the_reactor_continues_with_tls_where_both_hosts_use_it(tmp_path: Path, tls: bool) -> None:
     async def scenario() -> None:
         leader = Leader(2, tls=handshake.TLS_ALLOWED)
-        async with forwarding(leader, Credentials(SECRET, host(tmp_path, 1) if tls else None)) as (subject, reactor):
+        async with forwarding(leader, Credentials([SECRET], host(tmp_path, 1) if tls else None)) as (subject, reactor):
             subject.update(cluster(leader), "cluster")
             subject.on_wanted(wanted(2))
             await until(lambda: reactor.put)

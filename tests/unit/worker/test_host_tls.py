@@ -28,14 +28,14 @@ def made(proofs: Credentials) -> tuple[TlsListeners, FakeReactor]:
 
 
 def test_a_worker_without_tls_between_hosts_gives_the_reactor_nothing() -> None:
-    subject, reactor = made(Credentials(SECRET))
+    subject, reactor = made(Credentials([SECRET]))
     subject.load()
     assert not reactor.given
 
 
 def test_a_changed_host_certificate_reaches_the_reactor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "LOOK_S", 0.01)
-    subject, reactor = made(Credentials(SECRET, host(tmp_path, 2)))
+    subject, reactor = made(Credentials([SECRET], host(tmp_path, 2)))
 
     async def scenario() -> None:
         watching = asyncio.create_task(subject.run())

@@ -218,7 +218,7 @@ async def following(
     reactor, commands = FakeReactor(), FakeCommands()
     table = {(TOPIC, index): one for index, one in enumerate(assigned.values())}
     config = {"replica.fetch.max.bytes": "5000"}
-    subject = Replication(reactor, commands, table, config, credentials or Credentials(SECRET))  # type: ignore[arg-type]
+    subject = Replication(reactor, commands, table, config, credentials or Credentials([SECRET]))  # type: ignore[arg-type]
     try:
         yield subject, reactor, commands, table
     finally:
@@ -358,7 +358,7 @@ def test_the_reactor_continues_with_tls_where_both_hosts_use_it(
 ) -> None:
     async def scenario() -> None:
         leader = Leader(2, tls=leaders)
-        credentials = Credentials(SECRET, None if mode == "off" else host(tmp_path, 1, mode))
+        credentials = Credentials([SECRET], None if mode == "off" else host(tmp_path, 1, mode))
         async with following(leader, credentials, one=assignment(2)) as (subject, reactor, _, _):
             subject.update(cluster(leader), "cluster", {})
             await until(lambda: reactor.put)
@@ -369,7 +369,7 @@ def test_the_reactor_continues_with_tls_where_both_hosts_use_it(
 
 def test_a_leader_without_tls_is_refused_where_it_is_required(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        leader, credentials = Leader(2), Credentials(SECRET, host(tmp_path, 1))
+        leader, credentials = Leader(2), Credentials([SECRET], host(tmp_path, 1))
         async with following(leader, credentials, one=assignment(2)) as (subject, reactor, _, _):
             subject.update(cluster(leader), "cluster", {})
             await until(lambda: caplog.records)
