@@ -3,6 +3,8 @@ DATA_DIR/secure.
 
     ca.pem, ca.key     the cluster's own authority; every host of a cluster has the same
     broker.pem         this broker's key and certificates, renewed by each start that finds them old
+    host.pem           the same for what it and the other hosts of its cluster send each other
+    hosts.allowed      an earlier release made these files: other hosts may have no host.pem yet
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      the cluster does not know that user yet
     cluster.key        the key of the cluster's hosts
@@ -44,12 +46,14 @@ class Files(NamedTuple):
     pending: Path  # the cluster does not know the admin yet
     key: Path  # by which the hosts of the cluster prove who they are
     metrics_token: Path
+    host: Path
+    allowed: Path
 
 
 def files(data_dir: Path) -> Files:
     folder = data_dir.absolute() / "secure"
     names = ("ca.pem", "ca.key", "broker.pem", "admin.properties", "admin.pending", "cluster.key", "metrics.token")
-    return Files(folder, *(folder / name for name in names))
+    return Files(folder, *(folder / name for name in (*names, "host.pem", "hosts.allowed")))
 
 
 def is_secured(data_dir: Path) -> bool:
@@ -66,9 +70,22 @@ def settings(data_dir: Path) -> dict[str, str]:
         "ssl.keystore.location": str(places.broker),
         "cluster.key.file": str(places.key),
         "metrics.token.file": str(places.metrics_token),
+        "cluster.tls": _tls_between_hosts(places),
+        "cluster.tls.certificate.file": str(places.host),
+        "cluster.tls.ca.file": str(places.ca),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": f"User:{ADMIN}",
     }
+
+
+def _tls_between_hosts(places: Files) -> str:
+    """cluster.tls, also before prepare() has made what is missing."""
+    if places.host.exists():
+        return "allowed" if places.allowed.exists() else "required"
+    if not places.broker.exists():
+        return "required"
+    # of an earlier release: where the authority's key is kept elsewhere, there is no certificate yet
+    return "allowed" if places.ca_key.exists() else "off"
 
 
 def hosts_of(config: Mapping[str, str]) -> list[str]:
@@ -90,12 +107,16 @@ def _own_addresses() -> list[str]:
     return [str(entry[4][0]).split("%")[0] for entry in found]
 
 
-def prepare(data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.datetime | None = None) -> Files:
-    """Makes what is missing, renews what is old, and keeps the rest. Raises CliError."""
+def prepare(
+    data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.datetime | None = None, has_peers: bool = True
+) -> Files:
+    """Makes what is missing, renews what is old, and keeps the rest. `has_peers`: it listens for
+    other hosts. Raises CliError.
+    """
     places, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
     try:
         with _alone(places):
-            _prepare(places, node_id, list(hosts), now)
+            _prepare(places, node_id, list(hosts), now, has_peers)
     except OSError as error:
         raise CliError(f"cannot make certificates: {error.filename}: {error.strerror}") from error
     except ValueError as error:
@@ -121,14 +142,19 @@ def _alone(places: Files) -> Iterator[None]:
         os.close(fd)
 
 
-def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.datetime) -> None:
+def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.datetime, has_peers: bool) -> None:
     """Raises OSError, ValueError."""
     if not places.key.exists():
         _write(places.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
     if not places.metrics_token.exists():
         _write(places.metrics_token, secrets.token_urlsafe(32).encode() + b"\n")
     authority = _authority(places, now)
-    if _is_old(places, hosts, now):
+    if places.broker.exists() and not places.host.exists() and has_peers:
+        _write(places.allowed, b"")
+    if authority.key and _is_host_old(places, node_id, now):
+        pair = pki.issue_host(authority, node_id, now)
+        _write(places.host, pair.key + pair.certificate)
+    if not places.broker.exists() or (authority.key and _is_old(places, hosts, now)):
         pair = pki.issue(authority, f"mqd broker {node_id}", hosts, now)
         _write(places.broker, pair.key + pair.certificate)
     if not places.admin.exists():
@@ -137,11 +163,15 @@ def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.dateti
 
 
 def renew(places: Files, now: datetime.datetime) -> None:
-    """Another certificate for the broker, for the names of the present one. Raises CliError."""
+    """Other certificates for the broker and its host, for the names of the present ones. Raises
+    CliError.
+    """
     try:
         with _alone(places):
-            pair = pki.renewed(_authority(places, now), places.broker.read_bytes(), now)
-            _write(places.broker, pair.key + pair.certificate)
+            for file in (places.broker, places.host):
+                if file is places.broker or file.exists():
+                    pair = pki.renewed(_authority(places, now), file.read_bytes(), now)
+                    _write(file, pair.key + pair.certificate)
     except (OSError, ValueError) as error:
         raise CliError(f"the certificate in {places.directory} cannot be renewed: {error}") from error
 
@@ -162,12 +192,18 @@ def _authority(places: Files, now: datetime.datetime) -> Pair:
 
 
 def _is_old(places: Files, hosts: list[str], now: datetime.datetime) -> bool:
-    """Whether the broker's certificate is missing, ends soon or is not for all names."""
-    if not places.broker.exists():
-        return True
+    """Whether the broker's certificate ends soon or is not for all names."""
     content = places.broker.read_bytes()
     left = pki.expires(content) - now
     return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
+
+
+def _is_host_old(places: Files, node_id: int, now: datetime.datetime) -> bool:
+    if not places.host.exists():
+        return True
+    content = places.host.read_bytes()
+    left = pki.expires(content) - now
+    return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.is_host(content, node_id)
 
 
 def _admin(places: Files) -> str:
@@ -227,6 +263,23 @@ def hint(data_dir: Path) -> str:
         f"mqd secure: user {ADMIN}; for commands: export MQD_CLIENT_CONFIG={files(data_dir).admin}; for other clients:"
         " mqd connect java|librdkafka|kcat|python|spark"
     )
+
+
+def hosts_hint(data_dir: Path) -> str:
+    """What is left to do until everything between hosts is encrypted; "": nothing."""
+    places = files(data_dir)
+    mode = _tls_between_hosts(places)
+    if mode == "off":
+        return (
+            "mqd secure: what this host and others send each other is not encrypted: make its certificate where ca.key"
+            f" is (mqd cert host NODE_ID -o FILE), copy it to {places.host} and start again"
+        )
+    if mode == "allowed":
+        return (
+            "mqd secure: hosts without a certificate are still let in, unencrypted; when all run this release:"
+            " mqd cert require on each host, then start it again"
+        )
+    return ""
 
 
 def _write(file: Path, content: bytes) -> None:

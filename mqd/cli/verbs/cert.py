@@ -12,6 +12,7 @@ from mqd.cli.common import CliError
 
 if TYPE_CHECKING:
     from mqd.cli.secure import Files
+    from mqd.security.pki import Pair
 
 _DATA_DIR = click.option(
     "--data-dir",
@@ -36,13 +37,15 @@ def status(data_dir: Path | None, output_format: str) -> int:
     places = _secured(data_dir)
     now = datetime.datetime.now(datetime.UTC)
     try:
-        ends = {file.name: pki.expires(file.read_bytes()) for file in (places.ca, places.broker)}
+        found = [places.ca, places.broker, *([places.host] if places.host.exists() else [])]
+        ends = {file.name: pki.expires(file.read_bytes()) for file in found}
     except (OSError, ValueError) as error:
         raise CliError(f"a certificate in {places.directory} cannot be read: {error}") from None
     left = {name: (end - now).days for name, end in ends.items()}
     if output_format == "json":
-        found = {name: {"expires": end.isoformat(), "days_left": left[name]} for name, end in ends.items()}
-        click.echo(json.dumps(found))
+        click.echo(
+            json.dumps({name: {"expires": end.isoformat(), "days_left": left[name]} for name, end in ends.items()})
+        )
     else:
         for name, end in ends.items():
             click.echo(f"{name}: until {end:%Y-%m-%d %H:%M} UTC, {left[name]} days left")
@@ -52,14 +55,52 @@ def status(data_dir: Path | None, output_format: str) -> int:
 @command.command("renew")
 @_DATA_DIR
 def renew(data_dir: Path | None) -> int:
-    """Make the broker a new certificate now. A running broker uses it within seconds; open
-    connections go on.
+    """Make the broker new certificates now, for clients and for other hosts. A running broker uses
+    them within seconds; open connections go on.
     """
     from mqd.cli import secure
 
     places = _secured(data_dir)
     secure.renew(places, datetime.datetime.now(datetime.UTC))
     click.echo(f"{places.broker} is renewed; a running broker uses it within seconds")
+    return 0
+
+
+@command.command("host")
+@click.argument("node_id", type=click.IntRange(0))
+@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@_DATA_DIR
+def host(node_id: int, out: Path, data_dir: Path | None) -> int:
+    """Make the certificate with which the host NODE_ID proves itself to others, and its key, in one
+    PEM file.
+
+    For hosts that do not have ca.key: copy the file to DATA_DIR/secure/host.pem of that host. A host
+    with ca.key makes its own at its start.
+    """
+    from mqd.cli.verbs.connect import save
+    from mqd.security import pki
+
+    places = _secured(data_dir)
+    try:
+        pair = pki.issue_host(_authority(places), node_id, datetime.datetime.now(datetime.UTC))
+    except ValueError as error:
+        raise CliError(f"the authority in {places.directory} cannot be used: {error}") from None
+    save(out, (pair.key + pair.certificate).decode())
+    click.echo(f"{out}: the certificate of host {node_id}, {pki.CERTIFICATE_DAYS} days")
+    return 0
+
+
+@command.command("require")
+@_DATA_DIR
+def require(data_dir: Path | None) -> int:
+    """From its next start on, this broker refuses hosts that do not encrypt. For brokers that an
+    earlier release has secured, when all hosts of the cluster run this one; others do so already.
+    """
+    places = _secured(data_dir)
+    if not places.host.exists():
+        raise CliError(f"{places.host} is missing; a start of the broker, or `mqd cert host`, makes it")
+    places.allowed.unlink(missing_ok=True)
+    click.echo("from its next start on, this broker refuses hosts that do not encrypt (cluster.tls=required)")
     return 0
 
 
@@ -82,13 +123,22 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
 
     places = _secured(data_dir)
     try:
-        authority = pki.Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
-        pair = pki.issue(authority, name, list(hosts), datetime.datetime.now(datetime.UTC))
-    except (OSError, ValueError) as error:
+        pair = pki.issue(_authority(places), name, list(hosts), datetime.datetime.now(datetime.UTC))
+    except ValueError as error:
         raise CliError(f"the authority in {places.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
     click.echo(f"{out}: a certificate for {secure.described(name, hosts)}, {pki.CERTIFICATE_DAYS} days")
     return 0
+
+
+def _authority(places: "Files") -> "Pair":
+    """Raises CliError."""
+    from mqd.security import pki
+
+    try:
+        return pki.Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
+    except OSError as error:
+        raise CliError(f"the authority in {places.directory} cannot be used: {error}") from None
 
 
 def _secured(data_dir: Path | None) -> "Files":

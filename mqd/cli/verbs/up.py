@@ -37,6 +37,7 @@ def _load(
     """The settings, and the variables of the environment that their secrets come from. The file is
     read once: it may be a pipe. Raises ConfigError, CliError.
     """
+    from mqd.base import cluster_config
     from mqd.base.config import load_broker
     from mqd.base.listeners import parse_listeners
     from mqd.cli import secure
@@ -50,7 +51,8 @@ def _load(
         config["listeners"] = _listeners_with_port(config, port)
         parse_listeners(config)
     if secured:
-        secure.prepare(places.data_dir, int(config["node.id"]), secure.hosts_of(config))
+        node_id, has_peers = int(config["node.id"]), cluster_config.listens(config)
+        secure.prepare(places.data_dir, node_id, secure.hosts_of(config), has_peers=has_peers)
     elif secure.is_secured(places.data_dir) and not config.get("authorizer.class.name"):
         raise CliError(
             f"{places.data_dir} belongs to a broker with users and rights: start it with --secure, or set"
@@ -247,6 +249,7 @@ def command(
         overrides["node.id"] = str(node_id)
     if cluster_seeds is not None:
         overrides["cluster.seeds"] = cluster_seeds
+    from mqd.base import cluster_config
     from mqd.cli import secure
     from mqd.keeper import reserve
     from mqd.keeper import settings as keeper_settings
@@ -287,6 +290,12 @@ def command(
             )
             if secured:
                 print(secure.hint(places.data_dir), flush=True)
+                if (
+                    between_hosts := secure.hosts_hint(places.data_dir)
+                    if cluster_config.listens(settings.config)
+                    else ""
+                ):
+                    print(between_hosts, flush=True)
         except OSError:
             pass  # our output is not read; the broker serves nevertheless
 

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from click.testing import CliRunner
 
+from mqd.base.config import BROKER
 from mqd.cli import secure
 from mqd.cli.common import CliError
 from mqd.cli.main import cli
-from mqd.security import client, pki
+from mqd.security import client, host_identity, pki
 
 HOSTS = ["localhost", "127.0.0.1"]
 NOW = datetime.datetime.now(datetime.UTC)
@@ -20,10 +21,12 @@ DAY = datetime.timedelta(days=1)
 
 def test_what_is_made_once_is_kept(tmp_path):
     places = secure.prepare(tmp_path, 1, HOSTS, NOW)
-    before = {file: file.read_bytes() for file in places[1:]}
+    made = [file for file in places[1:] if file != places.allowed]
+    before = {file: file.read_bytes() for file in made}
     assert not secure.is_secured(tmp_path / "other") and secure.is_secured(tmp_path)
-    assert {file: file.read_bytes() for file in secure.prepare(tmp_path, 1, HOSTS, NOW + 30 * DAY)[1:]} == before
-    for file in places[1:]:
+    assert secure.prepare(tmp_path, 1, HOSTS, NOW + 30 * DAY) == places and not places.allowed.exists()
+    assert {file: file.read_bytes() for file in made} == before
+    for file in made:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     assert stat.S_IMODE(places.directory.stat().st_mode) == 0o700
     admin = client.read(places.admin)[0]
@@ -41,6 +44,64 @@ def test_a_certificate_is_renewed_before_it_ends_and_for_new_names(tmp_path):
     third = places.broker.read_bytes()
     assert third != second and pki.expires(third) > NOW + 140 * DAY
     assert places.ca.read_bytes() == ca
+
+
+def config_of(tmp_path) -> dict[str, str]:
+    return {**{name: row.default for name, row in BROKER.items() if row.default}, **secure.settings(tmp_path)}
+
+
+def test_hosts_prove_themselves_by_a_certificate_of_their_own(tmp_path):
+    assert secure.settings(tmp_path)["cluster.tls"] == "required", "also before there is one"
+    places = secure.prepare(tmp_path, 7, HOSTS, NOW)
+    assert secure.settings(tmp_path)["cluster.tls"] == "required" and secure.hosts_hint(tmp_path) == ""
+    first = places.host.read_bytes()
+    assert pki.is_host(first, 7) and not pki.is_host(places.broker.read_bytes(), 7)
+    assert host_identity.load({**config_of(tmp_path), "node.id": "7"}) is not None
+    secure.prepare(tmp_path, 7, HOSTS, NOW + 61 * DAY)
+    second = places.host.read_bytes()
+    assert second != first and pki.expires(second) > NOW + 140 * DAY
+    secure.prepare(tmp_path, 8, HOSTS, NOW + 61 * DAY)
+    assert pki.is_host(places.host.read_bytes(), 8)
+
+
+def test_what_an_earlier_release_has_secured(tmp_path):
+    """Its peers may still be of that release, so the first start lets them in as they are."""
+    places = secure.prepare(tmp_path, 1, HOSTS, NOW)
+    places.host.unlink()
+    assert secure.settings(tmp_path)["cluster.tls"] == "allowed"
+    for _ in range(2):  # a host that is started twice does not shut the others out
+        secure.prepare(tmp_path, 1, HOSTS, NOW)
+        assert places.host.exists() and secure.settings(tmp_path)["cluster.tls"] == "allowed"
+        assert "mqd cert require" in secure.hosts_hint(tmp_path)
+    words = ["cert", "require", "--data-dir", str(tmp_path)]
+    assert CliRunner().invoke(cli, words, standalone_mode=False).return_value == 0
+    assert secure.settings(tmp_path)["cluster.tls"] == "required" and secure.hosts_hint(tmp_path) == ""
+
+
+def test_what_an_earlier_release_has_secured_for_one_host_alone(tmp_path):
+    secure.prepare(tmp_path, 1, HOSTS, NOW).host.unlink()
+    secure.prepare(tmp_path, 1, HOSTS, NOW, has_peers=False)
+    assert secure.settings(tmp_path)["cluster.tls"] == "required"
+
+
+def test_the_authoritys_key_may_be_kept_elsewhere(tmp_path):
+    """Then an earlier release's host starts as before, and says what it needs."""
+    places = secure.prepare(tmp_path / "a", 1, HOSTS, NOW)
+    there = secure.prepare(tmp_path / "b", 2, HOSTS, NOW)
+    for name in ("ca", "ca_key"):
+        getattr(there, name).write_bytes(getattr(places, name).read_bytes())
+    there.host.unlink()
+    there.ca_key.unlink()
+    secure.prepare(tmp_path / "b", 2, HOSTS, NOW)
+    assert not there.host.exists() and secure.settings(tmp_path / "b")["cluster.tls"] == "off"
+    assert "mqd cert host NODE_ID" in secure.hosts_hint(tmp_path / "b")
+    words = ["cert", "host", "2", "-o", str(there.host), "--data-dir", str(tmp_path / "a")]
+    assert CliRunner().invoke(cli, words, standalone_mode=False).return_value == 0
+    assert secure.settings(tmp_path / "b")["cluster.tls"] == "allowed"
+    assert host_identity.load({**config_of(tmp_path / "b"), "node.id": "2"}) is not None
+    before = there.broker.read_bytes(), there.host.read_bytes()
+    secure.prepare(tmp_path / "b", 2, [*HOSTS, "another"], NOW + 80 * DAY)  # it cannot renew them, and starts
+    assert (there.broker.read_bytes(), there.host.read_bytes()) == before
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -86,8 +147,11 @@ def test_the_commands(tmp_path):
     before = places.broker.read_bytes()
     found = cert("status")
     assert found.return_value == 0 and "broker.pem: until" in found.output and "89 days left" in found.output
-    assert json.loads(cert("status", "--format", "json").output)["broker.pem"]["days_left"] == 89
+    shown = json.loads(cert("status", "--format", "json").output)
+    assert shown["broker.pem"]["days_left"] == shown["host.pem"]["days_left"] == 89
+    host = places.host.read_bytes()
     assert cert("renew").return_value == 0
+    assert places.host.read_bytes() != host and pki.is_host(places.host.read_bytes(), 1)
     after = places.broker.read_bytes()
     assert after != before and pki.covers(after, HOSTS)
     out = tmp_path / "bob.pem"
@@ -95,5 +159,7 @@ def test_the_commands(tmp_path):
     assert not pki.covers(out.read_bytes(), ["localhost"]) and stat.S_IMODE(out.stat().st_mode) == 0o600
     assert cert("create", "b2", "--host", "b2.example", "--host", "10.0.0.2", "-o", str(out)).return_value == 0
     assert pki.covers(out.read_bytes(), ["b2.example", "10.0.0.2"])
+    assert cert("create", "mqd host 1", "--host", pki.node_uri(1), "-o", str(out)).return_value == 0
+    assert not pki.is_host(out.read_bytes(), 1), "no client becomes a host"
     secure.prepare(tmp_path, 1, ["another"], NOW - 85 * DAY)
     assert cert("status").return_value == 1
