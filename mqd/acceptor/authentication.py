@@ -14,7 +14,7 @@ import hmac
 import os
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,7 +31,7 @@ from mqd.security import oauth, scram
 from mqd.security.exchange import AuthenticationFailed, Exchange
 from mqd.security.oauth import Issuer, OauthExchange
 from mqd.security.plain import PlainExchange
-from mqd.security.scram import ScramExchange, Verifier
+from mqd.security.scram import ScramExchange, Shape, Verifier
 
 EXCHANGES_MAX = 4096
 EXCHANGE_S_MAX = 60.0
@@ -51,6 +51,10 @@ class Users(Protocol):
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
 
+    def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
+        """How many users have credentials of which shape; None: of the mechanism that PLAIN uses."""
+        ...
+
     def token(self, token_id: str) -> DelegationToken | None:
         """None: there is no such token, or it has expired."""
         ...
@@ -61,6 +65,9 @@ class Users(Protocol):
 class NoUsers:
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         return None
+
+    def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
+        return {}
 
     def token(self, token_id: str) -> DelegationToken | None:
         return None
@@ -74,11 +81,32 @@ class MetadataUsers:
 
     def __init__(self, metadata: Metadata, tokens: Tokens) -> None:
         self._metadata = metadata
+        self._shapes: dict[str | None, Counter[Shape]] = {}
+        self._shapes_version = -1
         self.token, self.token_verifier = tokens.valid, tokens.verifier
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         found = self._metadata.scram_credentials.get((user, scram.NUMBERS[mechanism]))
         return Verifier(found.salt, found.iterations, found.stored_key, found.server_key) if found else None
+
+    def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
+        """Counted after each change of users, when it is first needed."""
+        if self._shapes_version != self._metadata.scram_version or not self._shapes:
+            self._shapes_version, self._shapes = self._metadata.scram_version, self._counted()
+        return self._shapes[mechanism]
+
+    def _counted(self) -> dict[str | None, Counter[Shape]]:
+        found: dict[str | None, Counter[Shape]] = {name: Counter() for name in (None, *scram.MECHANISMS)}
+        credentials = self._metadata.scram_credentials
+        first = next(iter(scram.NUMBERS.values()))
+        for name, number in scram.NUMBERS.items():
+            for (user, mechanism), one in credentials.items():
+                if mechanism == number:
+                    shape = scram.shape_of(name, one.salt, one.iterations)
+                    found[name][shape] += 1
+                    found[None][shape] += number == first or (user, first) not in credentials
+        found[None] = +found[None]  # without zeros
+        return found
 
 
 def load_seed(file: Path) -> bytes:
@@ -275,10 +303,14 @@ class Authentication:
     def _exchange(self, options: ListenerOptions, mechanism: str) -> Exchange:
         if mechanism in scram.MECHANISMS:
             return ScramExchange(
-                mechanism, lambda user, is_token: self._verifier(mechanism, user, is_token), self._seed
+                mechanism,
+                lambda user, is_token: self._verifier(mechanism, user, is_token),
+                self._seed,
+                shapes=partial(self._users.shapes, mechanism),
             )
         if mechanism == "PLAIN":
-            return PlainExchange(self._any_verifier, self._seed, partial(self._elsewhere, self._threads))
+            elsewhere = partial(self._elsewhere, self._threads)
+            return PlainExchange(self._any_verifier, self._seed, elsewhere, partial(self._users.shapes, None))
         assert mechanism == "OAUTHBEARER" and options.issuer is not None
         return OauthExchange(options.issuer, partial(self._elsewhere, self._issuers))
 

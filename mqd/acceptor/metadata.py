@@ -35,6 +35,7 @@ class Metadata:
         # explicit levels; mqd.cluster.metadata.features.levels() adds the defaults
         self.features: dict[str, int] = {}
         # by user and mechanism
+        self.scram_version = 0  # changes with them
         self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}
         self.delegation_tokens: dict[str, DelegationToken] = {}  # by id
         self.features_version = 0  # version of the message that last changed them
@@ -91,6 +92,7 @@ class Metadata:
             case messages.AclsPut():
                 self.rules.change(dict(message.put), message.removed)
             case messages.CredentialsPut():
+                self.scram_version += 1
                 for key in message.removed:
                     self.scram_credentials.pop((key[0], key[1]), None)
                 for credential in message.put:
@@ -182,6 +184,7 @@ class Metadata:
         self.client_metrics = dict(image.client_metrics)
         self.client_quotas, self.features, self.features_version = image.client_quotas, image.features, image.version
         self.rules.replace(dict(image.acls))
+        self.scram_version += 1
         self.scram_credentials = {
             (credential.user, credential.mechanism): credential for credential in image.scram_credentials
         }

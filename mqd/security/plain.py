@@ -16,8 +16,8 @@ Elsewhere = Callable[[Callable[[], bool]], Awaitable[bool]]
 
 
 class PlainExchange:
-    def __init__(self, lookup: Lookup, seed: bytes, elsewhere: Elsewhere) -> None:
-        self._lookup, self._seed, self._elsewhere = lookup, seed, elsewhere
+    def __init__(self, lookup: Lookup, seed: bytes, elsewhere: Elsewhere, shapes: scram.Shapes = dict) -> None:
+        self._lookup, self._seed, self._elsewhere, self._shapes = lookup, seed, elsewhere, shapes
         self.user = ""
         self.done = False
 
@@ -30,7 +30,7 @@ class PlainExchange:
             raise AuthenticationFailed("a client cannot act as another user", user=user)
         found = self._lookup(user)
         # an unknown user costs as much time as a wrong password
-        mechanism, verifier = found or ("SCRAM-SHA-256", scram.decoy("SCRAM-SHA-256", self._seed, user))
+        mechanism, verifier = found or scram.decoy_of_any(self._seed, user, self._shapes())
         fits = await self._elsewhere(lambda: scram.is_password(mechanism, verifier, password))
         if not fits or found is None:
             raise AuthenticationFailed("wrong user or password", user=user)

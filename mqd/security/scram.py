@@ -12,9 +12,11 @@ import base64
 import binascii
 import hashlib
 import hmac
+import math
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,6 +48,8 @@ class Verifier(msgspec.Struct, frozen=True):
 
 # (user, the user is a delegation token) -> verifier; None: there is no such user
 Lookup = Callable[[str, bool], Verifier | None]
+# how many users have credentials of which shape
+Shapes = Callable[[], Mapping["Shape", int]]
 
 
 def salted_password(mechanism: str, password: bytes, salt: bytes, iterations: int) -> bytes:
@@ -82,19 +86,74 @@ def token_verifier(mechanism: str, seed: bytes, token_id: str, password: str) ->
     return verifier_of(mechanism, salted, salt, ITERATIONS_MIN)
 
 
-def decoy(mechanism: str, seed: bytes, user: str, is_token: bool = False) -> Verifier:
-    """A verifier for a user that does not exist: the same at each attempt, with the iterations of a
-    generated password or of a typed one, and no password fits.
+class Shape(NamedTuple):
+    """What clients see of a credential before they prove anything."""
+
+    mechanism: str
+    salt_bytes: int  # SALT_OF_JAVA: as Java's clients make them
+    iterations: int
+
+
+SALT_OF_JAVA = 0
+_JAVA_BITS = 130  # it writes so many random bits in base 36, as text
+_JAVA_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def shape_of(mechanism: str, salt: bytes, iterations: int) -> Shape:
+    is_java = 20 <= len(salt) <= 26 and not set(salt) - set(_JAVA_DIGITS)
+    return Shape(mechanism, SALT_OF_JAVA if is_java else len(salt), iterations)
+
+
+def usual_shapes(mechanism: str) -> dict[Shape, int]:
+    """Of mqd's own users: generated passwords and typed ones."""
+    return {Shape(mechanism, SALT_BYTES, iterations): 1 for iterations in (ITERATIONS_MIN, ITERATIONS_MAX)}
+
+
+def decoy(
+    mechanism: str, seed: bytes, user: str, is_token: bool = False, shapes: Mapping[Shape, int] | None = None
+) -> Verifier:
+    """A verifier for a user that does not exist: the same at each attempt, and no password fits.
+
+    `shapes`: how many users have which. The decoy's is drawn with these weights, so that none says
+    whether the user exists; when they change, few decoys change theirs (weighted rendezvous).
     """
     chance = _chance(mechanism, seed, user)
-    salt, is_typed = chance[:SALT_BYTES], chance[-1] & 1 and not is_token
+    if is_token:
+        shape = Shape(mechanism, SALT_BYTES, ITERATIONS_MIN)
+    else:
+        shape = _drawn(chance, shapes or usual_shapes(mechanism))
     size_bytes = hashlib.new(MECHANISMS[mechanism]).digest_size
     return Verifier(
-        salt,
-        ITERATIONS_MAX if is_typed else ITERATIONS_MIN,
+        _salt(chance, shape.salt_bytes),
+        shape.iterations,
         secrets.token_bytes(size_bytes),
         secrets.token_bytes(size_bytes),
     )
+
+
+def decoy_of_any(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
+    """The same where the user's mechanism is not the client's to choose."""
+    shape = _drawn(_chance("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
+    return shape.mechanism, decoy(shape.mechanism, seed, user, shapes={shape: 1})
+
+
+def _drawn(chance: bytes, shapes: Mapping[Shape, int]) -> Shape:
+    def score(shape: Shape) -> float:
+        draw = hmac.digest(chance, repr(shape).encode(), "sha256")
+        return shapes[shape] / -math.log((int.from_bytes(draw[:8], "big") + 1) / (2**64 + 1))
+
+    return max(shapes, key=score)
+
+
+def _salt(chance: bytes, size_bytes: int) -> bytes:
+    if size_bytes == SALT_OF_JAVA:
+        number = int.from_bytes(chance, "big") >> (8 * len(chance) - _JAVA_BITS)
+        digits = bytearray()
+        while number:
+            number, digit = divmod(number, 36)
+            digits.append(_JAVA_DIGITS[digit])
+        return bytes(reversed(digits))
+    return (chance + hashlib.shake_256(chance).digest(max(0, size_bytes - len(chance))))[:size_bytes]
 
 
 class ScramExchange:
@@ -103,8 +162,10 @@ class ScramExchange:
     `seed`: secret of the cluster, for salts of unknown users.
     """
 
-    def __init__(self, mechanism: str, lookup: Lookup, seed: bytes, nonce: str | None = None) -> None:
-        self._mechanism, self._lookup, self._seed = mechanism, lookup, seed
+    def __init__(
+        self, mechanism: str, lookup: Lookup, seed: bytes, nonce: str | None = None, shapes: Shapes = dict
+    ) -> None:
+        self._mechanism, self._lookup, self._seed, self._shapes = mechanism, lookup, seed, shapes
         self._hash = MECHANISMS[mechanism]
         self._nonce = nonce or secrets.token_urlsafe(24)
         self._first: re.Match[str] | None = None
@@ -138,7 +199,9 @@ class ScramExchange:
             found = self._lookup(self.user, True)
             self.is_token = found is not None
         self._exists = found is not None
-        verifier = self._verifier = found or decoy(self._mechanism, self._seed, self.user, self.is_token)
+        if found is None:
+            found = decoy(self._mechanism, self._seed, self.user, self.is_token, self._shapes())
+        verifier = self._verifier = found
         self._nonce = first["nonce"] + self._nonce
         salt = base64.b64encode(verifier.salt).decode()
         self._server_first = f"r={self._nonce},s={salt},i={verifier.iterations}"

@@ -1,11 +1,15 @@
 """The acceptor's side of SASL: order, bounds and the price of failures."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from mqd.acceptor import authentication
 from mqd.acceptor.authentication import Authentication, IllegalState, ListenerOptions, Refused, UnsupportedMechanism
+from mqd.acceptor.metadata import Metadata
+from mqd.cluster.host.messages import CredentialsPut
+from mqd.cluster.metadata.records import ScramCredential
 from mqd.security import client, scram
 
 ALICE = scram.make_verifier("SCRAM-SHA-256", "s3cret")
@@ -16,6 +20,9 @@ CONNECTION = (7, 64)
 class Users:
     def verifier(self, user: str, mechanism: str) -> scram.Verifier | None:
         return ALICE if (user, mechanism) == ("alice", "SCRAM-SHA-256") else None
+
+    def shapes(self, mechanism: str | None) -> dict[scram.Shape, int]:
+        return {}
 
 
 def service(**more) -> Authentication:
@@ -162,3 +169,24 @@ def test_a_second_token_does_not_overtake_the_first():
         assert (await first).principal == "User:alice"
 
     asyncio.run(story())
+
+
+def test_shapes_of_credentials_are_counted_again_after_a_change():
+    metadata = Metadata()
+    users = authentication.MetadataUsers(metadata, SimpleNamespace(valid=None, verifier=None))
+
+    def put(user: str, mechanism: int, salt: bytes, iterations: int) -> None:
+        made = ScramCredential(user, mechanism, salt, iterations, b"", b"")
+        metadata.apply(CredentialsPut(metadata.version, [made], []))
+
+    assert users.shapes(None) == users.shapes("SCRAM-SHA-256") == {}
+    put("alice", 1, bytes(24), 4096)
+    put("alice", 2, bytes(24), 4096)
+    put("bob", 2, b"0123456789abcdefghijklmno", 8192)
+    alice = scram.Shape("SCRAM-SHA-256", 24, 4096)
+    bob = scram.Shape("SCRAM-SHA-512", scram.SALT_OF_JAVA, 8192)
+    assert users.shapes("SCRAM-SHA-256") == {alice: 1}
+    assert users.shapes("SCRAM-SHA-512") == {scram.Shape("SCRAM-SHA-512", 24, 4096): 1, bob: 1}
+    assert users.shapes(None) == {alice: 1, bob: 1}  # each user once, by the mechanism that PLAIN checks
+    metadata.apply(CredentialsPut(metadata.version, [], [("alice", 1)]))
+    assert users.shapes("SCRAM-SHA-256") == {}

@@ -4,6 +4,8 @@ import asyncio
 import base64
 import hashlib
 import hmac
+from collections import Counter
+from random import Random
 
 import pytest
 
@@ -204,3 +206,50 @@ def test_our_client_refuses_a_first_message(first):
 
     with pytest.raises(client.NotAuthenticated):
         client.scram("SCRAM-SHA-256", "alice", "right", step)
+
+
+def salts_of_java(count: int) -> list[bytes]:
+    """As Kafka's clients make them: new BigInteger(130, random).toString(36)."""
+    random = Random(7)
+
+    def text(number: int) -> str:
+        return "" if not number else text(number // 36) + "0123456789abcdefghijklmnopqrstuvwxyz"[number % 36]
+
+    return [text(random.getrandbits(130)).encode() for _ in range(count)]
+
+
+def test_an_unknown_user_looks_like_the_users_that_there_are():
+    """Made by Java's clients, by librdkafka (64 bytes) or by mqd, with any iterations."""
+    name = "SCRAM-SHA-512"
+    made = [scram.shape_of(name, salt, 4096) for salt in salts_of_java(60)]
+    made += [scram.shape_of(name, bytes(64), 8192)] * 30 + [scram.shape_of(name, bytes(24), 16384)] * 10
+    shapes = Counter(made)
+    assert len(shapes) == 3
+    decoys = [scram.decoy(name, SEED, f"user {number}", shapes=shapes) for number in range(2000)]
+    found = Counter(scram.shape_of(name, one.salt, one.iterations) for one in decoys)
+    assert found.keys() == shapes.keys()
+    for shape, count in shapes.items():
+        assert found[shape] / 2000 == pytest.approx(count / 100, abs=0.04)
+    # as text they cannot be told apart either: length, and what the longer ones begin with
+    texts = [one.salt for one in decoys if one.iterations == 4096]
+    lengths = [Counter((len(salt), salt[:1] == b"1") for salt in salts) for salts in (texts, salts_of_java(2000))]
+    for kind, count in lengths[1].items():
+        assert lengths[0][kind] / len(texts) == pytest.approx(count / 2000, abs=0.05)
+
+
+def test_few_decoys_change_when_users_do():
+    shapes = Counter({scram.Shape("SCRAM-SHA-256", 24, 4096): 50, scram.Shape("SCRAM-SHA-256", 64, 4096): 50})
+    more = shapes + Counter({scram.Shape("SCRAM-SHA-256", 24, 8192): 5})
+    changed = sum(
+        scram.decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=shapes).salt
+        != scram.decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).salt
+        or scram.decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).iterations == 8192
+        for number in range(1000)
+    )
+    assert 20 <= changed <= 80  # 5 of 105
+
+
+def test_the_cost_of_plain_is_that_of_the_users_mechanism():
+    shapes = {scram.Shape("SCRAM-SHA-512", 24, 8192): 1}
+    mechanism, verifier = scram.decoy_of_any(SEED, "nobody", shapes)
+    assert (mechanism, verifier.iterations, len(verifier.stored_key)) == ("SCRAM-SHA-512", 8192, 64)
