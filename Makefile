@@ -89,7 +89,7 @@ $(VENV)/.lint: $(VENV)/.installed pyproject.toml
 lint: $(VENV)/.lint
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy --num-workers 2 --no-error-summary
+	$(BIN)/mypy --no-error-summary
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_STYLED)
 	$(BIN)/python -m pytest -q tests/tidy
 
