@@ -8,7 +8,7 @@ rules there are for the client. `run` asks one broker.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -222,12 +222,12 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, Any]]:
 
 
 class Granting:
-    """Sets the client's rules through an administrator's connection, and waits until this broker's
-    authorizer has them.
+    """Sets the client's rules through an administrator's connection, and waits until the authorizers
+    of this broker and of `others` have them.
     """
 
-    def __init__(self, admin: Ask, principal: str = f"User:{USER}") -> None:
-        self._admin, self._principal = admin, principal
+    def __init__(self, admin: Ask, others: Sequence[Ask] = (), principal: str = f"User:{USER}") -> None:
+        self._admin, self._others, self._principal = admin, others, principal
         self._rules: tuple[Rule, ...] | None = None
 
     def grant(self, rules: tuple[Rule, ...]) -> None:
@@ -253,8 +253,9 @@ class Granting:
             made = self._admin(30, 3, m.CreateAclsRequest(creations=creations))
             assert not any(one.error_code for one in made.results), made
         ask = m.DescribeAclsRequest(resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1)
-        while sum(len(one.acls) for one in self._admin(29, 3, ask).resources) != len(set(rules)):
-            pass  # polls another process; nothing here can be waited for
+        for admin in (self._admin, *self._others):
+            while sum(len(one.acls) for one in admin(29, 3, ask).resources) != len(set(rules)):
+                pass  # polls another process; nothing here can be waited for
         self._rules = rules
 
 
@@ -290,11 +291,13 @@ def _until(ask: Callable[[], Any]) -> None:
         pass  # polls another process; nothing here can be waited for
 
 
-def run(admin: Ask, alice: Ask, wanted: Iterable[Row], before: Ask | None = None) -> dict[str, dict[str, list[Any]]]:
+def run(
+    admin: Ask, alice: Ask, wanted: Iterable[Row], before: Ask | None = None, others: Sequence[Ask] = ()
+) -> dict[str, dict[str, list[Any]]]:
     """What alice is shown, by row. `before`: another client, who asks the same for metadata first: a
     broker keeps such answers. Rows with the same rules are asked together.
     """
-    granting, found = Granting(admin), {}
+    granting, found = Granting(admin, others), {}
     topic_id = make_topic(admin, NAME)
     for row in sorted(wanted, key=lambda row: repr(row.rules)):
         granting.grant(row.rules)

@@ -2,36 +2,68 @@
 
 Quick: the newest version of each API over TCP, metadata asked by an administrator first, whose answer
 the worker keeps; and through shared memory by a client of another user. Slow: the oldest versions;
-and Apache Kafka itself, which must still show what is recorded.
+hosts of a cluster that have to ask others on behalf of that client; and Apache Kafka itself, which must still show what is recorded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mqd.acceptor.local.relay import RELAYED
+from mqd.protocol.errors import ErrorCode as E
+from mqd.security.acl import Operation, Permission
 from perf.peers.peer import Unavailable
 from tests.broker import Broker, free_port
+from tests.cluster import Cluster
 from tests.interaction.security.secured import set_password
 from tests.judge.rights.recorded import Found, recorded
 from tests.judge.rights.sides import SETTINGS, apache_kafka, plain
-from tests.judge.rights.table import PASSWORD, USER, Ask, Row, advertised, asking, prepare, rows, run
+from tests.judge.rights.table import (
+    PASSWORD,
+    USER,
+    Ask,
+    Granting,
+    Row,
+    advertised,
+    asking,
+    make_topic,
+    prepare,
+    rows,
+    run,
+)
 from tests.kafka_connection import KafkaConnection
+from tests.local_connection import LocalConnection
 from tests.other_user import LOGIN, OtherUser, why_not
+from tests.unit.acceptor.rights_cases import NAME, topic
 
 # a share of the APIs: what a client may is decided in the same place, whichever way it came
 THROUGH_MEMORY = {0, 1, 2, 3, 8, 9, 11, 15, 19, 20, 22, 24, 26, 28, 30, 32, 60, 68, 75}
 
 
+# of these another host may be asked: envelopes to coordinators and leaders, relays of batches
+ASKED_OF_OTHERS = {0, *RELAYED}
+REPLICATED = {
+    "default.replication.factor": "1",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+}
+ALICE_IS_NOBODY = {"local.socket.permissions": "0666", "local.principal.mapping.rules": f"RULE:{LOGIN}/{USER}/"}
+
+
 class Users(Broker):
     """A broker with an authorizer; alice authenticates on `users_port`, or is nobody's process."""
 
-    def __init__(self, data_dir: Path, **config: str) -> None:
+    def __init__(self, data_dir: Path) -> None:
         self.users_port = free_port()
         super().__init__(
             data_dir,
@@ -40,9 +72,7 @@ class Users(Broker):
                 **SETTINGS,
                 "listeners": f"PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:{self.users_port}",
                 "sasl.enabled.mechanisms": "PLAIN",
-                "local.socket.permissions": "0666",
-                "local.principal.mapping.rules": f"RULE:{LOGIN}/{USER}/",
-                **config,
+                **ALICE_IS_NOBODY,
             },
         )
 
@@ -52,22 +82,26 @@ class Users(Broker):
     def admin(self) -> KafkaConnection:
         return KafkaConnection("127.0.0.1", self.port)
 
-    def other_user(self) -> OtherUser:
-        return OtherUser(Path(self.status()["client_socket"]))
+
+def local_socket(broker: Broker) -> Path:
+    return Path(broker.status()["client_socket"])
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Users]:
-    # not in pytest's directory, which other users cannot pass
-    directory = Path(tempfile.mkdtemp(prefix="mqd-rights-"))
-    directory.chmod(0o711)
-    try:
-        with Users(directory / "data") as broker, asking(broker.admin) as admin:
-            set_password(broker, USER, PASSWORD)
-            prepare(admin)
-            yield broker
-    finally:
-        shutil.rmtree(directory)
+def directory() -> Iterator[Path]:
+    """Not in pytest's directory, which other users cannot pass."""
+    made = Path(tempfile.mkdtemp(prefix="mqd-rights-"))
+    made.chmod(0o711)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def broker(directory: Path) -> Iterator[Users]:
+    with Users(directory / "data") as broker, asking(broker.admin) as admin:
+        set_password(broker, USER, PASSWORD)
+        prepare(admin)
+        yield broker
 
 
 def differences(found: Found, wanted: Found) -> list[str]:
@@ -78,11 +112,13 @@ def differences(found: Found, wanted: Found) -> list[str]:
     ]
 
 
-def assert_as_recorded(admin: Ask, connect: Callable[[], Any], which: Callable[[Row], bool]) -> None:
+def assert_as_recorded(
+    admin: Ask, connect: Callable[[], Any], which: Callable[[Row], bool], others: Sequence[Ask] = ()
+) -> None:
     wanted = recorded()
     asked = [row for row in rows(advertised(admin)) if row.name in wanted and which(row)]
     with asking(connect) as alice:
-        found = run(admin, alice, asked, before=admin)
+        found = run(admin, alice, asked, before=admin, others=others)
     assert found and not differences(found, wanted), "\n".join(differences(found, wanted))
 
 
@@ -107,7 +143,44 @@ def test_shared_memory_of_another_user(broker: Users) -> None:
     if reason := why_not():
         pytest.skip(reason)
     with asking(broker.admin) as admin:
-        assert_as_recorded(admin, broker.other_user, lambda row: row.is_newest and row.api_key in THROUGH_MEMORY)
+        assert_as_recorded(
+            admin, lambda: OtherUser(local_socket(broker)), lambda row: row.is_newest and row.api_key in THROUGH_MEMORY
+        )
+
+
+def test_segments_of_another_user(broker: Users) -> None:
+    """The files themselves: what a client maps is not taken from it by a later answer."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with asking(broker.admin) as admin, contextlib.closing(OtherUser(local_socket(broker))) as alice:
+        topic_id, granting = make_topic(admin, NAME), Granting(admin)
+        for right, is_given in ((Operation.DESCRIBE, False), (Operation.READ, True), (Operation.WRITE, False)):
+            granting.grant(((topic(right), Permission.ALLOW),))
+            error, content = alice.ask(topic_id, 0)
+            assert (error, bool(content)) == ((0, True) if is_given else (int(E.TOPIC_AUTHORIZATION_FAILED), False))
+
+
+@pytest.mark.slow
+def test_hosts_that_ask_others(directory: Path) -> None:
+    """Whichever host alice is attached to: at least two of three are neither the coordinator of her
+    group nor the leader of her partition.
+    """
+    if reason := why_not():
+        pytest.skip(reason)
+    key = directory / "cluster.key"
+    subprocess.run([sys.executable, "-m", "mqd.cli.main", "cluster", "key", str(key)], check=True)
+    config = {**SETTINGS, **ALICE_IS_NOBODY, **REPLICATED, "cluster.key.file": str(key)}
+    cluster, admins = Cluster(directory / "cluster", 3, config=config), contextlib.ExitStack()
+    with cluster, admins:
+        asks = [admins.enter_context(asking(lambda host=host: LocalConnection(local_socket(host)))) for host in cluster]
+        prepare(asks[0])
+        for number, host in enumerate(cluster):
+            assert_as_recorded(
+                asks[number],
+                lambda host=host: OtherUser(local_socket(host)),
+                lambda row: row.is_newest and row.api_key in ASKED_OF_OTHERS,
+                asks,
+            )
 
 
 @pytest.mark.slow
