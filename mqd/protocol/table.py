@@ -77,7 +77,9 @@ NOTES = """
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id is valid only between
   hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below 7, which has no place for
   it, a response without partitions). A consumer that names its rack (11 and up) is directed to an
-  in-sync replica there (KIP-392), and may read from any replica up to its high watermark.
+  in-sync replica there (KIP-392), and may read from any replica up to its high watermark. A session
+  is its principal's: to others there is none (FETCH_SESSION_ID_NOT_FOUND), where Kafka lets any
+  client go on with it by its own rights.
 * **Produce** from 10 and **Fetch** from 12 on name the current leader beside NOT_LEADER_OR_FOLLOWER
   and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all,

@@ -25,6 +25,7 @@ from perf.peers.peer import Unavailable
 from tests.broker import Broker, free_port
 from tests.cluster import Cluster
 from tests.interaction.security.secured import set_password
+from tests.judge.rights import stories
 from tests.judge.rights.recorded import Found, recorded
 from tests.judge.rights.sides import SETTINGS, apache_kafka, plain
 from tests.judge.rights.table import (
@@ -131,6 +132,21 @@ def test_tcp(broker: Users) -> None:
         assert_as_recorded(admin, broker.alice, is_newest)
 
 
+@pytest.mark.parametrize("story", stories.STORIES)
+def test_rights_that_go(broker: Users, story: Callable[[Ask, Ask], stories.Steps]) -> None:
+    with asking(broker.admin) as admin, asking(broker.alice) as alice:
+        assert story(admin, alice) == stories.TOLD[story.__name__]
+
+
+def test_a_session_is_its_principals(broker: Users) -> None:
+    """Apache Kafka lets any client go on with it, by its own rights."""
+    with asking(broker.admin) as admin, asking(broker.alice) as alice:
+        make_topic(admin, stories.STORY)
+        opened = admin(1, 11, stories.fetch(0, 0))
+        taken = alice(1, 11, stories.fetch(opened.session_id, 1))
+    assert (taken.error_code, taken.responses) == (int(E.FETCH_SESSION_ID_NOT_FOUND), [])
+
+
 @pytest.mark.slow
 def test_tcp_in_the_oldest_version(broker: Users) -> None:
     with asking(broker.admin) as admin:
@@ -193,8 +209,10 @@ def test_apache_kafka_still_shows_what_is_recorded(tmp_path: Path) -> None:
         ):
             prepare(admin)
             found = run(admin, alice, rows(advertised(admin)))
+            told = {story.__name__: story(admin, alice) for story in stories.STORIES}
     except Unavailable as reason:
         pytest.skip(f"Apache Kafka cannot be had: {reason}")
     wanted = recorded()
     assert found.keys() == wanted.keys()
     assert found == wanted
+    assert told == stories.TOLD
