@@ -9,7 +9,7 @@ continues behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import confluent_kafka
@@ -46,16 +46,15 @@ def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -
         topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
     ) -> None:
         report = callback or on_delivery
-        if value is not None and sealer.bound_name(topic) is not None:
+        if value is not None and isinstance(topic, str) and sealer.bound_name(topic) is not None:
             value, key = columns.one(value, 2), columns.one(key, 3)
-            try:
-                hidden = sealer.seal(topic, key, value)
-            except PayloadError as error:
-                raise failure(KafkaError._VALUE_SERIALIZATION, f"Unable to produce message: {error}") from error
             report = report or default_report
             if callable(report):
                 report = _showing(value, report)
-            value = hidden
+            try:
+                value = sealer.seal(topic, key, value)
+            except PayloadError as error:
+                raise _not_sealed(error) from error
         more = {} if report is None else {"on_delivery": report}
         produce(topic, value, key, partition, timestamp=timestamp, headers=headers, **more)
 
@@ -70,8 +69,12 @@ def _showing(value: bytes, report: Any) -> Callable[[Any, Any], None]:
     return show
 
 
-def _report_of(settings: Settings) -> Any:
-    return next((settings.rdkafka[name] for name in _REPORTS if callable(settings.rdkafka.get(name))), None)
+def _report_of(config: Mapping[str, Any]) -> Any:
+    return next((config[name] for name in _REPORTS if callable(config.get(name))), None)
+
+
+def _not_sealed(problem: PayloadError) -> KafkaException:
+    return failure(KafkaError._VALUE_SERIALIZATION, f"Unable to produce message: {problem}")
 
 
 class SealingProducer(confluent_kafka.Producer):
@@ -80,15 +83,14 @@ class SealingProducer(confluent_kafka.Producer):
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
         sealer = _made(sealer_of, encryption)
         super().__init__(config, **more)
-        self.produce = sealing(  # type: ignore[method-assign]  # one call less for each record
-            super().produce, sealer, next((config[name] for name in _REPORTS if config.get(name)), None)
-        )
+        # one call less for each record than a method
+        self.produce = sealing(super().produce, sealer, _report_of(config))  # type: ignore[method-assign]
 
 
 class SealingShmProducer(ShmProducer):
     def __init__(self, settings: Settings, choice: Choice) -> None:
         self._sealer: Sealer = _made(sealer_of, settings.encryption)
-        self._default_report = _report_of(settings)
+        self._default_report = _report_of(settings.rdkafka)
         super().__init__(settings, choice)
 
     def _make_produce(self) -> Callable[..., None]:
@@ -100,7 +102,7 @@ class SealingShmProducer(ShmProducer):
         try:
             sealed = self._sealer.seal_column(topic, packed, packed_keys)
         except PayloadError as error:
-            raise failure(KafkaError._VALUE_SERIALIZATION, f"Unable to produce message: {error}") from error
+            raise _not_sealed(error) from error
         return super().produce_batch(topic, sealed, packed_keys, **more)
 
 

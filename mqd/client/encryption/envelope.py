@@ -33,6 +33,7 @@ from mqd.protocol.errors import ProtocolError
 
 MAGIC, VERSION = b"\xffmq", 1
 DATA_KEY_BYTES, NONCE_BYTES, TAG_BYTES, DIGEST_BYTES = 32, 12, 16, 16
+REST_BYTES = DIGEST_BYTES + NONCE_BYTES + TAG_BYTES  # of an empty value, behind its prefix
 KEY_ID_BYTES_MAX, WRAPPED_BYTES_MAX = 255, 4096
 VALUE_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">3sBBBH")
@@ -97,7 +98,7 @@ def place(data: bytes) -> tuple[int, bytes]:
             f"its envelope is damaged: codec {codec}, a key id of {id_size} bytes, a wrapped key of {wrapped_size}"
         )
     head = _HEAD.size + id_size + wrapped_size
-    if len(data) < head + DIGEST_BYTES + NONCE_BYTES + TAG_BYTES:
+    if len(data) < head + REST_BYTES:
         raise PayloadError("its envelope is cut off")
     return head, data[5:head]
 

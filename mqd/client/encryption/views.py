@@ -12,44 +12,26 @@ from mqd.native.reader import gather
 
 def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, PayloadError | None]:
     """The records up to the first that cannot be opened, and why that is; all in bytes of its own."""
-    topic, keys, values = view.topic, view.keys, view.values
     found: list[bytes | None] = []
     problem = None
-    for key, value in zip(keys.to_list(), values.to_list(), strict=True):
+    for key, value in zip(view.keys.to_list(), view.values.to_list(), strict=True):
         try:
-            found.append(None if value is None else opener.open(topic, key, value))
+            found.append(None if value is None else opener.open(view.topic, key, value))
         except PayloadError as error:
             problem = error
             break
     if len(found) < len(view):
         view = view[: len(found)]
-    sections = [view.keys] if view.header_sections is None else [view.keys, view.header_sections]
-    parts = [gather(blobs.buffer, blobs.positions, blobs.sizes)[0].tobytes() for blobs in sections]
-    opened = Blobs.of_list(found)
-    base = b"".join([*parts, opened.buffer])
-    starts = np.cumsum([0, *map(len, parts)])
-    columns_of = [
-        Blobs(base, start + _starts(blobs.sizes), blobs.sizes)
-        for start, blobs in zip(starts, [*sections, opened], strict=True)
-    ]
-    headers = columns_of[1] if view.header_sections is not None else None
-    return (
-        RecordBatchView(
-            topic,
-            view.partition,
-            view.offsets.copy(),
-            view.timestamps.copy(),
-            columns_of[0],
-            columns_of[-1],
-            headers,
-            view.leader_epoch,
-            view.timestamp_type,
-        ),
-        problem,
-    )
+    headers = [] if view.header_sections is None else [view.header_sections]
+    keys, values, *headers = _together([view.keys, Blobs.of_list(found), *headers])
+    records = view.offsets.copy(), view.timestamps.copy(), keys, values, headers[0] if headers else None
+    return RecordBatchView(view.topic, view.partition, *records, view.leader_epoch, view.timestamp_type), problem
 
 
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    """Where each blob begins when they lie one after another."""
-    filled = np.maximum(sizes, 0)
-    return np.cumsum(filled, dtype=np.int64) - filled
+def _together(columns: list[Blobs]) -> list[Blobs]:
+    """The same over one buffer: what reads a view natively knows no more than one."""
+    base = b"".join([gather(blobs.buffer, blobs.positions, blobs.sizes)[0].tobytes() for blobs in columns])
+    sizes = np.maximum(np.concatenate([blobs.sizes for blobs in columns]), 0)
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    ends = np.cumsum([len(blobs) for blobs in columns])
+    return [Blobs(base, starts[end - len(blobs) : end], blobs.sizes) for end, blobs in zip(ends, columns, strict=True)]
