@@ -1,10 +1,11 @@
 """`make test`: the core's own tests and pytest's quick tier, and what they cost.
 
-Two runs beside each other, since tests with brokers wait more than they compute: those of our own
-processes under attack (crash, interaction, and what is not named here), and at a lower priority
-`make native-test` and then BESIDE: what starts no broker, and other people's clients and Spark, who
-are patient. What the second says is shown when the first is done. What fails fails the run: there
-is no second try. With arguments there is one run of pytest, with them.
+Three lanes beside each other, since tests with brokers wait more than they compute: those of our
+own processes under attack (crash, interaction, and what no other lane has); at a lower priority the
+patient ones, other people's clients and Spark; and at the lowest, for the time that the others
+leave, `make native-test` and then what starts no broker. What the lanes beside the first say is
+shown when it is done. What fails fails the run: there is no second try. With arguments there is one
+run of pytest, with them.
 
 At the end it prints the CPU seconds of each part and what became slower than tests/durations.json
 says; `--keep` writes that file.
@@ -20,15 +21,36 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests import cpu_seconds
 
 APART = ("tests/tidy",)  # `make lint`, which `make test` runs first
-BESIDE = ("tests/unit", "tests/sim", "tests/property", "tests/compat", "tests/spark")
-BESIDE_NICE = 10
-THE_SECOND, KEEP = "--beside", "--keep"
+KEEP, LANE = "--keep", "--lane"
 CORE = "native/tests"
-CACHE, BESIDE_CACHE, CORE_CACHE = Path(".pytest_cache"), Path(".pytest_cache/beside"), Path(".pytest_cache/core")
+CACHE, CORE_CACHE = Path(".pytest_cache"), Path(".pytest_cache/core")
+
+
+class Lane(NamedTuple):
+    """`has_core`: the core's own tests come first in it."""
+
+    folders: tuple[str, ...]
+    nice: int
+    has_core: bool
+
+    @property
+    def name(self) -> str:
+        return self.folders[0].rpartition("/")[2]
+
+    @property
+    def cache(self) -> Path:
+        return CACHE / self.name
+
+
+BESIDE = (
+    Lane(("tests/compat", "tests/spark"), nice=5, has_core=False),
+    Lane(("tests/sim", "tests/unit", "tests/property"), nice=10, has_core=True),
+)
 
 
 def _seconds_file(cache: Path) -> Path:
@@ -50,44 +72,42 @@ def _run_core() -> int:
     return status
 
 
-def the_second() -> int:
-    """The second run, in a process of its own. Both parts are run, whichever fails."""
-    core = _run_core()
-    return run(BESIDE_CACHE, *BESIDE) or core
+def run_lane(lane: Lane) -> int:
+    """In a process of its own. Both parts are run, whichever fails."""
+    core = _run_core() if lane.has_core else 0
+    return run(lane.cache, *lane.folders) or core
 
 
 @contextlib.contextmanager
-def beside() -> Iterator[list[int]]:
-    """Has the second run under way while the block runs, then shows what it said. Gives a list that
-    holds its status afterwards.
-    """
-    statuses: list[int] = []
+def beside(lane: Lane, statuses: list[int]) -> Iterator[None]:
+    """Has the lane under way while the block runs, then shows what it said and adds its status."""
     with tempfile.TemporaryFile("w+") as said:
-        command = ["nice", "-n", str(BESIDE_NICE), sys.executable, "-m", "tests.run_quick", THE_SECOND]
+        command = ["nice", "-n", str(lane.nice), sys.executable, "-m", "tests.run_quick", LANE, lane.name]
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            yield statuses
+            yield
             statuses.append(process.wait())
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
             said.seek(0)
-            print("\nbeside it:\n" + said.read(), flush=True)
+            print(f"\nbeside it, {lane.name}:\n" + said.read(), flush=True)
 
 
 def main(arguments: list[str]) -> int:
     kept_again = KEEP in arguments
     arguments = [argument for argument in arguments if argument != KEEP]
-    files = [_seconds_file(cache) for cache in (CACHE, BESIDE_CACHE, CORE_CACHE)]
+    files = [_seconds_file(cache) for cache in (CACHE, CORE_CACHE, *(lane.cache for lane in BESIDE))]
     for file in files:
         file.unlink(missing_ok=True)
-    if arguments:
-        statuses = [run(CACHE, *arguments)]
-    else:
-        with beside() as statuses:
-            status = run(CACHE, "tests", *(f"--ignore={path}" for path in (*APART, *BESIDE)))
-        statuses.append(status)
+    statuses: list[int] = []
+    with contextlib.ExitStack() as lanes:
+        others = () if arguments else BESIDE
+        for lane in others:
+            lanes.enter_context(beside(lane, statuses))
+        apart = (*APART, *(folder for lane in others for folder in lane.folders))
+        statuses.append(run(CACHE, *(arguments or ("tests", *(f"--ignore={path}" for path in apart)))))
     now = cpu_seconds.together(files)
     print(cpu_seconds.report(now, cpu_seconds.read(cpu_seconds.KEPT)), flush=True)
     if kept_again:
@@ -96,4 +116,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(the_second() if sys.argv[1:] == [THE_SECOND] else main(sys.argv[1:]))
+    if sys.argv[1:2] == [LANE]:
+        sys.exit(next(run_lane(lane) for lane in BESIDE if lane.name == sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))
