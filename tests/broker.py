@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 from mqd.cli.verbs import status
+from tests import preloaded
 
+is_forked = False  # by tests/preloaded.py; set for the quick tier
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 
@@ -45,7 +48,7 @@ class Broker:
         self.config = dict(config or {})
         self.environment = dict(environment or {})
         self.port = free_port()
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | preloaded.Forked | None = None
         self.ready_line = ""
         self.ready_seconds = 0.0
 
@@ -74,14 +77,7 @@ class Broker:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         # Errors go to a file: a pipe that nobody reads would stop the broker when it is full.
         with open(self.data_dir / "up.stderr", "w") as errors:
-            self.process = subprocess.Popen(
-                self.command(),
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-            )
+            self.process = self._run(self.command(), errors)
         assert self.process.stdout is not None
         while not self.ready_line.startswith("mqd ready"):
             left = began + START_SECONDS - time.monotonic()
@@ -94,6 +90,22 @@ class Broker:
             self.ready_line = line
         self.ready_seconds = time.monotonic() - began
         return self
+
+    def _run(self, command: list[str], errors: IO[str]) -> subprocess.Popen[str] | preloaded.Forked:
+        if is_forked and not self.environment and command[: len(preloaded.COMMAND)] == preloaded.COMMAND:
+            reading, writing = os.pipe()
+            with open(writing, "w") as output:
+                forked = preloaded.PRELOADED.start(command[len(preloaded.COMMAND) :], output, errors)
+            forked.stdout = open(reading)
+            return forked
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **self.environment},
+            start_new_session=True,
+        )
 
     def status(self) -> dict:
         """What `mqd status --format json` prints, without a process for each look: tests look

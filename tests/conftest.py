@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import broker as brokers_of_tests
 from tests.broker import Broker
 
 
@@ -22,12 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Whoever started us with nohup or in a shell's background had these ignored, and the brokers
     under test would inherit that: ctrl-C would not end them.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    brokers_of_tests.is_forked = config.getoption("--tier") == "quick"
     if sys.dont_write_bytecode:
         keep_bytecode_apart(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
 

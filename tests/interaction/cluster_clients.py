@@ -5,7 +5,6 @@ the command line.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cluster import Cluster, Member
+from tests.preloaded import PRELOADED
 
 PATIENCE_S = 30.0
 
@@ -96,6 +96,4 @@ def all_in_sync(cluster: Cluster, topic: str) -> bool:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`mqd ARGUMENTS` as a user types it."""
-    return subprocess.run(
-        [sys.executable, "-m", "mqd.cli.main", *arguments], capture_output=True, text=True, timeout=180
-    )
+    return PRELOADED.run(*arguments, timeout=180)

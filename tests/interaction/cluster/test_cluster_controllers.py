@@ -24,6 +24,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import CreateTopicsRequest
 from tests.cluster_hosts import Cluster, Host
 from tests.interaction.cluster_clients import produce, read
+from tests.preloaded import PRELOADED
 
 CREATE_TOPICS = 19
 
@@ -80,12 +81,7 @@ def observers(host: Host) -> dict[int, bytes]:
 
 
 def mqd(host: Host, *arguments: str, status: int = 0) -> str:
-    found = subprocess.run(
-        [sys.executable, "-m", "mqd.cli.main", *arguments, "-b", host.bootstrap],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    found = PRELOADED.run(*arguments, "-b", host.bootstrap)
     assert found.returncode == status, found.stdout + found.stderr
     return found.stdout + found.stderr
 

@@ -5,8 +5,6 @@ affected, before and after a restart.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from mqd.protocol.records import check_crc, iterate_batches
 from tests.broker import Broker
 from tests.interaction.traffic import Watch, create_topic, fetch, log_end, must_produce, read_batches
+from tests.preloaded import PRELOADED
 
 COUNT = 40
 DAMAGED = 20  # the number, and offset, of the batch that is flipped
@@ -52,8 +51,7 @@ def _size_of(segment: Path, position: int) -> int:
 
 def _verify(broker: Broker) -> tuple[int, dict[str, str]]:
     """Exit code, and what is wrong by partition."""
-    command = [sys.executable, "-m", "mqd.cli.main", "log", "verify", str(broker.data_dir / "log"), "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = PRELOADED.run("log", "verify", str(broker.data_dir / "log"), "--format", "json")
     reports = json.loads(done.stdout)
     wrong = {
         Path(one["path"]).name: "; ".join(segment["problem"] or "" for segment in one["segments"])

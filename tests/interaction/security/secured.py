@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from mqd.cluster.metadata.records import ScramCredential
 from mqd.security import scram
 from tests.broker import Broker, free_port
 from tests.kafka_connection import KafkaConnection
+from tests.preloaded import PRELOADED
 
 PASSWORDS = {"alice": "alice's s3cret", "bob": "bob's, s3cret="}
 
@@ -82,15 +82,13 @@ def mqd(
     broker: Broker, *words: str, stdin: str | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A command of the admin that `mqd up --secure` made."""
-    return subprocess.run(
-        [sys.executable, "-m", "mqd.cli.main", "-b", f"localhost:{broker.port}", *words],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    return PRELOADED.run(  # without a terminal: passwords are read from stdin
+        "-b",
+        f"localhost:{broker.port}",
+        *words,
+        given=stdin,
         cwd=cwd,
-        start_new_session=True,  # without a terminal passwords are read from stdin
-        env={**os.environ, "MQD_CLIENT_CONFIG": str(secure.files(broker.data_dir).admin)},
+        environment={**os.environ, "MQD_CLIENT_CONFIG": str(secure.files(broker.data_dir).admin)},
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.broker import Broker, free_port
+from tests.preloaded import PRELOADED
 
 
 class Commands:
@@ -24,14 +23,7 @@ class Commands:
         environment = {**os.environ, "MQD_BOOTSTRAP": f"127.0.0.1:{port}"}
         if user is not None:
             environment["MQD_CLIENT_CONFIG"] = str(self.directory / user)
-        done = subprocess.run(
-            [sys.executable, "-m", "mqd", *words],
-            env=environment,
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = PRELOADED.run(*words, environment=environment, given=given)
         return done.returncode, done.stdout + done.stderr
 
     def ok(self, *words: str, **more: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
-import sys
 import time
 
 import aiokafka
@@ -20,6 +19,7 @@ import pytest
 from mqd.cli import secure
 from tests.broker import Broker
 from tests.interaction.security.secured import PASSWORDS, Secured
+from tests.preloaded import PRELOADED
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PATIENCE_S = 20
@@ -132,8 +132,7 @@ def test_the_command_line(secured: Secured, tmp_path) -> None:
     file.write_text("".join(f"{name}={value}\n" for name, value in secured.client().items() if name != "log_level"))
 
     def mqd(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mqd.cli.main", "-b", secured.bootstrap, *words]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+        return PRELOADED.run("-b", secured.bootstrap, *words, given=stdin)
 
     told = ("--client-config", str(file))
     assert mqd(*told, "topic", "create", "typed").returncode == 0

@@ -1,0 +1,243 @@
+"""Brokers whose processes are forked, not executed: nine tenths of the CPU seconds of a broker's
+start are imports, and the quick tier starts some five hundred brokers.
+
+One process imports what brokers do; each `mqd up` (or another command) is a fork of it that goes on as the command does,
+and so is each process that its supervisord starts. All else is as ever: the processes' parents,
+sessions, files, signals, environments. The slow tier executes all brokers, and so do tests of the
+start itself (interaction/keeper), those with an environment of their own, and tests/packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+COMMAND = [sys.executable, "-m", "mqd.cli.main"]
+PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor")
+_ALSO = ("mqd.cli.main", "mqd.cli.verbs.up", "mqd.keeper.supervise", "mqd.worker.worker", "mqd.controller.membership")
+_REQUEST_BYTES_MAX = 1 << 18
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+
+
+class Forked:
+    """What tests use of subprocess.Popen, of a child that another process has made."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.stdout: IO[str] | None = None
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        if self.poll() is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                while self.poll() is None:
+                    left = None if end is None else end - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise subprocess.TimeoutExpired("mqd up", timeout or 0.0)
+                    select.select([pidfd], [], [], left)
+            finally:
+                os.close(pidfd)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Preloaded:
+    """The process that is forked; it lives as long as this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        output: IO[str],
+        errors: IO[str],
+        *,
+        given: IO[str] | None = None,
+        environment: Mapping[str, str] = os.environ,
+        cwd: Path | None = None,
+    ) -> Forked:
+        """`mqd ARGUMENTS` in a session of its own, with these files."""
+        request = {"arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd or Path.cwd())}
+        files = [file.fileno() for file in (output, errors, given) if file is not None]
+        with self._lock:
+            connection = self._connected()
+            # a grandchild becomes our child when the child between us ends
+            _adopt(True)
+            try:
+                socket.send_fds(connection, [json.dumps(request).encode()], files)
+                pid = int(connection.recv(32))
+            finally:
+                _adopt(False)
+        return Forked(pid)
+
+    def run(
+        self,
+        *arguments: str,
+        given: str | None = None,
+        environment: Mapping[str, str] = os.environ,
+        cwd: Path | None = None,
+        timeout: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """`mqd ARGUMENTS`, as subprocess.run does."""
+        with contextlib.ExitStack() as files:
+            output, errors, stdin = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+            stdin.write(given or "")
+            stdin.seek(0)
+            command = self.start(
+                arguments, output, errors, given=None if given is None else stdin, environment=environment, cwd=cwd
+            )
+            try:
+                code = command.wait(timeout)
+            finally:
+                command.send_signal(signal.SIGKILL)
+            output.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(["mqd", *arguments], code, output.read(), errors.read())
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.preloaded", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdout=subprocess.DEVNULL,
+                )
+        return self._socket
+
+
+def _adopt(orphans: bool) -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(orphans))
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+PRELOADED = Preloaded()
+
+
+# -- in the process that is forked -----------------------------------------------------------------
+
+
+def _serve(connection: socket.socket) -> None:
+    while True:
+        request, fds, _, _ = socket.recv_fds(connection, _REQUEST_BYTES_MAX, 3)
+        if not request:
+            return
+        reading, writing = os.pipe()
+        between = os.fork()
+        if not between:
+            pid = os.fork()
+            if pid:
+                os.write(writing, b"%d" % pid)
+                os._exit(0)
+            for fd in (connection.fileno(), reading, writing):
+                os.close(fd)
+            _go_on(json.loads(request), fds)
+        os.close(writing)
+        pid_text = os.read(reading, 32)
+        os.close(reading)
+        os.waitpid(between, 0)
+        for fd in fds:
+            os.close(fd)
+        connection.send(pid_text)
+
+
+def _go_on(request: dict[str, Any], files: Sequence[int]) -> None:
+    """`files`: output, errors, and perhaps input."""
+    from mqd.cli.main import main
+
+    os.setsid()
+    os.chdir(request["cwd"])
+    for fd, place in zip(files, (1, 2, 0)):
+        os.dup2(fd, place)
+        os.close(fd)
+    _become(["mqd", *request["arguments"]], request["environment"], main)
+
+
+def _become(argv: Sequence[str], environment: dict[str, str], main: Callable[[], Any]) -> None:
+    """What execve would have done, and then the program."""
+    _prctl(_PR_SET_DUMPABLE, 1)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = argv
+    status = 1
+    try:
+        ended = main()
+        status = ended if isinstance(ended, int) else 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                pass
+        os._exit(status)
+
+
+def _execve(options: Any, filename: str, argv: list[str], environment: dict[str, str]) -> None:
+    """supervisord's, in the child that it has forked."""
+    if argv[1:3] == ["-P", "-m"] and argv[3] in PROGRAMS:
+        main = importlib.import_module(f"{argv[3]}.__main__").main
+        _become(argv[3:], environment, lambda: sys.exit(main()))
+    os.execve(filename, argv, environment)
+
+
+def _main() -> None:
+    from supervisor.options import ServerOptions
+
+    for name in (*_ALSO, *(f"{program}.__main__" for program in PROGRAMS)):
+        importlib.import_module(name)
+    ServerOptions.execve = _execve
+    gc.collect()
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    _main()
