@@ -38,6 +38,8 @@ class Mqd(KafkaProtocolPeer):
             str(self.port),
             "--set",
             "admin.port=0",
+            "--set",
+            "core.files.allow=true",  # whose memory is measured, by any user
         ]
 
     def topic_config(self, load: Load) -> dict[str, str]:
