@@ -83,8 +83,8 @@ class SealingProducer(confluent_kafka.Producer):
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
         sealer = _made(sealer_of, encryption)
         super().__init__(config, **more)
-        # one call less for each record than a method
-        self.produce = sealing(super().produce, sealer, _report_of(config))  # type: ignore[method-assign]
+        produce = sealing(super().produce, sealer, _report_of(config))
+        self.produce = produce  # type: ignore[method-assign]  # one call less for each record than a method
 
 
 class SealingShmProducer(ShmProducer):
