@@ -21,8 +21,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from mqd.protocol.messages import CreateAclsRequest, DeleteAclsRequest
 from tests.broker import Broker
 from tests.interaction.security.secured import Secured
+from tests.kafka_connection import KafkaConnection
 
 PATIENCE_S = 20
 
@@ -135,3 +137,38 @@ def test_a_right_is_gone_when_its_removal_is_answered(secured: Secured) -> None:
         assert time.monotonic() < deadline_s
     assert message.value() == b"after"
     consumer.close()
+
+
+@pytest.mark.slow
+def test_ten_thousand_rules_of_one_user(secured: Secured) -> None:
+    """Literals and prefixes, allowed and denied: a change among them is in force when it is answered,
+    and so is the removal of all.
+    """
+    topic, size = topic_of(secured, "many"), 10_000
+    kinds = [(3, 3), (4, 3), (3, 2), (4, 2)]  # (pattern type, permission)
+    with KafkaConnection("127.0.0.1", secured.broker.port, timeout_s=60) as kafka:
+        for start in range(0, size, 5_000):
+            creations = [
+                CreateAclsRequest.AclCreation(
+                    resource_type=2,
+                    resource_name=f"other-{number}",
+                    resource_pattern_type=kinds[number % 4][0],
+                    principal="User:bob",
+                    host="*",
+                    operation=4,
+                    permission_type=kinds[number % 4][1],
+                )
+                for number in range(start, start + 5_000)
+            ]
+            assert not any(one.error_code for one in kafka.call(30, 3, CreateAclsRequest(creations)).results)
+        writes = rule("bob", AclOperation.WRITE, topic)
+        for _ in range(3):
+            assert written(secured, "bob", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            grant(secured, writes)
+            assert written(secured, "bob", topic) is None
+            revoke(secured, writes)
+        grant(secured, writes)
+        every = DeleteAclsRequest.Filter(2, None, 1, "User:bob", None, 4, 1)
+        (found,) = kafka.call(31, 3, DeleteAclsRequest([every])).filter_results
+        assert len(found.matching_acls) == size + 1
+    assert written(secured, "bob", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
