@@ -106,10 +106,10 @@ def _listeners() -> list[Property]:
             "security.inter.broker.protocol",
             "enum",
             "PLAINTEXT",
-            "Accepted. Hosts authenticate each other by cluster.key.file.",
+            "Accepted. Hosts authenticate each other by cluster.key.file, and encrypt by cluster.tls.",
             choices=("PLAINTEXT",),
             refused={
-                name: "hosts prove who they are by cluster.key.file; what they send is not encrypted yet"
+                name: "hosts prove who they are by cluster.key.file; cluster.tls=required encrypts what they send"
                 for name in ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
             },
             ignored=True,
@@ -397,8 +397,9 @@ def _cluster() -> list[Property]:
             "string",
             None,
             "(mqd) File with the secret by which hosts of one cluster authenticate each other: the same"
-            " on every host, readable by this user only; `mqd cluster key` creates one. Required if a"
-            " listener between hosts can be reached from other machines.",
+            " on every host, readable by this user only; `mqd cluster key` creates one, and changes it"
+            " while the cluster runs. Required if a listener between hosts can be reached from other"
+            " machines. A changed file is used without a restart.",
         ),
         Property(
             "cluster.tls",

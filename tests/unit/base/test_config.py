@@ -142,7 +142,7 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
         ("super.users", "User:admin;ops", "a principal has a type and a name"),
         ("create.topic.policy.class.name", "a.B", "what it forbids would be allowed"),
         ("log.local.retention.ms", "1000", "tiered storage"),
-        ("security.inter.broker.protocol", "SSL", "not encrypted yet"),
+        ("security.inter.broker.protocol", "SSL", "cluster.tls=required encrypts"),
         ("max.connections.per.ip", "10", "limits by address"),
     ],
 )
