@@ -232,6 +232,27 @@ def share(source: Path, data_dir: Path) -> None:
         raise CliError(f"cannot share certificates: {error.filename}: {error.strerror}") from error
 
 
+def receive(data_dir: Path, contents: Mapping[str, bytes]) -> None:
+    """Keeps what another host has sent, by the names of Files, in this order. Raises CliError."""
+    places = files(data_dir)
+    try:
+        places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        places.directory.chmod(0o700)
+        for name, content in contents.items():
+            if name == "admin":
+                content = _with_ca(content, places.ca)
+            _write(getattr(places, name), content)
+    except OSError as error:
+        raise CliError(f"cannot keep the certificates: {error.filename}: {error.strerror}") from error
+
+
+def _with_ca(settings: bytes, ca: Path) -> bytes:
+    lines = settings.decode().splitlines()
+    return "".join(
+        f"ssl.ca.location={ca}\n" if line.startswith("ssl.ca.location=") else f"{line}\n" for line in lines
+    ).encode()
+
+
 def make_admin(places: Layout) -> None:
     """Tells a broker that has just become ready its first user. Raises CliError."""
     from mqd.cli import local_controller

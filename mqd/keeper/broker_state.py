@@ -128,6 +128,7 @@ class BrokerState:
         """
         path = self.settings.places.broker_json
         host, port = self.resources.addresses[0]
+        between = self.resources.cluster
         about = {
             "generation": self.resources.generation,
             "cluster_id": self.resources.identity.cluster_id,
@@ -136,6 +137,8 @@ class BrokerState:
             "port": port,
             "listeners": self.resources.addresses,
             "clustered": cluster_config.listens(self.settings.config),
+            "seeds": cluster_config.seeds(self.settings.config),
+            "controller_listener": between.controller_advertised if between is not None else None,
             "started_ms": self.started_ms,
             "ready": self.is_ready(),
             "waiting": "" if self.is_ready() else self._waiting,

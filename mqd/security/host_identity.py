@@ -186,12 +186,16 @@ def check_peer(certificate: Mapping[str, Any] | None, node_id: int) -> None:
     """`certificate`: what ssl's getpeercert() returned. Raises NotThatHost."""
     from mqd.security.pki import node_uri
 
-    names = [str(value) for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
+    names = uris(certificate)
     if node_uri(node_id) not in names:
         raise NotThatHost(
             f"node {node_id} shows a certificate of {' and '.join(names) or 'no host'}; give each host the one that was"
             " made for its node id"
         )
+
+
+def uris(certificate: Mapping[str, Any] | None) -> list[str]:
+    return [str(value) for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
 
 
 def reason_of(error: BaseException) -> str:

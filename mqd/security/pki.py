@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
 RENEW_DAYS = 30  # left
+NODE_URI = "mqd://node/"
 _SKEW = datetime.timedelta(hours=1)  # clocks of clients may be behind
 _DAY = datetime.timedelta(days=1)
 
@@ -41,15 +42,18 @@ def make_authority(name: str, now: datetime.datetime) -> Pair:
 
 def node_uri(node_id: int) -> str:
     """The name by which a certificate says which host of a cluster it is of."""
-    return f"mqd://node/{node_id}"
+    return f"{NODE_URI}{node_id}"
+
+
+def _host(node_id: int) -> tuple[str, list[x509.GeneralName]]:
+    return f"mqd host {node_id}", [x509.UniformResourceIdentifier(node_uri(node_id))]
 
 
 def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
     """A certificate with which a host proves its node id to others of its cluster. Raises
     ValueError.
     """
-    names = [x509.UniformResourceIdentifier(node_uri(node_id))]
-    return _issue(authority, f"mqd host {node_id}", names, now)
+    return _issue(authority, *_host(node_id), now)
 
 
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
@@ -60,15 +64,50 @@ def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.dateti
     return _issue(authority, name, _names(hosts), now)
 
 
+def make_request() -> tuple[bytes, bytes]:
+    """A new key's request to be certified, and the key; both PEM. The authority says for whom."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM), _key_text(key)
+
+
+def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
+    """As issue(), for another's key. Returns the certificates. Raises ValueError."""
+    return _sign(authority, _requested(request), name, _names(hosts), now)
+
+
+def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
+    """As issue_host(), for another's key. Returns the certificates. Raises ValueError."""
+    return _sign(authority, _requested(request), *_host(node_id), now)
+
+
+def _requested(request: bytes) -> ec.EllipticCurvePublicKey:
+    found = x509.load_pem_x509_csr(request)
+    key = found.public_key()
+    if not found.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("the request is not signed by its key")
+    return key
+
+
 def _issue(authority: Pair, name: str, names: Sequence[x509.GeneralName], now: datetime.datetime) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    return Pair(_sign(authority, key.public_key(), name, names, now), _key_text(key))
+
+
+def _sign(
+    authority: Pair,
+    key: ec.EllipticCurvePublicKey,
+    name: str,
+    names: Sequence[x509.GeneralName],
+    now: datetime.datetime,
+) -> bytes:
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     signer = serialization.load_pem_private_key(authority.key, None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
         raise ValueError("the authority's key is not that of its certificate")
-    key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     builder = (
-        _builder(subject, issuer.subject, key.public_key(), now, CERTIFICATE_DAYS)
+        _builder(subject, issuer.subject, key, now, CERTIFICATE_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(
@@ -83,8 +122,8 @@ def _issue(authority: Pair, name: str, names: Sequence[x509.GeneralName], now: d
     )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    pair = _pair(builder.sign(signer, hashes.SHA256()), key)
-    return Pair(pair.certificate + authority.certificate, pair.key)
+    certificate = builder.sign(signer, hashes.SHA256())
+    return certificate.public_bytes(serialization.Encoding.PEM) + authority.certificate
 
 
 def renewed(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair:
@@ -167,7 +206,10 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
-    return Pair(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    return Pair(certificate.public_bytes(serialization.Encoding.PEM), _key_text(key))
+
+
+def _key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from mqd.cli.admission_commands import invite, key
 from mqd.cli.cluster_view import Partitions, Seen, Versions, address, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
-from mqd.cli.key_command import key
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
 _TIMEOUT_MS = 30_000
@@ -26,6 +26,7 @@ def command() -> None:
 
 
 command.add_command(key)
+command.add_command(invite)
 
 
 # -- what there is ---------------------------------------------------------------------------------

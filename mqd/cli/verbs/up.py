@@ -15,6 +15,7 @@ from mqd.base.paths import Layout, default_data_dir, layout
 from mqd.cli.common import CliError, error_line, pairs
 
 if TYPE_CHECKING:
+    from mqd.cli.joining import Token
     from mqd.keeper.settings import Settings
 
 SUPERVISORD_CONF = Path(__file__).resolve().parents[2] / "supervisord.conf"
@@ -32,7 +33,12 @@ def _listeners_with_port(config: dict[str, str], port: int) -> str:
 
 
 def _load(
-    data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None, secured: bool
+    data_dir: Path,
+    config_file: Path | None,
+    overrides: dict[str, str],
+    port: int | None,
+    secured: bool,
+    token: Token | None = None,
 ) -> tuple[Settings, set[str]]:
     """The settings, and the variables of the environment that their secrets come from. The file is
     read once: it may be a pipe. Raises ConfigError, CliError.
@@ -40,7 +46,7 @@ def _load(
     from mqd.base import cluster_config
     from mqd.base.config import load_broker
     from mqd.base.listeners import parse_listeners
-    from mqd.cli import secure
+    from mqd.cli import joining, secure
     from mqd.keeper.settings import properties_environment, resolve
 
     places = layout(data_dir)
@@ -50,6 +56,8 @@ def _load(
     if port is not None:
         config["listeners"] = _listeners_with_port(config, port)
         parse_listeners(config)
+    if token is not None and not joining.has_joined(token, places.data_dir):
+        joining.join(token, places.data_dir, secure.hosts_of(config))
     if secured:
         node_id, has_peers = int(config["node.id"]), cluster_config.listens(config)
         secure.prepare(places.data_dir, node_id, secure.hosts_of(config), has_peers=has_peers)
@@ -59,6 +67,18 @@ def _load(
             " authorizer.class.name (remove DATA_DIR/secure to open it to everyone)"
         )
     return resolve(config, places), secrets
+
+
+def _token(text: str, overrides: dict[str, str]) -> Token:
+    """Adds what the token says of this host. Raises CliError."""
+    from mqd.cli import joining
+
+    token = joining.parse(sys.stdin.readline() if text == "-" else text)
+    node_id = str(token.node_id)
+    if overrides.setdefault("node.id", node_id) != node_id:
+        raise CliError(f"the token is for node {node_id}, not for node {overrides['node.id']}")
+    overrides.setdefault("cluster.seeds", token.seeds)
+    return token
 
 
 def _check_names(places: Layout) -> None:
@@ -219,6 +239,13 @@ def _print_supervisord(
     help="Certificates, users and rights: made in DATA_DIR/secure, unless they are there.",
 )
 @click.option(
+    "--join",
+    "token_text",
+    metavar="TOKEN",
+    help="Join the cluster of the host where `mqd cluster invite` has printed TOKEN; includes --secure. -: read it"
+    " from standard input.",
+)
+@click.option(
     "--print-supervisord",
     "printed_kind",
     type=click.Choice(["include", "whole"]),
@@ -235,6 +262,7 @@ def command(
     cluster_seeds: str | None,
     printed_kind: str | None,
     secured: bool,
+    token_text: str | None,
 ) -> int:
     """Start a broker in the foreground.
 
@@ -249,13 +277,15 @@ def command(
         overrides["node.id"] = str(node_id)
     if cluster_seeds is not None:
         overrides["cluster.seeds"] = cluster_seeds
+    token = _token(token_text, overrides) if token_text is not None else None
+    secured = secured or token is not None
     from mqd.base import cluster_config
     from mqd.cli import secure
     from mqd.keeper import reserve
     from mqd.keeper import settings as keeper_settings
     from mqd.security import confinement
 
-    settings, secret_variables = _load(data_dir or default_data_dir(), config_file, overrides, port, secured)
+    settings, secret_variables = _load(data_dir or default_data_dir(), config_file, overrides, port, secured, token)
     places = settings.places
     if printed_kind is not None:
         defaults = secure.settings(places.data_dir) if secured else {}

@@ -1,8 +1,9 @@
-"""`mqd cluster key`: the secret by which the hosts of a cluster prove that they belong together."""
+"""`mqd cluster key` and `mqd cluster invite`: what makes a host one of a cluster's."""
 
 from pathlib import Path
 
 import click
+import msgspec
 
 from mqd.cli.common import CliError
 
@@ -71,3 +72,61 @@ def key_rotate(file: Path) -> None:
     click.echo(f"step {step} of 3: {now}")
     then = "the rotation is done" if step == 3 else f"run this again for step {step + 1}"
     click.echo(f"copy {file} to every host of the cluster; when all have loaded it, {then}")
+
+
+class _Running(msgspec.Struct):
+    """The relevant part of run/broker.json."""
+
+    node_id: int
+    seeds: list[str] = []
+    controller_listener: tuple[str, int] | None = None  # as announced to other hosts
+
+
+@click.command("invite")
+@click.argument("node_id", type=click.IntRange(0))
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Of the broker on this host.  [env: MQD_DATA_DIR]")
+@click.option("--listen", metavar="HOST:PORT", help="Where the new host fetches its certificates.")
+@click.option("--minutes", type=click.IntRange(1, 24 * 60), default=15, show_default=True, help="How long it waits.")
+def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int) -> int:
+    """Let a new host with the number NODE_ID into a cluster that `mqd up --secure` runs.
+
+    Prints a token and waits until the new host has used it: `mqd up --join TOKEN` there fetches the
+    authority, certificates of its own, the cluster's key and the settings of the user admin. The
+    token works once; ctrl-C takes it back. It takes a host with DATA_DIR/secure/ca.key, whose broker
+    runs.
+    """
+    from mqd.base import cluster_config
+    from mqd.base.paths import default_data_dir, layout
+    from mqd.cli import secure
+    from mqd.cli.joining import Invitation
+
+    places = layout(data_dir or default_data_dir())
+    try:
+        about = msgspec.json.decode(places.broker_json.read_bytes(), type=_Running)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CliError(f"no broker runs in {places.data_dir}: {error}; start it with `mqd up --secure`") from error
+    if about.controller_listener is None:
+        raise CliError(
+            'this broker does not listen for other hosts; "One host grows to three" in docs/operations.md says how it'
+            " is restarted"
+        )
+    if node_id == about.node_id:
+        raise CliError(f"{node_id} is the number of this host; give the new one a number of its own")
+    seeds = {*about.seeds, cluster_config.format_address(*about.controller_listener)}
+    try:
+        host, port = cluster_config.parse_address(listen) if listen else (about.controller_listener[0], 0)
+    except ValueError as error:
+        raise CliError(f"--listen: {error}") from error
+    invitation = Invitation(
+        secure.files(places.data_dir),
+        node_id,
+        ",".join(sorted(seeds)),
+        (host, port),
+        minutes * 60.0,
+        lambda line: click.echo(line, err=True),
+    )
+    click.echo(f"on the new host, within {minutes} minutes:", err=True)
+    click.echo(f"mqd up --join {invitation.token}")
+    if not invitation.run():
+        raise CliError("the token has expired; no host has used it")
+    return 0

@@ -1,0 +1,263 @@
+"""`mqd cluster invite` and `mqd up --join`: a new host gets its certificates from a host that has the
+authority's key, which stays there; the new host's own keys never leave it.
+
+    invite: prints a token, listens          token: address, node id, authority, secret, expiry
+    join:   connects by TLS, which only a host of that authority can answer
+            -> the secret, two certificate requests, names and addresses of the broker
+            <- two certificates, the cluster's key, the admin's settings; the token is used up
+
+Invariants
+    J1  the secret is sent only to a host with a certificate of the token's authority
+    J2  a token works once, for one node id, until it expires or the inviting command ends
+Bounds: MESSAGE_BYTES_MAX, CONNECTION_S, CONNECTION_COUNT_MAX at a time.
+"""
+
+import base64
+import datetime
+import hmac
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mqd.cli import secure
+from mqd.cli.common import CliError
+from mqd.security import host_identity, pki
+from mqd.security.pki import Pair
+
+MESSAGE_BYTES_MAX = 256 << 10
+CONNECTION_S = 10.0
+CONNECTION_COUNT_MAX = 16
+HOST_COUNT_MAX = 64
+TURN_S = 0.5  # how often the end is looked for
+_PREFIX = "mqd1-"
+
+
+class Token(msgspec.Struct, array_like=True, frozen=True):
+    address: str  # where the inviting command listens
+    port: int
+    node_id: int  # of the new host
+    seeds: str  # cluster.seeds
+    secret: bytes
+    expires_s: int
+    authority: bytes  # its certificate, DER
+
+    def __str__(self) -> str:
+        return _PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+
+class _Request(msgspec.Struct, frozen=True):
+    secret: bytes
+    host: bytes  # certificate requests, PEM
+    broker: bytes
+    names: list[str]  # of the broker, for clients
+
+
+class _Granted(msgspec.Struct, frozen=True):
+    authority: bytes  # PEM, as the others
+    host: bytes
+    broker: bytes
+    key: bytes  # the cluster's key file
+    admin: str  # client settings; ssl.ca.location is the inviting host's
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    granted: _Granted | None
+    refusal: str = ""
+
+
+def parse(text: str) -> Token:
+    """Raises CliError."""
+    text = text.strip()
+    try:
+        if not text.startswith(_PREFIX):
+            raise ValueError(f"it does not begin with {_PREFIX}")
+        encoded = text.removeprefix(_PREFIX)
+        return msgspec.msgpack.decode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)), type=Token)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CliError(f"--join: this is no token of `mqd cluster invite`: {error}") from None
+
+
+def _receive(connection: ssl.SSLSocket) -> bytes:
+    """Raises OSError."""
+    data = b""
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        if int.from_bytes(data[:4], "big") > MESSAGE_BYTES_MAX:
+            raise OSError("the message is too long")
+        part = connection.recv(1 << 16)
+        if not part:
+            raise OSError("the connection ended")
+        data += part
+    return data[4:]
+
+
+def _send(connection: ssl.SSLSocket, message: msgspec.Struct) -> None:
+    body = msgspec.msgpack.encode(message)
+    connection.sendall(len(body).to_bytes(4, "big") + body)
+
+
+# -- the inviting host -----------------------------------------------------------------------------
+
+
+class Invitation:
+    """`say`: a line about each attempt. Raises CliError: this host cannot invite."""
+
+    def __init__(
+        self,
+        places: secure.Files,
+        node_id: int,
+        seeds: str,
+        listen: tuple[str, int],
+        seconds: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._places, self._say = places, say
+        try:
+            self._authority = Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+            self._context.load_cert_chain(places.host)
+            authority = ssl.PEM_cert_to_DER_cert(self._authority.certificate.decode())
+            self._listener = socket.create_server(
+                listen, family=socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+            )
+        except (OSError, ValueError) as error:
+            raise CliError(
+                f"cannot invite: {error}; it takes a host that `mqd up --secure` has started and that has"
+                f" {places.ca_key}"
+            ) from error
+        self._listener.settimeout(TURN_S)
+        self._until_s = time.monotonic() + seconds
+        self._lock = threading.Lock()
+        self._used = self._over = False
+        self._room = threading.Semaphore(CONNECTION_COUNT_MAX)
+        port = self._listener.getsockname()[1]
+        secret = secrets.token_bytes(32)
+        self.token = Token(listen[0], port, node_id, seeds, secret, int(time.time() + seconds), authority)
+
+    def run(self) -> bool:
+        """Until the host has joined, or the time is over (False)."""
+        with self._listener:
+            while not self._over and time.monotonic() < self._until_s:
+                try:
+                    connection, address = self._listener.accept()
+                except TimeoutError:
+                    continue
+                if not self._room.acquire(blocking=False):
+                    connection.close()
+                    continue
+                threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
+        return self._over
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        try:
+            connection.settimeout(CONNECTION_S)
+            with self._context.wrap_socket(connection, server_side=True) as secured:
+                request = msgspec.msgpack.decode(_receive(secured), type=_Request)
+                answer = self._answer(request)
+                _send(secured, answer)
+            if answer.granted is not None:
+                self._say(f"host {self.token.node_id} at {address} has its certificates")
+                self._over = True
+            else:
+                self._say(f"a host at {address} is refused: {answer.refusal}")
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            self._say(f"a connection from {address} failed: {host_identity.reason_of(error)}")
+        finally:
+            connection.close()
+            self._room.release()
+
+    def _answer(self, request: _Request) -> _Answer:
+        if not hmac.compare_digest(request.secret, self.token.secret):
+            return _Answer(None, "the token's secret is another one")
+        with self._lock:
+            if self._used or time.monotonic() >= self._until_s:
+                return _Answer(None, "the token was used already, or has expired; make another: mqd cluster invite")
+            self._used = True
+        now, node_id, places = datetime.datetime.now(datetime.UTC), self.token.node_id, self._places
+        try:
+            host = pki.sign_host(self._authority, request.host, node_id, now)
+            names = request.names[:HOST_COUNT_MAX]
+            broker = pki.sign(self._authority, request.broker, f"mqd broker {node_id}", names, now)
+            return _Answer(
+                _Granted(self._authority.certificate, host, broker, places.key.read_bytes(), places.admin.read_text())
+            )
+        except (OSError, ValueError) as error:
+            return _Answer(None, f"the inviting host cannot make certificates: {error}")
+
+
+# -- the new host ----------------------------------------------------------------------------------
+
+
+def has_joined(token: Token, data_dir: Path) -> bool:
+    """Whether this directory has what the token would bring, or the token has ended, so that a start
+    by the same command goes on with what is there. Certificates that end soon are fetched again.
+    Raises CliError: it has something else.
+    """
+    places = secure.files(data_dir)
+    if not secure.is_secured(data_dir):
+        return False
+    try:
+        same = ssl.PEM_cert_to_DER_cert(places.ca.read_text()) == token.authority
+        host = places.host.read_bytes()
+        if same and pki.is_host(host, token.node_id):
+            left = pki.expires(host) - datetime.datetime.now(datetime.UTC)
+            return left >= datetime.timedelta(days=pki.RENEW_DAYS) or time.time() >= token.expires_s
+    except (OSError, ValueError):
+        pass
+    raise CliError(f"{data_dir} belongs to another cluster or host already; --join takes an empty --data-dir")
+
+
+def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
+    """Raises CliError."""
+    if time.time() >= token.expires_s:
+        raise CliError("the token has expired; make another: mqd cluster invite")
+    (host, host_key), (broker, broker_key) = pki.make_request(), pki.make_request()
+    request = _Request(token.secret, host, broker, list(names))
+    where = f"{token.address}:{token.port}"
+    try:
+        with (
+            socket.create_connection((token.address, token.port), CONNECTION_S) as connection,
+            _context(token).wrap_socket(connection) as secured,
+        ):
+            _check_inviter(secured)
+            _send(secured, request)
+            answer = msgspec.msgpack.decode(_receive(secured), type=_Answer)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CliError(
+            f"cannot join by {where}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
+        ) from error
+    if answer.granted is None:
+        raise CliError(f"cannot join by {where}: {answer.refusal}")
+    granted = answer.granted
+    if ssl.PEM_cert_to_DER_cert(granted.authority.decode()) != token.authority:
+        raise CliError(f"{where} has sent another authority than the token names")
+    secure.receive(
+        data_dir,
+        {
+            "ca": granted.authority,
+            "key": granted.key,
+            "host": host_key + granted.host,
+            "admin": granted.admin.encode(),
+            "broker": broker_key + granted.broker,  # last: with it the directory is secured
+        },
+    )
+
+
+def _context(token: Token) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # _check_inviter
+    context.load_verify_locations(cadata=token.authority)
+    return context
+
+
+def _check_inviter(connection: ssl.SSLSocket) -> None:
+    """J1: clients have certificates of this authority too. Raises OSError."""
+    if not any(name.startswith(pki.NODE_URI) for name in host_identity.uris(connection.getpeercert())):
+        raise OSError("it is no host of the cluster")

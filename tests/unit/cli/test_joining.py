@@ -1,0 +1,150 @@
+"""A host joins by a token: over real sockets on loopback, both sides in this process."""
+
+import contextlib
+import datetime
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from mqd.cli import joining, secure
+from mqd.cli.common import CliError
+from mqd.cli.joining import Invitation, Token
+from mqd.security import client, pki
+from tests.unit.security.host_files import authority
+
+SEEDS = "127.0.0.1:9094"
+NAMES = ["localhost", "10.0.0.4"]
+
+
+@pytest.fixture
+def first(tmp_path) -> secure.Files:
+    return secure.prepare(tmp_path / "first", 1, ["localhost"])
+
+
+@contextlib.contextmanager
+def invitation(first: secure.Files, seconds: float = 30.0) -> Iterator[tuple[Token, list[str], list[bool]]]:
+    """(token, what it says, its result once it is over)"""
+    said: list[str] = []
+    results: list[bool] = []
+    made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), seconds, said.append)
+    thread = threading.Thread(target=lambda: results.append(made.run()))
+    thread.start()
+    try:
+        yield joining.parse(str(made.token)), said, results
+    finally:
+        made._until_s = 0.0
+        thread.join(10)
+
+
+def test_a_host_gets_what_it_needs_and_no_more(first, tmp_path):
+    data_dir = tmp_path / "fourth"
+    with invitation(first) as (token, said, results):
+        assert not joining.has_joined(token, data_dir)
+        joining.join(token, data_dir, NAMES)
+        assert joining.has_joined(token, data_dir)
+    places = secure.files(data_dir)
+    assert results == [True] and said == ["host 4 at 127.0.0.1 has its certificates"]
+    assert places.ca.read_bytes() == first.ca.read_bytes() and places.key.read_bytes() == first.key.read_bytes()
+    assert not places.ca_key.exists() and not places.pending.exists()
+    host, broker = places.host.read_bytes(), places.broker.read_bytes()
+    assert pki.is_host(host, 4) and not pki.is_host(broker, 4) and pki.covers(broker, NAMES)
+    theirs, mine = (client.read(one.admin)[0].settings for one in (first, places))
+    assert mine == {**theirs, "ssl.ca.location": str(places.ca)}
+    for file in (places.host, places.broker, places.key, places.admin):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = {file: file.read_bytes() for file in places if file.is_file()}
+    secure.prepare(data_dir, 4, NAMES)  # what `mqd up` does next
+    assert {file: file.read_bytes() for file in before} == before and not places.ca_key.exists()
+    assert secure.settings(data_dir)["cluster.tls"] == "required"
+
+
+def test_certificates_that_end_soon_are_fetched_again(first, tmp_path):
+    data_dir = tmp_path / "fourth"
+    with invitation(first) as (token, _, _):
+        joining.join(token, data_dir, NAMES)
+    places = secure.files(data_dir)
+    own = pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes())
+    pair = pki.issue_host(own, 4, datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=61))
+    places.host.write_bytes(pair.key + pair.certificate)
+    assert joining.has_joined(msgspec.structs.replace(token, expires_s=1), data_dir), "the start goes on"
+    with invitation(first) as (token, _, results):
+        assert not joining.has_joined(token, data_dir)
+        joining.join(token, data_dir, NAMES)
+        assert joining.has_joined(token, data_dir) and pki.expires(places.host.read_bytes()) > pki.expires(
+            pair.certificate
+        )
+    assert results == [True]
+
+
+def test_a_token_works_once(first, tmp_path):
+    with invitation(first) as (token, said, _):
+        made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, said.append)
+        made.token = msgspec.structs.replace(token)
+        (host, _), (broker, _) = pki.make_request(), pki.make_request()
+        request = joining._Request(token.secret, host, broker, NAMES)
+        assert made._answer(request).granted is not None
+        assert "was used already" in made._answer(request).refusal
+        made._listener.close()
+        joining.join(token, tmp_path / "fourth", NAMES)
+    with pytest.raises(CliError, match="cannot join by 127.0.0.1:.*must still run there"):
+        joining.join(token, tmp_path / "fifth", NAMES)
+
+
+def test_who_has_no_secret_gets_nothing(first, tmp_path):
+    with invitation(first) as (token, said, results):
+        with pytest.raises(CliError, match="the token's secret is another one"):
+            joining.join(msgspec.structs.replace(token, secret=b"x" * 32), tmp_path / "a", NAMES)
+        with pytest.raises(CliError, match="has expired"):
+            joining.join(msgspec.structs.replace(token, expires_s=1), tmp_path / "a", NAMES)
+        assert not (tmp_path / "a").exists() and results == []
+        joining.join(token, tmp_path / "b", NAMES)  # a wrong one does not use it up
+    assert results == [True] and "is refused" in said[0]
+
+
+def test_the_secret_goes_to_a_host_of_the_authority_only(first, tmp_path):
+    """J1: neither to another authority, nor to a client of this one."""
+    stranger = secure.prepare(tmp_path / "stranger", 1, ["localhost"])
+    own = pki.Pair(first.ca.read_bytes(), first.ca_key.read_bytes())
+    pair = pki.issue(own, "alice", ("localhost",), datetime.datetime.now(datetime.UTC))
+    for inviter, words in ((stranger, "peer's certificate is refused"), (first, "it is no host of the cluster")):
+        if inviter is first:
+            first.host.write_bytes(pair.key + pair.certificate)
+        with invitation(inviter) as (token, said, _):
+            honest = ssl.PEM_cert_to_DER_cert(first.ca.read_text())
+            with pytest.raises(CliError, match=words):
+                joining.join(msgspec.structs.replace(token, authority=honest), tmp_path / "a", NAMES)
+        assert len(said) == 1 and "failed" in said[0]
+
+
+def test_what_is_no_request_ends_that_connection_only(first, tmp_path):
+    with invitation(first) as (token, said, results):
+        for data in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1"):
+            with (
+                socket.create_connection((token.address, token.port), 10) as raw,
+                joining._context(token).wrap_socket(raw) as connection,
+            ):
+                connection.sendall(data)
+                with contextlib.suppress(OSError):
+                    assert connection.recv(10) == b""
+        with socket.create_connection((token.address, token.port), 10) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        joining.join(token, tmp_path / "b", NAMES)
+    assert results == [True] and len(said) == 4
+
+
+def test_tokens_and_directories_that_do_not_fit(first, tmp_path):
+    for text in ("", "mqd1-", "mqd1-AAAA", "nonsense", "mqd1-%%%"):
+        with pytest.raises(CliError, match="no token of `mqd cluster invite`"):
+            joining.parse(text)
+    token = Token("127.0.0.1", 1, 4, SEEDS, b"s" * 32, 1, ssl.PEM_cert_to_DER_cert(authority().certificate.decode()))
+    assert joining.parse(f" {token}\n") == token
+    with pytest.raises(CliError, match="takes an empty --data-dir"):
+        joining.has_joined(token, tmp_path / "first")
+    first.ca_key.unlink()
+    with pytest.raises(CliError, match="cannot invite"):
+        Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, print)
