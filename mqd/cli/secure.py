@@ -4,7 +4,7 @@ DATA_DIR/secure.
     ca.pem, ca.key     the cluster's own authority; every host of a cluster has the same
     broker.pem         this broker's key and certificates, renewed by each start that finds them old
     host.pem           the same for what it and the other hosts of its cluster send each other
-    hosts.allowed      an earlier release made these files: other hosts may have no host.pem yet
+    hosts.allowed      a broker has run here without host.pem: other hosts may have none yet
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      the cluster does not know that user yet
     cluster.key        the key of the cluster's hosts
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mqd.base.paths import Layout
+from mqd.base.paths import Layout, layout
 from mqd.cli.common import CliError
 from mqd.protocol.errors import ERRORS
 from mqd.security import pki
@@ -82,10 +82,16 @@ def _tls_between_hosts(places: Files) -> str:
     """cluster.tls, also before prepare() has made what is missing."""
     if places.host.exists():
         return "allowed" if places.allowed.exists() else "required"
-    if not places.broker.exists():
-        return "required"
-    # of an earlier release: where the authority's key is kept elsewhere, there is no certificate yet
-    return "allowed" if places.ca_key.exists() else "off"
+    if places.broker.exists() and not places.ca_key.exists():
+        return "off"  # of an earlier release, and nothing here could make a certificate
+    return "allowed" if _is_in_use(places) else "required"
+
+
+def _is_in_use(places: Files) -> bool:
+    """A broker has run in this directory without a host certificate: the others of its cluster may
+    have none either.
+    """
+    return places.broker.exists() or layout(places.directory.parent).meta_properties.exists()
 
 
 def hosts_of(config: Mapping[str, str]) -> list[str]:
@@ -149,7 +155,7 @@ def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.dateti
     if not places.metrics_token.exists():
         _write(places.metrics_token, secrets.token_urlsafe(32).encode() + b"\n")
     authority = _authority(places, now)
-    if places.broker.exists() and not places.host.exists() and has_peers:
+    if _is_in_use(places) and not places.host.exists() and has_peers:
         _write(places.allowed, b"")
     if authority.key and _is_host_old(places, node_id, now):
         pair = pki.issue_host(authority, node_id, now)

@@ -78,6 +78,14 @@ def test_what_an_earlier_release_has_secured(tmp_path):
     assert secure.settings(tmp_path)["cluster.tls"] == "required" and secure.hosts_hint(tmp_path) == ""
 
 
+def test_a_plain_cluster_is_secured_host_by_host(tmp_path):
+    """The first one still has to reach the others."""
+    (tmp_path / "meta.properties").write_text("cluster.id=c\n")
+    assert secure.settings(tmp_path)["cluster.tls"] == "allowed"
+    secure.prepare(tmp_path, 1, HOSTS, NOW)
+    assert secure.settings(tmp_path)["cluster.tls"] == "allowed" and "mqd cert require" in secure.hosts_hint(tmp_path)
+
+
 def test_what_an_earlier_release_has_secured_for_one_host_alone(tmp_path):
     secure.prepare(tmp_path, 1, HOSTS, NOW).host.unlink()
     secure.prepare(tmp_path, 1, HOSTS, NOW, has_peers=False)
