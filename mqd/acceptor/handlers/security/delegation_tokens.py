@@ -29,7 +29,7 @@ from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the requests have none
-NO_TIME = -1  # Kafka's answer where a request is not allowed
+NO_TIME = -1  # Kafka's answer where a request is not allowed, or creates no token
 _PROVEN = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
     CreateDelegationTokenRequest
@@ -74,15 +74,11 @@ async def _create(context: Context, request: CreateDelegationTokenRequest) -> Cr
     response = CreateDelegationTokenResponse()
     response.principal_type, _, response.principal_name = owner.partition(":")
     response.token_requester_principal_type, _, response.token_requester_principal_name = requester.partition(":")
-    refusal = _creation_refusal(context, owner, requester)
-    if refusal:
-        response.error_code = int(refusal)
-        response.issue_timestamp_ms = response.expiry_timestamp_ms = response.max_timestamp_ms = NO_TIME
-        return response
-    service = context.broker.tokens
-    response.error_code = _invalid(context, request, owner)
+    response.issue_timestamp_ms = response.expiry_timestamp_ms = response.max_timestamp_ms = NO_TIME
+    response.error_code = _creation_refusal(context, owner, requester) or _invalid(context, request, owner)
     if response.error_code:
         return response
+    service = context.broker.tokens
     now_ms, lifetime_ms = clock.now_ms(), service.max_lifetime_ms
     if request.max_lifetime_ms > 0:
         lifetime_ms = min(lifetime_ms, request.max_lifetime_ms)
@@ -101,9 +97,9 @@ async def _create(context: Context, request: CreateDelegationTokenRequest) -> Cr
 
 def _creation_refusal(context: Context, owner: str, requester: str) -> int:
     if not _is_allowed(context):
-        return ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+        return int(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
     if owner != requester and not context.authorize(Operation.CREATE_TOKENS, ResourceType.USER, owner):
-        return ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED
+        return int(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
     return 0
 
 
