@@ -4,6 +4,8 @@ it, while certificates change.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import confluent_kafka
 import confluent_kafka.admin
 import pytest
 
+from mqd import Producer
 from mqd.base import cluster_key
 from mqd.security import pki
 from tests.cluster import Cluster
@@ -119,6 +122,20 @@ def transact(cluster: Cluster) -> None:
     producer.commit_transaction(PATIENCE_S)
 
 
+def relay(cluster: Cluster, records: int = 30) -> None:
+    """By shared memory of each host: its worker sends on what other hosts lead."""
+    failed: list[object] = []
+    for member in cluster:
+        path = str(member.data_dir / "run" / "client.sock")
+        producer = Producer({"bootstrap.servers": member.bootstrap, "mqd.socket.path": path})
+        for number in range(records):
+            producer.produce(
+                "t", MARKER * 100, partition=number % 3, on_delivery=lambda error, _: error and failed.append(error)
+            )
+        assert producer.flush(PATIENCE_S) == 0 and producer.transport == "shm"
+    assert failed == []
+
+
 def in_sync(cluster: Cluster) -> list[int]:
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": cluster.bootstrap})
     partitions = admin.list_topics("t", timeout=PATIENCE_S).topics["t"].partitions
@@ -150,8 +167,11 @@ def test_nothing_is_in_clear_while_certificates_and_the_key_rotate(cluster: Watc
             assert cluster_key.rotate(cluster.key) == step
             wait_loaded(cluster, "cluster key loaded again", step)
             wait_taken(load, cluster)
+        os.kill(cluster.brokers[1].pids("worker")[0], signal.SIGKILL)
+        wait_taken(load, cluster)
     assert load.failures == []
     transact(cluster)
+    relay(cluster)
     wait(lambda: in_sync(cluster) == [3, 3, 3], cluster, "a replica is not in sync")
     assert all(wire.count > 1 and len(b"".join(wire.seen)) > 10_000 for wire in cluster.wires)
     assert MARKER not in cluster.seen() and b"MQDP" in cluster.seen()
