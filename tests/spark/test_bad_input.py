@@ -27,6 +27,7 @@ from tests.spark.support import (
     read,
     rows,
 )
+from tests.tiers import quick
 
 TRANSPORTS = ["shm", "tcp"]
 NOBODY = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
@@ -135,7 +136,7 @@ def test_a_topic_is_made_anew_while_a_stream_reads_it(spark: Any, broker: Broker
     assert [row[3] for row in stream.seen] == [*numbered(0, 10), *numbered(100, 20)]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", quick(TRANSPORTS, ["shm"]))
 def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Path, transport: str) -> None:
     """As often as it is started; who begins behind it leaves it out."""
     topic = new_topic(broker)
@@ -259,7 +260,7 @@ def wide(count: int) -> list[bytes]:
     return [b"%08d" % number + b"." * 500 for number in range(count)]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", quick(TRANSPORTS, ["tcp"]))
 def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(
     spark: Any, start_broker: Any, tmp_path: Path, transport: str
 ) -> None:
@@ -285,6 +286,7 @@ def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(
 # -- streams that write ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # a pipeline in a process of its own; rows of null are in test_formats.py
 def test_a_null_value_goes_through(broker: Broker, copy: Callable[..., Copy]) -> None:
     source, target = new_topic(broker), new_topic(broker)
     produce(

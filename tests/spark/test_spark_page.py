@@ -150,6 +150,7 @@ def test_aggregate(spark: Any, page_broker: Broker, place: Path, monkeypatch: py
     assert windows[0].keys() == {"start", "end", "origin", "flights", "mean_delay", "p95_delay"}
 
 
+@pytest.mark.slow  # what dedup does is in test_pipeline_functions.py
 def test_dedup(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(
         spark,
@@ -163,6 +164,7 @@ def test_dedup(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest
     assert len(unique) == len({(flight["tailnum"], flight["time_hour"]) for flight in FLIGHTS}) == 35
 
 
+@pytest.mark.slow  # what routes do is in test_pipeline_functions.py
 def test_route(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(spark, page_broker, place, monkeypatch, "route")
     counts = {

@@ -15,6 +15,7 @@ from tests.broker import Broker
 from tests.interaction.traffic import batch, create_topic, eventually, log_end, must_produce, produce, read_batches
 from tests.interaction.transactional import RawProducer, connect, read_committed
 from tests.kafka_connection import KafkaConnection
+from tests.tiers import quick
 
 SEGMENTS = {"log.segment.bytes": "4096"}
 
@@ -37,7 +38,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("clean", quick([True, False], [True]))
 @pytest.mark.parametrize(
     "damage", [Path.unlink, flip, lambda path: os.truncate(path, 0)], ids=["deleted", "flipped", "emptied"]
 )
@@ -71,7 +72,7 @@ def test_no_aborted_record_is_shown_without_its_index(
     assert not verify_directory(directory).damaged
 
 
-@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("clean", quick([True, False], [False]))
 @pytest.mark.parametrize("lost", ["middle", "end"])
 def test_a_deleted_segment_is_told_of_and_no_offset_is_given_twice(start_broker, clean: bool, lost: str) -> None:
     broker: Broker = start_broker(workers=1, config=SEGMENTS)
@@ -96,7 +97,7 @@ def test_a_deleted_segment_is_told_of_and_no_offset_is_given_twice(start_broker,
     assert "t-0" in line and f"from_offset={int(segments[2 if lost == 'middle' else -1].stem)}" in line
 
 
-@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("clean", quick([True, False], [False]))
 def test_a_lost_partition_metadata_is_an_error_with_the_way_out(start_broker, clean: bool) -> None:
     broker: Broker = start_broker(workers=1, config=SEGMENTS)
     with KafkaConnection(port=broker.port) as kafka:
