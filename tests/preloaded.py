@@ -89,9 +89,15 @@ class Preloaded:
         given: IO[str] | None = None,
         environment: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
+        program: str = "mqd",
     ) -> Forked:
-        """`mqd ARGUMENTS` in a session of its own, with these files."""
-        request = {"arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd or Path.cwd())}
+        """`mqd ARGUMENTS`, or one of PROGRAMS, in a session of its own, with these files."""
+        request = {
+            "program": program,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "cwd": str(cwd or Path.cwd()),
+        }
         files = [file.fileno() for file in (output, errors, given) if file is not None]
         with self._lock:
             connection = self._connected()
@@ -181,14 +187,14 @@ def _serve(connection: socket.socket) -> None:
 
 def _go_on(request: dict[str, Any], files: Sequence[int]) -> None:
     """`files`: output, errors, and perhaps input."""
-    from mqd.cli.main import main
-
+    program = request["program"]
     os.setsid()
     os.chdir(request["cwd"])
     for fd, place in zip(files, (1, 2, 0)):
         os.dup2(fd, place)
         os.close(fd)
-    _become(["mqd", *request["arguments"]], request["environment"], main)
+    main = importlib.import_module(f"{program}.__main__").main
+    _become([program, *request["arguments"]], request["environment"], main)
 
 
 def _become(argv: Sequence[str], environment: dict[str, str], main: Callable[[], Any]) -> None:
@@ -223,8 +229,7 @@ def _become(argv: Sequence[str], environment: dict[str, str], main: Callable[[],
 def _execve(options: Any, filename: str, argv: list[str], environment: dict[str, str]) -> None:
     """supervisord's, in the child that it has forked."""
     if argv[1:3] == ["-P", "-m"] and argv[3] in PROGRAMS:
-        main = importlib.import_module(f"{argv[3]}.__main__").main
-        _become(argv[3:], environment, lambda: sys.exit(main()))
+        _become(argv[3:], environment, importlib.import_module(f"{argv[3]}.__main__").main)
     os.execve(filename, argv, environment)
 
 

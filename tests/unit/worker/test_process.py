@@ -31,6 +31,7 @@ from mqd.shm import credits, segments
 from mqd.shm.attach import KeeperClient
 from tests.broker_files import bytes_of
 from tests.kafka_connection import KafkaConnection
+from tests.preloaded import PRELOADED, Forked
 from tests.unit.log.log_files import encode_batch
 
 WAIT_S = 20.0
@@ -46,13 +47,16 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 class Host:
-    """Keeper, controller and workers as processes; no supervisord, so nobody restarts what dies."""
+    """Keeper, controller and workers as processes; no supervisord: what dies is not started again.
+    The core reads where its faults come from when it is loaded: `with_faults` executes them.
+    """
 
-    def __init__(self, data_dir: Path, workers: int = 2, **config: str):
+    def __init__(self, data_dir: Path, workers: int = 2, with_faults: bool = False, **config: str):
+        self.with_faults = with_faults
         self.data_dir = data_dir
         self.workers = workers
         self.config = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.retention.check.interval.ms": "200", **config}
-        self.processes: dict[str, subprocess.Popen] = {}
+        self.processes: dict[str, Forked | subprocess.Popen[bytes]] = {}
         self.requests = 0
 
     def __enter__(self) -> Host:
@@ -100,10 +104,15 @@ class Host:
     # -- processes ---------------------------------------------------------------------------------
 
     def start(self, name: str, *arguments: str, key: str | None = None) -> None:
-        log = open(self.data_dir / f"{key or name}.log", "a")
-        self.processes[key or name] = subprocess.Popen(
-            [sys.executable, "-m", f"mqd.{name}", *arguments], env=self.environment, stderr=log, stdout=log
-        )
+        with open(self.data_dir / f"{key or name}.log", "a") as log:
+            if self.with_faults:
+                self.processes[key or name] = subprocess.Popen(
+                    [sys.executable, "-m", f"mqd.{name}", *arguments], env=self.environment, stderr=log, stdout=log
+                )
+            else:
+                self.processes[key or name] = PRELOADED.start(
+                    arguments, log, log, environment=self.environment, program=f"mqd.{name}"
+                )
 
     def wait_until_ready(self) -> None:
         states = self.client.control.endpoint_state
@@ -121,7 +130,7 @@ class Host:
         try:
             return process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()
             raise AssertionError(f"{name} did not stop\n{self.log(name)}") from None
 
@@ -309,7 +318,7 @@ def test_everything_killed_at_once_loses_nothing(tmp_path: Path) -> None:
         for partition in (0, 1):
             host.produce(topic, partition, [1, 2, 3])
         for name in list(host.processes):
-            host.processes[name].kill()
+            host.processes[name].send_signal(signal.SIGKILL)
         for name in list(host.processes):
             host.stop(name)
     with Host(tmp_path / "data", workers=3) as host:
@@ -425,7 +434,12 @@ def test_a_restarted_controller_changes_nothing(host: Host) -> None:
     assert host.view(topic).leader_epoch == 0, "nobody lost a partition"
 
 
-def test_a_full_disk_refuses_produce_and_recovers_by_itself(host: Host) -> None:
+def test_a_full_disk_refuses_produce_and_recovers_by_itself(tmp_path: Path) -> None:
+    with Host(tmp_path / "data", with_faults=True) as host:
+        _is_full_and_recovers(host)
+
+
+def _is_full_and_recovers(host: Host) -> None:
     topic, doomed = host.create("t", 1), host.create("doomed", 1)
     assert host.produce(topic, 0, [1]) == 0
     host.faults.write_text("write:ENOSPC:log/t-0/")
@@ -439,7 +453,7 @@ def test_a_full_disk_refuses_produce_and_recovers_by_itself(host: Host) -> None:
 
 
 def test_a_topic_created_on_a_full_disk_is_served_when_space_returns(tmp_path: Path) -> None:
-    with Host(tmp_path / "data", workers=1) as host:
+    with Host(tmp_path / "data", workers=1, with_faults=True) as host:
         host.faults.write_text("any:ENOSPC:log/t-0")
         topic = host.create("t", 1)
         assert host.view(topic).state == native.SlotState.OFFLINE
@@ -460,7 +474,7 @@ def test_the_reserve_of_free_space_moves_at_run_time(tmp_path: Path) -> None:
 
 def test_a_failed_flush_fences_its_directory_and_no_other(tmp_path: Path) -> None:
     first, second = tmp_path / "disk-a", tmp_path / "disk-b"
-    with Host(tmp_path / "data", workers=1, **{"log.dirs": f"{first},{second}"}) as host:
+    with Host(tmp_path / "data", workers=1, with_faults=True, **{"log.dirs": f"{first},{second}"}) as host:
         topic = host.create("t", 4)
         by_dir = {log_dir: [p.index for p in topic.partitions if p.log_dir == log_dir] for log_dir in (0, 1)}
         assert all(by_dir.values()), "the controller spreads partitions over the directories"
@@ -484,7 +498,7 @@ def test_a_directory_that_cannot_be_read_takes_down_only_its_own_partitions(tmp_
         for partition in range(4):
             host.produce(topic, partition, [1])
     (tmp_path / "data" / "faults").write_text("open:EIO:disk-a/t-")
-    with Host(tmp_path / "data", workers=1, **{"log.dirs": f"{first},{second}"}) as host:
+    with Host(tmp_path / "data", workers=1, with_faults=True, **{"log.dirs": f"{first},{second}"}) as host:
         good = [p.index for p in topic.partitions if p.log_dir == 1]
         assert [host.produce(topic, partition, [2]) for partition in good] == [1] * len(good)
         bad = [p.index for p in topic.partitions if p.log_dir == 0]
