@@ -5,7 +5,7 @@ REPLICAS_MAX: the replication core of a partition has room for that many replica
 (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
 removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
 more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX). What it leaves is for access
-control lists, credentials and tokens (50 MiB at their limits) and for subsequent changes.
+control lists, credentials and tokens (55 MiB at their limits) and for subsequent changes.
 """
 
 from collections.abc import Iterable

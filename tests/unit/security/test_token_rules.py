@@ -9,7 +9,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host import core as host_core
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import core as metadata_core
-from mqd.cluster.metadata import features
+from mqd.cluster.metadata import features, limits
 from mqd.cluster.metadata.core import Publish
 from mqd.cluster.metadata.records import DelegationToken, DelegationTokenRemoved, DelegationTokenSet, Record
 from mqd.cluster.metadata.refusal import Refusal
@@ -97,6 +97,13 @@ def test_how_many_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (token("a"), token(""), token("e", renewers=("User:" + "r" * 1020,))):
         with pytest.raises(Refusal):
             tokens.create(state, wrong)
+
+
+def test_the_image_has_room_for_the_most() -> None:
+    many = ("User:",) * ((limits.TOKEN_BYTES_MAX - 10) // 5)
+    largest = token("t" * 22, owner="User:", requester="User:", renewers=many)
+    assert tokens.create(MetadataState(), largest)
+    assert len(msgspec.msgpack.encode(largest)) * limits.TOKEN_COUNT_MAX < 20 << 20
 
 
 def test_expired_tokens_are_removed_by_the_active_controller(monkeypatch: pytest.MonkeyPatch) -> None:
