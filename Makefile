@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.h native/build_ffi.py $(foreach folder,native/* native/*/*,$(folder)/*.[ch]))
 NATIVE_STYLED := $(shell find native -name build -prune -o -name "*.[ch]" -print)
 
-.PHONY: demo demo-spark cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint lint-c format wheels venv clean native-test
+.PHONY: demo demo-spark cluster example test durations test-long chaos chaos-cluster fuzz bench bench-peers lint lint-c format wheels venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -45,6 +45,10 @@ native-test:
 # tests/run_quick.py runs native-test too, beside the tests that wait.
 test: lint $(VENV)/.spark
 	$(BIN)/python -m tests.run_quick
+
+# The same, and what its slowest tests cost is written to tests/durations.json: on a quiet machine.
+durations: lint $(VENV)/.spark
+	$(BIN)/python -m tests.run_quick --keep
 
 # tests/unit/native/test_core_long.py runs the core's own tests.
 test-long: venv $(VENV)/.spark

@@ -3,9 +3,9 @@ is printed about it.
 
 Time on the clock says little on a machine that does other things too; CPU time is within some
 percent the same. `durations.json` has the slowest tests of `make test`; one that takes twice as
-long is named at the end of a run. `--keep` writes that file again:
+long is named at the end of a run. This writes that file again:
 
-    python -m tests.run_quick --keep
+    make durations
 
 What a fixture costs counts for the first test that needs it. What a process costs that neither the
 test nor its children wait for is not seen once it has ended.
