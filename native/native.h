@@ -186,31 +186,33 @@ enum mqd_histogram {
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
 uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* a single counter */
 
-/* ---- quotas by client id (shm/quota.h) ---- */
+/* ---- quotas by user and client id (shm/quota.h) ---- */
 
 #define MQD_QUOTA_RULE_COUNT_MAX 4096
-enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_KIND_COUNT };
+/* The last counts millionths of a changed partition (KIP-599). */
+enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_MUTATION, MQD_QUOTA_KIND_COUNT };
 struct mqd_quota_rule {
-    uint64_t key; /* mqd_quota_key of the client id */
-    /* by kind: nanoseconds per byte, or per nanosecond of work, times 2^32; 0 = no limit */
-    uint64_t interval[3];
+    uint64_t key; /* mqd_quota_rule_key */
+    /* by kind: nanoseconds per unit (byte, nanosecond of work), times 2^32; 0 = no limit */
+    uint64_t interval[4];
+    uint64_t level; /* enum mqd_quota_level (shm/quota.h) */
 };
 struct mqd_quota_limits; /* a process's copy of the rules */
-uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes);
-/* Called by the controller. Sorts `rules`; forgives all debts. */
-int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count,
-                      const struct mqd_quota_rule *defaults, int64_t burst_ns);
+/* Of the name of a user or of a client id. */
+uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_bytes);
+uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_key);
+/* Called by the controller. burst_ns: by kind. Sorts `rules`; forgives all debts. */
+int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const int64_t *burst_ns);
 struct mqd_quota_limits *mqd_quota_limits_open(void);
 void mqd_quota_limits_close(struct mqd_quota_limits *limits);
 /* Updates `limits` when the rules have changed; returns the kinds that any rule limits, as bits of
  * enum mqd_quota_kind. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits);
-uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits);
-int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits);
-/* Charges a client id; returns for how many nanoseconds its connection must not be read. now_ns:
+/* Charges the bucket of the rule that holds for this user and client id; returns for how many
+ * nanoseconds its connection must not be read. 0 units: what it owes already. now_ns:
  * CLOCK_MONOTONIC. */
-int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id,
-                                uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns);
+int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, uint64_t user_key,
+                                uint64_t client_key, uint32_t kind, uint64_t units, int64_t now_ns);
 
 /* ---- links: SPSC rings of 64-byte descriptors between the processes of one host ---- */
 

@@ -24,6 +24,7 @@ from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.certificates import Certificates
 from mqd.acceptor.checks import Checks
+from mqd.acceptor.connection_limits import ConnectionLimits
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers.cluster import api_versions
 from mqd.acceptor.interbroker.client import Peers
@@ -67,10 +68,12 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, signal.Signals(number).name)
     metadata, first_image = Metadata(), asyncio.Event()
+    limits = ConnectionLimits(client.config, [name for name, _, _ in _listeners(client)])
 
     def on_metadata(message) -> None:
         features = metadata.features
         metadata.apply(message)
+        limits.update(metadata)
         if first_image.is_set() and metadata.features != features:
             api_versions.publish(client.control, metadata)
         first_image.set()
@@ -138,7 +141,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             return outcome.body
 
         between = Between(client.cluster_sockets[0], handoffs, proofs, metadata, broker.node_id, serve)
-    acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running)
+    acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running, limits)
     servers = rendezvous.served(listener.getsockname()[:2] for listener in client.listeners)
     local = LocalClients(
         client.local_listener,

@@ -2,10 +2,11 @@
 
 Each descriptor is sent with one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener
 id uint16, flags uint16 (1: a local client, then the rest is as in mqd/acceptor/local/clients.py),
-peer address 16 bytes, peer port uint16, local port uint16, local address 16 bytes, padding. IPv4
-addresses are mapped (::ffff:a.b.c.d).
+peer address 16 bytes, peer port uint16, local port uint16, local address 16 bytes, 4 bytes of padding,
+how many connections the address and the listener may have (uint32 each, 0: any number), padding.
+IPv4 addresses are mapped (::ffff:a.b.c.d).
 
-No accepted connection is dropped: when every hand-off socket is full, at most BATCH_COUNT
+No accepted connection is dropped, except by limits (connection_limits.py): when every hand-off socket is full, at most BATCH_COUNT
 connections wait here and accepting pauses; clients then wait in the kernel's queue. When accept
 fails because descriptors run out (EMFILE) or for another local reason, accepting pauses for
 PAUSE_S; existing connections continue.
@@ -13,19 +14,23 @@ PAUSE_S; existing connections continue.
 
 import asyncio
 import errno
-import ipaddress
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from mqd.acceptor.connection_limits import NO_LIMIT, ConnectionLimits
 from mqd.acceptor.handoff import Handoff
 from mqd.base import logging
+from mqd.base.host_names import packed_ip
 
 MAGIC = 0x31434E4F
-PACKET = struct.Struct("<IHH16sHH16s20x")
+PACKET = struct.Struct("<IHH16sHH16s4xII8x")
 BATCH_COUNT = 64
 PAUSE_S = 0.1
+# connections of addresses that connect too fast, kept until they are closed; more are closed at once
+DELAYED_COUNT_MAX = 1024
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The client left before it was served.
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
@@ -34,13 +39,11 @@ log = logging.get("acceptor.accepting")
 assert PACKET.size == 64
 
 
-def packed_ip(text: str) -> bytes:
-    address = ipaddress.ip_address(text.split("%")[0])
-    return address.packed if address.version == 6 else b"\0" * 10 + b"\xff\xff" + address.packed
-
-
-def packet(listener_id: int, peer: tuple, local: tuple) -> bytes:
-    return PACKET.pack(MAGIC, listener_id, 0, packed_ip(peer[0]), peer[1], local[1], packed_ip(local[0]))
+def packet(
+    listener_id: int, peer_ip: bytes, peer_port: int, local: tuple, address_count: int = 0, listener_count: int = 0
+) -> bytes:
+    local_ip = packed_ip(local[0])
+    return PACKET.pack(MAGIC, listener_id, 0, peer_ip, peer_port, local[1], local_ip, address_count, listener_count)
 
 
 class Acceptor:
@@ -52,8 +55,12 @@ class Acceptor:
         handoffs: Sequence[socket.socket],
         connection_count: Callable[[int], int],
         running: Callable[[int], bool],
+        limits: ConnectionLimits,
     ) -> None:
         self._listeners = listeners
+        self._limits = limits
+        self._resting: set[int] = set()  # listeners that are above their rate
+        self._delayed: set[socket.socket] = set()
         self._handoff = Handoff(handoffs, connection_count, running)
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted; no worker had room
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,15 +81,21 @@ class Acceptor:
         self._pause()
         for worker in list(self._writers):
             self._unwatch(worker)
-        for connection, _ in self._waiting:
+        for connection in [*(connection for connection, _ in self._waiting), *self._delayed]:
             connection.close()
         self._waiting.clear()
+        self._delayed.clear()
 
     def _resume(self) -> None:
         if self._paused and self._loop is not None:
             self._paused = False
-            for listener_id, listener in enumerate(self._listeners):
-                self._loop.add_reader(listener.fileno(), self._on_readable, listener_id, listener)
+            for listener_id in set(range(len(self._listeners))) - self._resting:
+                self._listen(listener_id)
+
+    def _listen(self, listener_id: int) -> None:
+        assert self._loop is not None
+        listener = self._listeners[listener_id]
+        self._loop.add_reader(listener.fileno(), self._on_readable, listener_id, listener)
 
     def _pause(self) -> None:
         if not self._paused and self._loop is not None:
@@ -96,6 +109,11 @@ class Acceptor:
         for _ in range(BATCH_COUNT):
             if self._paused:
                 return
+            now_ns = time.monotonic_ns()
+            wait_s = self._limits.wait_s(listener_id, now_ns)
+            if wait_s:
+                self._rest_listener(listener_id, wait_s)
+                return
             try:
                 connection, peer = listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -105,7 +123,37 @@ class Acceptor:
                     continue
                 self._rest(error)
                 return
-            self._take(connection, listener_id, peer)
+            self._limits.accepted(listener_id, now_ns)
+            address = packed_ip(peer[0])
+            delay_s = self._limits.address_delay_s(address, now_ns)
+            if delay_s:
+                self._close_later(connection, delay_s)
+            else:
+                self._take(connection, listener_id, address, peer[1])
+
+    def _rest_listener(self, listener_id: int, wait_s: float) -> None:
+        assert self._loop is not None
+        self._resting.add(listener_id)
+        self._loop.remove_reader(self._listeners[listener_id].fileno())
+        self._loop.call_later(wait_s, self._wake_listener, listener_id)
+
+    def _wake_listener(self, listener_id: int) -> None:
+        self._resting.discard(listener_id)
+        if not self._paused:
+            self._listen(listener_id)
+
+    def _close_later(self, connection: socket.socket, delay_s: float) -> None:
+        """The client would try again at once."""
+        if len(self._delayed) >= DELAYED_COUNT_MAX:
+            connection.close()
+            return
+        assert self._loop is not None
+        self._delayed.add(connection)
+        self._loop.call_later(delay_s, self._close_delayed, connection)
+
+    def _close_delayed(self, connection: socket.socket) -> None:
+        self._delayed.discard(connection)
+        connection.close()
 
     def _rest(self, error: OSError) -> None:
         """The connection is still there, so its event would fire again immediately."""
@@ -115,13 +163,19 @@ class Acceptor:
         assert self._loop is not None
         self._loop.call_later(PAUSE_S, self._resume_unless_full)
 
-    def _take(self, connection: socket.socket, listener_id: int, peer: tuple) -> None:
+    def _take(self, connection: socket.socket, listener_id: int, address: bytes, port: int) -> None:
+        address_count = self._limits.address_count(address)
+        if not address_count:
+            connection.close()
+            return
+        address_count = 0 if address_count == NO_LIMIT else address_count
+        listener_count = self._limits.listener_counts[listener_id]
         try:
             # The flag stays with the socket: a worker's sendfile must never block on a client that
             # does not read.
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            message = packet(listener_id, peer, connection.getsockname())
+            message = packet(listener_id, address, port, connection.getsockname(), address_count, listener_count)
         except OSError:
             connection.close()  # reset in the meantime
             return

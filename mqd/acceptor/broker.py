@@ -62,7 +62,7 @@ class Quotas(Protocol):
 
     def refresh(self) -> int: ...
 
-    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int: ...
+    def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int: ...
 
 
 class NoQuotas:
@@ -71,7 +71,7 @@ class NoQuotas:
     def refresh(self) -> int:
         return 0
 
-    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
+    def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
         return 0
 
 
@@ -125,6 +125,11 @@ class Address:
         # (generation of the worker's process, connection id): names the connection for as long as
         # it is open; (0, 0): none
         self.connection = connection
+
+    @property
+    def user(self) -> str:
+        """The principal's name without its type, which is whom quotas are for (KIP-55)."""
+        return self.principal.partition(":")[2]
 
 
 class ProducerIds:

@@ -175,7 +175,7 @@ async def _handled(
                 elsewhere = decode_response(elsewhere, header.api_key, header.api_version)[1]
             return Outcome(_encode(header, judged.answer(elsewhere)))
     handling = handler(context, header, judged.request)
-    if broker.quotas.refresh() & throttle.REQUEST_BIT:
+    if throttle.counts_time(context, header):
         response = await throttle.charged(handling, context, header, began)
     else:
         response = await handling

@@ -1,20 +1,26 @@
 """Request quotas for the acceptor's answers (KIP-124): the time that this loop spent on a request
-is charged to its client id, and the answer tells the client how long to wait. The worker that holds
+is charged to its client, and the answer tells the client how long to wait. The worker that holds
 the connection sees the debt in the control segment and reads no further request until it is paid.
 
 Only CPU work counts: a request that waits for the disk, the controller or other members of its
-group does not delay others.
+group does not delay others. What hosts of the cluster ask of each other is not charged, nor is an
+authentication.
+
+And quotas of changed partitions (KIP-599).
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Generator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from mqd.acceptor.broker import Context
 from mqd.native import QuotaKind
 from mqd.protocol.framing import RequestHeader
 
-REQUEST_BIT = 1 << QuotaKind.REQUEST
+MUTATION_UNITS = 1_000_000  # in which a changed partition is counted
+_SASL_HANDSHAKE, _SASL_AUTHENTICATE = 17, 36
 
 
 class Measured:
@@ -44,6 +50,51 @@ class Measured:
                 raised = error
 
 
+def _is_limited(context: Context, kind: QuotaKind) -> bool:
+    return context.address.peer_node < 0 and bool(context.broker.quotas.refresh() >> kind & 1)
+
+
+def counts_time(context: Context, header: RequestHeader) -> bool:
+    """Whether charged() is needed for this request."""
+    return _is_limited(context, QuotaKind.REQUEST) and header.api_key not in (_SASL_HANDSHAKE, _SASL_AUTHENTICATE)
+
+
+def _charge(context: Context, header: RequestHeader, kind: QuotaKind, units: int) -> int:
+    """For how many ns the client must wait."""
+    user, client_id = context.address.user.encode(), (header.client_id or "").encode()
+    return context.broker.quotas.charge(user, client_id, kind, units, time.monotonic_ns())
+
+
+def _ms(delay_ns: int) -> int:
+    return min(-(-delay_ns // 1_000_000), 2**31 - 1)
+
+
+class TopicChanges:
+    """The controller_mutation_rate of the client of one request (KIP-599). A client that owes
+    changes is refused if the request is `strict`: a version that has an error for that. Otherwise
+    it is served, and its connection is not read until the debt is paid.
+    """
+
+    def __init__(self, context: Context, header: RequestHeader, strict: bool) -> None:
+        self._context, self._header, self._strict = context, header, strict
+        self._is_on = _is_limited(context, QuotaKind.MUTATION)
+        # one change at a time, so that each is judged by what the one before it cost
+        self.turn: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_on else nullcontext()
+        self.throttle_time_ms = 0
+
+    def are_refused(self) -> bool:
+        if not self._is_on or not self._strict:
+            return False
+        owed_ns = _charge(self._context, self._header, QuotaKind.MUTATION, 0)
+        self.throttle_time_ms = max(self.throttle_time_ms, _ms(owed_ns))
+        return owed_ns > 0
+
+    def made(self, partition_count: int) -> None:
+        if self._is_on:
+            delay_ns = _charge(self._context, self._header, QuotaKind.MUTATION, partition_count * MUTATION_UNITS)
+            self.throttle_time_ms = 0 if self._strict else _ms(delay_ns)
+
+
 async def charged(handling: Awaitable[object], context: Context, header: RequestHeader, began_s: float) -> object:
     """Runs the handler; its answer carries the throttle time. The time spent since `began_s`
     (perf_counter) counts too.
@@ -53,11 +104,8 @@ async def charged(handling: Awaitable[object], context: Context, header: Request
     try:
         response: Any = await measured
     finally:
-        client_id = (header.client_id or "").encode()
-        delay_ns = context.broker.quotas.charge(
-            client_id, QuotaKind.REQUEST, decoding_ns + measured.work_ns, time.monotonic_ns()
-        )
+        delay_ns = _charge(context, header, QuotaKind.REQUEST, decoding_ns + measured.work_ns)
     if delay_ns and getattr(response, "throttle_time_ms", None) is not None:
-        response.throttle_time_ms = max(response.throttle_time_ms, min(-(-delay_ns // 1_000_000), 2**31 - 1))
+        response.throttle_time_ms = max(response.throttle_time_ms, _ms(delay_ns))
         context.cacheable = False
     return response

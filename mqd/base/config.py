@@ -386,6 +386,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
             "super.users",
             config,
         )
+    listeners.check_address_limits(config)
     cluster_config.check(config)
     _check_replicas(config, cluster_config.listens(config))
     parse_cpus(config["worker.cpus"])

@@ -82,10 +82,9 @@ WITHOUT_EFFECT: dict[str, str] = {
         " kafka.metrics.reporters kafka.metrics.polling.interval.secs controller.performance.sample.period.ms"
         " controller.performance.always.log.threshold.ms"
     ),
-    "Only quotas of clients have a window: quota.window.num.": (
+    "Only quotas of clients have a window: quota.window.num, controller.quota.window.num.": (
         "replication.quota.window.num replication.quota.window.size.seconds alter.log.dirs.replication.quota.window.num"
-        " alter.log.dirs.replication.quota.window.size.seconds controller.quota.window.num"
-        " controller.quota.window.size.seconds"
+        " alter.log.dirs.replication.quota.window.size.seconds"
     ),
     "No metrics are received from clients (KIP-714).": "telemetry.max.bytes",
     "Share groups are not available yet.": (
@@ -117,7 +116,6 @@ ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 _USERS = "users and their passwords are kept in the cluster's metadata (kafka-configs --entity-type users)"
 _MECHANISMS = "GSSAPI is not available; SCRAM-SHA-512, SCRAM-SHA-256, PLAIN and OAUTHBEARER are"
 _TIERED = "tiered storage is not available"
-_BY_ADDRESS = "limits by address are not available; see max.connections"
 _POLICY = "what it forbids would be allowed: the broker loads no Java classes"
 
 # Prefix of the name -> error text. Ignoring these would break a promise.
@@ -140,16 +138,11 @@ REFUSED: dict[str, str] = {
     "local.retention.": _TIERED,
     "log.local.retention.": _TIERED,
     "errors.deadletterqueue.": "share groups are not available yet",
-    "max.connections.per.ip": _BY_ADDRESS,
-    "max.connection.creation.rate": "limits by rate are not available; see max.connections",
 }
 
 # A refused property with this value is harmless: it is what Kafka does by default.
 ASKS_FOR_NOTHING = {
     "log.local.retention.bytes": "-2",
     "log.local.retention.ms": "-2",
-    "max.connection.creation.rate": "2147483647",
-    "max.connections.per.ip": "2147483647",
-    "max.connections.per.ip.overrides": "",
     "remote.log.storage.system.enable": "false",
 }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mqd.base.host_names import parse_ip_counts
 from mqd.base.property_values import ConfigError
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -198,11 +199,16 @@ def override_name(listener: str, key: str) -> str:
     return f"{OVERRIDE_PREFIX}{listener.lower()}.{key}"
 
 
+def own_settings(config: Mapping[str, str], name: str) -> dict[str, str]:
+    """What is set for this listener alone."""
+    prefix = override_name(name, "")
+    return {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
+
+
 def of_listener(config: Mapping[str, str], name: str) -> dict[str, str]:
     """The configuration as it holds for connections of this listener."""
-    prefix = override_name(name, "")
-    own = {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
-    return {**{key: value for key, value in config.items() if not key.startswith(OVERRIDE_PREFIX)}, **own}
+    shared = {key: value for key, value in config.items() if not key.startswith(OVERRIDE_PREFIX)}
+    return {**shared, **own_settings(config, name)}
 
 
 def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> None:
@@ -214,6 +220,19 @@ def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> Non
             raise ConfigError(
                 f"{key} is for a listener {found[0]}, which listeners has not: {config['listeners']}", key, config[key]
             )
+
+
+def check_address_limits(config: Mapping[str, str]) -> None:
+    """Raises ConfigError: max.connections.per.ip and its overrides are malformed, or shut all out."""
+    name = "max.connections.per.ip.overrides"
+    try:
+        counts = parse_ip_counts(config[name])
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", name, config[name]) from None
+    if config["max.connections.per.ip"] == "0" and not counts:
+        raise ConfigError(
+            f"max.connections.per.ip=0 lets no client connect, for {name} is empty", "max.connections.per.ip", "0"
+        )
 
 
 _OAUTH_REQUIRED = ("jwks.endpoint.url", "expected.issuer", "expected.audience")

@@ -128,9 +128,38 @@ def _listeners() -> list[Property]:
             "max.connections",
             "int",
             "10000",
-            "Connections that the broker accepts; further ones are closed at once.",
+            "Connections that the broker accepts; further ones are closed at once. For one listener"
+            " (listener.name.NAME.max.connections): its own share of them.",
             minimum=1,
             maximum=1_000_000,
+            per_listener=True,
+        ),
+        Property(
+            "max.connections.per.ip",
+            "int",
+            "2147483647",
+            "Connections that one address may have; further ones are closed at once.",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "max.connections.per.ip.overrides",
+            "string",
+            "",
+            "For these addresses instead of max.connections.per.ip: ADDRESS:NUMBER, separated by commas. Host names are"
+            " not resolved.",
+            dynamic=True,
+        ),
+        Property(
+            "max.connection.creation.rate",
+            "int",
+            "2147483647",
+            "Connections per second that the broker accepts, after a burst of quota.window.num - 1 windows; further ones"
+            " wait. For one listener (listener.name.NAME.max.connection.creation.rate): that it accepts. Of one address:"
+            " quotas of the entity type ips (kafka-configs, mqd quota).",
+            minimum=1,
+            dynamic=True,
+            per_listener=True,
         ),
         Property(
             "connections.max.idle.ms",
@@ -1242,6 +1271,23 @@ def _quotas() -> list[Property]:
             maximum=1000,
         ),
         Property("quota.window.size.seconds", "int", "1", "See quota.window.num.", minimum=1, maximum=3600),
+        Property(
+            "controller.quota.window.num",
+            "int",
+            "11",
+            "After a pause, a client may make controller.quota.window.num * controller.quota.window.size.seconds of its"
+            " controller_mutation_rate in changes of topics at once.",
+            minimum=1,
+            maximum=1000,
+        ),
+        Property(
+            "controller.quota.window.size.seconds",
+            "int",
+            "1",
+            "See controller.quota.window.num.",
+            minimum=1,
+            maximum=3600,
+        ),
     ]
 
 

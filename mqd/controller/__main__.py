@@ -362,7 +362,7 @@ class Process:
             self.client.control,
             self.membership.send,
             self.membership.know,
-            quotas.burst_ns(self.config),
+            quotas.bursts_ns(self.config),
         )
 
     async def _or_end(self, work):

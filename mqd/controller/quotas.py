@@ -1,49 +1,70 @@
-"""Writes the metadata's quotas to the control segment, where workers and the acceptor read them
-(native/shm/quota.h).
+"""Writes the metadata's quotas of users and client ids to the control segment, where workers and the
+acceptor read them (native/shm/quota.h). Those of addresses are the acceptor's.
 
-A client id's own quota takes precedence over the default of all client ids, separately for each key
-(KIP-13, KIP-257).
+Which of several quotas holds is decided there, separately for each key (KIP-13, KIP-55, KIP-124,
+KIP-599).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mqd import native
 from mqd.base.config import broker_number
 from mqd.cluster.metadata.records import Entity
-from mqd.cluster.metadata.rules.settings import CLIENT_ID, QUOTA_KEYS, REQUEST
+from mqd.cluster.metadata.rules.settings import CLIENT_ID, IP, MUTATION, QUOTA_KEYS, REQUEST, USER, quota_window_ns
+from mqd.native import QuotaKind, QuotaLevel, QuotaRule
 
 SECOND_NS = 1_000_000_000
-BURST_NS = 10 * SECOND_NS
-_DEFAULT: Entity = ((CLIENT_ID, None),)
+MUTATION_UNITS = 1_000_000  # of a changed partition, so that rates far below one a second are exact
 _INTERVAL_MAX = 2**64 - 1
+# (is a user named, is a client id named); None: the entity has none, or one that is the default
+_LEVELS = {
+    (True, True): QuotaLevel.USER_CLIENT,
+    (True, False): QuotaLevel.USER_ANY_CLIENT,
+    (True, None): QuotaLevel.USER,
+    (False, True): QuotaLevel.ANY_USER_CLIENT,
+    (False, False): QuotaLevel.ANY_USER_ANY_CLIENT,
+    (False, None): QuotaLevel.ANY_USER,
+    (None, True): QuotaLevel.CLIENT,
+    (None, False): QuotaLevel.ANY_CLIENT,
+}
 
 
-def burst_ns(config: Mapping[str, str]) -> int:
-    """How far ahead a client may spend: Kafka measures over this many windows before it considers a
-    rate too high.
-    """
-    return (
-        (broker_number(config, "quota.window.num") - 1) * broker_number(config, "quota.window.size.seconds") * SECOND_NS
+def bursts_ns(config: Mapping[str, str]) -> list[int]:
+    """By QuotaKind. Changes of topics have a bucket in Kafka, which all its windows fill."""
+    bursts = [quota_window_ns(config)] * len(QUOTA_KEYS)
+    bursts[QuotaKind.MUTATION] = (
+        broker_number(config, "controller.quota.window.num")
+        * broker_number(config, "controller.quota.window.size.seconds")
+        * SECOND_NS
     )
+    return bursts
+
+
+BURSTS_NS = tuple(bursts_ns({}))  # of brokers that set no window
 
 
 def interval(key: str, value: float | None) -> int:
-    """Nanoseconds per byte, or per nanosecond of work, times 2^32; 0 = no limit."""
+    """Nanoseconds per unit, times 2^32: per byte, per nanosecond of work, per MUTATION_UNITS-th of a
+    partition. 0 = no limit.
+    """
     if value is None:
         return 0
     per_unit = 100 / value if key == REQUEST else SECOND_NS / value
-    return max(1, min(int(per_unit * 2**32), _INTERVAL_MAX))
+    per_unit /= MUTATION_UNITS if key == MUTATION else 1
+    return int(max(1, min(per_unit * 2**32, _INTERVAL_MAX)))
 
 
-def publish(control: native.Control, client_quotas: Mapping[Entity, Mapping[str, float]], burst: int) -> None:
-    default = client_quotas.get(_DEFAULT, {})
+def rule(entity: Entity, quotas: Mapping[str, float]) -> QuotaRule:
+    names = dict(entity)
+    named = [None if kind not in names else names[kind] is not None for kind in (USER, CLIENT_ID)]
+    level = _LEVELS[named[0], named[1]]
+    return QuotaRule(
+        level, names.get(USER) or "", names.get(CLIENT_ID) or "", [interval(key, quotas.get(key)) for key in QUOTA_KEYS]
+    )
 
-    def intervals(quotas: Mapping[str, float]) -> tuple[int, ...]:
-        return tuple(interval(key, quotas.get(key, default.get(key))) for key in QUOTA_KEYS)
 
-    rules = [
-        (name, intervals(quotas))
-        for ((kind, name), *rest), quotas in client_quotas.items()
-        if kind == CLIENT_ID and name is not None and not rest
-    ]
-    control.publish_quotas(rules, intervals({}), burst)
+def publish(
+    control: native.Control, client_quotas: Mapping[Entity, Mapping[str, float]], bursts: Iterable[int]
+) -> None:
+    rules = [rule(entity, quotas) for entity, quotas in client_quotas.items() if entity[0][0] != IP]
+    control.publish_quotas(rules, list(bursts))

@@ -9,7 +9,7 @@ turn, like those from outside. Only the disk has its own thread (disk.py).
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -67,7 +67,7 @@ class Shell:
         control: native.Control,
         send: Callable[[int, msgspec.Struct], None] = lambda node_id, message: None,
         know: Callable[[int, str, int], None] = lambda node_id, host, port: None,
-        quota_burst_ns: int = quotas.BURST_NS,
+        quota_bursts_ns: Sequence[int] = quotas.BURSTS_NS,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.core = metadata
@@ -96,7 +96,7 @@ class Shell:
         self._send_out = send
         self._control = control
         self.directories: list[Directory] = []
-        self._quota_burst_ns = quota_burst_ns
+        self._quota_bursts_ns = quota_bursts_ns
         self._cluster_id = ""
         self._started = self._leaving = False
         self._dead_since_ms = -1  # no worker is alive, and the other hosts were informed
@@ -194,7 +194,7 @@ class Shell:
 
     def _publish_quotas(self) -> None:
         """Before the quota is announced: a client that knows of it is held to it."""
-        quotas.publish(self._control, self.core.committed.client_quotas, self._quota_burst_ns)
+        quotas.publish(self._control, self.core.committed.client_quotas, self._quota_bursts_ns)
 
     async def leave(self) -> int:
         """Moves this host's leaderships, and that of the quorum, to other hosts; until then it

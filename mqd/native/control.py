@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from struct import Struct as Layout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -126,6 +126,27 @@ class QuotaKind(IntEnum):
     PRODUCE = lib.MQD_QUOTA_PRODUCE
     FETCH = lib.MQD_QUOTA_FETCH
     REQUEST = lib.MQD_QUOTA_REQUEST
+    MUTATION = lib.MQD_QUOTA_MUTATION
+
+
+class QuotaLevel(IntEnum):
+    """enum mqd_quota_level (native/shm/quota.h): whom a quota is for, in the order of precedence."""
+
+    USER_CLIENT = 0
+    USER_ANY_CLIENT = 1
+    USER = 2
+    ANY_USER_CLIENT = 3
+    ANY_USER_ANY_CLIENT = 4
+    ANY_USER = 5
+    CLIENT = 6
+    ANY_CLIENT = 7
+
+
+class QuotaRule(NamedTuple):
+    level: QuotaLevel
+    user: str  # where the level names one
+    client_id: str
+    intervals: Sequence[int]  # by QuotaKind: ns for a unit, times 2^32; 0 = no limit
 
 
 def abi_hash() -> int:
@@ -315,18 +336,17 @@ class Control:
         if not 0 <= slot < PARTITION_SLOT_COUNT:
             raise NativeError(E_INVALID, f"no partition slot {slot}: there are {PARTITION_SLOT_COUNT}")
 
-    def publish_quotas(
-        self, rules: Sequence[tuple[str, Sequence[int]]], defaults: Sequence[int], burst_ns: int
-    ) -> None:
-        """Controller. By client id, and for all others: intervals by QuotaKind (ns for a unit,
-        times 2^32; 0 = no limit). Forgives what is owed.
-        """
-        told, default = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1)), ffi.new("struct mqd_quota_rule *")
-        default.interval = list(defaults)
-        for rule, (client_id, intervals) in zip(told, rules, strict=False):
-            name = client_id.encode()
-            rule.key, rule.interval = lib.mqd_quota_key(name, len(name)), list(intervals)
-        check(lib.mqd_quota_publish(self._memory, told, len(rules), default, burst_ns))
+    def publish_quotas(self, rules: Sequence[QuotaRule], burst_ns: Sequence[int]) -> None:
+        """Controller. `burst_ns`: by QuotaKind. Forgives what is owed."""
+        told = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1))
+        for rule, one in zip(told, rules, strict=False):
+            user, client_id = self._quota_key(one.user.encode()), self._quota_key(one.client_id.encode())
+            rule.key = lib.mqd_quota_rule_key(one.level, user, client_id)
+            rule.interval, rule.level = list(one.intervals), one.level
+        check(lib.mqd_quota_publish(self._memory, told, len(rules), list(burst_ns)))
+
+    def _quota_key(self, name: bytes) -> int:
+        return lib.mqd_quota_key(self._memory, name, len(name))
 
     def slot_view(self, slot: int) -> SlotView:
         """Asked in hot paths: no more calls than it takes."""
@@ -386,14 +406,17 @@ class Quotas:
             raise failure()
 
     def refresh(self) -> int:
-        """Which kinds any client id is limited in, bit by QuotaKind; 0 = there are no quotas."""
+        """Which kinds any client is limited in, bit by QuotaKind; 0 = there are no quotas."""
         return lib.mqd_quota_refresh(self._control.pointer, self._limits)
 
-    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
-        """For how many nanoseconds the client is to be left alone. `now_ns`: CLOCK_MONOTONIC."""
-        return lib.mqd_quota_charge_client(
-            self._control.pointer, self._limits, client_id, len(client_id), kind, units, now_ns
-        )
+    def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
+        """For how many nanoseconds the client is to be left alone. 0 units: for what it owes
+        already. `now_ns`: CLOCK_MONOTONIC.
+        """
+        control = self._control.pointer
+        user_key = lib.mqd_quota_key(control, user, len(user))
+        client_key = lib.mqd_quota_key(control, client_id, len(client_id))
+        return lib.mqd_quota_charge_client(control, self._limits, user_key, client_key, kind, units, now_ns)
 
     def close(self) -> None:
         if self._limits != ffi.NULL:

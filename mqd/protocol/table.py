@@ -88,10 +88,11 @@ NOTES = """
   the active controller.
 * **ListOffsets** supports earliest (-2, -4), latest (-1), by time, and the largest timestamp (-3);
   tiered offsets (-5, -6) are answered with -1.
-* **AlterClientQuotas** accepts client-id (a name, or null for the default) with producer_byte_rate,
-  consumer_byte_rate and request_percentage; user, ip, controller_mutation_rate and
-  connection_creation_rate are refused with INVALID_REQUEST and the reason. A throttled response
-  leaves at once with its throttle time; the connection is then not read (KIP-219).
+* **AlterClientQuotas** takes an ip by its address, never by a host name. A throttled response leaves
+  at once with its throttle time; the connection is then not read (KIP-219). A client that owes
+  changed partitions (controller_mutation_rate) gets THROTTLING_QUOTA_EXCEEDED for each further topic
+  of **CreateTopics** from 6, **CreatePartitions** from 3 and **DeleteTopics** from 5 on; in earlier
+  versions it is served, and waits (KIP-599).
 * **AlterReplicaLogDirs** is answered when the move has begun; **DescribeLogDirs** shows the copy as
   a future replica with its lag.
 * **AlterPartitionReassignments** is answered when the reassignments have begun; each is checked

@@ -85,6 +85,7 @@ bool mqd_authentication_prove(struct mqd_connection *c, enum mqd_principal_kind 
     memcpy(c->principal, principal, size_bytes);
     c->principal_bytes = size_bytes;
     c->principal_kind = (uint8_t)kind;
+    c->quota_version = 0; /* other quotas apply to it */
     return true;
 }
 

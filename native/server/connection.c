@@ -21,6 +21,7 @@
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 #include "server/tls/secure.h"
+#include "shm/tally.h"
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
@@ -79,6 +80,9 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
         mqd_request_orphan(r, request);
     }
     c->head = c->tail = NULL;
+    mqd_tally_leave(r->options.control, c->address_tally, r->options.self);
+    mqd_tally_leave(r->options.control, c->listener_tally, r->options.self);
+    c->address_tally = c->listener_tally = MQD_TALLY_NONE;
     r->free_indexes[r->free_index_count++] = c->index;
     r->connection_count--;
     mqd_store_relaxed(&r->slot->connection_count, r->connection_count);

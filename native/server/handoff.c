@@ -13,6 +13,7 @@
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 #include "server/tls/secure.h"
+#include "shm/tally.h"
 
 #define HANDOFF_MAGIC 0x31434e4fu
 #define MQD_HANDOFF_PEER 2u /* flag: a connection of another host, from the listener between hosts */
@@ -24,7 +25,9 @@ struct handoff {
     uint16_t peer_port, local_port;
     uint8_t local_ip[16];
     int32_t peer_node; /* with MQD_HANDOFF_PEER: the authenticated host */
-    uint8_t pad[16];
+    /* how many connections the address and the listener may have; 0 = any number */
+    uint32_t address_count_max, listener_count_max;
+    uint8_t pad[8];
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
@@ -61,6 +64,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     mqd_list_init(&c->control_waiting);
     mqd_list_init(&c->control_turn);
     mqd_list_init(&c->subject_node);
+    c->address_tally = c->listener_tally = MQD_TALLY_NONE;
     c->run_offset = -1;
     c->peer_node = -1;
     c->frame_bytes_min = MQD_FRAME_BYTES_MIN;
@@ -93,6 +97,43 @@ struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16
     return c;
 }
 
+/* " (client ADDRESS:PORT)"; "" if it has no address. */
+static void describe_peer(int fd, char *text, size_t size_bytes)
+{
+    struct sockaddr_storage address;
+    socklen_t address_bytes = sizeof address;
+    char host[INET6_ADDRSTRLEN];
+    const struct sockaddr_in *four = (const struct sockaddr_in *)&address;
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address;
+    text[0] = 0;
+    if (fd < 0 || getpeername(fd, (struct sockaddr *)&address, &address_bytes) < 0)
+        return;
+    if (address.ss_family == AF_INET && inet_ntop(AF_INET, &four->sin_addr, host, sizeof host))
+        snprintf(text, size_bytes, " (client %s:%u)", host, ntohs(four->sin_port));
+    else if (address.ss_family == AF_INET6 && inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof host))
+        snprintf(text, size_bytes, " (client [%s]:%u)", host, ntohs(six->sin6_port));
+}
+
+/* Counts the connection by its key; false: there are more than `count_max` now. */
+static bool tally(struct mqd_reactor *r, int32_t *tally, const void *key, uint32_t key_bytes, uint32_t count_max)
+{
+    uint32_t sum;
+    *tally =
+        mqd_tally_enter(r->options.control, mqd_quota_key(r->options.control, key, key_bytes), r->options.self, &sum);
+    return !count_max || sum <= count_max;
+}
+
+/* NULL, or which limit the connection exceeds. */
+static const char *count_connection(struct mqd_reactor *r, struct mqd_connection *c, const struct handoff *handoff)
+{
+    if (!tally(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
+        return "max.connections.per.ip";
+    if (handoff->listener_count_max &&
+        !tally(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id, handoff->listener_count_max))
+        return "max.connections of its listener";
+    return NULL;
+}
+
 static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -112,6 +153,15 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
     if (!c) {
         mqd_log(r, 4, 0, UINT32_MAX, "connection refused (max.connections): %s", mqd_error_message());
         close(fd);
+        return;
+    }
+    const char *exceeded = client ? count_connection(r, c, handoff) : NULL;
+    if (exceeded) {
+        mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
+        char peer[INET6_ADDRSTRLEN + 24];
+        describe_peer(fd, peer, sizeof peer);
+        mqd_log(r, 4, c->id, UINT32_MAX, "connection refused (%s)%s", exceeded, peer);
+        mqd_connection_close(r, c, exceeded);
         return;
     }
     c->local_port = handoff->local_port;
@@ -191,23 +241,6 @@ struct mqd_connection *mqd_connection_by_token(struct mqd_reactor *r, uint64_t v
         return NULL;
     struct mqd_connection *c = r->connections[index];
     return c && c->fd >= 0 && c->generation == generation ? c : NULL;
-}
-
-/* " (client ADDRESS:PORT)"; "" if it has no address. */
-static void describe_peer(int fd, char *text, size_t size_bytes)
-{
-    struct sockaddr_storage address;
-    socklen_t address_bytes = sizeof address;
-    char host[INET6_ADDRSTRLEN];
-    const struct sockaddr_in *four = (const struct sockaddr_in *)&address;
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address;
-    text[0] = 0;
-    if (fd < 0 || getpeername(fd, (struct sockaddr *)&address, &address_bytes) < 0)
-        return;
-    if (address.ss_family == AF_INET && inet_ntop(AF_INET, &four->sin_addr, host, sizeof host))
-        snprintf(text, size_bytes, " (client %s:%u)", host, ntohs(four->sin_port));
-    else if (address.ss_family == AF_INET6 && inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof host))
-        snprintf(text, size_bytes, " (client [%s]:%u)", host, ntohs(six->sin6_port));
 }
 
 void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)

@@ -173,7 +173,6 @@ struct mqd_reactor {
     uint8_t quota_kinds; /* the kinds that any quota limits; 0 = no quotas */
     struct mqd_quota_limits *quota_limits;
     uint64_t quota_version; /* of quota_limits */
-    int64_t quota_burst_ns;
     struct mqd_node mute_wheel[MQD_MUTE_TICK_COUNT];
     /* the last tick processed; the first tick that holds a connection, INT64_MAX = none */
     int64_t mute_tick, mute_due_tick;

@@ -11,6 +11,7 @@
 #include "server/rights/subject.h"
 #include "server/tls/secure.h"
 #include "shm/quota.h"
+#include "shm/tally.h"
 #include "shm/ring.h"
 
 static void init_lists(struct mqd_reactor *r)
@@ -115,6 +116,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
         return NULL;
     }
     mqd_store_relaxed(&r->slot->connection_count, 0u);
+    mqd_tally_reset(options->control, options->self);
     mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, 0); /* left over from a predecessor */
     mqd_gauge(r, MQD_GAUGE_LOCAL_BYTES, 0);
     mqd_store_relaxed(&r->slot->partition_count, 0u);

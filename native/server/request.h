@@ -7,6 +7,7 @@
 #include "log/reader/reader.h"
 #include "native.h"
 #include "shm/layout.h"
+#include "shm/quota.h"
 #include "wire/wire.h"
 
 #define MQD_FRAME_BYTES_MIN 8 /* api key, version, correlation id */
@@ -234,10 +235,11 @@ struct mqd_connection {
     /* the last frame was large: read the next length first, so that the rest goes directly into a
      * run of its own */
     uint8_t expects_large;
-    uint32_t local_ipv4; /* network order, 0 = not IPv4 */
-    uint32_t peer_ipv4;  /* as local_ipv4; used to describe group members */
-    uint8_t peer_ip[16]; /* IPv4 as ::ffff:a.b.c.d */
-    uint16_t local_port; /* host order */
+    uint32_t local_ipv4;                   /* network order, 0 = not IPv4 */
+    uint32_t peer_ipv4;                    /* as local_ipv4; used to describe group members */
+    uint8_t peer_ip[16];                   /* IPv4 as ::ffff:a.b.c.d */
+    uint16_t local_port;                   /* host order */
+    int32_t address_tally, listener_tally; /* where it is counted (shm/tally.h) */
     uint16_t listener_id;
     int32_t peer_node;       /* the authenticated host at the other end; -1 = a client */
     struct mqd_local *local; /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
@@ -285,8 +287,8 @@ struct mqd_connection {
     uint8_t quota_kinds;       /* quota kinds this connection has used, as bits of enum mqd_quota_kind */
     struct mqd_node mute_node; /* in reactor->mute_wheel */
     int64_t muted_until_ns;
-    uint64_t quota_key, quota_version;
-    uint64_t quota_intervals[MQD_QUOTA_KIND_COUNT];
+    uint64_t quota_client, quota_version; /* key of the client id, and rules, that `quota` was found by */
+    struct mqd_quota_match quota;
     /* sending */
     struct mqd_buffer out;
     uint64_t out_base;        /* stream position of out.bytes[0] */

@@ -7,9 +7,11 @@
  * an answer, clients that know KIP-219 wait by themselves, and older clients are slowed by their
  * own full sockets. Memory is bounded as for any other connection.
  *
- * All connections with one client id share its buckets, on all workers. Each checks the debt before
- * it receives and before each frame, so a new connection does not avoid the quota, except for one
- * large frame (its client id is not known before it has been received). A connection whose client
+ * All connections of the clients that a rule takes together (shm/quota.h) share its buckets, on all
+ * workers. Each checks the debt before it receives and before each frame, so a new connection does
+ * not avoid the quota, except for one large frame (its client id is not known before it has been
+ * received). The user is the connection's principal, ANONYMOUS where the listener proves nothing;
+ * what comes before authentication is bounded by server/authentication.h and not charged. A connection whose client
  * has hung up is not muted: the debt may last for minutes and the connection would stay as long,
  * and a client that gives up and reconnects would add one more each time. What its socket still
  * holds is served and charged as usual.
@@ -25,10 +27,15 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/big_endian.h"
+#include "server/authentication.h"
 #include "server/reactor.h"
 #include "shm/quota.h"
 
 #define LOOK_AGAIN_TICKS (MQD_MUTE_TICK_COUNT - 2)
+#define CREATE_TOPICS 19
+#define DELETE_TOPICS 20
+#define CREATE_PARTITIONS 37
 
 static int64_t clock_ns(void)
 {
@@ -41,30 +48,59 @@ void mqd_throttle_refresh(struct mqd_reactor *r)
 {
     r->quota_kinds = (uint8_t)mqd_quota_refresh(r->options.control, r->quota_limits);
     r->quota_version = mqd_quota_limits_version(r->quota_limits);
-    r->quota_burst_ns = mqd_quota_limits_burst_ns(r->quota_limits);
 }
 
-/* Finds the limits that apply to the connection: those of the client id in this request's header.
- * False: the header cannot be read; its parser reports that. */
+/* The name of its principal, whatever type that has (KIP-55). */
+static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    static const char anonymous[] = "ANONYMOUS";
+    const char *colon = c->principal ? memchr(c->principal, ':', c->principal_bytes) : NULL;
+    if (!colon)
+        return mqd_quota_key(r->options.control, (const uint8_t *)anonymous, sizeof anonymous - 1);
+    return mqd_quota_key(r->options.control, (const uint8_t *)colon + 1,
+                         (uint32_t)(c->principal + c->principal_bytes - colon - 1));
+}
+
+/* The kinds that a request of this API is charged for. A request for changes of topics is refused
+ * when the client owes changes, in the versions that know that error; with older ones it waits
+ * (KIP-599). */
+static uint32_t kinds_of(int16_t api_key, int16_t version)
+{
+    uint32_t kinds = 1u << MQD_QUOTA_REQUEST;
+    switch (api_key) {
+    case MQD_API_PRODUCE:
+        return kinds | 1u << MQD_QUOTA_PRODUCE;
+    case MQD_API_FETCH:
+        return kinds | 1u << MQD_QUOTA_FETCH;
+    case CREATE_TOPICS:
+        return kinds | (version < 6) << MQD_QUOTA_MUTATION;
+    case DELETE_TOPICS:
+        return kinds | (version < 5) << MQD_QUOTA_MUTATION;
+    case CREATE_PARTITIONS:
+        return kinds | (version < 3) << MQD_QUOTA_MUTATION;
+    default:
+        return kinds;
+    }
+}
+
+/* Finds the limits that apply to the connection: those of its user and of the client id in this
+ * request's header. False: there are none, or the header cannot be read; its parser reports that. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
-    if (size_bytes < 10 || c->peer_node >= 0 || c->raw_tokens)
-        /* a bare token has no header; a connection from another host was charged there: a debt would hold up all
-         * clients that it serves */
+    if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_WANTED)
+        /* a connection from another host was charged there: a debt would hold up all clients that it serves */
         return false;
-    int16_t api_key = (int16_t)(frame[0] << 8 | frame[1]), length = (int16_t)(frame[8] << 8 | frame[9]);
+    int16_t length = (int16_t)mqd_get_be16(frame + 8);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
         return false;
-    uint64_t key = mqd_quota_key(frame + 10, length > 0 ? (uint32_t)length : 0);
-    if (key != c->quota_key || r->quota_version != c->quota_version) {
-        memcpy(c->quota_intervals, mqd_quota_intervals(r->quota_limits, key), sizeof c->quota_intervals);
-        c->quota_key = key;
+    uint64_t client = mqd_quota_key(r->options.control, frame + 10, length > 0 ? (uint32_t)length : 0);
+    if (client != c->quota_client || r->quota_version != c->quota_version) {
+        mqd_quota_match(r->quota_limits, user_key(r, c), client, &c->quota);
+        c->quota_client = client;
         c->quota_version = r->quota_version;
         c->quota_kinds = 0;
     }
-    c->quota_kinds |= 1u << MQD_QUOTA_REQUEST | (api_key == MQD_API_PRODUCE ? 1u << MQD_QUOTA_PRODUCE
-                                                 : api_key == MQD_API_FETCH ? 1u << MQD_QUOTA_FETCH
-                                                                            : 0);
+    c->quota_kinds |= kinds_of((int16_t)mqd_get_be16(frame), (int16_t)mqd_get_be16(frame + 2));
     return true;
 }
 
@@ -121,10 +157,10 @@ static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
     if (c->quota_version != r->quota_version)
         return 0; /* the limits changed: the old debt is forgiven, and the next request identifies the client again */
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
-        if (!(c->quota_kinds >> kind & 1) || !c->quota_intervals[kind])
+        if (!(c->quota_kinds >> kind & 1) || !c->quota.interval[kind])
             continue;
-        int64_t owed =
-            mqd_quota_owed(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, r->quota_burst_ns, r->now_ns);
+        int64_t owed = mqd_quota_owed(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind,
+                                      mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns);
         most = owed > most ? owed : most;
     }
     return most;
@@ -165,11 +201,11 @@ void mqd_throttle_run(struct mqd_reactor *r)
 
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units)
 {
-    if (!c || c->fd < 0 || !c->quota_intervals[kind] || c->quota_version != r->quota_version)
+    if (!c || c->fd < 0 || !c->quota.interval[kind] || c->quota_version != r->quota_version)
         return;
     mute(r, c,
-         mqd_quota_charge(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, c->quota_intervals[kind], units,
-                          r->quota_burst_ns, r->now_ns));
+         mqd_quota_charge(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind, c->quota.interval[kind],
+                          units, mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns));
 }
 
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
@@ -194,10 +230,11 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
  * whole in any case. */
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
 {
-    uint64_t interval = c->quota_intervals[MQD_QUOTA_FETCH];
+    uint64_t interval = c->quota.interval[MQD_QUOTA_FETCH];
     if (!(r->quota_kinds >> MQD_QUOTA_FETCH & 1) || !interval || c->quota_version != r->quota_version)
         return bytes_max;
-    unsigned __int128 bytes = ((unsigned __int128)(uint64_t)r->quota_burst_ns << 32) / interval;
+    uint64_t burst_ns = (uint64_t)mqd_quota_limits_burst_ns(r->quota_limits, MQD_QUOTA_FETCH);
+    unsigned __int128 bytes = ((unsigned __int128)burst_ns << 32) / interval;
     return bytes < (unsigned __int128)(uint32_t)bytes_max ? (int32_t)bytes : bytes_max;
 }
 
@@ -205,7 +242,7 @@ void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint
                            int64_t arena_offset)
 {
     uint64_t id = c->id;
-    if (!identify(r, c, frame, size_bytes) || !c->quota_intervals[MQD_QUOTA_REQUEST]) {
+    if (!identify(r, c, frame, size_bytes) || !c->quota.interval[MQD_QUOTA_REQUEST]) {
         mqd_frame_on(r, c, frame, size_bytes, arena_offset);
         return;
     }
@@ -218,7 +255,7 @@ void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint
 /* Work for a connection outside frame handling: encoding and sending answers. */
 int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    return c->quota_intervals[MQD_QUOTA_REQUEST] && c->quota_version == r->quota_version ? clock_ns() : 0;
+    return c->quota.interval[MQD_QUOTA_REQUEST] && c->quota_version == r->quota_version ? clock_ns() : 0;
 }
 
 void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns)

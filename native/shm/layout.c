@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "shm/quota.h"
 #include "shm/ring.h"
+#include "shm/tally.h"
 
 enum {
     BLOBS_AT = sizeof(struct mqd_control_header),
@@ -16,10 +17,12 @@ enum {
     STATS_AT = WORKERS_AT + MQD_ENDPOINT_COUNT_MAX * sizeof(struct mqd_worker_slot),
     PARTITIONS_AT = STATS_AT + MQD_WORKER_COUNT_MAX * sizeof(struct mqd_worker_stats),
     QUOTAS_AT = PARTITIONS_AT + MQD_PARTITION_SLOT_COUNT * sizeof(struct mqd_partition_slot),
-    TOTAL_BYTES = QUOTAS_AT + sizeof(struct mqd_quota_table),
+    TALLIES_AT = QUOTAS_AT + sizeof(struct mqd_quota_table),
+    TOTAL_BYTES = TALLIES_AT + sizeof(struct mqd_tally_table),
 };
 _Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 &&
-                   PARTITIONS_AT % MQD_CACHE_LINE == 0 && QUOTAS_AT % MQD_CACHE_LINE == 0,
+                   PARTITIONS_AT % MQD_CACHE_LINE == 0 && QUOTAS_AT % MQD_CACHE_LINE == 0 &&
+                   TALLIES_AT % MQD_CACHE_LINE == 0,
                "every part begins a cache line");
 _Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_CACHE_LINE &&
                    offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
@@ -139,15 +142,21 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_quota_rules, count),
         FIELD(mqd_quota_rules, kinds),
         FIELD(mqd_quota_rules, burst_ns),
-        FIELD(mqd_quota_rules, defaults),
+        FIELD(mqd_quota_rules, levels),
         FIELD(mqd_quota_rules, rule),
         FIELD(mqd_quota_rule, key),
         FIELD(mqd_quota_rule, interval),
+        FIELD(mqd_quota_rule, level),
         FIELD(mqd_quota_bucket, key),
         FIELD(mqd_quota_bucket, used_ns),
         FIELD(mqd_quota_bucket, arrival_ns),
         MQD_QUOTA_KIND_COUNT,
         MQD_QUOTA_WAY_COUNT,
+        TALLIES_AT,
+        FIELD(mqd_tally_table, touched),
+        FIELD(mqd_tally_table, tally),
+        FIELD(mqd_tally, key),
+        FIELD(mqd_tally, count),
         FIELD(mqd_ring, head),
         FIELD(mqd_ring, tail),
         offsetof(struct mqd_ring, descriptor),
@@ -268,6 +277,11 @@ struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot)
 struct mqd_quota_table *mqd_control_quotas(void *control)
 {
     return (struct mqd_quota_table *)((uint8_t *)control + QUOTAS_AT);
+}
+
+struct mqd_tally_table *mqd_control_tallies(void *control)
+{
+    return (struct mqd_tally_table *)((uint8_t *)control + TALLIES_AT);
 }
 
 /* ---- header words ---- */

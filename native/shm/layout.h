@@ -14,6 +14,8 @@
  *   ...   struct mqd_partition_slot[MQD_PARTITION_SLOT_COUNT]: see the lines of the struct
  *   ...   struct mqd_quota_table: rules are written by the controller, buckets by workers and
  *         acceptor (shm/quota.h)
+ *   ...   struct mqd_tally_table: connections by address and listener, counted by workers
+ *         (shm/tally.h)
  *
  * Links segment:
  *   struct mqd_ring x endpoint_count^2, index from * endpoint_count + to; writer `from`, reader

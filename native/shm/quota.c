@@ -6,6 +6,7 @@
 
 #include "base/atomic.h"
 #include "base/error.h"
+#include "shm/layout.h"
 
 #define SET_COUNT (MQD_QUOTA_BUCKET_COUNT / MQD_QUOTA_WAY_COUNT)
 #define DEBT_NS_MAX (1ll << 60) /* 36 years: the sum of two values cannot overflow */
@@ -16,16 +17,45 @@ struct mqd_quota_limits {
     struct mqd_quota_rules rules;
 };
 
-/* FNV-1a, mixed: client ids often differ only in their last digits, and both the set and the order
- * depend on the hash. A client that constructs a collision only shares a limit with itself. */
-uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes)
+static uint64_t mixed(uint64_t hash)
 {
-    uint64_t hash = 0xcbf29ce484222325ull;
-    for (uint32_t i = 0; i < size_bytes; i++)
-        hash = (hash ^ client_id[i]) * 0x100000001b3ull;
     hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccdull;
-    hash ^= hash >> 33;
+    hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return hash ^ hash >> 33;
+}
+
+/* FNV-1a, mixed: names often differ only in their last digits, and both the set and the order
+ * depend on the hash. */
+uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_bytes)
+{
+    uint64_t hash;
+    memcpy(&hash, ((const struct mqd_control_header *)control)->boot_id, sizeof hash);
+    hash = mixed(hash ^ 0xcbf29ce484222325ull);
+    for (uint32_t i = 0; i < size_bytes; i++)
+        hash = (hash ^ name[i]) * 0x100000001b3ull;
+    return mixed(hash);
+}
+
+static uint64_t combined(uint64_t tag, uint64_t user_key, uint64_t client_key)
+{
+    uint64_t hash = mixed(mixed(tag ^ user_key) + client_key);
     return hash ? hash : 1;
+}
+
+uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_key)
+{
+    const uint32_t of_user = 1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_USER_ANY_CLIENT | 1u << MQD_QUOTA_USER;
+    const uint32_t of_client = 1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_ANY_USER_CLIENT | 1u << MQD_QUOTA_CLIENT;
+    return combined(level, of_user >> level & 1 ? user_key : 0, of_client >> level & 1 ? client_key : 0);
+}
+
+/* Who shares the bucket of a rule of this level; see the header. */
+static uint64_t bucket_key(uint32_t level, uint64_t user_key, uint64_t client_key)
+{
+    bool by_client = level == MQD_QUOTA_CLIENT || level == MQD_QUOTA_ANY_CLIENT,
+         by_user = level == MQD_QUOTA_USER || level == MQD_QUOTA_ANY_USER;
+    return combined(MQD_QUOTA_LEVEL_COUNT + by_client + 2 * by_user, by_client ? 0 : user_key,
+                    by_user ? 0 : client_key);
 }
 
 /* ---- rules ---- */
@@ -58,27 +88,32 @@ static void clear_debts(struct mqd_quota_table *table)
             mqd_store_relaxed(&table->bucket[i].arrival_ns[kind], 0);
 }
 
-int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count,
-                      const struct mqd_quota_rule *defaults, int64_t burst_ns)
+int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const int64_t *burst_ns)
 {
     if (count > MQD_QUOTA_RULE_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "quotas of %u client ids; at most %d are possible", count,
+        return mqd_error_set(MQD_E_INVALID, "quotas of %u users and client ids; at most %d are possible", count,
                              MQD_QUOTA_RULE_COUNT_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        if (rules[i].level >= MQD_QUOTA_LEVEL_COUNT)
+            return mqd_error_set(MQD_E_INVALID, "a quota of level %llu; there are %d",
+                                 (unsigned long long)rules[i].level, MQD_QUOTA_LEVEL_COUNT);
     struct mqd_quota_table *table = mqd_control_quotas(control);
     uint64_t next = mqd_load_relaxed(&table->version) + 1;
     struct mqd_quota_rules *to = &table->rules[next & 1];
-    uint32_t kinds = kinds_of(defaults->interval);
+    uint32_t kinds = 0;
+    uint64_t levels = 0;
     if (count)
         qsort(rules, count, sizeof *rules, by_key);
     for (uint32_t i = 0; i < count; i++) {
         kinds |= kinds_of(rules[i].interval);
+        levels |= 1u << rules[i].level;
         mqd_store_release(&to->rule[i].key, rules[i].key);
         for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
             mqd_store_release(&to->rule[i].interval[kind], rules[i].interval[kind]);
     }
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
-        mqd_store_release(&to->defaults[kind], defaults->interval[kind]);
-    mqd_store_release(&to->burst_ns, burst_ns);
+        mqd_store_release(&to->burst_ns[kind], burst_ns[kind]);
+    mqd_store_release(&to->levels, levels);
     mqd_store_release(&to->kinds, kinds);
     mqd_store_release(&to->count, count);
     mqd_store_release(&table->version, next);
@@ -126,25 +161,43 @@ uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits)
     return limits->version;
 }
 
-int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits)
+int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits, uint32_t kind)
 {
-    return limits->rules.burst_ns;
+    return limits->rules.burst_ns[kind];
 }
 
-const uint64_t *mqd_quota_intervals(const struct mqd_quota_limits *limits, uint64_t key)
+static const struct mqd_quota_rule *rule_of(const struct mqd_quota_rules *rules, uint64_t key)
 {
-    const struct mqd_quota_rules *rules = &limits->rules;
     uint32_t first = 0, end = rules->count <= MQD_QUOTA_RULE_COUNT_MAX ? rules->count : 0;
     while (first < end) {
         uint32_t middle = (first + end) / 2;
         if (rules->rule[middle].key == key)
-            return rules->rule[middle].interval;
+            return &rules->rule[middle];
         if (rules->rule[middle].key < key)
             first = middle + 1;
         else
             end = middle;
     }
-    return rules->defaults;
+    return NULL;
+}
+
+void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, uint64_t client_key,
+                     struct mqd_quota_match *match)
+{
+    const struct mqd_quota_rules *rules = &limits->rules;
+    uint32_t open = rules->kinds; /* kinds for which no rule has been found yet */
+    memset(match, 0, sizeof *match);
+    for (uint32_t level = 0; level < MQD_QUOTA_LEVEL_COUNT && open; level++) {
+        const struct mqd_quota_rule *rule =
+            rules->levels >> level & 1 ? rule_of(rules, mqd_quota_rule_key(level, user_key, client_key)) : NULL;
+        for (uint32_t kind = 0; rule && kind < MQD_QUOTA_KIND_COUNT; kind++) {
+            if (!(open >> kind & 1) || !rule->interval[kind])
+                continue;
+            match->interval[kind] = rule->interval[kind];
+            match->bucket[kind] = bucket_key(level, user_key, client_key);
+            open &= ~(1u << kind);
+        }
+    }
 }
 
 /* ---- buckets ---- */
@@ -231,12 +284,13 @@ int64_t mqd_quota_owed(void *control, uint64_t key, enum mqd_quota_kind kind, in
     return delay > 0 ? delay : 0;
 }
 
-int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id,
-                                uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns)
+int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, uint64_t user_key,
+                                uint64_t client_key, uint32_t kind, uint64_t units, int64_t now_ns)
 {
     if (kind >= MQD_QUOTA_KIND_COUNT)
         return 0;
-    uint64_t key = mqd_quota_key(client_id, size_bytes);
-    return mqd_quota_charge(control, key, kind, mqd_quota_intervals(limits, key)[kind], units, limits->rules.burst_ns,
-                            now_ns);
+    struct mqd_quota_match match;
+    mqd_quota_match(limits, user_key, client_key, &match);
+    return mqd_quota_charge(control, match.bucket[kind], kind, match.interval[kind], units,
+                            limits->rules.burst_ns[kind], now_ns);
 }

@@ -1,11 +1,17 @@
-/* Quotas by client id: limits that the controller publishes, and buckets that all workers and the
- * acceptor charge. In the control segment.
+/* Quotas by user and client id: limits that the controller publishes, and buckets that all workers
+ * and the acceptor charge. In the control segment.
+ *
+ * A client is (the name of its principal, its client id). For each kind the first rule in the order
+ * of enum mqd_quota_level holds, and says who shares a bucket, as in Kafka: a rule for users and
+ * clients gives each such pair its own, a rule for users each user, a rule for clients each client
+ * id. Names are hashed with the host's boot id, so a client cannot choose an id whose bucket is
+ * another user's.
  *
  * struct mqd_quota_table:
  *   version             written by the controller: the copy `version & 1` of the rules is complete;
  *                       0 = never written
  *   mqd_quota_rules[2]  the controller writes the inactive copy, then the version
- *   mqd_quota_bucket[]  8192 in sets of 8: written by any process that serves a client of that id
+ *   mqd_quota_bucket[]  8192 in sets of 8: written by any process that serves such a client
  *
  * A bucket is GCRA: one theoretical arrival time per kind, advanced by the cost of a request (units
  * * interval) with compare-and-swap. So the total that all workers admit is bounded, and none ever
@@ -14,7 +20,7 @@
  *
  * Invariants
  *   Q1  a bucket whose arrival times are in the past carries no information: it may be reused for
- *       another client id unchanged. Such buckets are reused first, the least recently used before
+ *       another client unchanged. Such buckets are reused first, the least recently used before
  *       others; only in a set of eight clients that all owe is a debt dropped (forgiven).
  *   Q2  if a set has two buckets of one key (two workers claimed at once) all processes use the
  *       first; the other ages.
@@ -30,17 +36,31 @@
 #define MQD_QUOTA_WAY_COUNT 8
 #define MQD_QUOTA_BUCKET_COUNT 8192
 
+/* Whom a rule is for, in the order of precedence of Kafka's ClientQuotaManager: of the rules that
+ * are for a client and limit a kind, the first one holds. */
+enum mqd_quota_level {
+    MQD_QUOTA_USER_CLIENT,
+    MQD_QUOTA_USER_ANY_CLIENT,
+    MQD_QUOTA_USER,
+    MQD_QUOTA_ANY_USER_CLIENT,
+    MQD_QUOTA_ANY_USER_ANY_CLIENT,
+    MQD_QUOTA_ANY_USER,
+    MQD_QUOTA_CLIENT,
+    MQD_QUOTA_ANY_CLIENT,
+    MQD_QUOTA_LEVEL_COUNT
+};
+
 struct mqd_quota_rules {
     uint32_t count;
-    uint32_t kinds;       /* kinds that some rule limits, as bits of enum mqd_quota_kind */
-    int64_t burst_ns;     /* how much may be spent in advance */
-    uint64_t defaults[4]; /* intervals of client ids without a rule of their own, by kind */
+    uint32_t kinds;      /* kinds that some rule limits, as bits of enum mqd_quota_kind */
+    uint64_t levels;     /* that some rule is of, as bits of enum mqd_quota_level */
+    int64_t burst_ns[4]; /* how much may be spent in advance, by kind */
     uint8_t pad[16];
     struct mqd_quota_rule rule[MQD_QUOTA_RULE_COUNT_MAX]; /* by key, ascending */
 };
 
 struct mqd_quota_bucket {
-    uint64_t key;          /* mqd_quota_key; 0 = free */
+    uint64_t key;          /* of struct mqd_quota_match; 0 = free */
     int64_t used_ns;       /* last charge; used only to order eviction */
     int64_t arrival_ns[4]; /* theoretical arrival time, by kind */
     uint8_t pad[16];
@@ -58,10 +78,18 @@ _Static_assert(sizeof(struct mqd_quota_rules) % 64 == 0, "copied by words; the b
 
 struct mqd_quota_table *mqd_control_quotas(void *control); /* shm/layout.c */
 
-/* One relaxed load: differs from limits->version when mqd_quota_refresh is needed. */
+/* One relaxed load: differs from that of the limits when mqd_quota_refresh is needed. */
 uint64_t mqd_quota_version(void *control);
-/* The intervals of a client id, by kind; 0 = no limit. Valid until the next refresh. */
-const uint64_t *mqd_quota_intervals(const struct mqd_quota_limits *limits, uint64_t key);
+uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits);
+int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits, uint32_t kind);
+
+/* What holds for one client, by kind. */
+struct mqd_quota_match {
+    uint64_t interval[MQD_QUOTA_KIND_COUNT]; /* 0 = no limit */
+    uint64_t bucket[MQD_QUOTA_KIND_COUNT];   /* key of the bucket that it is charged to */
+};
+void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, uint64_t client_key,
+                     struct mqd_quota_match *match);
 /* Charges, and returns how long to wait; 0 = not at all. */
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,
                          int64_t burst_ns, int64_t now_ns);

@@ -33,6 +33,8 @@ static struct client client_open_of(struct bench *b, uint32_t worker, uint16_t l
     uint32_t magic = 0x31434e4fu;
     memcpy(bytes, &magic, 4);
     memcpy(bytes + 4, &listener_id, 2);
+    memcpy(bytes + 48, &b->address_count_max, 4);
+    memcpy(bytes + 52, &b->listener_count_max, 4);
     if (peer_node >= 0) {
         bytes[6] = tls ? 2 | 4 : 2; /* MQD_HANDOFF_PEER, MQD_HANDOFF_TLS */
         memcpy(bytes + 44, &peer_node, 4);

@@ -49,6 +49,8 @@ struct bench {
     struct mqd_reactor_options options[REACTORS];
     struct mqd_reactor *reactors[REACTORS];
     int handoffs[REACTORS]; /* our ends */
+    /* of the connections that are handed over next; 0 = any number */
+    uint32_t address_count_max, listener_count_max;
     int listener;
     struct mqd_endpoint *endpoints[ENDPOINTS]; /* FAKE and ACCEPTOR */
     struct mqd_partition *partitions[SLOTS_MAX];

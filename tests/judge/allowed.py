@@ -135,14 +135,6 @@ ALLOWED = (
     Allowed("AlterConfigs", "0-2", "responses[].error_code", ELR, kafka=40, mqd=0),
     Allowed("AlterClientQuotas", "0-1", "entries[].entity", HASHED, order=True),
     Allowed(
-        "AlterClientQuotas",
-        "0-1",
-        "entries[].error_code",
-        "without authentication and quotas by address there is nothing that they could apply to",
-        kafka=0,
-        mqd=42,
-    ),
-    Allowed(
         "ElectLeaders",
         "0-2",
         "replica_election_results[] only Kafka",

@@ -134,6 +134,8 @@ class _Walk:
     def _compare_lists(self, kafka: list, mqd: list, path: str) -> None:
         if (self.api, path) == ("Fetch", "responses"):
             kafka, mqd = _joined(kafka), _joined(mqd)
+        if (self.api, path) == ("AlterClientQuotas", "entries"):
+            kafka, mqd = _by_entity(kafka), _by_entity(mqd)
         names = [_identity(item) for item in kafka], [_identity(item) for item in mqd]
         is_same_set = sorted(names[0]) == sorted(names[1])
         if names[0] != names[1] and not is_same_set and not _are_named(kafka + mqd):
@@ -171,6 +173,11 @@ def _joined(topics: list) -> list:
         known = found.setdefault(_identity(topic), {**topic, "partitions": []})
         known["partitions"] = known["partitions"] + topic["partitions"]
     return list(found.values())
+
+
+def _by_entity(entries: list[dict]) -> list[dict]:
+    """Kafka answers in the order of a hash table, and an entry has no name but its entity."""
+    return sorted(entries, key=lambda entry: sorted(map(repr, entry["entity"])))
 
 
 def _are_named(items: list) -> bool:

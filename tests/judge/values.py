@@ -94,7 +94,9 @@ POOLS: dict[object, list[object]] = {
     "feature": ["group.version", "transaction.version", "nonsense", "metadata.version"], "max_version_level": [1, 2, 29, 30, 0, -1],
     "upgrade_type": [1, 2, 3, 0, 9], "users": ["ann"], "balance": [0],
     "coordinator_epoch": [0, -1], "transaction_result": [False, False, True],
-    ("AlterClientQuotas", "key"): ["producer_byte_rate", "consumer_byte_rate", "request_percentage", "nonsense", ""],
+    ("AlterClientQuotas", "key"): [
+        "producer_byte_rate", "consumer_byte_rate", "request_percentage", "connection_creation_rate", "nonsense", "",
+    ],
     ("DescribeUserScramCredentials", "name"): ["ann", "ben", ""],
     ("JoinGroup", "name"): ["range", "range", "sticky", ""],
     ("CreateTopics", "name"): ["¤c", "¤c", "¤c", "¤d", A, "", "bad name!", "..", "x" * 249, "x" * 250],

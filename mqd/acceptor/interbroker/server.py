@@ -28,10 +28,11 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 
-from mqd.acceptor.accepting import MAGIC, packed_ip
+from mqd.acceptor.accepting import MAGIC
 from mqd.acceptor.interbroker.channel import Channel, set_options, shake
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
+from mqd.base.host_names import packed_ip
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.credentials import Credentials, TurnedAway
 from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, Refusal

@@ -1,16 +1,26 @@
-"""`mqd quota`: list, set, delete the quotas of clients, by client id."""
+"""`mqd quota`: list, set, delete the quotas of clients: by client id, user, both, or address."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, human_bytes, options
 
-_KEYS = {"produce": "producer_byte_rate", "fetch": "consumer_byte_rate", "requests": "request_percentage"}
+_KEYS = {
+    "produce": "producer_byte_rate",
+    "fetch": "consumer_byte_rate",
+    "requests": "request_percentage",
+    "changes": "controller_mutation_rate",
+    "connections": "connection_creation_rate",
+}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _DESCRIBE, _ALTER = 48, 49
-_EXACT, _DEFAULT, _ANY = 0, 1, 2
+_EXACT, _DEFAULT = 0, 1
+_NOUNS = {"user": ("user", "users"), "client-id": ("client", "clients"), "ip": ("address", "addresses")}
+# Kafka's entity types and names, a user first; None: the default of all
+Entity = dict[str, str | None]
 
 
 class Rate(click.ParamType):
@@ -26,70 +36,118 @@ class Rate(click.ParamType):
         return rate
 
 
-@click.group(help="Show and change how much clients may produce, fetch and ask, by client id.")
+@click.group(help="Show and change how much clients may produce, fetch, ask and change, and how fast they may connect.")
 def command() -> None:
     pass
 
 
-def _client(name: str | None, default: bool) -> str | None:
-    """The client id, None = the default of all. Raises click.UsageError."""
-    if (name is not None) == default:
-        raise click.UsageError("name a client id, or give --default for all that have no quota of their own")
-    return name
+def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The parameters that entity() takes."""
+    for decorate in (
+        click.option("--default-ip", is_flag=True, help="The default of all addresses; each gets it for itself."),
+        click.option("--ip", metavar="ADDRESS", help="An address that clients connect from."),
+        click.option("--default-user", is_flag=True, help="The default of all users; each gets it for itself."),
+        click.option("--user", metavar="NAME", help="A user; with CLIENT or --default, only these clients of it."),
+        click.option("--default", is_flag=True, help="The default of all clients; each client id gets it for itself."),
+        click.argument("client", required=False),
+    ):
+        function = decorate(function)
+    return function
 
 
-def _shown(client: str | None) -> str:
-    return "the default of all clients" if client is None else f"client {client}"
+def _entity(
+    client: str | None, default: bool, user: str | None, default_user: bool, ip: str | None, default_ip: bool
+) -> Entity:
+    """{}: none is named. Raises click.UsageError."""
+    found: Entity = {}
+    named = {"user": (user, default_user), "client-id": (client, default), "ip": (ip, default_ip)}
+    for kind, (name, is_default) in named.items():
+        if name is not None and is_default:
+            raise click.UsageError(f"a {_NOUNS[kind][0]} and the default of all exclude each other")
+        if name is not None or is_default:
+            found[kind] = name
+    if "ip" in found and len(found) > 1:
+        raise click.UsageError("quotas of an address are not of users or clients too")
+    return found
 
 
-def _found(settings: Settings, match_type: int, name: str | None) -> list[tuple[str | None, dict[str, float]]]:
+def _one_entity(**named: Any) -> Entity:
+    found = _entity(**named)
+    if not found:
+        raise click.UsageError(
+            "name a client id, or give --user or --ip; --default, --default-user or --default-ip for all that have no"
+            " quota of their own"
+        )
+    return found
+
+
+def _shown(entity: Entity) -> str:
+    """ "client app of user alice", "the default of all clients"."""
+    words = [
+        f"the default of all {_NOUNS[kind][1]}" if name is None else f"{_NOUNS[kind][0]} {name}"
+        for kind, name in entity.items()
+    ]
+    return " of ".join(reversed(words))
+
+
+def _short(entity: Entity) -> str:
+    return ", ".join(f"{_NOUNS[kind][0]} {'<default>' if name is None else name}" for kind, name in entity.items())
+
+
+def _found(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, float]]]:
+    """{}: of all."""
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeClientQuotasRequest
 
-    wanted = DescribeClientQuotasRequest.ComponentData(entity_type="client-id", match_type=match_type, match=name)
-    with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_DESCRIBE, DescribeClientQuotasRequest(components=[wanted], strict=True))
-    check("quotas", answer.error_code, answer.error_message)
-    found = [
-        (entry.entity[0].entity_name, {value.key: value.value for value in entry.values})
-        for entry in answer.entries or []
+    wanted = [
+        DescribeClientQuotasRequest.ComponentData(
+            entity_type=kind, match_type=_DEFAULT if name is None else _EXACT, match=name
+        )
+        for kind, name in entity.items()
     ]
-    return sorted(found, key=lambda entry: (entry[0] is None, entry[0] or ""))
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.ask(_DESCRIBE, DescribeClientQuotasRequest(components=wanted, strict=bool(entity)))
+    check("quotas", answer.error_code, answer.error_message)
+    found = []
+    for entry in answer.entries or []:
+        names = {part.entity_type: part.entity_name for part in entry.entity}
+        ordered = {kind: names[kind] for kind in _NOUNS if kind in names}
+        found.append((ordered, {value.key: value.value for value in entry.values}))
+    return sorted(found, key=lambda one: [(kind not in one[0], one[0].get(kind) or "\uffff") for kind in _NOUNS])
 
 
 def _text(key: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:g} %" if key == "request_percentage" else f"{human_bytes(value)}/s"
+    if key == "request_percentage":
+        return f"{value:g} %"
+    return f"{value:g}/s" if key in (_KEYS["changes"], _KEYS["connections"]) else f"{human_bytes(value)}/s"
 
 
 @command.command("list")
 @options
-@click.argument("client", required=False)
-@click.option("--default", is_flag=True, help="Only the default of all clients.")
-def list_(settings: Settings, client: str | None, default: bool) -> None:
-    """Show the quotas that are set: of all clients, or of one client id."""
-    if client is not None and default:
-        raise click.UsageError("a client id and --default exclude each other")
-    found = _found(settings, _DEFAULT if default else _ANY if client is None else _EXACT, client)
+@_entity_options
+def list_(settings: Settings, **named: Any) -> None:
+    """Show the quotas that are set: all of them, or those of the client, user or address."""
+    entity = _entity(**named)
+    found = _found(settings, entity)
     if settings.json:
-        emit_json([{"client_id": name, **{key: quotas.get(key) for key in _KEYS.values()}} for name, quotas in found])
+        emit_json([{"entity": of, **{key: quotas.get(key) for key in _KEYS.values()}} for of, quotas in found])
     elif found:
-        rows = [
-            ("<default>" if name is None else name, *(_text(key, quotas.get(key)) for key in _KEYS.values()))
-            for name, quotas in found
-        ]
-        emit_table(("CLIENT", "PRODUCE", "FETCH", "REQUESTS"), rows)
+        rows = [(_short(of), *(_text(key, quotas.get(key)) for key in _KEYS.values())) for of, quotas in found]
+        emit_table(("OF", *(name.upper() for name in _KEYS)), rows)
     else:
-        click.echo(f"no quota is set{'' if client is None and not default else ' for ' + _shown(client)}")
+        click.echo(f"no quota is set{' for ' + _shown(entity) if entity else ''}")
 
 
-def _alter(settings: Settings, client: str | None, operations: dict[str, float | None], dry_run: bool) -> None:
+def _alter(settings: Settings, entity: Entity, operations: dict[str, float | None], dry_run: bool) -> None:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import AlterClientQuotasRequest
 
     entry = AlterClientQuotasRequest.EntryData(
-        entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client)],
+        entity=[
+            AlterClientQuotasRequest.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.items()
+        ],
         ops=[
             AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)
             for key, value in operations.items()
@@ -97,18 +155,13 @@ def _alter(settings: Settings, client: str | None, operations: dict[str, float |
     )
     with Broker(settings.bootstrap) as broker:
         (answer,) = broker.ask(_ALTER, AlterClientQuotasRequest(entries=[entry], validate_only=dry_run)).entries
-    check(_shown(client), answer.error_code, answer.error_message)
+    check(_shown(entity), answer.error_code, answer.error_message)
 
 
 @command.command("set")
 @options
-@click.argument("client", required=False)
-@click.option(
-    "--default",
-    is_flag=True,
-    help="The default of all clients without a quota of their own; each client id gets it for itself.",
-)
-@click.option("--produce", type=Rate(), help="What it may send, on all brokers' connections together: 500k, 10MB.")
+@_entity_options
+@click.option("--produce", type=Rate(), help="What it may send, on all connections to a broker together: 500k, 10MB.")
 @click.option("--fetch", type=Rate(), help="What it may read.")
 @click.option(
     "--requests",
@@ -116,52 +169,65 @@ def _alter(settings: Settings, client: str | None, operations: dict[str, float |
     metavar="PERCENT",
     help="Time that its requests may take, 100 is one worker.",
 )
+@click.option(
+    "--changes",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N/S",
+    help="Partitions that it may create and delete each second.",
+)
+@click.option(
+    "--connections", type=click.IntRange(1), metavar="N/S", help="Of an address: connections that it may open."
+)
 @click.option("--dry-run", is_flag=True, help="Let the broker check, change nothing.")
 def set_(
     settings: Settings,
-    client: str | None,
-    default: bool,
     produce: int | None,
     fetch: int | None,
     requests: float | None,
+    changes: float | None,
+    connections: int | None,
     dry_run: bool,
+    **named: Any,
 ) -> None:
-    """Limit CLIENT; what is not named stays as it is."""
-    client = _client(client, default)
-    given = {_KEYS["produce"]: produce, _KEYS["fetch"]: fetch, _KEYS["requests"]: requests}
+    """Limit CLIENT, a user, a user's client or an address; what is not named stays as it is."""
+    entity = _one_entity(**named)
+    given = dict(zip(_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
     wanted: dict[str, float | None] = {key: float(value) for key, value in given.items() if value is not None}
     if not wanted:
-        raise click.UsageError("nothing to set; give --produce, --fetch or --requests")
-    _alter(settings, client, wanted, dry_run)
+        raise click.UsageError("nothing to set; give --produce, --fetch, --requests, --changes or --connections")
+    _alter(settings, entity, wanted, dry_run)
     if settings.json:
-        emit_json({"client_id": client, "set": wanted, "changed": not dry_run})
+        emit_json({"entity": entity, "set": wanted, "changed": not dry_run})
     else:
         words = ", ".join(f"{name} {_text(key, wanted[key])}" for name, key in _KEYS.items() if key in wanted)
-        click.echo(f"{_shown(client)} {'could be' if dry_run else 'is'} limited: {words}")
+        click.echo(f"{_shown(entity)} {'could be' if dry_run else 'is'} limited: {words}")
 
 
 @command.command()
 @options
-@click.argument("client", required=False)
-@click.option("--default", is_flag=True, help="The default of all clients.")
+@_entity_options
 @click.option("--produce", is_flag=True, help="Only what it may send.")
 @click.option("--fetch", is_flag=True, help="Only what it may read.")
 @click.option("--requests", is_flag=True, help="Only the time of its requests.")
-def delete(settings: Settings, client: str | None, default: bool, produce: bool, fetch: bool, requests: bool) -> None:
-    """Remove the quotas of CLIENT: all of them, or those named."""
-    client = _client(client, default)
-    named = {"produce": produce, "fetch": fetch, "requests": requests}
-    keys = [_KEYS[name] for name, wanted in named.items() if wanted] or list(_KEYS.values())
-    before = dict(_found(settings, _DEFAULT if client is None else _EXACT, client)).get(client, {})
+@click.option("--changes", is_flag=True, help="Only the partitions that it may create and delete.")
+@click.option("--connections", is_flag=True, help="Only the connections that it may open.")
+def delete(
+    settings: Settings, produce: bool, fetch: bool, requests: bool, changes: bool, connections: bool, **named: Any
+) -> None:
+    """Remove the quotas of CLIENT, a user, a user's client or an address: all, or those named."""
+    entity = _one_entity(**named)
+    chosen = dict(zip(_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
+    keys = [key for key, wanted in chosen.items() if wanted] or list(_KEYS.values())
+    before = {key for _, quotas in _found(settings, entity) for key in quotas}
     gone = [key for key in keys if key in before]
     if not gone:
-        raise CliError(f"{_shown(client)} has no such quota; mqd quota list shows them")
-    _alter(settings, client, dict.fromkeys(gone), False)
+        raise CliError(f"{_shown(entity)} has no such quota; mqd quota list shows them")
+    _alter(settings, entity, dict.fromkeys(gone), False)
     if settings.json:
-        emit_json({"client_id": client, "removed": gone})
+        emit_json({"entity": entity, "removed": gone})
     else:
         click.echo(
-            f"{_shown(client)} is no longer limited: {', '.join(name for name, key in _KEYS.items() if key in gone)}"
+            f"{_shown(entity)} is no longer limited: {', '.join(name for name, key in _KEYS.items() if key in gone)}"
         )
 
 

@@ -19,10 +19,11 @@ static uint64_t per_second(uint64_t units)
 static void limit(struct bench *b, const char *client_id, enum mqd_quota_kind kind, uint64_t units_per_second,
                   int64_t burst_ns)
 {
-    struct mqd_quota_rule rule = {.key = mqd_quota_key((const uint8_t *)client_id, (uint32_t)strlen(client_id))},
-                          none = {0};
+    uint64_t client = mqd_quota_key(b->control, (const uint8_t *)client_id, (uint32_t)strlen(client_id));
+    struct mqd_quota_rule rule = {.key = mqd_quota_rule_key(MQD_QUOTA_CLIENT, 0, client), .level = MQD_QUOTA_CLIENT};
     rule.interval[kind] = units_per_second ? per_second(units_per_second) : 0;
-    CHECK_EQUAL(mqd_quota_publish(b->control, &rule, 1, &none, burst_ns), 0);
+    int64_t bursts_ns[MQD_QUOTA_KIND_COUNT] = {burst_ns, burst_ns, burst_ns, burst_ns};
+    CHECK_EQUAL(mqd_quota_publish(b->control, &rule, 1, bursts_ns), 0);
 }
 
 /* Gives the frame, which was made without one, a client id. */
@@ -308,5 +309,50 @@ BOTH(who_is_muted_and_gone_is_not_kept_and_what_he_sent_counts)
     CHECK(silent(&stranger, 50));
     client_close(&stranger);
     client_close(&writer);
+    bench_stop(b);
+}
+
+static bool is_served(struct client *client)
+{
+    send_produce(client, "c", 1, 0, 10);
+    return client_receive(client) == 1;
+}
+
+/* What a refused client sees: the end of its connection. */
+static bool is_refused(struct client *client)
+{
+    char byte;
+    struct pollfd wait = {client->fd, POLLIN, 0};
+    return poll(&wait, 1, LIMIT_MS) == 1 && recv(client->fd, &byte, 1, 0) <= 0;
+}
+
+BOTH(an_address_and_a_listener_have_so_many_connections_on_all_workers)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client clients[3];
+    for (uint32_t i = 0; i < 3; i++) /* counted without a limit too */
+        clients[i] = client_open(b, i % 2);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK(is_served(&clients[i]));
+    for (uint32_t which = 0; which < 2; which++) {
+        b->address_count_max = which ? 0 : 4;
+        b->listener_count_max = which ? 1 : 0;
+        struct client last = client_open(b, 0), more = client_open(b, 1), host = client_open_as(b, 1, 3);
+        CHECK(is_served(&last));
+        CHECK(is_refused(&more));
+        CHECK(is_served(&host)); /* of the cluster: not limited */
+        uint64_t closed = counted(b, MQD_COUNT_CONNECTIONS_CLOSED);
+        client_close(&last);
+        wait_for_count(b, MQD_COUNT_CONNECTIONS_CLOSED, closed + 1);
+        struct client again = client_open(b, 0);
+        CHECK(is_served(&again));
+        closed = counted(b, MQD_COUNT_CONNECTIONS_CLOSED);
+        client_close(&again);
+        client_close(&more);
+        client_close(&host);
+        wait_for_count(b, MQD_COUNT_CONNECTIONS_CLOSED, closed + 1);
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        client_close(&clients[i]);
     bench_stop(b);
 }

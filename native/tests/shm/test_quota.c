@@ -26,10 +26,27 @@ static void *control_new(void)
     return control;
 }
 
-static uint64_t key_of(const char *client_id)
+static uint64_t name_key(void *control, const char *name)
 {
-    return mqd_quota_key((const uint8_t *)client_id, (uint32_t)strlen(client_id));
+    return mqd_quota_key(control, (const uint8_t *)name, (uint32_t)strlen(name));
 }
+
+/* any key of a bucket */
+static uint64_t key_of(const char *name)
+{
+    static struct mqd_control_header header;
+    return name_key(&header, name);
+}
+
+static struct mqd_quota_rule rule_of(void *control, uint32_t level, const char *user, const char *client,
+                                     uint64_t interval)
+{
+    return (struct mqd_quota_rule){.key = mqd_quota_rule_key(level, name_key(control, user), name_key(control, client)),
+                                   .interval = {interval},
+                                   .level = level};
+}
+
+static const int64_t BURST_NS[MQD_QUOTA_KIND_COUNT] = {SECOND_NS, SECOND_NS, SECOND_NS, 3 * SECOND_NS};
 
 TEST(without_rules_nothing_is_limited)
 {
@@ -37,38 +54,130 @@ TEST(without_rules_nothing_is_limited)
     struct mqd_quota_limits *limits = mqd_quota_limits_open();
     CHECK_EQUAL(mqd_quota_version(control), 0);
     CHECK_EQUAL(mqd_quota_refresh(control, limits), 0);
-    CHECK_EQUAL(
-        mqd_quota_charge_client(control, limits, (const uint8_t *)"a", 1, MQD_QUOTA_PRODUCE, 1u << 30, SECOND_NS), 0);
+    CHECK_EQUAL(mqd_quota_charge_client(control, limits, name_key(control, "u"), name_key(control, "a"),
+                                        MQD_QUOTA_PRODUCE, 1u << 30, SECOND_NS),
+                0);
     mqd_quota_limits_close(limits);
     free(control);
 }
 
-TEST(rules_are_found_by_client_id_and_else_the_defaults_hold)
+TEST(rules_are_found_by_client_id_and_else_the_default_holds)
 {
     void *control = control_new();
     struct mqd_quota_limits *limits = mqd_quota_limits_open();
-    struct mqd_quota_rule rules[100], defaults = {.interval = {7, 0, 0}};
+    struct mqd_quota_rule rules[101];
+    struct mqd_quota_match match;
     char name[16];
     for (uint32_t i = 0; i < 100; i++) {
         snprintf(name, sizeof name, "client-%u", i);
-        rules[i] = (struct mqd_quota_rule){key_of(name), {1000 + i, 0, 5}};
+        rules[i] = rule_of(control, MQD_QUOTA_CLIENT, "", name, 1000 + i);
+        rules[i].interval[MQD_QUOTA_REQUEST] = 5;
     }
-    CHECK_EQUAL(mqd_quota_publish(control, rules, 100, &defaults, SECOND_NS), 0);
+    rules[100] = rule_of(control, MQD_QUOTA_ANY_CLIENT, "", "", 7);
+    CHECK_EQUAL(mqd_quota_publish(control, rules, 101, BURST_NS), 0);
     CHECK_EQUAL(mqd_quota_refresh(control, limits), 1u << MQD_QUOTA_PRODUCE | 1u << MQD_QUOTA_REQUEST);
     CHECK_EQUAL(mqd_quota_limits_version(limits), mqd_quota_version(control));
-    CHECK_EQUAL(mqd_quota_limits_burst_ns(limits), SECOND_NS);
+    CHECK_EQUAL(mqd_quota_limits_burst_ns(limits, MQD_QUOTA_FETCH), SECOND_NS);
+    CHECK_EQUAL(mqd_quota_limits_burst_ns(limits, MQD_QUOTA_MUTATION), 3 * SECOND_NS);
     for (uint32_t i = 0; i < 100; i++) {
         snprintf(name, sizeof name, "client-%u", i);
-        CHECK_EQUAL(mqd_quota_intervals(limits, key_of(name))[MQD_QUOTA_PRODUCE], 1000 + i);
+        mqd_quota_match(limits, name_key(control, "u"), name_key(control, name), &match);
+        CHECK_EQUAL(match.interval[MQD_QUOTA_PRODUCE], 1000 + i);
     }
-    CHECK_EQUAL(mqd_quota_intervals(limits, key_of("another"))[MQD_QUOTA_PRODUCE], 7);
-    struct mqd_quota_rule none = {0};
-    CHECK_EQUAL(mqd_quota_publish(control, rules, 0, &none, SECOND_NS), 0);
+    mqd_quota_match(limits, name_key(control, "u"), name_key(control, "another"), &match);
+    CHECK_EQUAL(match.interval[MQD_QUOTA_PRODUCE], 7);
+    CHECK_EQUAL(match.interval[MQD_QUOTA_REQUEST], 0);
+    CHECK_EQUAL(mqd_quota_publish(control, rules, 0, BURST_NS), 0);
     CHECK_EQUAL(mqd_quota_refresh(control, limits), 0);
-    CHECK_EQUAL(mqd_quota_publish(control, rules, MQD_QUOTA_RULE_COUNT_MAX + 1, &none, 0), -1);
+    CHECK_EQUAL(mqd_quota_publish(control, rules, MQD_QUOTA_RULE_COUNT_MAX + 1, BURST_NS), -1);
     CHECK_CONTAINS(mqd_error_message(), "at most 4096");
+    rules[0].level = MQD_QUOTA_LEVEL_COUNT;
+    CHECK_EQUAL(mqd_quota_publish(control, rules, 1, BURST_NS), -1);
+    CHECK_CONTAINS(mqd_error_message(), "level 8");
     mqd_quota_limits_close(limits);
     free(control);
+}
+
+/* Of the rules of all eight levels the first one holds; without it the next, to the last. */
+TEST(the_first_rule_in_kafkas_order_holds_for_each_kind_alone)
+{
+    void *control = control_new();
+    struct mqd_quota_limits *limits = mqd_quota_limits_open();
+    uint64_t user = name_key(control, "alice"), client = name_key(control, "loader");
+    struct mqd_quota_match match;
+    for (uint32_t first = 0; first < MQD_QUOTA_LEVEL_COUNT; first++) {
+        struct mqd_quota_rule rules[MQD_QUOTA_LEVEL_COUNT];
+        for (uint32_t level = first; level < MQD_QUOTA_LEVEL_COUNT; level++)
+            rules[level - first] = rule_of(control, level, "alice", "loader", 100 + level);
+        CHECK_EQUAL(mqd_quota_publish(control, rules, MQD_QUOTA_LEVEL_COUNT - first, BURST_NS), 0);
+        mqd_quota_refresh(control, limits);
+        mqd_quota_match(limits, user, client, &match);
+        CHECK_EQUAL(match.interval[MQD_QUOTA_PRODUCE], 100 + first);
+    }
+    struct mqd_quota_rule rules[3] = {rule_of(control, MQD_QUOTA_USER_CLIENT, "alice", "loader", 0),
+                                      rule_of(control, MQD_QUOTA_USER, "alice", "", 20),
+                                      rule_of(control, MQD_QUOTA_USER_CLIENT, "bob", "loader", 30)};
+    rules[0].interval[MQD_QUOTA_FETCH] = 10;
+    CHECK_EQUAL(mqd_quota_publish(control, rules, 3, BURST_NS), 0);
+    mqd_quota_refresh(control, limits);
+    mqd_quota_match(limits, user, client, &match);
+    CHECK_EQUAL(match.interval[MQD_QUOTA_FETCH], 10);
+    CHECK_EQUAL(match.interval[MQD_QUOTA_PRODUCE], 20);
+    mqd_quota_match(limits, name_key(control, "carol"), client, &match);
+    CHECK_EQUAL(match.interval[MQD_QUOTA_FETCH] + match.interval[MQD_QUOTA_PRODUCE], 0);
+    mqd_quota_limits_close(limits);
+    free(control);
+}
+
+/* Whether alice's loader shares a bucket with another of her clients, and with bob's loader. */
+TEST(who_shares_a_bucket_follows_from_the_rule)
+{
+    static const struct {
+        bool own_clients, same_client;
+    } shares[MQD_QUOTA_LEVEL_COUNT] = {
+        [MQD_QUOTA_USER] = {.own_clients = true},
+        [MQD_QUOTA_ANY_USER] = {.own_clients = true},
+        [MQD_QUOTA_CLIENT] = {.same_client = true},
+        [MQD_QUOTA_ANY_CLIENT] = {.same_client = true},
+    };
+    void *control = control_new();
+    struct mqd_quota_limits *limits = mqd_quota_limits_open();
+    uint64_t alice = name_key(control, "alice"), bob = name_key(control, "bob"), loader = name_key(control, "loader"),
+             reader = name_key(control, "reader");
+    for (uint32_t level = 0; level < MQD_QUOTA_LEVEL_COUNT; level++) {
+        struct mqd_quota_match one, own, other;
+        struct mqd_quota_rule rules[3] = {rule_of(control, level, "alice", "loader", 100),
+                                          rule_of(control, level, "alice", "reader", 100),
+                                          rule_of(control, level, "bob", "loader", 100)};
+        CHECK_EQUAL(mqd_quota_publish(control, rules, 3, BURST_NS), 0);
+        mqd_quota_refresh(control, limits);
+        mqd_quota_match(limits, alice, loader, &one);
+        mqd_quota_match(limits, alice, reader, &own);
+        mqd_quota_match(limits, bob, loader, &other);
+        CHECK_EQUAL(one.bucket[0] == own.bucket[0], shares[level].own_clients);
+        CHECK_EQUAL(one.bucket[0] == other.bucket[0], shares[level].same_client);
+    }
+    /* a user's name that is a client id shares nothing with it */
+    struct mqd_quota_match user, client;
+    struct mqd_quota_rule of_user = rule_of(control, MQD_QUOTA_USER, "x", "", 100),
+                          of_client = rule_of(control, MQD_QUOTA_CLIENT, "", "x", 100);
+    CHECK_EQUAL(mqd_quota_publish(control, &of_user, 1, BURST_NS), 0);
+    mqd_quota_refresh(control, limits);
+    mqd_quota_match(limits, name_key(control, "x"), loader, &user);
+    CHECK_EQUAL(mqd_quota_publish(control, &of_client, 1, BURST_NS), 0);
+    mqd_quota_refresh(control, limits);
+    mqd_quota_match(limits, alice, name_key(control, "x"), &client);
+    CHECK(user.bucket[0] && client.bucket[0] && user.bucket[0] != client.bucket[0]);
+    mqd_quota_limits_close(limits);
+    free(control);
+}
+
+/* A client cannot choose an id whose bucket is that of another: it does not know the hash. */
+TEST(keys_differ_from_host_to_host)
+{
+    struct mqd_control_header here = {.boot_id = {1}}, there = {.boot_id = {2}};
+    CHECK(name_key(&here, "loader") != name_key(&there, "loader"));
+    CHECK(name_key(&here, "") != name_key(&there, ""));
 }
 
 TEST(what_is_let_through_is_the_burst_and_then_the_rate)
@@ -103,10 +212,10 @@ TEST(one_huge_request_is_paid_for_in_full_and_nothing_overflows)
 TEST(new_rules_forgive_what_is_owed)
 {
     void *control = control_new();
-    struct mqd_quota_rule defaults = {.interval = {per_second(1), 0, 0}};
+    struct mqd_quota_rule rule = rule_of(control, MQD_QUOTA_ANY_CLIENT, "", "", per_second(1));
     uint64_t key = key_of("p");
-    CHECK(mqd_quota_charge(control, key, MQD_QUOTA_PRODUCE, defaults.interval[0], 1000, 0, SECOND_NS) > 0);
-    CHECK_EQUAL(mqd_quota_publish(control, NULL, 0, &defaults, 0), 0);
+    CHECK(mqd_quota_charge(control, key, MQD_QUOTA_PRODUCE, rule.interval[0], 1000, 0, SECOND_NS) > 0);
+    CHECK_EQUAL(mqd_quota_publish(control, &rule, 1, BURST_NS), 0);
     CHECK_EQUAL(mqd_quota_owed(control, key, MQD_QUOTA_PRODUCE, 0, SECOND_NS), 0);
     free(control);
 }
@@ -213,10 +322,12 @@ static uint32_t stop_publishing;
 static void *publish_many(void *control)
 {
     for (uint64_t i = 1; !mqd_load_acquire(&stop_publishing); i++) {
-        struct mqd_quota_rule rules[64], defaults = {.interval = {i, i, i}};
+        struct mqd_quota_rule rules[64];
+        int64_t burst_ns[MQD_QUOTA_KIND_COUNT] = {(int64_t)i};
         for (uint64_t k = 0; k < 64; k++)
-            rules[k] = (struct mqd_quota_rule){k * 977 + 1, {i, i, i}};
-        mqd_quota_publish(control, rules, 64, &defaults, (int64_t)i);
+            rules[k] =
+                (struct mqd_quota_rule){mqd_quota_rule_key(MQD_QUOTA_CLIENT, 0, k), {i, i, i, i}, MQD_QUOTA_CLIENT};
+        mqd_quota_publish(control, rules, 64, burst_ns);
     }
     return NULL;
 }
@@ -233,10 +344,11 @@ TEST(a_reader_never_mixes_two_publications)
         if (mqd_quota_limits_version(limits) == 0 || mqd_quota_version(control) != mqd_quota_limits_version(limits))
             continue; /* it says itself that it has to be looked at again */
         whole++;
-        uint64_t said = (uint64_t)mqd_quota_limits_burst_ns(limits);
-        for (uint64_t k = 0; k < 65; k++) {
-            const uint64_t *interval = mqd_quota_intervals(limits, k * 977 + 1);
-            CHECK_OR(interval[0] == said && interval[1] == said && interval[2] == said, break);
+        uint64_t said = (uint64_t)mqd_quota_limits_burst_ns(limits, MQD_QUOTA_PRODUCE);
+        for (uint64_t k = 0; k < 64; k++) {
+            struct mqd_quota_match match;
+            mqd_quota_match(limits, 0, k, &match);
+            CHECK_OR(match.interval[0] == said && match.interval[1] == said && match.interval[3] == said, break);
         }
     }
     mqd_store_release(&stop_publishing, 1);

@@ -39,7 +39,6 @@ SYNONYMS = (
 TEXTS = "mqd's own words: the message names the cause, or the way out, too"
 STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is given"
 
-QUOTAS = "not in mqd: quotas of users, of addresses and of changes; they are refused with a message that says so"
 SHARE = "not in mqd: share groups and streams groups"
 TIERED = "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
 INTERNAL = "internal topics keep mqd's own settings, written out"
@@ -85,11 +84,6 @@ ALLOWED = (
         STRICT,
         "configs: of a broker: set.*",
         lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\.|{ERROR}InvalidConfigurationException",
-    ),
-    Allowed(
-        QUOTAS,
-        "configs: quotas.*",
-        lines=rf"{CODES}|{FAILED}|{ERROR}InvalidRequestException|err Invalid config\(s\): .*|out (Completed|Quota configs).*",
     ),
     Allowed(
         GROUP_CONFIGS,

@@ -99,27 +99,20 @@ def configs_quotas(side: Side) -> None:
     side.run("configs", *clients, "--alter", "--add-config", "no_such_quota=1")
     side.run("configs", *clients, "--alter", "--delete-config", "no_such_quota")
     side.run("configs", *clients, "--alter", "--delete-config", "request_percentage,controller_mutation_rate")
-    side.run(
-        "configs",
-        "--entity-type",
-        "ips",
-        "--entity-name",
-        "10.0.0.1",
-        "--alter",
-        "--add-config",
-        "connection_creation_rate=10",
-    )
-    side.run("configs", "--entity-type", "ips", "--describe")
-    side.run(
-        "configs",
-        "--entity-type",
-        "ips",
-        "--entity-name",
-        "10.0.0.1",
-        "--alter",
-        "--delete-config",
-        "connection_creation_rate",
-    )
+    ips = ("--entity-type", "ips", "--entity-name", "10.0.0.1")
+    for of in (ips, ("--entity-type", "ips", "--entity-default")):
+        side.run("configs", *of, "--alter", "--add-config", "connection_creation_rate=10")
+        side.run("configs", "--entity-type", "ips", "--describe")
+    side.run("configs", *ips, "--alter", "--add-config", "connection_creation_rate=0")
+    side.run("configs", *ips, "--alter", "--add-config", "producer_byte_rate=1")
+    side.run("configs", *ips, "--entity-type", "users", "--entity-name", "alice", "--describe")
+    for of in (ips, ("--entity-type", "ips", "--entity-default")):
+        side.run("configs", *of, "--alter", "--delete-config", "connection_creation_rate")
+    everyone = ("--entity-type", "users", "--entity-default", "--entity-type", "clients", "--entity-default")
+    side.run("configs", *everyone, "--alter", "--add-config", "producer_byte_rate=100000000")
+    side.run("configs", "--entity-type", "users", "--entity-type", "clients", "--describe")
+    side.run("configs", "--entity-type", "users", "--describe")
+    side.run("configs", *everyone, "--alter", "--delete-config", "producer_byte_rate")
 
 
 @story("configs", "of groups")

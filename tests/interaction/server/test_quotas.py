@@ -23,6 +23,7 @@ from tests.kafka_connection import KafkaConnection
 from tests.tiers import quick
 
 PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
+NONE = dict.fromkeys((PRODUCE, FETCH, REQUEST, "controller_mutation_rate", "connection_creation_rate"))
 RATE = 200_000
 BURST_S = 1.0  # quota.window.num=2, of one second each
 
@@ -249,23 +250,44 @@ def test_the_quota_command(mqd) -> None:
     )
     assert mqd("quota", "set", "--default", "--fetch", "500k")[0] == 0
     assert mqd("quota", "list")[1].splitlines() == [
-        "CLIENT     PRODUCE    FETCH       REQUESTS",
-        "app        10.0 MB/s  -           50 %",
-        "<default>  -          500.0 KB/s  -",
+        "OF                PRODUCE    FETCH       REQUESTS  CHANGES  CONNECTIONS",
+        "client app        10.0 MB/s  -           50 %      -        -",
+        "client <default>  -          500.0 KB/s  -         -        -",
     ]
     assert json.loads(mqd("quota", "list", "app", "--format", "json")[1]) == [
-        {"client_id": "app", PRODUCE: 10e6, FETCH: None, REQUEST: 50.0}
+        {"entity": {"client-id": "app"}, **NONE, PRODUCE: 10e6, REQUEST: 50.0}
     ]
     assert json.loads(mqd("quota", "list", "--default", "--format", "json")[1]) == [
-        {"client_id": None, PRODUCE: None, FETCH: 500e3, REQUEST: None}
+        {"entity": {"client-id": None}, **NONE, FETCH: 500e3}
     ]
     assert mqd("quota", "delete", "app", "--produce") == (0, "client app is no longer limited: produce\n", "")
     code, _, error = mqd("quota", "delete", "app", "--produce")
     assert code == 1 and "no such quota" in error
     assert mqd("quota", "delete", "app")[0] == mqd("quota", "delete", "--default")[0] == 0
     assert mqd("quota", "list", "app") == (0, "no quota is set for client app\n", "")
+    for of, said in (
+        (("--user", "alice"), "user alice"),
+        (("app", "--user", "alice"), "client app of user alice"),
+        (("--default", "--default-user"), "the default of all clients of the default of all users"),
+    ):
+        assert mqd("quota", "set", *of, "--changes", "2.5") == (0, f"{said} is limited: changes 2.5/s\n", "")
+    assert mqd("quota", "set", "--ip", "10.0.0.1", "--connections", "5")[:2] == (
+        0,
+        "address 10.0.0.1 is limited: connections 5/s\n",
+    )
+    assert [line.split("  ")[0] for line in mqd("quota", "list")[1].splitlines()[1:]] == [
+        "user alice, client app",
+        "user alice",
+        "user <default>, client <default>",
+        "address 10.0.0.1",
+    ]
+    assert len(mqd("quota", "list", "--user", "alice")[1].splitlines()) == 2
+    for of in (("--user", "alice"), ("app", "--user", "alice"), ("--default", "--default-user"), ("--ip", "10.0.0.1")):
+        assert mqd("quota", "delete", *of)[0] == 0
     for wrong in (
         ("set",),
+        ("set", "--ip", "10.0.0.1", "--user", "alice", "--connections", "5"),
+        ("set", "--user", "alice", "--default-user", "--fetch", "1"),
         ("set", "app"),
         ("set", "app", "--default", "--fetch", "1"),
         ("set", "app", "--fetch", "fast"),

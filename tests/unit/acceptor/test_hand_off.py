@@ -6,19 +6,22 @@ import socket
 import pytest
 
 from mqd.acceptor.accepting import MAGIC, PACKET, Acceptor, packet
+from mqd.acceptor.connection_limits import ConnectionLimits
+from mqd.base.host_names import packed_ip
 
 # -- hand-off --------------------------------------------------------------------------------------
 
 
 def test_packet_is_what_the_reactor_reads() -> None:
-    data = packet(3, ("192.0.2.1", 50000), ("198.51.100.2", 9092))
+    data = packet(3, packed_ip("192.0.2.1"), 50000, ("198.51.100.2", 9092), 5, 7)
     assert len(data) == 64 and data[:4] == b"ONC1"
-    magic, listener, flags, peer, peer_port, local_port, local = PACKET.unpack(data)
+    magic, listener, flags, peer, peer_port, local_port, local, *counts = PACKET.unpack(data)
     assert (magic, listener, flags, peer_port, local_port) == (MAGIC, 3, 0, 50000, 9092)
     assert peer == bytes(10) + b"\xff\xff" + bytes([192, 0, 2, 1]) and local == bytes(10) + b"\xff\xff" + bytes(
         [198, 51, 100, 2]
     )
-    six = PACKET.unpack(packet(0, ("2001:db8::1", 1, 0, 0), ("fe80::1%eth0", 2, 0, 2)))
+    assert counts == [5, 7]
+    six = PACKET.unpack(packet(0, packed_ip("2001:db8::1"), 1, ("fe80::1%eth0", 2, 0, 2)))
     assert six[3].hex() == "20010db8000000000000000000000001" and six[6].hex() == "fe800000000000000000000000000001"
 
 
@@ -66,6 +69,7 @@ def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
             handoffs.acceptor,
             lambda worker: len([1 for other, _ in handoffs.taken if other == worker]),
             lambda worker: True,
+            ConnectionLimits({}, ["PLAINTEXT"]),
         )
         acceptor.start(loop)
         clients = [socket.create_connection(listener.getsockname()) for _ in range(200)]
@@ -95,7 +99,13 @@ def test_worker_that_does_not_run_gets_connections_last() -> None:
         handoffs = Handoffs(2)
         listener = socket.create_server(("127.0.0.1", 0))
         running = {1}
-        acceptor = Acceptor([listener], handoffs.acceptor, lambda worker: 0, lambda worker: worker in running)
+        acceptor = Acceptor(
+            [listener],
+            handoffs.acceptor,
+            lambda worker: 0,
+            lambda worker: worker in running,
+            ConnectionLimits({}, ["PLAINTEXT"]),
+        )
         acceptor.start(asyncio.get_running_loop())
         clients = []
         for expected in (1, 0):
@@ -140,7 +150,9 @@ def test_out_of_descriptors_pauses_and_recovers(monkeypatch: pytest.MonkeyPatch)
     async def scenario() -> None:
         handoffs = Handoffs(1)
         listener = Listener(socket.create_server(("127.0.0.1", 0)))
-        acceptor = Acceptor([listener], handoffs.acceptor, lambda worker: 0, lambda worker: True)  # type: ignore[list-item]
+        acceptor = Acceptor(
+            [listener], handoffs.acceptor, lambda worker: 0, lambda worker: True, ConnectionLimits({}, ["PLAINTEXT"])
+        )  # type: ignore[list-item]
         acceptor.start(asyncio.get_running_loop())
         client = socket.create_connection(listener.getsockname())
         for _ in range(1000):

@@ -23,6 +23,9 @@ from mqd.protocol.messages import (
     AlterClientQuotasRequest,
     AlterPartitionReassignmentsRequest,
     ApiVersionsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
     DescribeClientQuotasRequest,
     DescribeQuorumRequest,
     DescribeUserScramCredentialsRequest,
@@ -36,6 +39,7 @@ from mqd.protocol.messages import (
 from tests.unit.acceptor.handler_broker import HandlerBroker
 
 PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
+MUTATION, CONNECTION = "controller_mutation_rate", "connection_creation_rate"
 SECOND_NS = 1_000_000_000
 
 
@@ -147,18 +151,22 @@ def test_the_filter_finds_exact_default_and_any(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entity", "sets", "part"),
     [
-        ({}, {PRODUCE: 1.0}, "empty"),
-        ({"user": "u"}, {PRODUCE: 1.0}, "authentication"),
-        ({"user": "u", "client-id": "c"}, {PRODUCE: 1.0}, "authentication"),
-        ({"ip": "127.0.0.1"}, {"connection_creation_rate": 1.0}, "address"),
-        ({"planet": "x"}, {PRODUCE: 1.0}, "planet"),
-        ({"client-id": ""}, {PRODUCE: 1.0}, "client-id has 1 to"),
-        ({"client-id": "c"}, {"controller_mutation_rate": 1.0}, "controller_mutation_rate"),
-        ({"client-id": "c"}, {"speed": 1.0}, "speed"),
+        ({}, {PRODUCE: 1.0}, "Invalid empty client quota entity"),
+        ({"planet": "x"}, {PRODUCE: 1.0}, "Unhandled client quota entity type: planet"),
+        ({"client-id": ""}, {PRODUCE: 1.0}, "Empty client-id not supported"),
+        ({"user": ""}, {PRODUCE: 1.0}, "Empty user not supported"),
+        ({"user": "u"}, {CONNECTION: 1.0}, "Invalid configuration key connection_creation_rate"),
+        ({"ip": "10.0.0.1"}, {PRODUCE: 1.0}, "Invalid configuration key producer_byte_rate"),
+        ({"ip": "10.0.0.1", "user": "u"}, {CONNECTION: 1.0}, "Invalid quota entity combination"),
+        ({"ip": "somewhere"}, {CONNECTION: 1.0}, "somewhere is not a valid IP"),
+        ({"ip": "10.0.0.1"}, {CONNECTION: 1.5}, "connection_creation_rate cannot be a fractional value."),
+        ({"ip": "10.0.0.1"}, {CONNECTION: 3e9}, "too large for an INT"),
+        ({"client-id": "c"}, {"speed": 1.0}, "Invalid configuration key speed"),
         ({"client-id": "c"}, {PRODUCE: 0.0}, "greater than 0"),
         ({"client-id": "c"}, {PRODUCE: -5.0}, "greater than 0"),
-        ({"client-id": "c"}, {PRODUCE: 1.5}, "whole number"),
-        ({"client-id": "c"}, {PRODUCE: 1e30}, "whole number"),
+        ({"client-id": "c"}, {PRODUCE: 1.5}, "producer_byte_rate cannot be a fractional value."),
+        ({"client-id": "c"}, {PRODUCE: 1e30}, "too large for a LONG"),
+        ({"client-id": "c"}, {MUTATION: 0.0}, "greater than 0"),
         ({"client-id": "c"}, {REQUEST: math.nan}, "greater than 0"),
         ({"client-id": "c"}, {REQUEST: math.inf}, "greater than 0"),
     ],
@@ -198,17 +206,103 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
         assert view.refresh() == 1 << QuotaKind.PRODUCE
         await broker.ask(alter({"client-id": None}, {PRODUCE: 10.0, REQUEST: 50.0}), 1)
         assert view.refresh() == 1 << QuotaKind.PRODUCE | 1 << QuotaKind.REQUEST
-        burst = quotas.BURST_NS
-        assert view.charge(b"own", QuotaKind.PRODUCE, 20_000, now) == 20 * SECOND_NS - burst
-        assert view.charge(b"other", QuotaKind.PRODUCE, 200, now) == 20 * SECOND_NS - burst
-        assert view.charge(b"another", QuotaKind.PRODUCE, 100, now) == 0
+        burst = quotas.BURSTS_NS[QuotaKind.PRODUCE]
+        assert view.charge(b"u", b"own", QuotaKind.PRODUCE, 20_000, now) == 20 * SECOND_NS - burst
+        assert view.charge(b"u", b"other", QuotaKind.PRODUCE, 200, now) == 20 * SECOND_NS - burst
+        assert view.charge(b"u", b"another", QuotaKind.PRODUCE, 100, now) == 0
         # half of a thread; the default's, for it has none of its own
-        assert view.charge(b"own", QuotaKind.REQUEST, 6 * SECOND_NS, now) == 2 * SECOND_NS
-        assert view.charge(b"own", QuotaKind.FETCH, 1 << 40, now) == 0
+        assert view.charge(b"u", b"own", QuotaKind.REQUEST, 6 * SECOND_NS, now) == 2 * SECOND_NS
+        assert view.charge(b"u", b"own", QuotaKind.FETCH, 1 << 40, now) == 0
         await broker.ask(alter({"client-id": "own"}, {PRODUCE: None}), 1)
         await broker.ask(alter({"client-id": None}, {PRODUCE: None, REQUEST: None}), 1)
         assert view.refresh() == 0
         view.close()
+
+    run(scenario, tmp_path)
+
+
+# (user, client id) of the entity, "" for the default, None for no part; Kafka's order of precedence,
+# from the comments of its ClientQuotaManager
+PRECEDENCE = [
+    ("alice", "loader"),  # /config/users/<user>/clients/<client-id>
+    ("alice", ""),  # /config/users/<user>/clients/<default>
+    ("alice", None),  # /config/users/<user>
+    ("", "loader"),  # /config/users/<default>/clients/<client-id>
+    ("", ""),  # /config/users/<default>/clients/<default>
+    ("", None),  # /config/users/<default>
+    (None, "loader"),  # /config/clients/<client-id>
+    (None, ""),  # /config/clients/<default>
+]
+
+
+def test_the_first_quota_in_kafkas_order_holds(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        view = native.Quotas(broker.control)
+        now, burst = 100 * SECOND_NS, quotas.BURSTS_NS[QuotaKind.PRODUCE]
+        entities = [
+            {kind: name or None for kind, name in (("user", user), ("client-id", client)) if name is not None}
+            for user, client in PRECEDENCE
+        ]
+        for number, entity in enumerate(entities):  # rates of 10, 20, ...
+            (entry,) = (await broker.ask(alter(entity, {PRODUCE: 10.0 * (number + 1)}), 1)).entries
+            assert entry.error_code == 0, entry.error_message
+        for number, entity in enumerate(entities):
+            view.refresh()
+            rate = 10 * (number + 1)
+            charged = view.charge(b"alice", b"loader", QuotaKind.PRODUCE, rate * 20, now)
+            assert abs(charged - (20 * SECOND_NS - burst)) <= 1  # rounded
+            await broker.ask(alter(entity, {PRODUCE: None}), 1)
+        assert view.refresh() == 0
+        view.close()
+
+    run(scenario, tmp_path)
+
+
+def test_quotas_of_users_are_described_by_both_parts(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        for entity in ({"user": "alice"}, {"user": "alice", "client-id": "loader"}, {"client-id": "loader"}):
+            await broker.ask(alter(entity, {PRODUCE: 5.0}), 1)
+        await broker.ask(alter({"ip": None}, {CONNECTION: 3.0}), 1)
+
+        async def found(strict: bool, *components: tuple[str, int, str | None]) -> list[dict[str, str | None]]:
+            asked = [DescribeClientQuotasRequest.ComponentData(kind, how, name) for kind, how, name in components]
+            response = await broker.ask(DescribeClientQuotasRequest(components=asked, strict=strict), 1)
+            return [{part.entity_type: part.entity_name for part in entry.entity} for entry in response.entries]
+
+        both = {"client-id": "loader", "user": "alice"}
+        assert await found(False, ("user", 0, "alice")) == [{"user": "alice"}, both]
+        assert await found(True, ("user", 0, "alice")) == [{"user": "alice"}]
+        assert await found(True, ("user", 2, None), ("client-id", 2, None)) == [both]
+        assert await found(False, ("ip", 1, None)) == [{"ip": None}]
+        assert len(await found(False)) == 4
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize(("version", "is_strict"), [(7, True), (5, False)])
+def test_changes_of_topics_are_limited(tmp_path: Path, version: int, is_strict: bool) -> None:
+    """controller_mutation_rate (KIP-599): a client that owes changes is refused, or waits where its
+    version has no error for that.
+    """
+
+    async def scenario(broker: HandlerBroker) -> None:
+        broker.broker.quotas = native.Quotas(broker.control)
+        await broker.ask(alter({"user": "ANONYMOUS"}, {MUTATION: 1.0}), 1)
+        topics = [CreateTopicsRequest.Topic(name=name, num_partitions=11, replication_factor=1) for name in "abc"]
+        response = await broker.ask(CreateTopicsRequest(topics=topics, validate_only=True), version)
+        assert [one.error_code for one in response.topics] == [0, 0, 0] and response.throttle_time_ms == 0
+        response = await broker.ask(CreateTopicsRequest(topics=topics), version)
+        # the burst is 11: the second topic makes a debt of 11 s, which refuses the third
+        refused = ErrorCode.THROTTLING_QUOTA_EXCEEDED if is_strict else 0
+        assert [one.error_code for one in response.topics] == [0, 0, refused]
+        owed_s = 11 if is_strict else 22
+        assert owed_s * 1000 - 2000 < response.throttle_time_ms <= owed_s * 1000
+        wanted = [CreatePartitionsRequest.Topic(name="a", count=12)]
+        more = await broker.ask(CreatePartitionsRequest(topics=wanted, timeout_ms=1000), 3 if is_strict else 2)
+        assert more.results[0].error_code == refused and more.throttle_time_ms > 0
+        gone = await broker.ask(DeleteTopicsRequest(topic_names=["b"], timeout_ms=1000), 5 if is_strict else 4)
+        assert gone.responses[0].error_code == refused and gone.throttle_time_ms > 0
+        broker.broker.quotas.close()
 
     run(scenario, tmp_path)
 
@@ -251,8 +345,9 @@ def test_there_is_room_for_so_many_client_ids(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_burst_is_kafkas_window() -> None:
-    assert quotas.burst_ns({}) == quotas.BURST_NS
-    assert quotas.burst_ns({"quota.window.num": "2", "quota.window.size.seconds": "3"}) == 3 * SECOND_NS
+    assert quotas.bursts_ns({}) == [*quotas.BURSTS_NS] == [10 * SECOND_NS] * 3 + [11 * SECOND_NS]
+    windows = {"quota.window.num": "2", "quota.window.size.seconds": "3", "controller.quota.window.num": "1"}
+    assert quotas.bursts_ns(windows) == [3 * SECOND_NS] * 3 + [SECOND_NS]
 
 
 class CountingQuotas:
@@ -262,8 +357,8 @@ class CountingQuotas:
     def refresh(self) -> int:
         return 1 << QuotaKind.REQUEST
 
-    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
-        self.charges.append((client_id, kind, units))
+    def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
+        self.charges.append((user, client_id, kind, units))
         return self.delay_ns
 
 
@@ -272,7 +367,7 @@ def test_work_of_the_acceptor_is_charged_and_told(tmp_path: Path) -> None:
         counting = broker.broker.quotas = CountingQuotas(1_500_001)
         response = await broker.ask(MetadataRequest(topics=None), 12)
         assert response.throttle_time_ms == 2 and not broker.last.cacheable
-        assert counting.charges[0][:2] == (b"mqd", QuotaKind.REQUEST) and counting.charges[0][2] > 0
+        assert counting.charges[0][:3] == (b"ANONYMOUS", b"mqd", QuotaKind.REQUEST) and counting.charges[0][3] > 0
         counting.delay_ns = 0
         assert (await broker.ask(MetadataRequest(topics=None), 12)).throttle_time_ms == 0 and broker.last.cacheable
         await broker.ask(DescribeQuorumRequest(), 2)  # an answer without a place for it

@@ -143,7 +143,7 @@ def test_names_of_kafka_without_effect_are_taken_and_listed():
         ("create.topic.policy.class.name", "a.B", "what it forbids would be allowed"),
         ("log.local.retention.ms", "1000", "tiered storage"),
         ("security.inter.broker.protocol", "SSL", "cluster.tls=required encrypts"),
-        ("max.connections.per.ip", "10", "limits by address"),
+        ("client.quota.callback.class", "a.B", "kafka-configs"),
     ],
 )
 def test_names_of_kafka_that_promise_what_is_not_kept_stop_the_start(name, value, why):

@@ -1,5 +1,6 @@
-"""AlterClientQuotas 0-1 (KIP-546): sets and removes quotas by client id. Entities are independent;
-each change is on disk and applied by every worker before it is answered.
+"""AlterClientQuotas 0-1 (KIP-546): sets and removes quotas of users, client ids and addresses.
+Entities are independent; each change is on disk and applied by every worker before it is answered.
+Of two parts of one type in an entity the last counts, as in Kafka.
 """
 
 import asyncio
@@ -16,10 +17,9 @@ TIMEOUT_MS = 30_000  # the request has none
 async def handle(
     context: Context, header: RequestHeader, request: AlterClientQuotasRequest
 ) -> AlterClientQuotasResponse:
-    named = [
-        tuple(sorted((part.entity_type, part.entity_name or "", part.entity_name is None) for part in entry.entity))
-        for entry in request.entries
-    ]
+    for entry in request.entries:
+        entry.entity = list({part.entity_type: part for part in entry.entity}.values())
+    named = [frozenset((part.entity_type, part.entity_name) for part in entry.entity) for entry in request.entries]
     entries = [
         (
             _result(entry, int(ErrorCode.INVALID_REQUEST), "Each entity must appear at most once.")

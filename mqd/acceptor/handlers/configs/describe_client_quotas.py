@@ -33,15 +33,18 @@ def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
     for component in request.components:
         kind = component.entity_type
         if kind in wanted:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"Duplicate entity type {kind} in the filter.")
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter.")
+        if not kind:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
         if kind not in (USER, CLIENT_ID, IP):
-            raise Refusal(
-                ErrorCode.UNSUPPORTED_VERSION if kind else ErrorCode.INVALID_REQUEST,
-                f"Unexpected entity type '{kind}'; user, client-id and ip are known.",
-            )
+            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
         wanted[kind] = _matches(component)
     if IP in wanted and len(wanted) > 1:
-        raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid entity filter component combination: ip stands alone.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            "Invalid entity filter component combination. IP filter component should not be used with user or clientId"
+            " filter component.",
+        )
     return wanted
 
 
@@ -49,19 +52,18 @@ def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
     name = component.match
     if component.match_type == EXACT:
         if name is None:
-            raise Refusal(ErrorCode.INVALID_REQUEST, "An exact match needs a name.")
+            raise Refusal(
+                ErrorCode.INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null."
+            )
         return lambda found: found == name
+    if component.match_type not in (DEFAULT, ANY):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
     if name is not None:
+        kind = "DEFAULT" if component.match_type == DEFAULT else "SPECIFIED"
         raise Refusal(
-            ErrorCode.INVALID_REQUEST, f"A match of type {component.match_type} takes no name, but got '{name}'."
+            ErrorCode.INVALID_REQUEST, f"Request specified MATCH_TYPE_{kind}, but also specified a match string."
         )
-    if component.match_type == DEFAULT:
-        return lambda found: found is None
-    if component.match_type == ANY:
-        return lambda found: True
-    raise Refusal(
-        ErrorCode.INVALID_REQUEST, f"Unexpected match type {component.match_type}: 0 is exact, 1 the default, 2 any."
-    )
+    return lambda found: found is None or component.match_type == ANY
 
 
 def _fits(quota: ClientQuota, wanted: dict[str, Matches], strict: bool) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 
 from mqd.acceptor import retiring
 from mqd.acceptor.broker import Context
+from mqd.acceptor.throttle import TopicChanges
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
@@ -24,10 +25,21 @@ Result = CreatePartitionsResponse.TopicResult
 async def handle(context: Context, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     counts = Counter(topic.name for topic in request.topics)
     by_name = {topic.name: topic for topic in request.topics}
-    results = await asyncio.gather(
-        *(_extend(context, header, by_name[name], count, request) for name, count in counts.items())
-    )
-    return CreatePartitionsResponse(results=list(results))
+    changes = TopicChanges(context, header, strict=header.api_version >= 3)
+
+    async def extend(name: str, count: int) -> Result:
+        async with changes.turn:
+            if changes.are_refused() and by_name[name].retire != STATUS:
+                return Result(name=name, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED), error_message=None)
+            image = context.broker.metadata.topics.get(name)
+            before = len(image.partitions) if image is not None else 0
+            result = await _extend(context, header, by_name[name], count, request)
+            if not result.error_code and not request.validate_only and not by_name[name].retire:
+                changes.made(max(by_name[name].count - before, 0))
+            return result
+
+    results = await asyncio.gather(*(extend(name, count) for name, count in counts.items()))
+    return CreatePartitionsResponse(throttle_time_ms=changes.throttle_time_ms, results=list(results))
 
 
 async def _extend(

@@ -8,6 +8,7 @@ import msgspec
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
 from mqd.acceptor.handlers.topics.topic_names import is_possible
+from mqd.acceptor.throttle import TopicChanges
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
@@ -40,8 +41,9 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
     if count > PARTITIONS_MAX:
         text = f"{count} partitions are asked for, a request may ask for {PARTITIONS_MAX}: use several."
         return CreateTopicsResponse(topics=[_refused(name, ErrorCode.POLICY_VIOLATION, text) for name in names])
-    results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request) for name in names))
-    return CreateTopicsResponse(topics=list(results))
+    changes = TopicChanges(context, header, strict=header.api_version >= 6)
+    results = await asyncio.gather(*(_create(context, by_name[name], counts[name], request, changes) for name in names))
+    return CreateTopicsResponse(throttle_time_ms=changes.throttle_time_ms, topics=list(results))
 
 
 def _partition_count(broker: Broker, topic: CreateTopicsRequest.Topic) -> int:
@@ -51,7 +53,16 @@ def _partition_count(broker: Broker, topic: CreateTopicsRequest.Topic) -> int:
 
 
 async def _create(
-    context: Context, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest
+    context: Context, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest, changes: TopicChanges
+) -> CreateTopicsResponse.TopicResult:
+    async with changes.turn:
+        if changes.are_refused():
+            return _refused(topic.name, ErrorCode.THROTTLING_QUOTA_EXCEEDED, None)
+        return await _create_admitted(context, topic, count, request, changes)
+
+
+async def _create_admitted(
+    context: Context, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest, changes: TopicChanges
 ) -> CreateTopicsResponse.TopicResult:
     broker = context.broker
     if count > 1:
@@ -85,6 +96,8 @@ async def _create(
         return _refused(topic.name, answer.error, answer.message)
     created = answer.topic
     assert created is not None
+    if not request.validate_only:
+        changes.made(len(created.partitions))
     if not context.authorize(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_named=False):
         return CreateTopicsResponse.TopicResult(
             name=topic.name,

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 from mqd.acceptor.broker import Context
+from mqd.acceptor.throttle import TopicChanges
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
@@ -22,13 +23,24 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     # One by name and id is wrong in itself, however often it is there (as in Kafka).
     once = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
     wrong = [(name, topic_id) for name, topic_id in asked if (name is None) == (topic_id == NO_ID)]
-    results = await asyncio.gather(
-        *(
-            _delete(context, header.api_version, name, topic_id, counts[name, topic_id], request.timeout_ms)
-            for name, topic_id in wrong + once
-        )
-    )
-    return DeleteTopicsResponse(responses=list(results))
+    changes = TopicChanges(context, header, strict=header.api_version >= 5)
+
+    async def delete(name: str | None, topic_id: bytes) -> DeleteTopicsResponse.TopicResult:
+        async with changes.turn:
+            if changes.are_refused():
+                return DeleteTopicsResponse.TopicResult(
+                    name=name, topic_id=topic_id, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+                )
+            known = context.broker.metadata.topics.get(name) if name is not None else None
+            known = known or context.broker.metadata.by_id(topic_id)
+            count = counts[name, topic_id]
+            result = await _delete(context, header.api_version, name, topic_id, count, request.timeout_ms)
+            if not result.error_code and known is not None:
+                changes.made(len(known.partitions))
+            return result
+
+    results = await asyncio.gather(*(delete(name, topic_id) for name, topic_id in wrong + once))
+    return DeleteTopicsResponse(throttle_time_ms=changes.throttle_time_ms, responses=list(results))
 
 
 def _may(context: Context, operation: Operation, name: str) -> bool:

@@ -1,12 +1,15 @@
-"""Rules for settings other than those of topics and brokers: clients' quotas, feature levels, and
+"""Rules for settings other than those of topics and brokers: quotas, feature levels, and
 moves of replicas between directories.
 
 Pure functions of the state and the change, as in topics.py; Refusal carries Kafka's error code.
-Sources: KIP-113, KIP-546, KIP-584, KIP-1022.
+Sources: KIP-113, KIP-546, KIP-584, KIP-599, KIP-612, KIP-1022.
 """
 
 import math
+from collections.abc import Mapping
+from ipaddress import ip_address
 
+from mqd.base.config import broker_number
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.features import FEATURES, MQD_VERSION, levels
 from mqd.cluster.metadata.records import ClientQuotaSet, Entity, FeatureLevelSet, Record, ReplicaMoved
@@ -15,63 +18,71 @@ from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
 CLIENT_QUOTA_COUNT_MAX = 4096  # capacity of the table in the control segment
-CLIENT_ID_BYTES_MAX = 32767
+ENTITY_NAME_BYTES_MAX = 32767
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
-QUOTA_KEYS = (PRODUCE, FETCH, REQUEST)
-_NOT_THERE = {
-    "controller_mutation_rate": (
-        "quotas of topic changes are not available; producer_byte_rate, consumer_byte_rate and request_percentage are"
-    ),
-    "connection_creation_rate": (
-        "it belongs to addresses (ip), and quotas by address are not available; max.connections limits connections"
-    ),
-}
+MUTATION, CONNECTION = "controller_mutation_rate", "connection_creation_rate"
+QUOTA_KEYS = (PRODUCE, FETCH, REQUEST, MUTATION)  # of users and client ids
+# Those that must be whole, with Kafka's type and what it holds.
+_WHOLE = {PRODUCE: ("a LONG", 2**63), FETCH: ("a LONG", 2**63), CONNECTION: ("an INT", 2**31)}
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
+
+
+def quota_window_ns(config: Mapping[str, str]) -> int:
+    """How far ahead a quota may be spent: Kafka measures over this many windows before it considers
+    a rate too high.
+    """
+    window_s = broker_number(config, "quota.window.size.seconds")
+    return (broker_number(config, "quota.window.num") - 1) * window_s * 1_000_000_000
 
 
 # -- quotas ----------------------------------------------------------------------------------------
 
 
 def checked_entity(entity: list[tuple[str, str | None]]) -> Entity:
-    """Ordered by type. Raises Refusal."""
+    """Ordered by type. Raises Refusal, with Kafka's messages."""
     types = [kind for kind, _ in entity]
     if not entity:
-        raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty client quota entity.")
-    if len(set(types)) != len(types):
+        raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty client quota entity")
+    for kind, name in entity:
+        if kind not in (USER, CLIENT_ID, IP):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unhandled client quota entity type: {kind}")
+        if types.count(kind) > 1:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Invalid client quota entity, duplicate entity entry {kind}")
+        if name == "":
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Empty {kind} not supported")
+        if name is not None and len(name.encode()) > ENTITY_NAME_BYTES_MAX:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"The name of a {kind} has at most {ENTITY_NAME_BYTES_MAX} bytes")
+    if IP in types:
+        _check_ip(entity)
+    return tuple(sorted(entity, key=lambda pair: pair[0]))
+
+
+def _check_ip(entity: list[tuple[str, str | None]]) -> None:
+    if len(entity) > 1:
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
-            f"The client quota entity names {next(kind for kind in types if types.count(kind) > 1)} twice.",
+            "Invalid quota entity combination, IP entity should not be combined with User or ClientId",
         )
-    for kind, name in entity:
-        if kind == USER:
-            raise Refusal(
-                ErrorCode.INVALID_REQUEST,
-                "Quotas by user need authentication, which is not available yet; use client-id.",
-            )
-        if kind == IP:
-            raise Refusal(
-                ErrorCode.INVALID_REQUEST,
-                "Quotas by address (ip) are not available; use client-id, or max.connections for connections.",
-            )
-        if kind != CLIENT_ID:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unhandled client quota entity type: {kind}")
-        if name is not None and not 0 < len(name.encode()) <= CLIENT_ID_BYTES_MAX:
-            raise Refusal(
-                ErrorCode.INVALID_REQUEST,
-                f"A client-id has 1 to {CLIENT_ID_BYTES_MAX} bytes; the default of all is a null name.",
-            )
-    return tuple(sorted(entity, key=lambda pair: pair[0]))
+    ((_, name),) = entity
+    try:
+        ip_address(name or "::")
+    except ValueError:
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"{name} is not a valid IP. Name an address such as 10.0.0.1 or ::1: host names are not resolved",
+        ) from None
 
 
 def _checked_quota(key: str, value: float) -> float:
     if not math.isfinite(value) or value <= 0:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Quota {key} must be greater than 0, not {value:g}.")
-    if key != REQUEST and (value != int(value) or value >= 2**63):
-        raise Refusal(
-            ErrorCode.INVALID_REQUEST, f"Quota {key} must be a whole number of bytes per second, not {value:g}."
-        )
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Quota {key} must be greater than 0")
+    kind, end = _WHOLE.get(key, ("a DOUBLE", math.inf))
+    if value >= end:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Proposed value for {key} is too large for {kind}.")
+    if key in _WHOLE and value != int(value):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"{key} cannot be a fractional value.")
     return value
 
 
@@ -82,24 +93,21 @@ def alter_client_quota(state: MetadataState, change: messages.AlterClientQuota) 
         raise Refusal(
             ErrorCode.INVALID_REQUEST, f"Duplicate quota key {next(key for key in keys if keys.count(key) > 1)}."
         )
+    known = (CONNECTION,) if entity[0][0] == IP else QUOTA_KEYS
     before = state.client_quotas.get(entity, {})
     quotas = dict(before)
     for operation in change.operations:
-        if operation.key in _NOT_THERE:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"{operation.key} cannot be set: {_NOT_THERE[operation.key]}.")
-        if operation.key not in QUOTA_KEYS:
-            raise Refusal(
-                ErrorCode.INVALID_REQUEST, f"Unexpected quota key {operation.key}; known are {', '.join(QUOTA_KEYS)}."
-            )
         if operation.value is None:
-            quotas.pop(operation.key, None)
+            quotas.pop(operation.key, None)  # also one that there cannot be, as in Kafka
+        elif operation.key not in known:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Invalid configuration key {operation.key}")
         else:
             quotas[operation.key] = _checked_quota(operation.key, operation.value)
     if not before and quotas and len(state.client_quotas) >= CLIENT_QUOTA_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"{CLIENT_QUOTA_COUNT_MAX} client ids have quotas of their own, more are not possible; remove some, or set"
-            " a default.",
+            f"{CLIENT_QUOTA_COUNT_MAX} users, client ids and addresses have quotas of their own, more are not possible;"
+            " remove some, or set a default.",
         )
     return [] if quotas == before else [ClientQuotaSet(entity, quotas)]
 

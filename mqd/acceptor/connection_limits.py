@@ -1,0 +1,134 @@
+"""How fast clients may connect, and how many connections they may have.
+
+    connection_creation_rate      of an address (quota, KIP-612): what comes faster is kept for a
+                                  moment and closed, unanswered
+    max.connection.creation.rate  of the broker and of a listener: above it nothing is accepted, and
+                                  connections wait in the kernel's queue
+    max.connections.per.ip        of an address \\ the worker that gets the connection counts
+    max.connections               of a listener / (native/shm/tally.h), and closes those above
+
+Connections between hosts and clients through shared memory come in elsewhere and are not limited.
+No I/O. Bound: ADDRESS_COUNT_MAX addresses; with more, what they owe is forgiven.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mqd.acceptor.metadata import Metadata
+from mqd.base import listeners
+from mqd.base.config import broker_effective, broker_number
+from mqd.base.host_names import packed_ip, parse_ip_counts
+from mqd.cluster.host.messages import ClientQuota
+from mqd.cluster.metadata.rules.settings import CONNECTION, IP, quota_window_ns
+
+ADDRESS_COUNT_MAX = 65536
+DELAY_S_MAX = 1.0  # then it is looked at again: limits may be raised
+NO_LIMIT = 2**31 - 1  # Kafka's default of all of them
+SECOND_NS = 1_000_000_000
+
+
+class Rate:
+    """So many a second, and a burst, as native/shm/quota.h."""
+
+    def __init__(self, per_s: float, burst_ns: int) -> None:
+        self._cost_ns = SECOND_NS / per_s
+        self._burst_ns = burst_ns
+        self._arrival_ns = -math.inf
+
+    def wait_s(self, now_ns: int) -> float:
+        """How long until another one may come; 0: now."""
+        return max(0.0, (self._arrival_ns - now_ns - self._burst_ns) / SECOND_NS)
+
+    def charge(self, now_ns: int) -> None:
+        self._arrival_ns = max(self._arrival_ns, now_ns) + self._cost_ns
+
+    def owes(self, now_ns: int) -> bool:
+        return self._arrival_ns > now_ns
+
+
+class ConnectionLimits:
+    """`config`: as loaded; `listener_names`: by listener id."""
+
+    def __init__(self, config: Mapping[str, str], listener_names: Sequence[str]) -> None:
+        self._config = config
+        self._burst_ns = quota_window_ns(config)
+        self._seen: tuple[object, object] = (None, None)
+        self._broker_rate: Rate | None = None
+        self._broker_per_s = NO_LIMIT
+        own = [listeners.own_settings(config, name) for name in listener_names]
+        rates = [int(one.get("max.connection.creation.rate", NO_LIMIT)) for one in own]
+        self._listener_rates = [Rate(rate, self._burst_ns) if rate != NO_LIMIT else None for rate in rates]
+        self.listener_counts = [int(one.get("max.connections", 0)) for one in own]  # 0: no limit of its own
+        self._per_ip = NO_LIMIT
+        self._overrides: dict[bytes, int] = {}
+        self._address_per_s: dict[bytes, float] = {}
+        self._default_per_s: float | None = None
+        self._addresses: dict[bytes, Rate] = {}
+        self._configure({})
+
+    # -- what is set at run time -------------------------------------------------------------------
+
+    def update(self, metadata: Metadata) -> None:
+        """After each message from the controller."""
+        quotas, config = self._seen
+        if config is not metadata.broker_config:
+            self._configure(metadata.broker_config)
+        if quotas is not metadata.client_quotas:
+            self._take_quotas(metadata.client_quotas)
+        self._seen = metadata.client_quotas, metadata.broker_config
+
+    def _configure(self, dynamic: Mapping[str, str]) -> None:
+        effective = broker_effective(self._config, dynamic)
+        per_s = broker_number(effective, "max.connection.creation.rate")
+        if per_s != self._broker_per_s:
+            self._broker_per_s = per_s
+            self._broker_rate = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
+        self._per_ip = broker_number(effective, "max.connections.per.ip")
+        self._overrides = parse_ip_counts(effective.get("max.connections.per.ip.overrides", ""))
+
+    def _take_quotas(self, quotas: Sequence[ClientQuota]) -> None:
+        """What is owed under other rates is forgiven, as for quotas of clients."""
+        names = {quota.entity[0][1]: quota.quotas[CONNECTION] for quota in quotas if quota.entity[0][0] == IP}
+        default = names.pop(None, None)
+        per_s = {packed_ip(name): rate for name, rate in names.items() if name is not None}
+        if (default, per_s) != (self._default_per_s, self._address_per_s):
+            self._default_per_s, self._address_per_s = default, per_s
+            self._addresses.clear()
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def wait_s(self, listener_id: int, now_ns: int) -> float:
+        """How long the listener must not be accepted from; 0: it may be."""
+        rates = (self._broker_rate, self._listener_rates[listener_id])
+        return min(DELAY_S_MAX, max((rate.wait_s(now_ns) for rate in rates if rate is not None), default=0.0))
+
+    def accepted(self, listener_id: int, now_ns: int) -> None:
+        for rate in (self._broker_rate, self._listener_rates[listener_id]):
+            if rate is not None:
+                rate.charge(now_ns)
+
+    def address_delay_s(self, address: bytes, now_ns: int) -> float:
+        """0: the connection is admitted, and counts. Otherwise it does not count, and is closed
+        after this time: a client that tries again at once does so at this pace.
+        """
+        per_s = self._address_per_s.get(address, self._default_per_s)
+        if per_s is None:
+            return 0.0
+        rate = self._addresses.get(address)
+        if rate is None:
+            self._make_room(now_ns)
+            rate = self._addresses[address] = Rate(per_s, self._burst_ns)
+        delay_s = min(DELAY_S_MAX, rate.wait_s(now_ns))
+        if not delay_s:
+            rate.charge(now_ns)
+        return delay_s
+
+    def _make_room(self, now_ns: int) -> None:
+        if len(self._addresses) >= ADDRESS_COUNT_MAX:
+            self._addresses = {address: rate for address, rate in self._addresses.items() if rate.owes(now_ns)}
+            if len(self._addresses) >= ADDRESS_COUNT_MAX:
+                self._addresses.clear()
+
+    def address_count(self, address: bytes) -> int:
+        """How many connections the address may have."""
+        return self._overrides.get(address, self._per_ip)

@@ -1,0 +1,90 @@
+/* See shm/tally.h. */
+#include "shm/tally.h"
+
+#include "base/atomic.h"
+
+#define LOCKED 1ull
+#define TRIES 16
+
+static uint32_t sum_of(const struct mqd_tally *tally)
+{
+    uint32_t sum = 0;
+    for (uint32_t worker = 0; worker < MQD_WORKER_COUNT_MAX; worker++)
+        sum += mqd_load_relaxed(&tally->count[worker]);
+    return sum;
+}
+
+static struct mqd_tally *tally_of(struct mqd_tally *set, uint64_t key)
+{
+    for (uint32_t way = 0; way < MQD_TALLY_WAY_COUNT; way++)
+        if (mqd_load_acquire(&set[way].key) == key)
+            return &set[way];
+    return NULL;
+}
+
+/* T1. False: it is in use, or another process was faster. */
+static bool claim(struct mqd_tally *tally, uint64_t key)
+{
+    uint64_t before = mqd_load_relaxed(&tally->key);
+    if (before == LOCKED || sum_of(tally) || !mqd_compare_exchange(&tally->key, &before, LOCKED))
+        return false;
+    mqd_fence_full();
+    bool unused = sum_of(tally) == 0;
+    mqd_store_release(&tally->key, unused ? key : before);
+    return unused;
+}
+
+static bool count(struct mqd_tally *tally, uint64_t key, uint32_t worker)
+{
+    uint16_t *own = &tally->count[worker];
+    if (*own == UINT16_MAX)
+        return false;
+    mqd_store_relaxed(own, (uint16_t)(*own + 1));
+    mqd_fence_full();
+    if (mqd_load_acquire(&tally->key) == key)
+        return true;
+    mqd_store_relaxed(own, (uint16_t)(*own - 1));
+    return false;
+}
+
+int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *sum)
+{
+    struct mqd_tally_table *table = mqd_control_tallies(control);
+    uint32_t at = (uint32_t)(key % MQD_TALLY_SET_COUNT);
+    struct mqd_tally *set = &table->tally[at * MQD_TALLY_WAY_COUNT];
+    key += key <= LOCKED ? 2 : 0;
+    *sum = 0;
+    mqd_fetch_or(&table->touched[at / 64], 1ull << at % 64);
+    for (uint32_t tries = 0; tries < TRIES; tries++) {
+        struct mqd_tally *tally = tally_of(set, key);
+        if (tally && count(tally, key, worker)) {
+            *sum = sum_of(tally);
+            return (int32_t)(tally - table->tally);
+        }
+        if (!tally && tries < TRIES / 2 && tally_of(set, LOCKED)) {
+            mqd_cpu_relax(); /* it may be the one, and unlocked again at once */
+            continue;
+        }
+        for (uint32_t way = 0; !tally && way < MQD_TALLY_WAY_COUNT; way++)
+            if (claim(&set[way], key))
+                break;
+    }
+    return MQD_TALLY_NONE;
+}
+
+void mqd_tally_leave(void *control, int32_t tally, uint32_t worker)
+{
+    if (tally < 0)
+        return;
+    uint16_t *own = &mqd_control_tallies(control)->tally[tally].count[worker];
+    mqd_store_release(own, (uint16_t)(*own - 1));
+}
+
+void mqd_tally_reset(void *control, uint32_t worker)
+{
+    struct mqd_tally_table *table = mqd_control_tallies(control);
+    for (uint32_t at = 0; at < MQD_TALLY_SET_COUNT; at++)
+        for (uint32_t way = 0; mqd_load_relaxed(&table->touched[at / 64]) >> at % 64 & 1 && way < MQD_TALLY_WAY_COUNT;
+             way++)
+            mqd_store_relaxed(&table->tally[at * MQD_TALLY_WAY_COUNT + way].count[worker], 0);
+}

@@ -1,0 +1,50 @@
+/* How many connections an address, or a listener, has with all workers together. In the control
+ * segment.
+ *
+ * struct mqd_tally_table:
+ *   touched[]    a bit for each set that was ever used, so that a restart reads no others
+ *   mqd_tally[]  8192 in sets of 8: a key, and a count by worker, which that worker alone writes
+ *
+ * A worker counts first and then reads the sum, so the limit that it compares with is never
+ * exceeded; of two connections that come to two workers at once, both may find it exceeded.
+ *
+ * Invariants
+ *   T1  a tally has one key for as long as any count is not 0. Whoever counts reads the key again
+ *       afterwards; whoever changes the key locks it first and then reads the counts again.
+ *       (So a key in use may be locked for a moment.) If two workers count a key that has no tally at
+ *       the same moment, it may get two; what is counted in one is then not limited by the other.
+ *   T2  a worker's counts are those of its open connections; a new process of it begins with none.
+ * Bounds: when all eight of a set are in use, the key is not counted (and not limited). A process
+ * that dies while it changes a key leaves that tally locked until the broker starts again.
+ */
+#ifndef MQD_TALLY_H
+#define MQD_TALLY_H
+
+#include "native.h"
+
+#define MQD_TALLY_WAY_COUNT 8
+#define MQD_TALLY_SET_COUNT 1024
+#define MQD_TALLY_NONE (-1)
+
+struct mqd_tally {
+    uint64_t key; /* 0 = free, 1 = locked */
+    uint16_t count[MQD_WORKER_COUNT_MAX];
+    uint8_t pad[56];
+};
+
+struct mqd_tally_table {
+    uint64_t touched[MQD_TALLY_SET_COUNT / 64];
+    struct mqd_tally tally[MQD_TALLY_SET_COUNT * MQD_TALLY_WAY_COUNT];
+};
+
+_Static_assert(sizeof(struct mqd_tally) == 192, "whole cache lines");
+
+struct mqd_tally_table *mqd_control_tallies(void *control); /* shm/layout.c */
+
+/* Counts one more for this worker. Returns what mqd_tally_leave takes, and all workers' sum;
+ * MQD_TALLY_NONE: there is no room, `sum` is 0. */
+int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *sum);
+void mqd_tally_leave(void *control, int32_t tally, uint32_t worker);
+void mqd_tally_reset(void *control, uint32_t worker); /* T2 */
+
+#endif
