@@ -21,6 +21,7 @@ _SYSTEM = (
 _SHARED_MEMORY = "/dev/shm"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _FILE_PROPERTIES = (".location", ".file")
+_FILE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "OPENSSL_CONF", "OPENSSL_MODULES", "PYTHONHOME", "TZDIR")
 _URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
 
 
@@ -75,13 +76,15 @@ def _code() -> list[str]:
 
 
 def _named(config: Mapping[str, str]) -> list[str]:
-    """The directories of the files that the configuration names: files are replaced by others of
-    their name, and often are links to another directory.
+    """The directories of the files that configuration and environment name: files are replaced by
+    others of their name, and often are links to another directory.
     """
     files = [value for name, value in config.items() if name.endswith(_FILE_PROPERTIES) and value]
     urls = [value for name, value in config.items() if name.endswith(_URL_PROPERTY)]
+    files += [path for name in _FILE_VARIABLES if (path := os.environ.get(name))]
     files += [url.removeprefix(_FILE_URL) for url in urls if url.startswith(_FILE_URL)]
-    return [os.path.dirname(path) for file in files for path in (os.path.abspath(file), os.path.realpath(file))]
+    paths = [path for file in files for path in (os.path.abspath(file), os.path.realpath(file))]
+    return [path if os.path.isdir(path) else os.path.dirname(path) for path in paths]
 
 
 def _own(config: Mapping[str, str], places: Layout) -> list[str]:
