@@ -10,7 +10,10 @@ import errno
 import os
 import platform
 import resource
+import stat
 import struct
+import threading
+import time
 from collections.abc import Iterable
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
@@ -26,6 +29,7 @@ _AT_SYSTEM_CALL, _AT_ARCHITECTURE = 0, 4  # in struct seccomp_data
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _ONLY_VERSION, _RULE_PATH_BENEATH = 1, 1
+OPEN_S, ENDED_S = 2.0, 1.0
 LANDLOCK_VERSION_MIN = 2  # 5.19: renaming between directories can be allowed
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIRECTORY, _REMOVE_FILE, _MAKE_DIRECTORY, _MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
@@ -173,37 +177,66 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     version = _system_call(_LANDLOCK_CREATE, "Landlock", None, ctypes.c_size_t(0), ctypes.c_uint(_ONLY_VERSION))
     if version < LANDLOCK_VERSION_MIN:
         raise OSError(errno.ENOSYS, f"Landlock: version {version} of the kernel, not {LANDLOCK_VERSION_MIN}")
-    if len(os.listdir("/proc/self/task")) > 1:
-        raise OSError(errno.EBUSY, "Landlock: threads run already")
+    rights = [(readable, _READ), (writable, _READ | _WRITE), (devices, _READ | _WRITE_FILES)]
+    opened = _opened([(path, wanted) for paths, wanted in rights for path in dict.fromkeys(paths)])
+    try:
+        if not _is_alone():
+            raise OSError(errno.EBUSY, "Landlock: threads run already")
+        _restrict(version, opened)
+    finally:
+        for fd, _ in opened:
+            os.close(fd)
+
+
+def _is_alone() -> bool:
+    """Whether this is the only thread; one that has just ended may still be there for a moment."""
+    until_s = time.monotonic() + ENDED_S
+    while len(os.listdir("/proc/self/task")) > 1:
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _restrict(version: int, opened: Iterable[tuple[int, int]]) -> None:
     handled = _OF_VERSION_2 | (_TRUNCATE if version >= 3 else 0)
     ruleset = _system_call(
         _LANDLOCK_CREATE, "Landlock", struct.pack("=Q", handled), ctypes.c_size_t(8), ctypes.c_uint(0)
     )
     try:
-        for paths, rights in ((readable, _READ), (writable, _READ | _WRITE), (devices, _READ | _WRITE_FILES)):
-            for path in dict.fromkeys(paths):
-                _allow(ruleset, path, rights & handled)
+        for fd, rights in opened:
+            rule = struct.pack("=Qi", rights & handled, fd)
+            _system_call(
+                _LANDLOCK_ADD,
+                "Landlock",
+                ctypes.c_int(ruleset),
+                ctypes.c_int(_RULE_PATH_BENEATH),
+                rule,
+                ctypes.c_uint(0),
+            )
         _system_call(_LANDLOCK_RESTRICT, "Landlock", ctypes.c_int(ruleset), ctypes.c_uint(0))
     finally:
         os.close(ruleset)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        if not os.path.isdir(path):
-            rights &= _OF_FILES
-        rule = struct.pack("=Qi", rights, fd)
-        _system_call(
-            _LANDLOCK_ADD,
-            f"Landlock: {path}",
-            ctypes.c_int(ruleset),
-            ctypes.c_int(_RULE_PATH_BENEATH),
-            rule,
-            ctypes.c_uint(0),
-        )
-    finally:
-        os.close(fd)
+def _opened(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
+    """Descriptors of the paths that exist, with the rights. By a thread: the disk below one of them
+    may hang, and this process is to start nevertheless.
+    """
+    found: list[tuple[int, int]] = []
+
+    def collect() -> None:
+        for path, rights in paths:
+            try:
+                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+            found.append((fd, rights if is_directory else rights & _OF_FILES))
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(OPEN_S)
+    if thread.is_alive():
+        raise OSError(errno.ETIMEDOUT, "Landlock: a directory does not answer")
+    return found

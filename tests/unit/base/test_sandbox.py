@@ -144,3 +144,15 @@ def test_the_unit_for_systemd_is_one(tmp_path):
     copy.write_text(unit.replace("/opt/mqd/bin/mqd", "/bin/true").replace("=mqd\n", "=root\n"))
     verified = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60)
     assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_a_directory_that_hangs_does_not_hang_the_start():
+    program = (
+        "import os, time\nfrom mqd.base import sandbox\nsandbox.give_up_privileges()\nreal = os.open\n"
+        "sandbox.OPEN_S = 0.2\n"
+        "os.open = lambda path, flags: time.sleep(60) if path == '/hangs' else real(path, flags)\n"
+        "try:\n    sandbox.restrict_files(['/usr', '/hangs'], ['/tmp'], [])\n"
+        "except OSError as error:\n    print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert "a directory does not answer" in ran.stdout or "version" in ran.stdout, ran.stderr
