@@ -97,11 +97,7 @@ class Broker:
 
     def _run(self, command: list[str], errors: IO[str]) -> subprocess.Popen[str] | preloaded.Forked:
         if is_forked and not self.environment and command[: len(preloaded.COMMAND)] == preloaded.COMMAND:
-            reading, writing = os.pipe()
-            with open(writing, "w") as output:
-                forked = preloaded.PRELOADED.start(command[len(preloaded.COMMAND) :], output, errors)
-            forked.stdout = open(reading)
-            return forked
+            return preloaded.PRELOADED.start_piped(command[len(preloaded.COMMAND) :], errors)
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ start are imports, and the quick tier starts some five hundred brokers.
 One process imports what brokers do; each `mqd up` (or another command) is a fork of it that goes on as the command does,
 and so is each process that its supervisord starts. All else is as ever: the processes' parents,
 sessions, files, signals, environments. The slow tier executes all brokers, and so do tests of the
-start itself (interaction/keeper), those with an environment of their own, and tests/packages.
+start itself (some of interaction/keeper), those with an environment of their own, and tests/packages.
 """
 
 from __future__ import annotations
@@ -71,6 +71,12 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
 
 class Preloaded:
     """The process that is forked; it lives as long as this one."""
@@ -109,6 +115,14 @@ class Preloaded:
             finally:
                 _adopt(False)
         return Forked(pid)
+
+    def start_piped(self, arguments: Sequence[str], errors: IO[str], **options: Any) -> Forked:
+        """Like start, with a pipe from its standard output."""
+        reading, writing = os.pipe()
+        with open(writing, "w") as output:
+            forked = self.start(arguments, output, errors, **options)
+        forked.stdout = open(reading)
+        return forked
 
     def run(
         self,

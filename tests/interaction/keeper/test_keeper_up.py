@@ -17,6 +17,8 @@ import pytest
 from mqd.base import paths
 from mqd.shm import locks, segments
 from mqd.shm.tools import KeeperTool, free_port
+from tests import broker
+from tests.preloaded import COMMAND, PRELOADED
 
 PATIENCE_S = 30.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MQD_", "SUPERVISOR_"))}
@@ -24,35 +26,32 @@ FAST = ("--workers", "2")
 
 
 def mqd(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "mqd.cli.main", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S * 2, env={**ENVIRONMENT, **environment}
-    )
+    return PRELOADED.run(*map(str, arguments), timeout=PATIENCE_S * 2, environment={**ENVIRONMENT, **environment})
 
 
 class Up:
     """`mqd up` as a child; stdout and stderr are kept."""
 
-    def __init__(self, data_dir: Path, *arguments: object, command: list[str] | None = None, **environment: str):
+    def __init__(
+        self,
+        data_dir: Path,
+        *arguments: object,
+        command: list[str] | None = None,
+        executed: bool = False,
+        **environment: str,
+    ) -> None:
+        """`executed`: as a user does, also in the quick tier, as a `command` is."""
         self.data_dir = data_dir
         self.places = paths.layout(data_dir)
         self.port = free_port()
-        command = command or [
-            sys.executable,
-            "-m",
-            "mqd.cli.main",
-            "up",
-            "--data-dir",
-            str(data_dir),
-            "--port",
-            str(self.port),
-            *FAST,
-            *map(str, arguments),
-        ]
+        words = ["up", "--data-dir", str(data_dir), "--port", str(self.port), *FAST, *map(str, arguments)]
         self.errors = data_dir.parent / f"{data_dir.name[:20]}.stderr"
         with self.errors.open("w") as errors:
+            if broker.is_forked and not executed and command is None:
+                self.process = PRELOADED.start_piped(words, errors, environment={**ENVIRONMENT, **environment})
+                return
             self.process = subprocess.Popen(
-                command,
+                command or [*COMMAND, *words],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -133,7 +132,7 @@ def _nothing_left(up: Up) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_one_line_when_it_serves_and_a_clean_end(start, number):
-    up = start()
+    up = start(executed=True)
     line = up.ready()
     assert f"127.0.0.1:{up.port}" in line
     with socket.create_connection(("127.0.0.1", up.port), timeout=5):
