@@ -34,7 +34,7 @@ class OtherUser(KafkaConnection):
         self._waiting = collections.deque()
         fork = multiprocessing.get_context("fork")  # the modules are in memory: it may not read their files
         self._pipe, theirs = fork.Pipe()
-        self._process = fork.Process(target=_serve, args=(theirs, path), daemon=True)
+        self._process = fork.Process(target=_serve, args=(theirs, self._pipe, path), daemon=True)
         self._process.start()
         theirs.close()
         if refused := self._receive():
@@ -67,7 +67,8 @@ class OtherUser(KafkaConnection):
             raise ConnectionEnded("the client of another user has ended") from error
 
 
-def _serve(pipe: Connection, path: Path) -> None:
+def _serve(pipe: Connection, parents: Connection, path: Path) -> None:
+    parents.close()  # otherwise this process would keep its own pipe open
     user = pwd.getpwnam(LOGIN)
     os.setgroups([])
     os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)

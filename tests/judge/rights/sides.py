@@ -22,11 +22,11 @@ SETTINGS = {
 }
 
 
-def plain(port: int) -> KafkaConnection:
+def plain(port: int, user: str = USER) -> KafkaConnection:
     """Alice, authenticated by PLAIN."""
     connection = KafkaConnection("127.0.0.1", port)
     connection.call(17, 1, m.SaslHandshakeRequest(mechanism="PLAIN"))
-    given = m.SaslAuthenticateRequest(auth_bytes=f"\0{USER}\0{PASSWORD}".encode())
+    given = m.SaslAuthenticateRequest(auth_bytes=f"\0{user}\0{PASSWORD}".encode())
     answer = connection.call(36, 2, given)
     assert answer.error_code == 0, answer
     return connection

@@ -1,6 +1,6 @@
 """The table of rights, asked of a broker by every way in, beside what Apache Kafka showed.
 
-Quick: the newest version of each API over TCP, metadata asked by an administrator first, whose answer
+Quick: the newest version of each API over TCP, metadata asked by a super user first, whose answer
 the worker keeps; and through shared memory by a client of another user. Slow: the oldest versions;
 hosts of a cluster that have to ask others on behalf of that client; and Apache Kafka itself, which must still show what is recorded.
 """
@@ -46,6 +46,7 @@ from tests.local_connection import LocalConnection
 from tests.other_user import LOGIN, OtherUser, why_not
 from tests.unit.acceptor.rights_cases import NAME, topic
 
+OPERATOR = "operator"
 # a share of the APIs: what a client may is decided in the same place, whichever way it came
 THROUGH_MEMORY = {0, 1, 2, 3, 8, 9, 11, 15, 19, 20, 22, 24, 26, 28, 30, 32, 60, 68, 75}
 
@@ -68,14 +69,19 @@ class Users(Broker):
         self.users_port = free_port()
         super().__init__(
             data_dir,
-            workers=2,
+            workers=1,
             config={
                 **SETTINGS,
+                "super.users": f"{SETTINGS['super.users']};User:{OPERATOR}",
                 "listeners": f"PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:{self.users_port}",
                 "sasl.enabled.mechanisms": "PLAIN",
                 **ALICE_IS_NOBODY,
             },
         )
+
+    def operator(self) -> KafkaConnection:
+        """A super user at alice's listener and worker."""
+        return plain(self.users_port, OPERATOR)
 
     def alice(self) -> KafkaConnection:
         return plain(self.users_port)
@@ -100,7 +106,8 @@ def directory() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def broker(directory: Path) -> Iterator[Users]:
     with Users(directory / "data") as broker, asking(broker.admin) as admin:
-        set_password(broker, USER, PASSWORD)
+        for user in (USER, OPERATOR):
+            set_password(broker, user, PASSWORD)
         prepare(admin)
         yield broker
 
@@ -114,12 +121,16 @@ def differences(found: Found, wanted: Found) -> list[str]:
 
 
 def assert_as_recorded(
-    admin: Ask, connect: Callable[[], Any], which: Callable[[Row], bool], others: Sequence[Ask] = ()
+    admin: Ask,
+    connect: Callable[[], Any],
+    which: Callable[[Row], bool],
+    before: Ask | None = None,
+    others: Sequence[Ask] = (),
 ) -> None:
     wanted = recorded()
     asked = [row for row in rows(advertised(admin)) if row.name in wanted and which(row)]
     with asking(connect) as alice:
-        found = run(admin, alice, asked, before=admin, others=others)
+        found = run(admin, alice, asked, before=before, others=others)
     assert found and not differences(found, wanted), "\n".join(differences(found, wanted))
 
 
@@ -128,8 +139,8 @@ def is_newest(row: Row) -> bool:
 
 
 def test_tcp(broker: Users) -> None:
-    with asking(broker.admin) as admin:
-        assert_as_recorded(admin, broker.alice, is_newest)
+    with asking(broker.admin) as admin, asking(broker.operator) as operator:
+        assert_as_recorded(admin, broker.alice, is_newest, before=operator)
 
 
 @pytest.mark.parametrize("story", stories.STORIES)
@@ -195,7 +206,7 @@ def test_hosts_that_ask_others(directory: Path) -> None:
                 asks[number],
                 lambda host=host: OtherUser(local_socket(host)),
                 lambda row: row.is_newest and row.api_key in ASKED_OF_OTHERS,
-                asks,
+                others=asks,
             )
 
 
