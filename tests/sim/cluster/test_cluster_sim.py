@@ -35,14 +35,14 @@ def test_schedules_hold_the_invariants(part: int) -> None:
     assert sum(result.acked for result in found) > 20 * count
 
 
-def test_acknowledged_records_are_lost_where_unclean_elections_are_wanted() -> None:
+@pytest.mark.parametrize("count", quick([12, 60], [12]))
+def test_acknowledged_records_are_lost_where_unclean_elections_are_wanted(count: int) -> None:
     """The cluster heals all the same. Where they are not wanted none is made (UNCLEAN), and every
     acknowledged record is there (C1): with the same faults.
     """
-    count = 60
     found = outcomes(range(count), kind="unclean")
     assert not report(found), "\n" + report(found)
-    assert sum(result.unclean for result in found) > 20 and sum(result.lost for result in found) > 100
+    assert sum(result.unclean for result in found) > count / 3 and sum(result.lost for result in found) > count
     plans = [msgspec.structs.replace(KINDS["unclean"].plan(seed), unclean=False) for seed in range(count)]
     without = [outcome(seed, plan=plan, chaos=KINDS["unclean"].chaos) for seed, plan in enumerate(plans)]
     assert not report(without), "\n" + report(without)
