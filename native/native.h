@@ -191,11 +191,24 @@ uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* 
 #define MQD_QUOTA_RULE_COUNT_MAX 4096
 /* The last counts millionths of a changed partition (KIP-599). */
 enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_MUTATION, MQD_QUOTA_KIND_COUNT };
+/* Whom a rule is for, in the order of precedence of Kafka's ClientQuotaManager: of the rules that
+ * are for a client and limit a kind, the first one holds. */
+enum mqd_quota_level {
+    MQD_QUOTA_USER_CLIENT,
+    MQD_QUOTA_USER_ANY_CLIENT,
+    MQD_QUOTA_USER,
+    MQD_QUOTA_ANY_USER_CLIENT,
+    MQD_QUOTA_ANY_USER_ANY_CLIENT,
+    MQD_QUOTA_ANY_USER,
+    MQD_QUOTA_CLIENT,
+    MQD_QUOTA_ANY_CLIENT,
+    MQD_QUOTA_LEVEL_COUNT
+};
 struct mqd_quota_rule {
     uint64_t key; /* mqd_quota_rule_key */
     /* by kind: nanoseconds per unit (byte, nanosecond of work), times 2^32; 0 = no limit */
     uint64_t interval[4];
-    uint64_t level; /* enum mqd_quota_level (shm/quota.h) */
+    uint64_t level; /* enum mqd_quota_level */
 };
 struct mqd_quota_limits; /* a process's copy of the rules */
 /* Of the name of a user or of a client id. */

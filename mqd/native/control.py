@@ -130,7 +130,7 @@ class QuotaKind(IntEnum):
 
 
 class QuotaLevel(IntEnum):
-    """enum mqd_quota_level (native/shm/quota.h): whom a quota is for, in the order of precedence."""
+    """enum mqd_quota_level."""
 
     USER_CLIENT = 0
     USER_ANY_CLIENT = 1

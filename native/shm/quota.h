@@ -36,20 +36,6 @@
 #define MQD_QUOTA_WAY_COUNT 8
 #define MQD_QUOTA_BUCKET_COUNT 8192
 
-/* Whom a rule is for, in the order of precedence of Kafka's ClientQuotaManager: of the rules that
- * are for a client and limit a kind, the first one holds. */
-enum mqd_quota_level {
-    MQD_QUOTA_USER_CLIENT,
-    MQD_QUOTA_USER_ANY_CLIENT,
-    MQD_QUOTA_USER,
-    MQD_QUOTA_ANY_USER_CLIENT,
-    MQD_QUOTA_ANY_USER_ANY_CLIENT,
-    MQD_QUOTA_ANY_USER,
-    MQD_QUOTA_CLIENT,
-    MQD_QUOTA_ANY_CLIENT,
-    MQD_QUOTA_LEVEL_COUNT
-};
-
 struct mqd_quota_rules {
     uint32_t count;
     uint32_t kinds;      /* kinds that some rule limits, as bits of enum mqd_quota_kind */

@@ -59,9 +59,18 @@ def _text(text: str) -> str | None:
     return text if text and text != "NA" else None
 
 
+def _open_whole(file: Path) -> zipfile.ZipFile:
+    """Ctrl-C within the constructor would leave an object whose destructor complains."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return zipfile.ZipFile(file)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def read_flights(file: Path, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """The rows of flights.csv.zip as dictionaries; what is missing is None."""
-    with zipfile.ZipFile(file) as archive:
+    with _open_whole(file) as archive:
         name = next(
             member for member in archive.namelist() if member.endswith("flights.csv") and not member.startswith("__")
         )

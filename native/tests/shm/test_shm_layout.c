@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "mqd_test.h"
 #include "shm/layout.h"
+#include "shm/tally.h"
 #include "shm/quota.h"
 
 static const uint8_t boot_id[16] = {1, 2, 3};
@@ -77,7 +78,8 @@ TEST(parts_do_not_overlap_and_bounds_hold)
     CHECK((uint8_t *)(mqd_control_stats(control, 63) + 1) == (uint8_t *)mqd_control_partition(control, 0));
     CHECK((uint8_t *)(mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT - 1) + 1) ==
           (uint8_t *)mqd_control_quotas(control));
-    CHECK((uint8_t *)(mqd_control_quotas(control) + 1) == end);
+    CHECK((uint8_t *)(mqd_control_quotas(control) + 1) == (uint8_t *)mqd_control_tallies(control));
+    CHECK((uint8_t *)(mqd_control_tallies(control) + 1) == end);
     CHECK(!mqd_control_api_versions(control, 8) && !mqd_control_worker(control, 66) &&
           !mqd_control_stats(control, 64) && !mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT));
     for (uint32_t i = 0; i < 66; i++)
