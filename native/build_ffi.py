@@ -9,6 +9,7 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 HEADERS = (
     "native.h",
+    "shm/api.h",
     "tls/api.h",
     "server/api.h",
     "replica/rules.h",

@@ -186,47 +186,6 @@ enum mqd_histogram {
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
 uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* a single counter */
 
-/* ---- quotas by user and client id (shm/quota.h) ---- */
-
-#define MQD_QUOTA_RULE_COUNT_MAX 4096
-/* The last counts millionths of a changed partition (KIP-599). */
-enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_MUTATION, MQD_QUOTA_KIND_COUNT };
-/* Whom a rule is for, in the order of precedence of Kafka's ClientQuotaManager: of the rules that
- * are for a client and limit a kind, the first one holds. */
-enum mqd_quota_level {
-    MQD_QUOTA_USER_CLIENT,
-    MQD_QUOTA_USER_ANY_CLIENT,
-    MQD_QUOTA_USER,
-    MQD_QUOTA_ANY_USER_CLIENT,
-    MQD_QUOTA_ANY_USER_ANY_CLIENT,
-    MQD_QUOTA_ANY_USER,
-    MQD_QUOTA_CLIENT,
-    MQD_QUOTA_ANY_CLIENT,
-    MQD_QUOTA_LEVEL_COUNT
-};
-struct mqd_quota_rule {
-    uint64_t key; /* mqd_quota_rule_key */
-    /* by kind: nanoseconds per unit (byte, nanosecond of work), times 2^32; 0 = no limit */
-    uint64_t interval[4];
-    uint64_t level; /* enum mqd_quota_level */
-};
-struct mqd_quota_limits; /* a process's copy of the rules */
-/* Of the name of a user or of a client id. */
-uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_bytes);
-uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_key);
-/* Called by the controller. burst_ns: by kind. Sorts `rules`; forgives all debts. */
-int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const int64_t *burst_ns);
-struct mqd_quota_limits *mqd_quota_limits_open(void);
-void mqd_quota_limits_close(struct mqd_quota_limits *limits);
-/* Updates `limits` when the rules have changed; returns the kinds that any rule limits, as bits of
- * enum mqd_quota_kind. */
-uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits);
-/* Charges the bucket of the rule that holds for this user and client id; returns for how many
- * nanoseconds its connection must not be read. 0 units: what it owes already. now_ns:
- * CLOCK_MONOTONIC. */
-int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, uint64_t user_key,
-                                uint64_t client_key, uint32_t kind, uint64_t units, int64_t now_ns);
-
 /* ---- links: SPSC rings of 64-byte descriptors between the processes of one host ---- */
 
 enum mqd_descriptor_kind {

@@ -31,7 +31,7 @@
 #ifndef MQD_QUOTA_H
 #define MQD_QUOTA_H
 
-#include "native.h"
+#include "shm/api.h"
 
 #define MQD_QUOTA_WAY_COUNT 8
 #define MQD_QUOTA_BUCKET_COUNT 8192
