@@ -160,8 +160,8 @@ static bool can_decompress(struct mqd_reactor *r, uint8_t codec)
     if (mqd_codec_available(codec))
         return true;
     if (!(r->codecs_missing >> codec & 1))
-        mqd_log(r, 1, 0, UINT32_MAX,
-                "%s is not installed: the acceptor decompresses batches of that codec, which is slower",
+        mqd_log(r, 4, 0, UINT32_MAX,
+                "the acceptor decompresses batches of a codec, which is slower: %s is not installed",
                 mqd_codec_library(codec));
     r->codecs_missing |= (uint8_t)(1u << codec);
     return false;
