@@ -6,9 +6,9 @@ peer address 16 bytes, peer port uint16, local port uint16, local address 16 byt
 how many connections the address and the listener may have (uint32 each, 0: any number), padding.
 IPv4 addresses are mapped (::ffff:a.b.c.d).
 
-No accepted connection is dropped, except by limits (connection_limits.py): when every hand-off socket is full, at most BATCH_COUNT
-connections wait here and accepting pauses; clients then wait in the kernel's queue. When accept
-fails because descriptors run out (EMFILE) or for another local reason, accepting pauses for
+No accepted connection is dropped, except by limits (connection_limits.py): when every hand-off
+socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in
+the kernel's queue. When accept fails because descriptors run out (EMFILE) or for another local reason, accepting pauses for
 PAUSE_S; existing connections continue.
 """
 

@@ -52,7 +52,7 @@ class Users(Protocol):
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
-        """How many users have credentials of which shape; None: of the mechanism that PLAIN uses."""
+        """The number of users by the shape of their credentials. None: for the mechanism of PLAIN."""
         ...
 
     def token(self, token_id: str) -> DelegationToken | None:

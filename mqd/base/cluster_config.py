@@ -159,7 +159,7 @@ def load_key(config: Mapping[str, str]) -> bytes:
 
 
 def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The cluster's secrets, all of which are accepted; LOOPBACK_KEY if no file is configured.
+    """The cluster's secrets: the first proves, each is accepted. LOOPBACK_KEY without a file.
     Raises ConfigError: unreadable, too short, or readable by other users of this machine.
     """
     name = config.get("cluster.key.file")

@@ -434,8 +434,8 @@ def _cluster() -> list[Property]:
             "cluster.tls",
             "enum",
             "off",
-            "(mqd) TLS 1.3 between hosts, each of which proves its node id by a certificate: off; allowed ="
-            " with every host that can; required = hosts that cannot are refused. `mqd up --secure` sets"
+            "(mqd) TLS 1.3 between hosts. Each host proves its node id by a certificate. allowed = with"
+            " every host that can; required = hosts that cannot are refused. `mqd up --secure` sets"
             " required.",
             choices=("off", "allowed", "required"),
         ),

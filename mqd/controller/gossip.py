@@ -388,8 +388,8 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """Not started yet. `secrets`: the cluster's, the first seals, all are accepted. `directory`: holds the count of this host's lives (its metadata directory). Raises
-    OSError.
+    """Not started yet. `secrets`: the cluster's; the first seals, each is accepted. `directory`: holds
+    the count of this host's lives (its metadata directory). Raises OSError.
     """
     life_path = directory / "gossip-life"
     first, *others = gossip_keys(secrets)

@@ -48,7 +48,7 @@ class Verifier(msgspec.Struct, frozen=True):
 
 # (user, the user is a delegation token) -> verifier; None: there is no such user
 Lookup = Callable[[str, bool], Verifier | None]
-# how many users have credentials of which shape
+# -> the number of users by the shape of their credentials
 Shapes = Callable[[], Mapping["Shape", int]]
 
 

@@ -9,8 +9,8 @@
  * exceeded; of two connections that come to two workers at once, both may find it exceeded.
  *
  * Invariants
- *   T1  a tally has one key for as long as any count is not 0. Whoever counts reads the key again
- *       afterwards; whoever changes the key locks it first and then reads the counts again.
+ *   T1  a tally has one key for as long as any count is not 0. A worker that counts reads the key again
+ *       afterwards; one that changes the key locks it first and then reads the counts again.
  *       (So a key in use may be locked for a moment.) If two workers count a key that has no tally at
  *       the same moment, it may get two; what is counted in one is then not limited by the other.
  *   T2  a worker's counts are those of its open connections; a new process of it begins with none.

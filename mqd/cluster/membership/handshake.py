@@ -32,8 +32,8 @@ Invariants
     H6  the proofs cover what each side says of TLS: without the key it cannot be taken away, and a
         stranger without the key costs no TLS handshake
 
-Limits: without TLS the bytes that follow are neither encrypted nor authenticated. Concurrency: one object per connection, one
-call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
+Limits: without TLS the bytes that follow are neither encrypted nor authenticated. Concurrency: one
+object per connection, one call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
 """
 
 import hashlib

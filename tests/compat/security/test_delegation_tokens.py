@@ -113,8 +113,9 @@ class Side:
             if told({one.token_id: one for one in found.tokens}):
                 break
             assert time.monotonic() < deadline, "the change is not seen"
-            time.sleep(0.05)  # nothing else tells
-        time.sleep(0.5)  # the controller's cache is another than the broker's
+            time.sleep(0.05)
+        # Apache Kafka's controller has a cache of its own, and no request shows when it is up to date
+        time.sleep(0.5)
 
     def describe(self, user: str, owners: list[str] | None, expected: int) -> None:
         asked = owners and [

@@ -24,7 +24,7 @@ from tests.broker import Broker
 from tests.client_reading import read_all
 from tests.interaction.command_line import CommandLine
 
-SECRET = b"nobody else may read these words"
+SECRET = b"the broker must not read these words"
 
 
 @pytest.fixture(params=["shm", "tcp"])
