@@ -11,13 +11,27 @@ from mqd.protocol.schema import (
     consumer_groups,
     groups,
     hot,
+    share_groups,
     tokens,
     topics,
     transactions,
 )
 from mqd.protocol.schema.language import Api
 
-_FAMILIES = (acls, tokens, admin, authentication, hot, cluster, topics, groups, consumer_groups, transactions, between)
+_FAMILIES = (
+    acls,
+    tokens,
+    admin,
+    authentication,
+    hot,
+    cluster,
+    topics,
+    groups,
+    consumer_groups,
+    share_groups,
+    transactions,
+    between,
+)
 
 # Every API written down, by key.
 APIS: dict[int, Api] = dict(sorted((api.key, api) for family in _FAMILIES for api in family.APIS))
