@@ -45,6 +45,21 @@ final class Transactions {
         return setting.producer(Map.of("transactional.id", name, "transaction.timeout.ms", 60_000));
     }
 
+    /**
+     * Commits what was sent. kafka-clients 4.2.0 looks whether records wait to be sent and takes the request for the end off its queue in two steps; records that
+     * are sent between the two are overtaken by the end, which a broker that does not know of them yet refuses (INVALID_TXN_STATE). After a flush none wait.
+     */
+    private static void commit(KafkaProducer<String, String> producer) {
+        producer.flush();
+        producer.commitTransaction();
+    }
+
+    /** Aborts what was sent; the same race as in commit() would let the next transaction lose its records. */
+    private static void abort(KafkaProducer<String, String> producer) {
+        producer.flush();
+        producer.abortTransaction();
+    }
+
     private static void commitAndAbort(Setting setting) throws Exception {
         String topic = setting.topic("transactions", 2);
         TopicPartition zero = new TopicPartition(topic, 0);
@@ -57,14 +72,13 @@ final class Transactions {
                     producer.send(new ProducerRecord<>(topic, partition, null, number + (number % 2 == 0 ? " kept" : " dropped")));
                 }
                 if (number % 2 == 0) {
-                    producer.commitTransaction();
+                    commit(producer);
                 } else {
-                    producer.flush();
-                    producer.abortTransaction();
+                    abort(producer);
                 }
             }
             producer.beginTransaction(); // neither sent nor asked of the broker
-            producer.commitTransaction();
+            commit(producer);
             producer.beginTransaction();
             producer.send(new ProducerRecord<>(topic, 0, null, "open")).get(Setting.PATIENCE_MS, TimeUnit.MILLISECONDS);
             long stable = Setting.get(setting.admin.listOffsets(Map.of(zero, OffsetSpec.latest()), committed).partitionResult(zero)).offset();
@@ -98,7 +112,7 @@ final class Transactions {
             for (Throwable cause = refused; cause != null && !(cause instanceof ProducerFencedException) && !(cause instanceof InvalidProducerEpochException); cause = cause.getCause()) {
                 check(cause.getCause() != null, "a late commit was refused with " + refused);
             }
-            young.commitTransaction();
+            commit(young);
             old.close();
             same(setting.read(topic, "read_committed"), Map.of(0, List.of("of who fenced")), "what committed readers see");
             String other = Setting.fresh("id");
@@ -128,10 +142,9 @@ final class Transactions {
                 source.beginTransaction();
                 source.send(new ProducerRecord<>(from, number % 2, null, Integer.toString(number)));
                 if (number % 5 == 4) {
-                    source.flush(); // see abortTransaction below
-                    source.abortTransaction();
+                    abort(source);
                 } else {
-                    source.commitTransaction();
+                    commit(source);
                 }
             }
         }
@@ -154,14 +167,11 @@ final class Transactions {
                 }
                 producer.sendOffsetsToTransaction(offsets, consumer.groupMetadata());
                 if (round++ % 3 == 2) {
-                    // kafka-clients 4.2.0 has a race where it aborts what it has not sent: its next transaction may then ask for the end without having sent its
-                    // records either (INVALID_TXN_STATE, or a commit that never leaves). What was sent is aborted here.
-                    producer.flush();
-                    producer.abortTransaction();
+                    abort(producer);
                     Map<TopicPartition, OffsetAndMetadata> committed = consumer.committed(consumer.assignment());
                     committed.forEach((partition, offset) -> consumer.seek(partition, offset == null ? 0 : offset.offset()));
                 } else {
-                    producer.commitTransaction();
+                    commit(producer);
                     copied += records.count();
                 }
             }
@@ -190,14 +200,14 @@ final class Transactions {
             Map<TopicPartition, OffsetAndMetadata> offsets = Map.of(new TopicPartition(topic, 0), new OffsetAndMetadata(1));
             Throwable refused = fails(Exception.class, () -> {
                 producer.sendOffsetsToTransaction(offsets, metadata);
-                producer.commitTransaction();
+                commit(producer);
                 return "a commit";
             });
             check(refused instanceof CommitFailedException, "refused with " + refused);
             producer.abortTransaction();
             producer.beginTransaction();
             producer.send(new ProducerRecord<>(topic, 0, null, "afterwards"));
-            producer.commitTransaction();
+            commit(producer);
         }
         same(Setting.get(setting.admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata()).isEmpty(), true, "no offset is committed");
         part("offsets of who is no member");
