@@ -10,7 +10,6 @@ import pytest
 from mqd.protocol import encode_request, with_length
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.schema.cluster import DESCRIBE_CLUSTER
 from tests.broker import Broker
 from tests.judge.model import Batch, Step, World
 from tests.judge.sides import Side
@@ -47,7 +46,7 @@ def test_an_unknown_transaction_has_no_values_of_its_own(shared_broker: Broker) 
 @pytest.mark.parametrize("endpoint_type", [0, 2, 3])
 def test_a_refused_endpoint_type_is_not_repeated(shared_broker: Broker, endpoint_type: int) -> None:
     with KafkaConnection(port=shared_broker.port) as kafka:
-        found = kafka.call(DESCRIBE_CLUSTER.key, 1, m.DescribeClusterRequest(endpoint_type=endpoint_type))
+        found = kafka.call(60, 1, m.DescribeClusterRequest(endpoint_type=endpoint_type))
     assert found.error_code and found.endpoint_type == 1
 
 

@@ -4,43 +4,30 @@ replicas' directories.
 KIP-113, 183, 455, 460, 546, 554, 584, 595, 631, 836, 853, 860, 1022 and 1142 moved these messages.
 """
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-ALTER_REPLICA_LOG_DIRS = Api(
-    34,
-    "AlterReplicaLogDirs",
-    "1-2",
-    2,
-    """
+APIS = apis("""
+AlterReplicaLogDirs 34: versions 1-2, flexible from 2
 dirs: [AlterReplicaLogDir] 0+
     path: string 0+
     topics: [AlterReplicaLogDirTopic] 0+
         name: string 0+
         partitions: [int32] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 results: [AlterReplicaLogDirTopicResult] 0+
     topic_name: string 0+
     partitions: [AlterReplicaLogDirPartitionResult] 0+
         partition_index: int32 0+
         error_code: int16 0+
-""",
-)
 
-ELECT_LEADERS = Api(
-    43,
-    "ElectLeaders",
-    "0-2",
-    2,
-    """
+ElectLeaders 43: versions 0-2, flexible from 2
 election_type: int8 1+
 topic_partitions: [TopicPartitions] 0+ null=0+
     topic: string 0+
     partitions: [int32] 0+
 timeout_ms: int32 0+ = 60000
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 1+
 replica_election_results: [ReplicaElectionResult] 0+
@@ -49,15 +36,8 @@ replica_election_results: [ReplicaElectionResult] 0+
         partition_id: int32 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
-""",
-)
 
-ALTER_PARTITION_REASSIGNMENTS = Api(
-    45,
-    "AlterPartitionReassignments",
-    "0-1",
-    0,
-    """
+AlterPartitionReassignments 45: versions 0-1, flexible from 0
 timeout_ms: int32 0+ = 60000
 allow_replication_factor_change: bool 1+ = true
 topics: [ReassignableTopic] 0+
@@ -66,8 +46,7 @@ topics: [ReassignableTopic] 0+
         partition_index: int32 0+
         replicas: [int32] 0+ null=0+
 balance: int8 0+ tag=9100
-""",
-    """
+response
 throttle_time_ms: int32 0+
 allow_replication_factor_change: bool 1+ = true
 error_code: int16 0+
@@ -79,21 +58,13 @@ responses: [ReassignableTopicResponse] 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
         target: [int32] 0+ tag=9100
-""",
-)
 
-LIST_PARTITION_REASSIGNMENTS = Api(
-    46,
-    "ListPartitionReassignments",
-    "0",
-    0,
-    """
+ListPartitionReassignments 46: versions 0, flexible from 0
 timeout_ms: int32 0+ = 60000
 topics: [ListPartitionReassignmentsTopics] 0+ null=0+
     name: string 0+
     partition_indexes: [int32] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -104,22 +75,14 @@ topics: [OngoingTopicReassignment] 0+
         replicas: [int32] 0+
         adding_replicas: [int32] 0+
         removing_replicas: [int32] 0+
-""",
-)
 
-DESCRIBE_CLIENT_QUOTAS = Api(
-    48,
-    "DescribeClientQuotas",
-    "0-1",
-    1,
-    """
+DescribeClientQuotas 48: versions 0-1, flexible from 1
 components: [ComponentData] 0+
     entity_type: string 0+
     match_type: int8 0+
     match: string 0+ null=0+
 strict: bool 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -130,15 +93,8 @@ entries: [EntryData] 0+ null=0+
     values: [ValueData] 0+
         key: string 0+
         value: float64 0+
-""",
-)
 
-ALTER_CLIENT_QUOTAS = Api(
-    49,
-    "AlterClientQuotas",
-    "0-1",
-    1,
-    """
+AlterClientQuotas 49: versions 0-1, flexible from 1
 entries: [EntryData] 0+
     entity: [EntityData] 0+
         entity_type: string 0+
@@ -148,8 +104,7 @@ entries: [EntryData] 0+
         value: float64 0+
         remove: bool 0+
 validate_only: bool 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 entries: [EntryData] 0+
     error_code: int16 0+
@@ -157,19 +112,11 @@ entries: [EntryData] 0+
     entity: [EntityData] 0+
         entity_type: string 0+
         entity_name: string 0+ null=0+
-""",
-)
 
-DESCRIBE_USER_SCRAM_CREDENTIALS = Api(
-    50,
-    "DescribeUserScramCredentials",
-    "0",
-    0,
-    """
+DescribeUserScramCredentials 50: versions 0, flexible from 0
 users: [UserName] 0+ null=0+
     name: string 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -180,15 +127,8 @@ results: [DescribeUserScramCredentialsResult] 0+
     credential_infos: [CredentialInfo] 0+
         mechanism: int8 0+
         iterations: int32 0+
-""",
-)
 
-ALTER_USER_SCRAM_CREDENTIALS = Api(
-    51,
-    "AlterUserScramCredentials",
-    "0",
-    0,
-    """
+AlterUserScramCredentials 51: versions 0, flexible from 0
 deletions: [ScramCredentialDeletion] 0+
     name: string 0+
     mechanism: int8 0+
@@ -198,28 +138,19 @@ upsertions: [ScramCredentialUpsertion] 0+
     iterations: int32 0+
     salt: bytes 0+
     salted_password: bytes 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 results: [AlterUserScramCredentialsResult] 0+
     user: string 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
-""",
-)
 
-DESCRIBE_QUORUM = Api(
-    55,
-    "DescribeQuorum",
-    "0-2",
-    0,
-    """
+DescribeQuorum 55: versions 0-2, flexible from 0
 topics: [TopicData] 0+
     topic_name: string 0+
     partitions: [PartitionData] 0+
         partition_index: int32 0+
-""",
-    """
+response
 error_code: int16 0+
 error_message: string 2+ null=2+
 topics: [TopicData] 0+
@@ -245,15 +176,8 @@ nodes: [Node] 2+
         name: string 2+
         host: string 2+
         port: uint16 2+
-""",
-)
 
-UPDATE_FEATURES = Api(
-    57,
-    "UpdateFeatures",
-    "0-2",
-    0,
-    """
+UpdateFeatures 57: versions 0-2, flexible from 0
 timeout_ms: int32 0+ = 60000
 feature_updates: [FeatureUpdateKey] 0+
     feature: string 0+
@@ -261,8 +185,7 @@ feature_updates: [FeatureUpdateKey] 0+
     allow_downgrade: bool 0
     upgrade_type: int8 1+ = 1
 validate_only: bool 1+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -270,54 +193,25 @@ results: [UpdatableFeatureResult] 0-1
     feature: string 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
-""",
-)
 
-UNREGISTER_BROKER = Api(
-    64,
-    "UnregisterBroker",
-    "0",
-    0,
-    """
+UnregisterBroker 64: versions 0, flexible from 0
 broker_id: int32 0+
 drain: int8 0+ tag=9100
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
-""",
-)
 
-LIST_CONFIG_RESOURCES = Api(
-    74,
-    "ListConfigResources",
-    "0-1",
-    0,
-    """
+ListConfigResources 74: versions 0-1, flexible from 0
 resource_types: [int8] 1+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 config_resources: [ConfigResource] 0+
     resource_name: string 0+
     resource_type: int8 1+ = 16
-""",
-)
 
-_VOTER_CHANGED = """
-throttle_time_ms: int32 0+
-error_code: int16 0+
-error_message: string 0+ null=0+
-"""
-
-ADD_RAFT_VOTER = Api(
-    80,
-    "AddRaftVoter",
-    "0-1",
-    0,
-    """
+AddRaftVoter 80: versions 0-1, flexible from 0
 cluster_id: string 0+ null=0+
 timeout_ms: int32 0+
 voter_id: int32 0+
@@ -327,36 +221,17 @@ listeners: [Listener] 0+
     host: string 0+
     port: uint16 0+
 ack_when_committed: bool 1+ = true
-""",
-    _VOTER_CHANGED,
-)
+response
+throttle_time_ms: int32 0+
+error_code: int16 0+
+error_message: string 0+ null=0+
 
-REMOVE_RAFT_VOTER = Api(
-    81,
-    "RemoveRaftVoter",
-    "0",
-    0,
-    """
+RemoveRaftVoter 81: versions 0, flexible from 0
 cluster_id: string 0+ null=0+
 voter_id: int32 0+
 voter_directory_id: uuid 0+
-""",
-    _VOTER_CHANGED,
-)
-
-APIS = (
-    ALTER_REPLICA_LOG_DIRS,
-    ELECT_LEADERS,
-    ALTER_PARTITION_REASSIGNMENTS,
-    LIST_PARTITION_REASSIGNMENTS,
-    DESCRIBE_CLIENT_QUOTAS,
-    ALTER_CLIENT_QUOTAS,
-    DESCRIBE_USER_SCRAM_CREDENTIALS,
-    ALTER_USER_SCRAM_CREDENTIALS,
-    DESCRIBE_QUORUM,
-    UPDATE_FEATURES,
-    UNREGISTER_BROKER,
-    LIST_CONFIG_RESOURCES,
-    ADD_RAFT_VOTER,
-    REMOVE_RAFT_VOTER,
-)
+response
+throttle_time_ms: int32 0+
+error_code: int16 0+
+error_message: string 0+ null=0+
+""")

@@ -5,22 +5,17 @@ KIP-4, 35, 511, 516, 584, 700, 966, 1073 and 1102 moved these messages. Metadata
 0 an empty `topics` asks for all of them, later null does.
 """
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-METADATA = Api(
-    3,
-    "Metadata",
-    "0-13",
-    9,
-    """
+APIS = apis("""
+Metadata 3: versions 0-13, flexible from 9
 topics: [Topic] 0+ null=1+
     topic_id: uuid 10+
     name: string 0+ null=10+
 allow_auto_topic_creation: bool 4+ = true
 include_cluster_authorized_operations: bool 8-10
 include_topic_authorized_operations: bool 8+
-""",
-    """
+response
 throttle_time_ms: int32 3+
 brokers: [Broker] 0+
     node_id: int32 0+
@@ -45,20 +40,12 @@ topics: [Topic] 0+
     topic_authorized_operations: int32 8+ = -0x80000000
 cluster_authorized_operations: int32 8-10 = -0x80000000
 error_code: int16 13+
-""",
-)
 
-FIND_COORDINATOR = Api(
-    10,
-    "FindCoordinator",
-    "0-6",
-    3,
-    """
+FindCoordinator 10: versions 0-6, flexible from 3
 key: string 0-3
 key_type: int8 1+
 coordinator_keys: [string] 4+
-""",
-    """
+response
 throttle_time_ms: int32 1+
 error_code: int16 0-3
 error_message: string 1-3 null=1-3
@@ -72,19 +59,11 @@ coordinators: [Coordinator] 4+
     port: int32 4+
     error_code: int16 4+
     error_message: string 4+ null=4+
-""",
-)
 
-API_VERSIONS = Api(
-    18,
-    "ApiVersions",
-    "0-4",
-    3,
-    """
+ApiVersions 18: versions 0-4, flexible from 3
 client_software_name: string 3+
 client_software_version: string 3+
-""",
-    """
+response
 error_code: int16 0+
 api_keys: [ApiVersion] 0+
     api_key: int16 0+
@@ -101,20 +80,12 @@ finalized_features: [FinalizedFeature] 3+ tag=2
     max_version_level: int16 3+
     min_version_level: int16 3+
 zk_migration_ready: bool 3+ tag=3
-""",
-)
 
-DESCRIBE_CLUSTER = Api(
-    60,
-    "DescribeCluster",
-    "0-2",
-    0,
-    """
+DescribeCluster 60: versions 0-2, flexible from 0
 include_cluster_authorized_operations: bool 0+
 endpoint_type: int8 1+ = 1
 include_fenced_brokers: bool 2+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -128,23 +99,15 @@ brokers: [Broker] 0+
     rack: string 0+ null=0+
     is_fenced: bool 2+
 cluster_authorized_operations: int32 0+ = -0x80000000
-""",
-)
 
-DESCRIBE_TOPIC_PARTITIONS = Api(
-    75,
-    "DescribeTopicPartitions",
-    "0",
-    0,
-    """
+DescribeTopicPartitions 75: versions 0, flexible from 0
 topics: [Topic] 0+
     name: string 0+
 response_partition_limit: int32 0+ = 2000
 cursor: Cursor 0+ null=0+
     topic_name: string 0+
     partition_index: int32 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 topics: [Topic] 0+
     error_code: int16 0+
@@ -165,7 +128,4 @@ topics: [Topic] 0+
 next_cursor: Cursor 0+ null=0+
     topic_name: string 0+
     partition_index: int32 0+
-""",
-)
-
-APIS = (METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS)
+""")

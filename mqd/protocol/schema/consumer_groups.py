@@ -1,13 +1,9 @@
 """Consumer groups of the consumer protocol: KIP-848, KIP-1043, KIP-1099."""
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-CONSUMER_GROUP_HEARTBEAT = Api(
-    68,
-    "ConsumerGroupHeartbeat",
-    "0-1",
-    0,
-    """
+APIS = apis("""
+ConsumerGroupHeartbeat 68: versions 0-1, flexible from 0
 group_id: string 0+
 member_id: string 0+
 member_epoch: int32 0+
@@ -20,8 +16,7 @@ server_assignor: string 0+ null=0+
 topic_partitions: [TopicPartitions] 0+ null=0+
     topic_id: uuid 0+
     partitions: [int32] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -32,20 +27,12 @@ assignment: Assignment 0+ null=0+
     topic_partitions: [TopicPartitions] 0+
         topic_id: uuid 0+
         partitions: [int32] 0+
-""",
-)
 
-CONSUMER_GROUP_DESCRIBE = Api(
-    69,
-    "ConsumerGroupDescribe",
-    "0-1",
-    0,
-    """
+ConsumerGroupDescribe 69: versions 0-1, flexible from 0
 group_ids: [string] 0+
 include_authorized_operations: bool 0+
 include_rebalance: bool 0+ tag=9100
-""",
-    """
+response
 throttle_time_ms: int32 0+
 groups: [Group] 0+
     error_code: int16 0+
@@ -83,7 +70,4 @@ groups: [Group] 0+
             waited_for: string 0+
             waited_ms: int64 0+ = -1
             silent_ms: int64 0+ = -1
-""",
-)
-
-APIS = (CONSUMER_GROUP_HEARTBEAT, CONSUMER_GROUP_DESCRIBE)
+""")

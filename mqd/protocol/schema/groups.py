@@ -4,14 +4,10 @@ KIP-62, 98, 211, 229, 320, 345, 430, 447, 496, 518, 559, 709, 800, 814, 848, 104
 these messages. OffsetFetch 8+ asks for several groups at once.
 """
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-OFFSET_COMMIT = Api(
-    8,
-    "OffsetCommit",
-    "2-10",
-    8,
-    """
+APIS = apis("""
+OffsetCommit 8: versions 2-10, flexible from 8
 group_id: string 0+
 generation_id_or_member_epoch: int32 1+ = -1
 member_id: string 1+
@@ -25,8 +21,7 @@ topics: [Topic] 0+
         committed_offset: int64 0+
         committed_leader_epoch: int32 6+ = -1
         committed_metadata: string 0+ null=0+
-""",
-    """
+response
 throttle_time_ms: int32 3+
 topics: [TopicResponse] 0+
     name: string 0-9
@@ -34,15 +29,8 @@ topics: [TopicResponse] 0+
     partitions: [PartitionResponse] 0+
         partition_index: int32 0+
         error_code: int16 0+
-""",
-)
 
-OFFSET_FETCH = Api(
-    9,
-    "OffsetFetch",
-    "1-10",
-    6,
-    """
+OffsetFetch 9: versions 1-10, flexible from 6
 group_id: string 0-7
 topics: [Topic] 0-7 null=2-7
     name: string 0-7
@@ -56,8 +44,7 @@ groups: [Group] 8+
         topic_id: uuid 10+
         partition_indexes: [int32] 8+
 require_stable: bool 7+
-""",
-    """
+response
 throttle_time_ms: int32 3+
 topics: [Topic] 0-7
     name: string 0-7
@@ -80,15 +67,8 @@ groups: [Group] 8+
             metadata: string 8+ null=8+ = ""
             error_code: int16 8+
     error_code: int16 8+
-""",
-)
 
-JOIN_GROUP = Api(
-    11,
-    "JoinGroup",
-    "0-9",
-    6,
-    """
+JoinGroup 11: versions 0-9, flexible from 6
 group_id: string 0+
 session_timeout_ms: int32 0+
 rebalance_timeout_ms: int32 1+ = -1
@@ -99,8 +79,7 @@ protocols: [Protocol] 0+
     name: string 0+
     metadata: bytes 0+
 reason: string 8+ null=8+
-""",
-    """
+response
 throttle_time_ms: int32 2+
 error_code: int16 0+
 generation_id: int32 0+ = -1
@@ -113,55 +92,32 @@ members: [Member] 0+
     member_id: string 0+
     group_instance_id: string 5+ null=5+
     metadata: bytes 0+
-""",
-)
 
-HEARTBEAT = Api(
-    12,
-    "Heartbeat",
-    "0-4",
-    4,
-    """
+Heartbeat 12: versions 0-4, flexible from 4
 group_id: string 0+
 generation_id: int32 0+
 member_id: string 0+
 group_instance_id: string 3+ null=3+
-""",
-    """
+response
 throttle_time_ms: int32 1+
 error_code: int16 0+
-""",
-)
 
-LEAVE_GROUP = Api(
-    13,
-    "LeaveGroup",
-    "0-5",
-    4,
-    """
+LeaveGroup 13: versions 0-5, flexible from 4
 group_id: string 0+
 member_id: string 0-2
 members: [MemberIdentity] 3+
     member_id: string 3+
     group_instance_id: string 3+ null=3+
     reason: string 5+ null=5+
-""",
-    """
+response
 throttle_time_ms: int32 1+
 error_code: int16 0+
 members: [MemberResponse] 3+
     member_id: string 3+
     group_instance_id: string 3+ null=3+
     error_code: int16 3+
-""",
-)
 
-SYNC_GROUP = Api(
-    14,
-    "SyncGroup",
-    "0-5",
-    4,
-    """
+SyncGroup 14: versions 0-5, flexible from 4
 group_id: string 0+
 generation_id: int32 0+
 member_id: string 0+
@@ -171,27 +127,18 @@ protocol_name: string 5+ null=5+
 assignments: [Assignment] 0+
     member_id: string 0+
     assignment: bytes 0+
-""",
-    """
+response
 throttle_time_ms: int32 1+
 error_code: int16 0+
 protocol_type: string 5+ null=5+
 protocol_name: string 5+ null=5+
 assignment: bytes 0+
-""",
-)
 
-DESCRIBE_GROUPS = Api(
-    15,
-    "DescribeGroups",
-    "0-6",
-    5,
-    """
+DescribeGroups 15: versions 0-6, flexible from 5
 groups: [string] 0+
 include_authorized_operations: bool 3+
 include_rebalance: bool 5+ tag=9100
-""",
-    """
+response
 throttle_time_ms: int32 1+
 groups: [Group] 0+
     error_code: int16 0+
@@ -219,19 +166,11 @@ groups: [Group] 0+
             waited_for: string 5+
             waited_ms: int64 5+ = -1
             silent_ms: int64 5+ = -1
-""",
-)
 
-LIST_GROUPS = Api(
-    16,
-    "ListGroups",
-    "0-5",
-    3,
-    """
+ListGroups 16: versions 0-5, flexible from 3
 states_filter: [string] 4+
 types_filter: [string] 5+
-""",
-    """
+response
 throttle_time_ms: int32 1+
 error_code: int16 0+
 groups: [Group] 0+
@@ -239,38 +178,22 @@ groups: [Group] 0+
     protocol_type: string 0+
     group_state: string 4+
     group_type: string 5+
-""",
-)
 
-DELETE_GROUPS = Api(
-    42,
-    "DeleteGroups",
-    "0-2",
-    2,
-    """
+DeleteGroups 42: versions 0-2, flexible from 2
 groups_names: [string] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 results: [Result] 0+
     group_id: string 0+
     error_code: int16 0+
-""",
-)
 
-OFFSET_DELETE = Api(
-    47,
-    "OffsetDelete",
-    "0",
-    1,
-    """
+OffsetDelete 47: versions 0, flexible from 1
 group_id: string 0+
 topics: [Topic] 0+
     name: string 0+
     partitions: [Partition] 0+
         partition_index: int32 0+
-""",
-    """
+response
 error_code: int16 0+
 throttle_time_ms: int32 0+
 topics: [TopicResponse] 0+
@@ -278,18 +201,4 @@ topics: [TopicResponse] 0+
     partitions: [PartitionResponse] 0+
         partition_index: int32 0+
         error_code: int16 0+
-""",
-)
-
-APIS = (
-    OFFSET_COMMIT,
-    OFFSET_FETCH,
-    JOIN_GROUP,
-    HEARTBEAT,
-    LEAVE_GROUP,
-    SYNC_GROUP,
-    DESCRIBE_GROUPS,
-    LIST_GROUPS,
-    DELETE_GROUPS,
-    OFFSET_DELETE,
-)
+""")

@@ -6,14 +6,10 @@ Produce 0-2 is written down because a broker has to advertise it (KAFKA-18659: o
 looks for version 0 before it compresses); their records are of magic 0 and 1.
 """
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-PRODUCE = Api(
-    0,
-    "Produce",
-    "0-13",
-    9,
-    """
+APIS = apis("""
+Produce 0: versions 0-13, flexible from 9
 transactional_id: string 3+ null=3+
 acks: int16 0+
 timeout_ms: int32 0+
@@ -23,8 +19,7 @@ topic_data: [TopicData] 0+
     partition_data: [PartitionData] 0+
         index: int32 0+
         records: records 0+ null=0+
-""",
-    """
+response
 responses: [TopicResponse] 0+
     name: string 0-12
     topic_id: uuid 13+
@@ -47,15 +42,8 @@ node_endpoints: [NodeEndpoint] 10+ tag=0
     host: string 10+
     port: int32 10+
     rack: string 10+ null=10+
-""",
-)
 
-FETCH = Api(
-    1,
-    "Fetch",
-    "4-18",
-    12,
-    """
+Fetch 1: versions 4-18, flexible from 12
 cluster_id: string 12+ null=12+ tag=0
 replica_id: int32 0-14 = -1
 replica_state: ReplicaState 15+ tag=1
@@ -84,8 +72,7 @@ forgotten_topics_data: [ForgottenTopic] 7+
     topic_id: uuid 13+
     partitions: [int32] 7+
 rack_id: string 11+
-""",
-    """
+response
 throttle_time_ms: int32 1+
 error_code: int16 7+
 session_id: int32 7+
@@ -117,15 +104,8 @@ node_endpoints: [NodeEndpoint] 16+ tag=0
     host: string 16+
     port: int32 16+
     rack: string 16+ null=16+
-""",
-)
 
-LIST_OFFSETS = Api(
-    2,
-    "ListOffsets",
-    "1-11",
-    6,
-    """
+ListOffsets 2: versions 1-11, flexible from 6
 replica_id: int32 0+ = -1
 isolation_level: int8 2+
 topics: [Topic] 0+
@@ -135,8 +115,7 @@ topics: [Topic] 0+
         current_leader_epoch: int32 4+ = -1
         timestamp: int64 0+
 timeout_ms: int32 10+
-""",
-    """
+response
 throttle_time_ms: int32 2+
 topics: [TopicResponse] 0+
     name: string 0+
@@ -146,15 +125,8 @@ topics: [TopicResponse] 0+
         timestamp: int64 1+ = -1
         offset: int64 1+ = -1
         leader_epoch: int32 4+ = -1
-""",
-)
 
-INIT_PRODUCER_ID = Api(
-    22,
-    "InitProducerId",
-    "0-5",
-    2,
-    """
+InitProducerId 22: versions 0-5, flexible from 2
 transactional_id: string 0+ null=0+
 transaction_timeout_ms: int32 0+
 producer_id: int64 3+ = -1
@@ -162,23 +134,15 @@ producer_epoch: int16 3+ = -1
 joint: Joint 5+ null=5+ tag=9100
     batch_id: int64 0+
     run_id: string 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 producer_id: int64 0+ = -1
 producer_epoch: int16 0+
 joint: JointResult 5+ null=5+ tag=9100
     committed_batch_id: int64 0+
-""",
-)
 
-OFFSET_FOR_LEADER_EPOCH = Api(
-    23,
-    "OffsetForLeaderEpoch",
-    "2-4",
-    4,
-    """
+OffsetForLeaderEpoch 23: versions 2-4, flexible from 4
 replica_id: int32 3+ = -2
 topics: [Topic] 0+
     topic: string 0+
@@ -186,8 +150,7 @@ topics: [Topic] 0+
         partition: int32 0+
         current_leader_epoch: int32 2+ = -1
         leader_epoch: int32 0+
-""",
-    """
+response
 throttle_time_ms: int32 2+
 topics: [TopicResult] 0+
     topic: string 0+
@@ -196,7 +159,4 @@ topics: [TopicResult] 0+
         partition: int32 0+
         leader_epoch: int32 1+ = -1
         end_offset: int64 0+ = -1
-""",
-)
-
-APIS = (PRODUCE, FETCH, LIST_OFFSETS, INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH)
+""")

@@ -4,6 +4,13 @@ One line is one field; four more spaces of indentation open the fields of a stru
 
     name: type versions [null=versions] [tag=number[:versions]] [= default]
 
+An API is a line with its name, key, versions and first flexible version, the request's fields, a
+line `response` and the response's fields:
+
+    SaslHandshake 17: versions 0-1, flexible from 2
+
+Of fields:
+
     topics: [Topic] 0+ null=1+          an array of structs, null allowed from version 1
         name: string 0-12 null=10+
         epoch: int32 12+ tag=0 = -1     a tagged field (KIP-482); left out of the bytes while it holds -1
@@ -151,7 +158,7 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
     root = Struct(name, [])
     structs: dict[str, Struct] = {}
     open_structs: list[Struct | None] = [root]  # by depth; None after a name that has its fields already
-    for number, line in enumerate(text.splitlines()):
+    for number, line in enumerate(text.strip("\n").splitlines(), 1):
         content = line.strip()
         if not content:
             continue
@@ -187,3 +194,18 @@ class Api(msgspec.Struct, frozen=True):
         """`kind` is "Request" or "Response"."""
         text = self.request if kind == "Request" else self.response
         return parse(self.name + kind, self.key, Versions.parse(self.versions), self.flexible, text)
+
+
+_API = re.compile(r"(\w+) (\d+): versions (\S+), flexible from (\d+)\n(.*?)^response$\n(.*)", re.DOTALL | re.MULTILINE)
+
+
+def apis(text: str) -> tuple[Api, ...]:
+    """The APIs of one family. Raises SchemaError naming the first line of one it cannot read."""
+    found = []
+    for block in re.split(r"\n(?=[A-Z])", text.strip("\n")):
+        match = _API.fullmatch(block)
+        if match is None:
+            raise SchemaError(f"cannot read the API {block.partition(chr(10))[0]!r}")
+        name, key, versions, flexible, request, response = match.groups()
+        found.append(Api(int(key), name, versions, int(flexible), request, response))
+    return tuple(found)

@@ -1,20 +1,15 @@
 """Share groups: KIP-932, KIP-1206 (acquire mode), KIP-1222 (renewal), KIP-1226 (lag)."""
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-SHARE_GROUP_HEARTBEAT = Api(
-    76,
-    "ShareGroupHeartbeat",
-    "1",
-    0,
-    """
+APIS = apis("""
+ShareGroupHeartbeat 76: versions 1, flexible from 0
 group_id: string 0+
 member_id: string 0+
 member_epoch: int32 0+
 rack_id: string 0+ null=0+
 subscribed_topic_names: [string] 0+ null=0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -25,19 +20,11 @@ assignment: Assignment 0+ null=0+
     topic_partitions: [TopicPartitions] 0+
         topic_id: uuid 0+
         partitions: [int32] 0+
-""",
-)
 
-SHARE_GROUP_DESCRIBE = Api(
-    77,
-    "ShareGroupDescribe",
-    "1",
-    0,
-    """
+ShareGroupDescribe 77: versions 1, flexible from 0
 group_ids: [string] 0+
 include_authorized_operations: bool 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 groups: [Group] 0+
     error_code: int16 0+
@@ -60,15 +47,8 @@ groups: [Group] 0+
                 topic_name: string 0+
                 partitions: [int32] 0+
     authorized_operations: int32 0+ = -0x80000000
-""",
-)
 
-SHARE_FETCH = Api(
-    78,
-    "ShareFetch",
-    "1-2",
-    0,
-    """
+ShareFetch 78: versions 1-2, flexible from 0
 group_id: string 0+ null=0+
 member_id: string 0+ null=0+
 share_session_epoch: int32 0+
@@ -91,8 +71,7 @@ topics: [Topic] 0+
 forgotten_topics_data: [ForgottenTopic] 0+
     topic_id: uuid 0+
     partitions: [int32] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -118,15 +97,8 @@ node_endpoints: [NodeEndpoint] 0+
     host: string 0+
     port: int32 0+
     rack: string 0+ null=0+
-""",
-)
 
-SHARE_ACKNOWLEDGE = Api(
-    79,
-    "ShareAcknowledge",
-    "1-2",
-    0,
-    """
+ShareAcknowledge 79: versions 1-2, flexible from 0
 group_id: string 0+ null=0+
 member_id: string 0+ null=0+
 share_session_epoch: int32 0+
@@ -139,8 +111,7 @@ topics: [Topic] 0+
             first_offset: int64 0+
             last_offset: int64 0+
             acknowledge_types: [int8] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -159,15 +130,8 @@ node_endpoints: [NodeEndpoint] 0+
     host: string 0+
     port: int32 0+
     rack: string 0+ null=0+
-""",
-)
 
-INITIALIZE_SHARE_GROUP_STATE = Api(
-    83,
-    "InitializeShareGroupState",
-    "0",
-    0,
-    """
+InitializeShareGroupState 83: versions 0, flexible from 0
 group_id: string 0+
 topics: [Topic] 0+
     topic_id: uuid 0+
@@ -175,31 +139,22 @@ topics: [Topic] 0+
         partition: int32 0+
         state_epoch: int32 0+
         start_offset: int64 0+
-""",
-    """
+response
 results: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
         partition: int32 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
-""",
-)
 
-READ_SHARE_GROUP_STATE = Api(
-    84,
-    "ReadShareGroupState",
-    "0",
-    0,
-    """
+ReadShareGroupState 84: versions 0, flexible from 0
 group_id: string 0+
 topics: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
         partition: int32 0+
         leader_epoch: int32 0+
-""",
-    """
+response
 results: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
@@ -213,15 +168,8 @@ results: [Topic] 0+
             last_offset: int64 0+
             delivery_state: int8 0+
             delivery_count: int16 0+
-""",
-)
 
-WRITE_SHARE_GROUP_STATE = Api(
-    85,
-    "WriteShareGroupState",
-    "0-1",
-    0,
-    """
+WriteShareGroupState 85: versions 0-1, flexible from 0
 group_id: string 0+
 topics: [Topic] 0+
     topic_id: uuid 0+
@@ -236,53 +184,36 @@ topics: [Topic] 0+
             last_offset: int64 0+
             delivery_state: int8 0+
             delivery_count: int16 0+
-""",
-    """
+response
 results: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
         partition: int32 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
-""",
-)
 
-DELETE_SHARE_GROUP_STATE = Api(
-    86,
-    "DeleteShareGroupState",
-    "0",
-    0,
-    """
+DeleteShareGroupState 86: versions 0, flexible from 0
 group_id: string 0+
 topics: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
         partition: int32 0+
-""",
-    """
+response
 results: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
         partition: int32 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
-""",
-)
 
-READ_SHARE_GROUP_STATE_SUMMARY = Api(
-    87,
-    "ReadShareGroupStateSummary",
-    "0-1",
-    0,
-    """
+ReadShareGroupStateSummary 87: versions 0-1, flexible from 0
 group_id: string 0+
 topics: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
         partition: int32 0+
         leader_epoch: int32 0+
-""",
-    """
+response
 results: [Topic] 0+
     topic_id: uuid 0+
     partitions: [Partition] 0+
@@ -293,22 +224,14 @@ results: [Topic] 0+
         leader_epoch: int32 0+
         start_offset: int64 0+
         delivery_complete_count: int32 1+ = -1
-""",
-)
 
-DESCRIBE_SHARE_GROUP_OFFSETS = Api(
-    90,
-    "DescribeShareGroupOffsets",
-    "0-1",
-    0,
-    """
+DescribeShareGroupOffsets 90: versions 0-1, flexible from 0
 groups: [Group] 0+
     group_id: string 0+
     topics: [Topic] 0+ null=0+
         topic_name: string 0+
         partitions: [int32] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 groups: [Group] 0+
     group_id: string 0+
@@ -324,23 +247,15 @@ groups: [Group] 0+
             error_message: string 0+ null=0+
     error_code: int16 0+
     error_message: string 0+ null=0+
-""",
-)
 
-ALTER_SHARE_GROUP_OFFSETS = Api(
-    91,
-    "AlterShareGroupOffsets",
-    "0",
-    0,
-    """
+AlterShareGroupOffsets 91: versions 0, flexible from 0
 group_id: string 0+
 topics: [Topic] 0+
     topic_name: string 0+
     partitions: [Partition] 0+
         partition_index: int32 0+
         start_offset: int64 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -351,20 +266,12 @@ responses: [Topic] 0+
         partition_index: int32 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
-""",
-)
 
-DELETE_SHARE_GROUP_OFFSETS = Api(
-    92,
-    "DeleteShareGroupOffsets",
-    "0",
-    0,
-    """
+DeleteShareGroupOffsets 92: versions 0, flexible from 0
 group_id: string 0+
 topics: [Topic] 0+
     topic_name: string 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
@@ -373,20 +280,4 @@ responses: [Topic] 0+
     topic_id: uuid 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
-""",
-)
-
-APIS = (
-    SHARE_GROUP_HEARTBEAT,
-    SHARE_GROUP_DESCRIBE,
-    SHARE_FETCH,
-    SHARE_ACKNOWLEDGE,
-    INITIALIZE_SHARE_GROUP_STATE,
-    READ_SHARE_GROUP_STATE,
-    WRITE_SHARE_GROUP_STATE,
-    DELETE_SHARE_GROUP_STATE,
-    READ_SHARE_GROUP_STATE_SUMMARY,
-    DESCRIBE_SHARE_GROUP_OFFSETS,
-    ALTER_SHARE_GROUP_OFFSETS,
-    DELETE_SHARE_GROUP_OFFSETS,
-)
+""")

@@ -1,21 +1,16 @@
 """Delegation tokens (KIP-48, KIP-373): created, renewed, expired and described."""
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-CREATE_DELEGATION_TOKEN = Api(
-    38,
-    "CreateDelegationToken",
-    "1-3",
-    2,
-    """
+APIS = apis("""
+CreateDelegationToken 38: versions 1-3, flexible from 2
 owner_principal_type: string 3+ null=3+
 owner_principal_name: string 3+ null=3+
 renewers: [CreatableRenewers] 0+
     principal_type: string 0+
     principal_name: string 0+
 max_lifetime_ms: int64 0+
-""",
-    """
+response
 error_code: int16 0+
 principal_type: string 0+
 principal_name: string 0+
@@ -27,52 +22,28 @@ max_timestamp_ms: int64 0+
 token_id: string 0+
 hmac: bytes 0+
 throttle_time_ms: int32 0+
-""",
-)
 
-RENEW_DELEGATION_TOKEN = Api(
-    39,
-    "RenewDelegationToken",
-    "1-2",
-    2,
-    """
+RenewDelegationToken 39: versions 1-2, flexible from 2
 hmac: bytes 0+
 renew_period_ms: int64 0+
-""",
-    """
+response
 error_code: int16 0+
 expiry_timestamp_ms: int64 0+
 throttle_time_ms: int32 0+
-""",
-)
 
-EXPIRE_DELEGATION_TOKEN = Api(
-    40,
-    "ExpireDelegationToken",
-    "1-2",
-    2,
-    """
+ExpireDelegationToken 40: versions 1-2, flexible from 2
 hmac: bytes 0+
 expiry_time_period_ms: int64 0+
-""",
-    """
+response
 error_code: int16 0+
 expiry_timestamp_ms: int64 0+
 throttle_time_ms: int32 0+
-""",
-)
 
-DESCRIBE_DELEGATION_TOKEN = Api(
-    41,
-    "DescribeDelegationToken",
-    "1-3",
-    2,
-    """
+DescribeDelegationToken 41: versions 1-3, flexible from 2
 owners: [DescribeDelegationTokenOwner] 0+ null=0+
     principal_type: string 0+
     principal_name: string 0+
-""",
-    """
+response
 error_code: int16 0+
 tokens: [DescribedDelegationToken] 0+
     principal_type: string 0+
@@ -88,7 +59,4 @@ tokens: [DescribedDelegationToken] 0+
         principal_type: string 0+
         principal_name: string 0+
 throttle_time_ms: int32 0+
-""",
-)
-
-APIS = (CREATE_DELEGATION_TOKEN, RENEW_DELEGATION_TOKEN, EXPIRE_DELEGATION_TOKEN, DESCRIBE_DELEGATION_TOKEN)
+""")

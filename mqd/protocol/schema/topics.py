@@ -5,14 +5,10 @@ CreateTopicsResponse.configs defaults to [] and not to null: Java's admin client
 unasked.
 """
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-CREATE_TOPICS = Api(
-    19,
-    "CreateTopics",
-    "2-7",
-    5,
-    """
+APIS = apis("""
+CreateTopics 19: versions 2-7, flexible from 5
 topics: [Topic] 0+
     name: string 0+
     num_partitions: int32 0+
@@ -25,8 +21,7 @@ topics: [Topic] 0+
         value: string 0+ null=0+
 timeout_ms: int32 0+ = 60000
 validate_only: bool 1+
-""",
-    """
+response
 throttle_time_ms: int32 2+
 topics: [TopicResult] 0+
     name: string 0+
@@ -42,45 +37,29 @@ topics: [TopicResult] 0+
         read_only: bool 5+
         config_source: int8 5+ = -1
         is_sensitive: bool 5+
-""",
-)
 
-DELETE_TOPICS = Api(
-    20,
-    "DeleteTopics",
-    "1-6",
-    4,
-    """
+DeleteTopics 20: versions 1-6, flexible from 4
 topics: [TopicState] 6+
     name: string 6+ null=6+
     topic_id: uuid 6+
 topic_names: [string] 0-5
 timeout_ms: int32 0+
-""",
-    """
+response
 throttle_time_ms: int32 1+
 responses: [TopicResult] 0+
     name: string 0+ null=6+
     topic_id: uuid 6+
     error_code: int16 0+
     error_message: string 5+ null=5+
-""",
-)
 
-DELETE_RECORDS = Api(
-    21,
-    "DeleteRecords",
-    "0-2",
-    2,
-    """
+DeleteRecords 21: versions 0-2, flexible from 2
 topics: [Topic] 0+
     name: string 0+
     partitions: [Partition] 0+
         partition_index: int32 0+
         offset: int64 0+
 timeout_ms: int32 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 topics: [TopicResult] 0+
     name: string 0+
@@ -88,23 +67,15 @@ topics: [TopicResult] 0+
         partition_index: int32 0+
         low_watermark: int64 0+
         error_code: int16 0+
-""",
-)
 
-DESCRIBE_CONFIGS = Api(
-    32,
-    "DescribeConfigs",
-    "1-4",
-    4,
-    """
+DescribeConfigs 32: versions 1-4, flexible from 4
 resources: [Resource] 0+
     resource_type: int8 0+
     resource_name: string 0+
     configuration_keys: [string] 0+ null=0+
 include_synonyms: bool 1+
 include_documentation: bool 3+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 results: [Result] 0+
     error_code: int16 0+
@@ -123,15 +94,8 @@ results: [Result] 0+
             source: int8 1+
         config_type: int8 3+
         documentation: string 3+ null=0+
-""",
-)
 
-ALTER_CONFIGS = Api(
-    33,
-    "AlterConfigs",
-    "0-2",
-    2,
-    """
+AlterConfigs 33: versions 0-2, flexible from 2
 resources: [Resource] 0+
     resource_type: int8 0+
     resource_name: string 0+
@@ -139,28 +103,19 @@ resources: [Resource] 0+
         name: string 0+
         value: string 0+ null=0+
 validate_only: bool 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 responses: [ResourceResponse] 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
     resource_type: int8 0+
     resource_name: string 0+
-""",
-)
 
-DESCRIBE_LOG_DIRS = Api(
-    35,
-    "DescribeLogDirs",
-    "1-4",
-    2,
-    """
+DescribeLogDirs 35: versions 1-4, flexible from 2
 topics: [Topic] 0+ null=0+
     topic: string 0+
     partitions: [int32] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 3+
 results: [Result] 0+
@@ -175,15 +130,8 @@ results: [Result] 0+
             is_future_key: bool 0+
     total_bytes: int64 4+ = -1
     usable_bytes: int64 4+ = -1
-""",
-)
 
-CREATE_PARTITIONS = Api(
-    37,
-    "CreatePartitions",
-    "0-3",
-    2,
-    """
+CreatePartitions 37: versions 0-3, flexible from 2
 topics: [Topic] 0+
     name: string 0+
     count: int32 0+
@@ -192,8 +140,7 @@ topics: [Topic] 0+
     retire: int8 2+ tag=9100
 timeout_ms: int32 0+
 validate_only: bool 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 results: [TopicResult] 0+
     name: string 0+
@@ -208,15 +155,8 @@ results: [TopicResult] 0+
             redirect_index: int32 2+
             leader_id: int32 2+
             leader_epoch: int32 2+
-""",
-)
 
-INCREMENTAL_ALTER_CONFIGS = Api(
-    44,
-    "IncrementalAlterConfigs",
-    "0-1",
-    1,
-    """
+IncrementalAlterConfigs 44: versions 0-1, flexible from 1
 resources: [Resource] 0+
     resource_type: int8 0+
     resource_name: string 0+
@@ -225,24 +165,11 @@ resources: [Resource] 0+
         config_operation: int8 0+
         value: string 0+ null=0+
 validate_only: bool 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 responses: [ResourceResponse] 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
     resource_type: int8 0+
     resource_name: string 0+
-""",
-)
-
-APIS = (
-    CREATE_TOPICS,
-    DELETE_TOPICS,
-    DELETE_RECORDS,
-    DESCRIBE_CONFIGS,
-    ALTER_CONFIGS,
-    DESCRIBE_LOG_DIRS,
-    CREATE_PARTITIONS,
-    INCREMENTAL_ALTER_CONFIGS,
-)
+""")

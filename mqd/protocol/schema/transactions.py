@@ -5,14 +5,10 @@ KIP-98, 360, 447, 588, 664, 890 and 1228 moved these messages. AddPartitionsToTx
 brokers send to each other.
 """
 
-from mqd.protocol.schema.language import Api
+from mqd.protocol.schema.language import apis
 
-ADD_PARTITIONS_TO_TXN = Api(
-    24,
-    "AddPartitionsToTxn",
-    "0-5",
-    3,
-    """
+APIS = apis("""
+AddPartitionsToTxn 24: versions 0-5, flexible from 3
 transactions: [Transaction] 4+
     transactional_id: string 4+
     producer_id: int64 4+
@@ -25,8 +21,7 @@ v3_and_below_transactional_id: string 0-3
 v3_and_below_producer_id: int64 0-3
 v3_and_below_producer_epoch: int16 0-3
 v3_and_below_topics: [Topic] 0-3
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 4+
 results_by_transaction: [Result] 4+
@@ -37,32 +32,17 @@ results_by_transaction: [Result] 4+
             partition_index: int32 0+
             partition_error_code: int16 0+
 results_by_topic_v3_and_below: [TopicResult] 0-3
-""",
-)
 
-ADD_OFFSETS_TO_TXN = Api(
-    25,
-    "AddOffsetsToTxn",
-    "0-4",
-    3,
-    """
+AddOffsetsToTxn 25: versions 0-4, flexible from 3
 transactional_id: string 0+
 producer_id: int64 0+
 producer_epoch: int16 0+
 group_id: string 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
-""",
-)
 
-END_TXN = Api(
-    26,
-    "EndTxn",
-    "0-5",
-    3,
-    """
+EndTxn 26: versions 0-5, flexible from 3
 transactional_id: string 0+
 producer_id: int64 0+
 producer_epoch: int16 0+
@@ -73,23 +53,15 @@ joint: Joint 5+ null=5+ tag=9100
     winners: [Winner] 0+
         producer_id: int64 0+
         producer_epoch: int16 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 producer_id: int64 5+ = -1
 producer_epoch: int16 5+ = -1
 joint: JointResult 5+ null=5+ tag=9100
     committed_batch_id: int64 0+
-""",
-)
 
-WRITE_TXN_MARKERS = Api(
-    27,
-    "WriteTxnMarkers",
-    "1-2",
-    1,
-    """
+WriteTxnMarkers 27: versions 1-2, flexible from 1
 markers: [Marker] 0+
     producer_id: int64 0+
     producer_epoch: int16 0+
@@ -100,8 +72,7 @@ markers: [Marker] 0+
     coordinator_epoch: int32 0+
     transaction_version: int8 2+
     leader_epoch: int32 1+ tag=9100 = -1
-""",
-    """
+response
 markers: [MarkerResult] 0+
     producer_id: int64 0+
     topics: [TopicResult] 0+
@@ -109,15 +80,8 @@ markers: [MarkerResult] 0+
         partitions: [PartitionResult] 0+
             partition_index: int32 0+
             error_code: int16 0+
-""",
-)
 
-TXN_OFFSET_COMMIT = Api(
-    28,
-    "TxnOffsetCommit",
-    "0-5",
-    3,
-    """
+TxnOffsetCommit 28: versions 0-5, flexible from 3
 transactional_id: string 0+
 group_id: string 0+
 producer_id: int64 0+
@@ -132,28 +96,19 @@ topics: [Topic] 0+
         committed_offset: int64 0+
         committed_leader_epoch: int32 2+ = -1
         committed_metadata: string 0+ null=0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 topics: [TopicResponse] 0+
     name: string 0+
     partitions: [PartitionResponse] 0+
         partition_index: int32 0+
         error_code: int16 0+
-""",
-)
 
-DESCRIBE_PRODUCERS = Api(
-    61,
-    "DescribeProducers",
-    "0",
-    0,
-    """
+DescribeProducers 61: versions 0, flexible from 0
 topics: [Topic] 0+
     name: string 0+
     partition_indexes: [int32] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 topics: [TopicResponse] 0+
     name: string 0+
@@ -168,18 +123,10 @@ topics: [TopicResponse] 0+
             last_timestamp: int64 0+ = -1
             coordinator_epoch: int32 0+
             current_txn_start_offset: int64 0+ = -1
-""",
-)
 
-DESCRIBE_TRANSACTIONS = Api(
-    65,
-    "DescribeTransactions",
-    "0",
-    0,
-    """
+DescribeTransactions 65: versions 0, flexible from 0
 transactional_ids: [string] 0+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 transaction_states: [TransactionState] 0+
     error_code: int16 0+
@@ -192,21 +139,13 @@ transaction_states: [TransactionState] 0+
     topics: [Topic] 0+
         topic: string 0+
         partitions: [int32] 0+
-""",
-)
 
-LIST_TRANSACTIONS = Api(
-    66,
-    "ListTransactions",
-    "0-2",
-    0,
-    """
+ListTransactions 66: versions 0-2, flexible from 0
 state_filters: [string] 0+
 producer_id_filters: [int64] 0+
 duration_filter: int64 1+ = -1
 transactional_id_pattern: string 2+ null=2+
-""",
-    """
+response
 throttle_time_ms: int32 0+
 error_code: int16 0+
 unknown_state_filters: [string] 0+
@@ -214,16 +153,4 @@ transaction_states: [TransactionState] 0+
     transactional_id: string 0+
     producer_id: int64 0+
     transaction_state: string 0+
-""",
-)
-
-APIS = (
-    ADD_PARTITIONS_TO_TXN,
-    ADD_OFFSETS_TO_TXN,
-    END_TXN,
-    WRITE_TXN_MARKERS,
-    TXN_OFFSET_COMMIT,
-    DESCRIBE_PRODUCERS,
-    DESCRIBE_TRANSACTIONS,
-    LIST_TRANSACTIONS,
-)
+""")

@@ -343,6 +343,15 @@ def test_mistakes_in_the_notation_are_named(text: str) -> None:
         language.parse("Test", 0, language.Versions(0, 1), 0, text)
 
 
+@pytest.mark.parametrize(
+    "text", ["Test 1 versions 0, flexible from 0\nresponse\n", "Test 1: versions 0, flexible from 0\n"]
+)
+def test_an_api_that_cannot_be_read_is_named(text: str) -> None:
+    good = "Other 2: versions 0, flexible from 0\nresponse\nerror_code: int16 0+\n\n"
+    with pytest.raises(language.SchemaError, match="Test 1"):
+        language.apis(good + text)
+
+
 def test_error_codes() -> None:
     assert sorted(ERRORS) == list(range(-1, 134))
     assert ErrorCode.UNKNOWN_TOPIC_OR_PARTITION == 3 and error_name(3) == "UNKNOWN_TOPIC_OR_PARTITION"
