@@ -6,6 +6,8 @@ HTTP servers that it imports are a seventh of all that an acceptor would load be
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mqd import native
 from mqd.acceptor.broker import Broker
+from mqd.acceptor.metrics import health
 from mqd.acceptor.metrics.server import MetricsServer, listen
 from mqd.base import listeners, logging
 from mqd.base.property_values import ConfigError
@@ -64,6 +67,7 @@ class Observer:
         self.arena_extents: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.certificate_ends: Callable[[], dict[str, float]] = dict
         self._page: Metrics | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def observe(self, api: str, seconds: float, failed: bool) -> None:
         requests = self.requests.get(api)
@@ -77,8 +81,17 @@ class Observer:
         """`extents()` gives (used, total) of the acceptor's own arena."""
         self.arena_extents = extents
 
+    def ask(self, path: str, decided: Callable[[list[str]], None]) -> None:
+        """Has the acceptor's loop decide a health check. Any thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the acceptor ends
+            self._loop.call_soon_threadsafe(lambda: decided(self._faults() if path == health.READY else []))
+
+    def _faults(self) -> list[str]:
+        return health.faults(self.broker, self.control, self.worker_count)
+
     def start(self, config: Mapping[str, str], kafka_port: int) -> int:
-        """Returns the port, or -1 if there is no metrics page (admin.port=-1) or its port cannot be
+        """Called in the acceptor's loop. Returns the port, or -1 if there is no metrics page (admin.port=-1) or its port cannot be
         had, or what protects it cannot be used. Without metrics.listener a port that is taken is
         replaced by a free one.
         """
@@ -102,7 +115,8 @@ class Observer:
             log.error("there is no metrics page", reason=str(error))
             listener.close()
             return -1
-        MetricsServer(listener, self._render, token, tls).start()
+        self._loop = asyncio.get_running_loop()
+        MetricsServer(listener, self._render, self, token, tls).start()
         return port
 
     def _render(self) -> bytes:

@@ -1,5 +1,5 @@
-"""The HTTP server of the metrics page: one thread, at most CONNECTIONS_MAX connections, GET
-/metrics and nothing else.
+"""The HTTP server of the metrics page and the health checks: one thread, at most CONNECTIONS_MAX
+connections, GET /metrics, /health/live, /health/ready and nothing else.
 
 Any local user can connect, so no client, active or idle, may cost the acceptor more than these
 bounds:
@@ -15,10 +15,12 @@ M3  the page is rendered by one thread at a time, for all requests that arrive b
     one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: an answer
     is never older than the duration of one rendering.
 M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
-M5  where there is a token, a request without it learns nothing but that.
+M5  where there is a token, a request without it learns nothing but that, and whether the broker is
+    live and ready: a probe has no token.
+M6  a health check is decided by the acceptor's loop; one that it does not decide in HEALTH_S fails.
 
-Concurrency: one thread, and the rendering thread, which hands over its page by `_rendered` and the
-eventfd.
+Concurrency: one thread; the rendering thread hands over its page by `_rendered` and the eventfd,
+the acceptor's loop its decisions by `_decided` and the eventfd.
 """
 
 import contextlib
@@ -28,9 +30,12 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from mqd.acceptor.metrics.health import LIVE, READY
 from mqd.base import logging
 from mqd.base.listeners import Listener
 
@@ -40,6 +45,7 @@ GRACE_S = 0.1
 REQUEST_S = 5.0
 RENDER_S = 30.0
 ANSWER_S = 10.0
+HEALTH_S = 5.0
 PAUSE_MIN_S = 0.1
 PAUSE_SHARE = 3
 REQUEST_BYTES_MAX = 8192
@@ -58,7 +64,9 @@ def _answer(status: str, body: bytes, content_type: str = "text/plain; charset=u
     return head.encode() + body
 
 
-_NOT_FOUND = _answer("404 Not Found", b"the metrics are at /metrics\n")
+PAGE = "/metrics"
+_PATHS = {path.encode(): path for path in (PAGE, LIVE, READY)}
+_NOT_FOUND = _answer("404 Not Found", b"there are /metrics, /health/live and /health/ready\n")
 _NOT_ALLOWED = _answer("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
 _NO_TOKEN = _answer(
     "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", more="WWW-Authenticate: Bearer\r\n"
@@ -67,6 +75,8 @@ _NOT_PLAIN = _answer("400 Bad Request", b"this port speaks https\n")
 _TLS_HANDSHAKE = 0x16  # the first byte
 _BAD = _answer("400 Bad Request", b"this is no HTTP request\n")
 _TOO_LARGE = _answer("431 Request Header Fields Too Large", b"the request is too large\n")
+_HEALTHY = _answer("200 OK", b"ok\n")
+_HANGS = _answer("503 Service Unavailable", b"the acceptor does not answer\n")
 _FAILED = _answer("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
 
 
@@ -78,8 +88,15 @@ class _Tls(Protocol):
     def current(self) -> ssl.SSLContext: ...
 
 
+class Checks(Protocol):
+    """How the acceptor decides health checks."""
+
+    def ask(self, path: str, decided: Callable[[list[str]], None]) -> None:
+        """`decided` gets what is wrong, one line each, in the acceptor's thread."""
+
+
 class _Client:
-    """`to_send` None: the request is incomplete, or (`waiting`) the page is not ready yet. Times
+    """`to_send` None: the request is incomplete, or what is at `waiting` is not ready yet. Times
     are time.monotonic().
     """
 
@@ -90,38 +107,46 @@ class _Client:
         self.received = b""
         self.events = selectors.EVENT_READ
         self.shaking = False  # a TLS handshake that is not complete
-        self.waiting = False
+        self.waiting = ""  # a path
         self.to_send: memoryview | None = None
         self.moved_s = now
         self.deadline_s = now + REQUEST_S
 
 
-def verdict(received: bytes, token: _Token | None = None) -> bytes | None:
-    """The answer to a request that does not get the page; b"" for one that does; None while the
-    request is incomplete.
+def verdict(received: bytes, token: _Token | None = None) -> bytes | str | None:
+    """The path of a request that is to be served; the answer to another; None while the request is
+    incomplete.
     """
     if received[:1] == bytes([_TLS_HANDSHAKE]):
         return _BAD  # its end would not come
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return _TOO_LARGE if len(received) > REQUEST_BYTES_MAX else None
-    if token is not None and not token.permits(received[:end]):
-        return _NO_TOKEN
     words = received[: received.index(b"\r\n")].split(b" ")
+    path = _PATHS.get(words[1].partition(b"?")[0]) if len(words) == 3 else None
+    if token is not None and path not in (LIVE, READY) and not token.permits(received[:end]):
+        return _NO_TOKEN
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
         return _BAD
     if words[0] != b"GET":
         return _NOT_ALLOWED
-    return b"" if words[1].partition(b"?")[0] == b"/metrics" else _NOT_FOUND
+    return _NOT_FOUND if path is None else path
 
 
 class MetricsServer:
     """`render()` returns the page's text, in a thread of its own; it may take long, and raise."""
 
     def __init__(
-        self, listener: socket.socket, render: Callable[[], bytes], token: _Token | None = None, tls: _Tls | None = None
+        self,
+        listener: socket.socket,
+        render: Callable[[], bytes],
+        checks: Checks,
+        token: _Token | None = None,
+        tls: _Tls | None = None,
     ) -> None:
         self._listener = listener
+        self._checks = checks
+        self._decided: deque[tuple[_Client, list[str]]] = deque()
         self._token, self._tls = token, tls
         self._render = render
         self._clients: set[_Client] = set()
@@ -165,7 +190,10 @@ class MetricsServer:
         while not self._ending:
             now = time.monotonic()
             for client in [one for one in self._clients if one.deadline_s <= now]:
-                self._close(client)
+                if client.waiting in (LIVE, READY):
+                    self._answer(client, _HANGS)
+                else:
+                    self._close(client)
             if self._accepting_from_s <= now:
                 self._accepting_from_s = float("inf")
                 self._selector.register(self._listener, selectors.EVENT_READ)
@@ -176,7 +204,7 @@ class MetricsServer:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.data is None:
-                    self._on_rendered()
+                    self._on_wake()
                 elif key.data in self._clients:  # otherwise it was evicted by another in this turn
                     self._on_client(key.data)
 
@@ -282,16 +310,23 @@ class MetricsServer:
         if decided is _NO_TOKEN:
             log.warning("a request for the metrics lacks the token")
         client.received = b""
-        if decided:
+        if isinstance(decided, bytes):
             self._begin_answer(client, decided)
-        else:
-            client.waiting = True
-            client.deadline_s = client.moved_s + RENDER_S
-            if not self._rendering:
-                self._render_from_s = max(client.moved_s, self._resting_until_s)
+            return
+        client.waiting = decided
+        client.deadline_s = client.moved_s + (RENDER_S if decided == PAGE else HEALTH_S)
+        if decided != PAGE:
+            self._checks.ask(decided, partial(self._on_decided, client))
+        elif not self._rendering:
+            self._render_from_s = max(client.moved_s, self._resting_until_s)
+
+    def _on_decided(self, client: _Client, faults: list[str]) -> None:
+        """In the acceptor's thread."""
+        self._decided.append((client, faults))
+        os.eventfd_write(self._wake, 1)
 
     def _begin_answer(self, client: _Client, answer: bytes) -> None:
-        client.waiting = False
+        client.waiting = ""
         client.to_send = memoryview(answer)
         client.moved_s = time.monotonic()
         client.deadline_s = client.moved_s + ANSWER_S
@@ -330,21 +365,29 @@ class MetricsServer:
         self._rendered = page
         os.eventfd_write(self._wake, 1)
 
-    def _on_rendered(self) -> None:
+    def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        if self._rendered is None:
+        while self._decided:
+            client, faults = self._decided.popleft()
+            if client in self._clients and client.waiting:  # otherwise it has left, or HEALTH_S are over
+                body = "".join(f"{fault}\n" for fault in faults).encode()
+                self._answer(client, _answer("503 Service Unavailable", body) if faults else _HEALTHY)
+        if self._rendered is not None:
+            page, self._rendered, self._rendering = self._rendered, None, False
+            for client in [one for one in self._clients if one.waiting == PAGE]:
+                self._answer(client, page)
+
+    def _answer(self, client: _Client, answer: bytes) -> None:
+        """Begins to answer a client that has waited."""
+        try:
+            self._begin_answer(client, answer)
+        except ssl.SSLWantReadError:
+            self._watch(client, selectors.EVENT_READ)
+        except (ssl.SSLWantWriteError, BlockingIOError, InterruptedError):
             return
-        page, self._rendered, self._rendering = self._rendered, None, False
-        for client in [one for one in self._clients if one.waiting]:
-            try:
-                self._begin_answer(client, page)
-            except ssl.SSLWantReadError:
-                self._watch(client, selectors.EVENT_READ)
-            except (ssl.SSLWantWriteError, BlockingIOError, InterruptedError):
-                continue
-            except OSError:
-                self._close(client)
+        except OSError:
+            self._close(client)
 
 
 def listen(wanted: Listener, usual_port: int, is_fixed: bool) -> socket.socket | None:

@@ -6,8 +6,11 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from mqd import native
+from mqd.acceptor.metrics import health
 from mqd.acceptor.metrics import directories as measuring
 from mqd.acceptor.metrics import page as metrics
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
@@ -99,6 +102,29 @@ def test_requests_are_counted_by_time_and_api(tmp_path: Path) -> None:
             assert lines.pop('mqd_handler_seconds_count{api="METADATA"}') == "3.0"
             counts = {le: lines[f'mqd_handler_seconds_bucket{{api="METADATA",le="{le}"}}'] for le in ("0.0001", "30.0")}
             assert counts == {"0.0001": "1.0", "30.0": "2.0"} and len(lines) == len(HANDLER_BUCKETS) + 1
+
+    asyncio.run(run())
+
+
+def test_why_a_broker_is_not_ready(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            own = broker.broker.metadata.brokers[broker.broker.node_id]
+
+            def faults() -> list[str]:
+                return [fault.partition(";")[0] for fault in health.faults(broker.broker, broker.control, 2)]
+
+            for worker in range(2):
+                broker.control.set_endpoint_state(worker, native.ProcessState.RUNNING, 1)
+            assert faults() == []
+            broker.control.set_endpoint_state(1, native.ProcessState.DEAD, 1)
+            broker.broker.metadata.brokers[own.node_id] = msgspec.structs.replace(own, fenced=True)
+            assert faults() == [
+                "worker 1 does not run",
+                f"broker {own.node_id} is fenced: the active controller does not hear from it",
+            ]
+            del broker.broker.metadata.brokers[own.node_id]
+            assert faults()[1:] == [f"broker {own.node_id} is not registered"]
 
     asyncio.run(run())
 

@@ -19,6 +19,7 @@ from mqd.base.listeners import Listener
 from mqd.base.property_values import ConfigError
 from mqd.security import python_tls, tls_files
 from tests.certificates import Authority
+from tests.unit.acceptor.test_metrics_server import Decided
 
 SECRET = "0123456789abcdef-token"
 PAGE = b"# page\n" * 50_000  # more than a record, and than a socket's buffer
@@ -57,7 +58,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, 
         assert listener is not None
         token = Token(Path(loaded["metrics.token.file"])) if loaded["metrics.token.file"] else None
         tls = python_tls.ServerTls(loaded, wanted) if wanted.has_tls else None
-        servers.append(MetricsServer(listener, lambda: PAGE, token, tls))
+        servers.append(MetricsServer(listener, lambda: PAGE, Decided({"/health/ready": ["no"]}), token, tls))
         servers[-1].start()
         return listener.getsockname()
 
@@ -98,6 +99,12 @@ def test_a_scrape_without_the_token_learns_nothing(serve, token_file) -> None:
     assert ask(address, None, f"Authorization: Bearer {SECRET}").startswith(b"HTTP/1.1 401 ")
     written(token_file, "short")
     assert ask(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
+
+
+def test_a_probe_needs_no_token(serve, token_file) -> None:
+    address = serve(metrics_token_file=str(token_file))
+    assert ask(address, None, request=GET.replace(b"/metrics", b"/health/ready")).startswith(b"HTTP/1.1 503 ")
+    assert ask(address, None, request=GET.replace(b"/metrics", b"/health")).startswith(b"HTTP/1.1 401 ")
 
 
 @pytest.mark.parametrize("store", ["PEM", "PKCS12"])

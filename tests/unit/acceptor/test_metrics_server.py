@@ -19,12 +19,24 @@ from tests.interaction.traffic import eventually
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
+class Decided:
+    """Decides health checks at once, or (None) never."""
+
+    def __init__(self, faults: dict[str, list[str] | None]) -> None:
+        self._faults = faults
+
+    def ask(self, path: str, decided: Callable[[list[str]], None]) -> None:
+        faults = self._faults[path]
+        if faults is not None:
+            decided(faults)
+
+
 class Served:
-    def __init__(self, render: Callable[[], bytes]) -> None:
+    def __init__(self, render: Callable[[], bytes], faults: dict[str, list[str] | None]) -> None:
         listener = listen(Listener("METRICS", "127.0.0.1", 0), 65536, is_fixed=False)
         assert listener is not None
         self.address = listener.getsockname()
-        self.server = MetricsServer(listener, render)
+        self.server = MetricsServer(listener, render, Decided(faults))
         self.server.start()
 
     def connect(self) -> socket.socket:
@@ -47,8 +59,8 @@ def all_of(connection: socket.socket) -> bytes:
 def serve() -> Iterator[Callable[[Callable[[], bytes]], Served]]:
     with contextlib.ExitStack() as stack:
 
-        def start(render: Callable[[], bytes]) -> Served:
-            served = Served(render)
+        def start(render: Callable[[], bytes], **faults: list[str] | None) -> Served:
+            served = Served(render, {f"/health/{name}": found for name, found in faults.items()})
             stack.callback(served.server.stop)
             return served
 
@@ -71,6 +83,19 @@ def test_what_is_answered(serve) -> None:
         assert status(served.ask(GET.replace(b"GET", method))) == 405
     assert status(served.ask(b"\x16\x03\x01\r\n\r\n")) == 400
     assert status(served.ask(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * REQUEST_BYTES_MAX)) == 431
+
+
+def test_health_checks(serve, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "HEALTH_S", 0.2)
+    served = serve(lambda: b"", live=[], ready=["worker 1 does not run", "it is fenced"])
+    live, ready = (GET.replace(b"/metrics", b"/health/" + name) for name in (b"live", b"ready"))
+    assert served.ask(live).startswith(b"HTTP/1.1 200 ") and served.ask(live).endswith(b"\r\n\r\nok\n")
+    assert status(served.ask(ready)) == 503
+    assert served.ask(ready).endswith(b"\r\n\r\nworker 1 does not run\nit is fenced\n")
+    assert status(served.ask(live.replace(b"/live", b""))) == 404
+    hanging = serve(lambda: b"a_metric 1\n", live=None, ready=[])
+    assert status(hanging.ask(live)) == 503 and hanging.ask(live).endswith(b"does not answer\n")
+    assert status(hanging.ask(GET)) == 200 and hanging.server.connection_count == 0
 
 
 def test_a_request_in_pieces_is_answered(serve) -> None:

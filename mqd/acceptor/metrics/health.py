@@ -1,0 +1,31 @@
+"""What /health/live and /health/ready answer: whether the acceptor's loop runs, and whether this
+broker can serve clients.
+
+Both are decided in the acceptor's loop, so that a loop that hangs answers neither; nothing is
+computed while no probe comes.
+"""
+
+from mqd import native
+from mqd.acceptor.broker import Broker
+
+LIVE, READY = "/health/live", "/health/ready"
+
+
+def faults(broker: Broker, control: native.Control, worker_count: int) -> list[str]:
+    """Why clients cannot be served, one line each; empty when they can. Called in the loop's
+    thread.
+    """
+    found = [
+        f"worker {worker} does not run; supervisord starts it again"
+        for worker in range(worker_count)
+        if control.endpoint_state(worker) != native.ProcessState.RUNNING
+    ]
+    metadata = broker.metadata
+    own = metadata.brokers.get(broker.node_id)
+    if metadata.version < 0:
+        found.append("the cluster's metadata has not arrived; mqd cluster status shows the controllers")
+    elif own is None:
+        found.append(f"broker {broker.node_id} is not registered; mqd cluster status shows the controllers")
+    elif own.fenced:
+        found.append(f"broker {broker.node_id} is fenced: the active controller does not hear from it")
+    return found
