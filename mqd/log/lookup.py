@@ -1,5 +1,5 @@
 """Look-ups in a partition's files, usable by any process: an offset by time, the newest timestamp,
-the end of a leader epoch.
+a time by offset, the end of a leader epoch.
 
 The reader is not the owner: it opens the files read-only, never reads at or beyond the given high
 watermark (below it bytes never change), and lists the files again if some vanish (retention).
@@ -59,6 +59,15 @@ def max_timestamp(directory: str | os.PathLike[str], log_start_offset: int, high
     there is no record. Raises OSError, CorruptBatch.
     """
     return _retry(_max_timestamp, Path(directory), log_start_offset, high_watermark)
+
+
+def timestamp_from(
+    directory: str | os.PathLike[str], offset: int, log_start_offset: int, high_watermark: int
+) -> OffsetAndTimestamp:
+    """The first record at or after `offset` in [log_start_offset, high_watermark); UNKNOWN if there
+    is none. Raises OSError, CorruptBatch.
+    """
+    return _retry(_timestamp_from, Path(directory), offset, log_start_offset, high_watermark)
 
 
 def _retry(question, directory: Path, *arguments: int) -> OffsetAndTimestamp:
@@ -128,6 +137,17 @@ def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) 
             continue
         best = _newest_in_segment(directory, base, log_start_offset, high_watermark, best)
     return best
+
+
+def _timestamp_from(directory: Path, offset: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
+    first = max(offset, log_start_offset)
+    for base in _bases(directory, first, high_watermark):
+        with _Reader(directory, base) as reader:
+            for batch in reader.batches(first, high_watermark):
+                for found, timestamp in reader.record_times(batch):
+                    if first <= found < high_watermark:
+                        return OffsetAndTimestamp(found, timestamp)
+    return UNKNOWN
 
 
 def _newest_in_segment(

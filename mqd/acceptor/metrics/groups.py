@@ -7,26 +7,32 @@ new state. Bound: SERIES_MAX partitions of groups, by group name; the number of 
 metric too. Sums by topic cover the shown ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.broker import Broker
+from mqd.acceptor.metrics.waiting import Place, Waiting, groups
+from mqd.base.clock import now_ms
 from mqd.coordinator.group.group import Group
 
 SERIES_MAX = 10_000
-TRIES = 5
 
 _LABELS = ["consumergroup", "topic", "partition"]
 
 
-def collect(broker: Broker) -> Iterator[Any]:
+def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
     offset = GaugeMetricFamily(
         "kafka_consumergroup_current_offset", "Committed offset of a group in a partition", labels=_LABELS
     )
     lag = GaugeMetricFamily(
         "kafka_consumergroup_lag", "Records between the committed offset and the high watermark", labels=_LABELS
+    )
+    lag_seconds = GaugeMetricFamily(
+        "mqd_consumergroup_lag_seconds",
+        "How long the first record that a group has not committed has waited, by its timestamp",
+        labels=_LABELS,
     )
     lag_sum = GaugeMetricFamily("kafka_consumergroup_lag_sum", "Lag of a group in a topic", labels=_LABELS[:2])
     members = GaugeMetricFamily("kafka_consumergroup_members", "Members of a group", labels=_LABELS[:1])
@@ -34,7 +40,7 @@ def collect(broker: Broker) -> Iterator[Any]:
         "mqd_consumergroup_partitions_left_out", f"Partitions of groups beyond the {SERIES_MAX} that are shown"
     )
     shown = left = 0
-    for group in sorted(_groups(broker), key=lambda group: group.group_id):
+    for group in sorted(groups(broker), key=lambda group: group.group_id):
         members.add_metric([group.group_id], _member_count(group))
         for topic in sorted(group.offsets.topics):
             indexes = sorted(group.offsets.partitions(topic))
@@ -52,10 +58,15 @@ def collect(broker: Broker) -> Iterator[Any]:
                 if end is not None:
                     lag.add_metric(labels, max(0, end - committed.offset))
                     total += max(0, end - committed.offset)
+                    waits = waiting.get((group.group_id, topic, index))
+                    if end <= committed.offset:
+                        lag_seconds.add_metric(labels, 0)
+                    elif waits is not None and waits.since_ms >= 0:
+                        lag_seconds.add_metric(labels, max(0, now_ms() - waits.since_ms) / 1000)
             if indexes:
                 lag_sum.add_metric([group.group_id, topic], total)
     left_out.add_metric([], left)
-    yield from (offset, lag, lag_sum, members, left_out)
+    yield from (offset, lag, lag_seconds, lag_sum, members, left_out)
     if broker.coordinators is not None:
         budget = broker.coordinators.budget
         yield GaugeMetricFamily("mqd_group_memory_bytes", "Memory of all groups, roughly", budget.used_bytes)
@@ -67,19 +78,6 @@ def collect(broker: Broker) -> Iterator[Any]:
         )
 
 
-def _groups(broker: Broker) -> list[Group]:
-    if broker.coordinators is None:
-        return []
-    for _ in range(TRIES):
-        try:
-            return [
-                core for _, core in list(broker.coordinators.groups.items()) if isinstance(core, Group) and core.exists
-            ]
-        except RuntimeError:
-            continue  # groups were added or removed during the listing
-    return []
-
-
 def _member_count(group: Group) -> int:
     consumer = group.consumer
     return len(consumer.members) if consumer is not None else len(group.classic.members.by_id)
@@ -87,5 +85,5 @@ def _member_count(group: Group) -> int:
 
 def _high_watermark(broker: Broker, topic: str, index: int) -> int | None:
     image = broker.partition_of(topic, index)
-    view = broker.view(image) if image is not None else None
+    view = broker.replica_view(image) if image is not None else None  # a follower's is a moment late
     return None if view is None else view.high_watermark

@@ -8,6 +8,7 @@ result is shown (mqd/acceptor/metrics/directories.py).
 
 import os
 import threading
+from collections import ChainMap
 from collections import Counter as Tally
 from collections.abc import Iterator
 from functools import partial
@@ -24,9 +25,11 @@ from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metrics import groups as group_metrics
 from mqd.acceptor.metrics.directories import Kept
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
+from mqd.acceptor.metrics.waiting import Measured
 from mqd.log import compaction_report, damage
 
 SIZES_KEPT_S = 10.0
+WAITING_KEPT_S = 1.0
 
 _HELP = {
     "LOOPS": "Turns of the worker's loop",
@@ -138,6 +141,9 @@ class Metrics:
         self._directories = [
             Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(self._broker.log_dirs))
         ]
+        self._waiting = [
+            Kept(Measured(self._broker, index).measure, WAITING_KEPT_S) for index in range(len(self._broker.log_dirs))
+        ]
         self._reports = Kept(self._read_reports, 0.0)
         self._lock = threading.Lock()  # one scrape at a time
         self._registry.register(self)
@@ -149,7 +155,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         with self._lock:
-            kept: list[Kept[Any]] = [*self._directories, self._reports]
+            kept: list[Kept[Any]] = [*self._directories, *self._waiting, self._reports]
             for one in kept:
                 one.ask()  # all at the same time, so that a hanging one delays none of the others
             yield from self._requests()
@@ -157,7 +163,8 @@ class Metrics:
             yield from self._partitions()
             yield from self._disks()
             yield from self._compaction()
-            yield from group_metrics.collect(self._broker)
+            waiting = [found for one in self._waiting if (found := one.known()) is not None]
+            yield from group_metrics.collect(self._broker, ChainMap(*waiting))
             yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
             used, total = self._observer.arena_extents()
             yield GaugeMetricFamily(
@@ -170,6 +177,7 @@ class Metrics:
                 value=self._broker.metadata.version,
             )
 
+            yield self._deaths()
             yield self._authentications()
             yield self._certificates()
 
@@ -187,6 +195,15 @@ class Metrics:
             if requests.failed_count:
                 failed.add_metric([api], requests.failed_count)
         yield from (times, failed)
+
+    def _deaths(self) -> CounterMetricFamily:
+        found = CounterMetricFamily(
+            "mqd_process_deaths", "Times that a process of this broker ended and was started again", labels=["process"]
+        )
+        names = [*(f"worker-{worker}" for worker in range(self._worker_count)), "acceptor", "controller"]
+        for endpoint, name in enumerate(names):
+            found.add_metric([name], self._control.endpoint_generation(endpoint))
+        return found
 
     def _authentications(self) -> CounterMetricFamily:
         found = CounterMetricFamily("mqd_authentications", "Authentications of clients, by result", labels=["result"])

@@ -202,6 +202,9 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
         for sample in family.samples
         if sample.labels.get("consumergroup") == group and sample.labels.get("topic", topic) == topic
     }
+    # the first of partition 0 that is not committed is its fifth, of the time 5,000 ms
+    assert time.time() - 30 < found.pop(("mqd_consumergroup_lag_seconds", "0")) + 5 < time.time()
+    assert found.pop(("mqd_consumergroup_lag_seconds", "2")) == 0
     assert found == {
         ("kafka_consumergroup_current_offset", "0"): 4,
         ("kafka_consumergroup_current_offset", "2"): 10,

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from mqd import native
-from mqd.acceptor.metrics import health
 from mqd.acceptor.metrics import directories as measuring
+from mqd.acceptor.metrics import health
 from mqd.acceptor.metrics import page as metrics
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.page import Metrics

@@ -19,6 +19,7 @@ from mqd.log.lookup import (
     epoch_end_offset,
     max_timestamp,
     offset_for_timestamp,
+    timestamp_from,
 )
 from tests.unit.log.log_files import encode_batch, write_segment
 
@@ -58,6 +59,7 @@ def test_inside_a_compressed_batch(tmp_path: Path, codec: int) -> None:
     assert offset_for_timestamp(tmp_path, 0, 2, 6) == (2, 110), "below the log start there is nothing either"
     assert max_timestamp(tmp_path, 0, 6) == (5, 130)
     assert max_timestamp(tmp_path, 0, 5) == (3, 120)
+    assert timestamp_from(tmp_path, 4, 0, 6) == (4, 115)
 
 
 def test_the_first_of_equal_timestamps(tmp_path: Path) -> None:
@@ -152,6 +154,9 @@ def test_any_log_answers_like_the_model(
             rows, timestamp, start, high_watermark
         )
         assert max_timestamp(directory, start, high_watermark) == model_newest(rows, start, high_watermark)
+        offset = chance.randint(0, len(rows))
+        following = [row for row in rows if max(start, offset) <= row[0] < high_watermark]
+        assert timestamp_from(directory, offset, start, high_watermark) == (*following, UNKNOWN)[0]
 
 
 # -- leader epochs ---------------------------------------------------------------------------------
