@@ -5,7 +5,8 @@ The records that count are those that compaction would keep: the last plain reco
 log order, without tombstones. Records of a transaction count from its commit marker on, unless the
 current record for their key was written after them (Kafka compares the offsets of the two in the
 same way). Records without a marker are pending. A pending record that can no longer count keeps its
-key but has no value.
+key but has no value. Where the cores are `in_order` (share-partitions, whose topic is not compacted
+and has no transactions), every record counts, and is replayed when it is read.
 
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
 next one begins. If a core cannot read a record, only that record is logged and skipped. A
@@ -53,6 +54,7 @@ class _State:
         # missing key is older than that.
         self.written: dict[bytes, int] = {}
         self.now = 0  # write counter
+        self.in_order: bool = getattr(cores, "in_order", False)
 
     def problem(self, text: str, **fields: object) -> None:
         self.loaded.skipped_count += 1
@@ -60,7 +62,7 @@ class _State:
             log.error(text, partition=self.name, **fields)
 
     def on_plain(self, data: bytes, places: numpy.ndarray, base_position: int) -> None:
-        plain, take = self.plain, self.plain.pop
+        plain, take, in_order = self.plain, self.plain.pop, self.in_order
         starts = places[:, (0, 2)]
         ends = starts + places[:, (1, 3)]
         tombstones = places[:, 3]
@@ -73,6 +75,9 @@ class _State:
             strict=True,
         ):
             key = data[key_start:key_end]
+            if in_order:
+                self._replay(key, data[value_start:value_end] if value_size >= 0 else None)
+                continue
             take(key, None)
             if value_size >= 0:
                 plain[key] = data[value_start:value_end]
@@ -83,6 +88,9 @@ class _State:
         self.loaded.record_count += len(places)
 
     def put(self, key: bytes, value: bytes | None, written: int) -> None:
+        if self.in_order:
+            self._replay(key, value)
+            return
         self.plain.pop(key, None)
         if value is not None:
             self.plain[key] = value
@@ -140,18 +148,20 @@ class _State:
             self._pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
 
     def _replay_each(self) -> None:
-        cores = self.loaded.cores
         for key, value in self.plain.items():
-            try:
-                name = self.cores.core_of(key)
-                if name is None:
-                    continue
-                core = cores.get(name)
-                if core is None:
-                    core = cores[name] = self.cores.make(name)
-                core.replay(key, value)
-            except ValueError as error:
-                self._unreadable(key, error)
+            self._replay(key, value)
+
+    def _replay(self, key: bytes, value: bytes | None) -> None:
+        try:
+            name = self.cores.core_of(key)
+            if name is None:
+                return
+            core = self.loaded.cores.get(name)
+            if core is None:
+                core = self.loaded.cores[name] = self.cores.make(name)
+            core.replay(key, value)
+        except ValueError as error:
+            self._unreadable(key, error)
 
     def _pending(self, producer_id: int, epoch: int, key: bytes, value: bytes | None) -> None:
         try:

@@ -1,0 +1,371 @@
+"""One share-partition at the share coordinator (KIP-932): what its leader must find again after a
+failover. Sans-I/O.
+
+The group coordinator initializes it and deletes it; the partition's leader reads it, with its
+leader epoch, and from then on writes differences. Every write is one record, an update of the last
+snapshot; each UPDATES_PER_SNAPSHOT updates, or after COLD_MS, the next record is a snapshot, so
+that what is before it can be pruned.
+
+Invariants (check())
+    P1  nothing below the start offset is kept
+    P2  neither the state epoch nor the leader epoch falls while the share-partition exists: a writer
+        with an older one is refused, and changes nothing. The start offset falls by an
+        initialization alone
+    P3  a reply depends only on records persisted before it
+    P4  the records from the last snapshot on give the state (`durable()`)
+    P5  with updates since the last snapshot the timer of the next one is armed
+Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
+
+Source: Kafka's own behaviour, down to which error has precedence. Differences: a start offset that
+is lower than the current one is ignored (P2), and so are state batches below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
+from mqd.coordinator.share import records
+from mqd.coordinator.share.runs import Run, Runs
+from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.messages import (
+    DeleteShareGroupStateResponse,
+    InitializeShareGroupStateResponse,
+    ReadShareGroupStateResponse,
+    ReadShareGroupStateSummaryResponse,
+    WriteShareGroupStateResponse,
+)
+
+SNAPSHOT_TIMER = "share.snapshot"
+UNINITIALIZED = -1  # a start offset; also of a state epoch in a summary
+NOT_SENT = -1  # a leader or state epoch, or a start offset, that a request does not name
+RUNS_MAX = 20_000  # the worker's bound is half of it
+# What a share-partition, and one run, take in memory: measured, rounded up.
+CORE_BYTES, RUN_BYTES = 1_200, 200
+READ_UNINITIALIZED = "The read operation on uninitialized share partition is not allowed."
+WRITE_UNINITIALIZED = "The write operation on uninitialized share partition is not allowed."
+
+_Initialized, _Read, _Written, _Deleted, _Summary = (
+    InitializeShareGroupStateResponse.Partition,
+    ReadShareGroupStateResponse.Partition,
+    WriteShareGroupStateResponse.Partition,
+    DeleteShareGroupStateResponse.Partition,
+    ReadShareGroupStateSummaryResponse.Partition,
+)
+_StateBatch = ReadShareGroupStateResponse.StateBatch
+
+
+class Settings(msgspec.Struct, frozen=True):
+    updates_per_snapshot: int = 500
+    cold_ms: int = 300_000
+
+
+class Initialize(msgspec.Struct, frozen=True, gc=False):
+    """Each event's reply is the Partition of its API's response."""
+
+    request: int
+    state_epoch: int
+    start_offset: int
+
+
+class Read(msgspec.Struct, frozen=True, gc=False):
+    request: int
+    leader_epoch: int
+
+
+class Write(msgspec.Struct, frozen=True, gc=False):
+    """`runs` are valid (records.listed)."""
+
+    request: int
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    complete_count: int
+    runs: tuple[Run, ...]
+
+
+class ReadSummary(msgspec.Struct, frozen=True, gc=False):
+    request: int
+
+
+class Delete(msgspec.Struct, frozen=True, gc=False):
+    request: int
+
+
+class Forget(msgspec.Struct, frozen=True, gc=False):
+    """The topic is gone. No reply."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
+    """The log before the next snapshot can be pruned. No reply."""
+
+
+class SharePartition:
+    """`handle` is the only mutator once it is loaded."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.group_id, self.topic_id, self.partition = records.split_name(name)
+        self.settings = settings
+        self._snapshot_key, self._update_key = records.encode_keys(self.group_id, self.topic_id, self.partition)
+        self._reset()
+        self._handlers: dict[type, Callable[[Any, int], list[Action]]] = {
+            Initialize: self._on_initialize,
+            Read: self._on_read,
+            Write: self._on_write,
+            ReadSummary: self._on_read_summary,
+            Delete: self._on_delete,
+            Forget: self._on_forget,
+            Snapshot: self._on_snapshot,
+            TimerFired: self._on_snapshot,
+        }
+
+    def _reset(self) -> None:
+        self.exists = False
+        self.snapshot_epoch = self.state_epoch = self.leader_epoch = 0
+        self.start_offset = self.complete_count = -1
+        self.create_ms = self.write_ms = 0
+        self.runs = Runs()
+        self.update_count = 0  # since the snapshot
+        self._armed = False
+
+    # -- queries ----------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.exists
+
+    @property
+    def size_bytes(self) -> int:
+        return CORE_BYTES + 2 * len(self.name) + RUN_BYTES * len(self.runs)
+
+    def durable(self) -> tuple[object, ...]:
+        return (
+            self.exists,
+            self.snapshot_epoch,
+            self.state_epoch,
+            self.leader_epoch,
+            self.start_offset,
+            self.complete_count,
+            tuple(self.runs.runs),
+        )
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def handle(self, event: object, now_ms: int) -> list[Action]:
+        return self._handlers[type(event)](event, now_ms)
+
+    def _on_initialize(self, event: Initialize, now_ms: int) -> list[Action]:
+        if self.exists and NOT_SENT != event.state_epoch < self.state_epoch:
+            return [self._refused(event.request, _Initialized, ErrorCode.FENCED_STATE_EPOCH)]
+        snapshot_epoch = self.snapshot_epoch + 1 if self.exists else 0
+        self._reset()
+        self.exists = True
+        self.snapshot_epoch, self.state_epoch = snapshot_epoch, event.state_epoch
+        self.start_offset = event.start_offset
+        self.create_ms = self.write_ms = now_ms
+        return [Persist((self._snapshot_record(),)), self._disarmed(), self._answer(event.request, _Initialized)]
+
+    def _on_read(self, event: Read, now_ms: int) -> list[Action]:
+        if not self.exists:
+            return [self._refused(event.request, _Read, ErrorCode.INVALID_REQUEST, READ_UNINITIALIZED)]
+        if event.leader_epoch < self.leader_epoch:
+            return [self._refused(event.request, _Read, ErrorCode.FENCED_LEADER_EPOCH)]
+        answer = Reply(
+            event.request,
+            _Read(
+                partition=self.partition,
+                state_epoch=self.state_epoch,
+                start_offset=self.start_offset,
+                state_batches=[_StateBatch(*run) for run in self.runs.runs],
+            ),
+        )
+        if event.leader_epoch == self.leader_epoch:
+            return [answer]
+        self.leader_epoch = event.leader_epoch
+        return [*self._persisted((), self.start_offset, now_ms), answer]
+
+    def _on_write(self, event: Write, now_ms: int) -> list[Action]:
+        error = self._write_error(event)
+        if error:
+            message = WRITE_UNINITIALIZED if not self.exists else None
+            return [self._refused(event.request, _Written, error, message)]
+        start_offset = event.start_offset if event.start_offset > self.start_offset else NOT_SENT
+        if start_offset != NOT_SENT:
+            self.start_offset = start_offset
+            self.runs.advance(start_offset)
+        taken = []
+        for run in event.runs:
+            if run.last < self.start_offset:
+                continue
+            if run.first < self.start_offset:
+                run = run._replace(first=self.start_offset)
+            self.runs.merge(run)
+            taken.append(run)
+        self.complete_count = event.complete_count
+        return [*self._persisted(taken, start_offset, now_ms), self._answer(event.request, _Written)]
+
+    def _write_error(self, event: Write) -> int:
+        if not self.exists:
+            return int(ErrorCode.INVALID_REQUEST)
+        if NOT_SENT != event.leader_epoch < self.leader_epoch:
+            return int(ErrorCode.FENCED_LEADER_EPOCH)
+        if NOT_SENT != event.state_epoch < self.state_epoch:
+            return int(ErrorCode.FENCED_STATE_EPOCH)
+        # a run splits at most one other, and then adds two
+        return int(ErrorCode.INVALID_REQUEST) if len(self.runs) + 2 * len(event.runs) > RUNS_MAX else 0
+
+    def _on_read_summary(self, event: ReadSummary, now_ms: int) -> list[Action]:
+        if not self.exists:
+            return [
+                Reply(
+                    event.request,
+                    _Summary(
+                        partition=self.partition,
+                        state_epoch=0,
+                        leader_epoch=0,
+                        start_offset=UNINITIALIZED,
+                        delivery_complete_count=-1,
+                    ),
+                )
+            ]
+        return [
+            Reply(
+                event.request,
+                _Summary(
+                    partition=self.partition,
+                    state_epoch=self.state_epoch,
+                    leader_epoch=self.leader_epoch,
+                    start_offset=self.start_offset,
+                    delivery_complete_count=self.complete_count,
+                ),
+            )
+        ]
+
+    def _on_delete(self, event: Delete, now_ms: int) -> list[Action]:
+        return [*self._on_forget(event, now_ms), self._answer(event.request, _Deleted)]
+
+    def _on_forget(self, event: object, now_ms: int) -> list[Action]:
+        if not self.exists:
+            return []
+        self._reset()
+        return [Persist(((self._snapshot_key, None),)), self._disarmed()]
+
+    def _on_snapshot(self, event: object, now_ms: int) -> list[Action]:
+        self._armed = False
+        return self._snapshot(now_ms) if self.exists else []
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _persisted(self, runs: tuple[Run, ...] | list[Run], start_offset: int, now_ms: int) -> list[Action]:
+        """The state has changed by this difference."""
+        if self.update_count >= self.settings.updates_per_snapshot:
+            return self._snapshot(now_ms)
+        self.update_count += 1
+        # two runs of one request may overlap; a reader need not know the rule
+        difference = Runs(list(runs)).runs if len(runs) > 1 else list(runs)
+        record = records.update_record(
+            self._update_key, self.snapshot_epoch, self.leader_epoch, start_offset, self.complete_count, difference
+        )
+        if self._armed:
+            return [Persist((record,))]
+        self._armed = True
+        return [Persist((record,)), Timer(SNAPSHOT_TIMER, now_ms + self.settings.cold_ms)]
+
+    def _snapshot(self, now_ms: int) -> list[Action]:
+        self.snapshot_epoch += 1
+        self.update_count = 0
+        self.create_ms = self.write_ms = now_ms
+        return [Persist((self._snapshot_record(),)), self._disarmed()]
+
+    def _disarmed(self) -> Timer:
+        self._armed = False
+        return Timer(SNAPSHOT_TIMER, None)
+
+    def _snapshot_record(self) -> KeyValue:
+        return records.snapshot_record(
+            self._snapshot_key,
+            self.snapshot_epoch,
+            self.state_epoch,
+            self.leader_epoch,
+            self.start_offset,
+            self.complete_count,
+            self.create_ms,
+            self.write_ms,
+            self.runs.runs,
+        )
+
+    def _answer(self, request: int, kind: type) -> Reply:
+        return Reply(request, kind(partition=self.partition))
+
+    def _refused(self, request: int, kind: type, error: int, message: str | None = None) -> Reply:
+        code = int(error)
+        return Reply(
+            request, kind(partition=self.partition, error_code=code, error_message=message or error_message(code))
+        )
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Applies one record; they come in the order of the log. Raises ValueError."""
+        if records.key_type_of(key) == records.UPDATE:
+            if value is not None and self.exists:  # otherwise what it updates was deleted
+                self._replay_update(records.SHARE_UPDATE.decode_value(value))
+            return
+        if value is None:
+            self._reset()
+            return
+        record = records.SHARE_SNAPSHOT.decode_value(value)
+        runs = Runs(records.listed(record.state_batches))
+        self._reset()
+        self.exists, self.runs = True, runs
+        self.snapshot_epoch, self.state_epoch = record.snapshot_epoch, record.state_epoch
+        self.leader_epoch, self.start_offset = record.leader_epoch, record.start_offset
+        self.complete_count = record.delivery_complete_count
+        self.create_ms, self.write_ms = record.create_timestamp, record.write_timestamp
+        if self.start_offset > 0:
+            self.runs.advance(self.start_offset)
+
+    def _replay_update(self, record: Any) -> None:
+        runs = records.listed(record.state_batches)
+        self.leader_epoch = max(self.leader_epoch, record.leader_epoch)
+        if record.start_offset > self.start_offset:
+            self.start_offset = record.start_offset
+            self.runs.advance(self.start_offset)
+        self.complete_count = record.delivery_complete_count
+        for run in runs:
+            if run.last >= self.start_offset:
+                self.runs.merge(run._replace(first=max(run.first, self.start_offset)))
+        self.update_count += 1
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        if not self.update_count:
+            return []
+        self._armed = True
+        return [Timer(SNAPSHOT_TIMER, now_ms + self.settings.cold_ms)]
+
+    # -- invariants --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.runs.check()
+        assert not self.runs.firsts or self.runs.firsts[0] >= self.start_offset, "P1"
+        assert self._armed or not self.update_count, "P5"
+        assert self.exists or not (self.update_count or len(self.runs)), "P4"
+
+
+class SharePartitions:
+    """actions.Cores. `in_order`: every record counts, in the order of the log (load.py)."""
+
+    in_order = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def core_of(self, key: bytes) -> str | None:
+        return records.name_of_key(key)
+
+    def make(self, name: str) -> SharePartition:
+        return SharePartition(name, self._settings)

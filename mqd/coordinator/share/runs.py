@@ -1,0 +1,109 @@
+"""The states of a share-partition's offsets, as runs of equal state and delivery count.
+
+Of two runs that cover an offset, the one with the higher delivery count holds, of equal counts the
+one with the higher state, as in Kafka: the order in which writes arrive, and whether one arrives
+twice, makes no difference.
+
+Invariants (check())
+    M1  runs ascend and do not overlap; neighbours that touch differ in state or count
+    M2  `firsts` holds the first offset of each
+Cost of merging one run: two bisections, and the runs that it touches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+AVAILABLE, ACKNOWLEDGED, ARCHIVED = 0, 2, 4
+STATES = (AVAILABLE, ACKNOWLEDGED, ARCHIVED)
+OFFSET_MAX = (1 << 63) - 1
+
+
+class Run(NamedTuple):
+    """Offsets from `first` to `last`, both inclusive."""
+
+    first: int
+    last: int
+    state: int
+    deliveries: int
+
+    def validate(self) -> None:
+        """Raises ValueError."""
+        if not 0 <= self.first <= self.last < OFFSET_MAX:
+            raise ValueError(f"a state batch of the offsets {self.first} to {self.last}")
+        if self.state not in STATES or self.deliveries < 0:
+            raise ValueError(f"a state batch in state {self.state}, delivered {self.deliveries} times")
+
+
+class Runs:
+    __slots__ = ("firsts", "runs")
+
+    def __init__(self, runs: list[Run] | None = None) -> None:
+        self.runs: list[Run] = []
+        self.firsts: list[int] = []
+        for run in runs or ():
+            self.merge(run)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def merge(self, new: Run) -> None:
+        first, last, state, count = new
+        firsts, runs = self.firsts, self.runs
+        begin = bisect_left(firsts, first)
+        if begin and runs[begin - 1].last >= first - 1:
+            begin -= 1
+        end = bisect_right(firsts, last + 1, begin)
+        if begin == end:
+            firsts.insert(begin, first)
+            runs.insert(begin, new)
+            return
+        merged: list[Run] = []
+        at = first  # what is below is merged
+        for old in runs[begin:end]:
+            if old.first < first:
+                _append(merged, old.first, min(old.last, first - 1), old.state, old.deliveries)
+            if at < old.first:
+                _append(merged, at, min(old.first - 1, last), state, count)
+            low, high = max(old.first, first), min(old.last, last)
+            if low <= high:
+                wins = (count, state) > (old.deliveries, old.state)
+                _append(merged, low, high, state if wins else old.state, count if wins else old.deliveries)
+            at = max(at, old.last + 1)
+            if old.last > last:
+                _append(merged, max(old.first, last + 1), old.last, old.state, old.deliveries)
+        if at <= last:
+            _append(merged, at, last, state, count)
+        runs[begin:end] = merged
+        firsts[begin:end] = [run.first for run in merged]
+
+    def advance(self, start_offset: int) -> None:
+        """Forgets what is below."""
+        if not self.firsts or self.firsts[0] >= start_offset:
+            return
+        index = bisect_right(self.firsts, start_offset) - 1
+        cut = self.runs[index]
+        if cut.last < start_offset:
+            index += 1
+        del self.runs[:index], self.firsts[:index]
+        if self.firsts and self.firsts[0] < start_offset:
+            self.runs[0] = cut._replace(first=start_offset)
+            self.firsts[0] = start_offset
+
+    def check(self) -> None:
+        assert self.firsts == [run.first for run in self.runs], "M2"
+        for run in self.runs:
+            run.validate()
+        for one, other in zip(self.runs, self.runs[1:], strict=False):
+            assert one.last < other.first, f"M1: {one} {other}"
+            assert one.last + 1 < other.first or one[2:] != other[2:], f"M1: {one} {other} are one run"
+
+
+def _append(merged: list[Run], first: int, last: int, state: int, count: int) -> None:
+    if merged:
+        before = merged[-1]
+        if before.last + 1 == first and before.state == state and before.deliveries == count:
+            merged[-1] = Run(before.first, last, state, count)
+            return
+    merged.append(Run(first, last, state, count))
