@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response, with_length
-    from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, UnsupportedVersion
-    from mqd.protocol.framing import KNOWN, SUPPORTED, ApiSpec, RequestHeader
+    from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError
+    from mqd.protocol.framing import KNOWN, SUPPORTED, ApiSpec, RequestHeader, UnsupportedVersion
 
 # Imported when first asked for: who needs the error codes alone should not pay for the codec.
 _HOMES = {
     "api": ("decode_request", "decode_response", "encode_request", "encode_response", "with_length"),
-    "errors": ("ERRORS", "ErrorCode", "ProtocolError", "UnsupportedVersion"),
-    "framing": ("KNOWN", "SUPPORTED", "ApiSpec", "RequestHeader"),
+    "errors": ("ERRORS", "ErrorCode", "ProtocolError"),
+    "framing": ("KNOWN", "SUPPORTED", "ApiSpec", "RequestHeader", "UnsupportedVersion"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

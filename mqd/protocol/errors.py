@@ -8,12 +8,7 @@ bugs turn it into duplicates. ErrorCode, and the codes of the C core, are genera
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mqd.protocol.error_codes import ErrorCode
-
-if TYPE_CHECKING:
-    from mqd.protocol.framing import RequestHeader
 
 __all__ = [
     "ERRORS",
@@ -21,7 +16,6 @@ __all__ = [
     "KafkaError",
     "ProtocolError",
     "TrailingBytes",
-    "UnsupportedVersion",
     "error_message",
     "error_name",
     "is_retriable",
@@ -48,19 +42,6 @@ class ProtocolError(Exception):
 
 class TrailingBytes(ProtocolError):
     """A whole message, and more behind it: `position` is where it ends."""
-
-
-class UnsupportedVersion(ProtocolError):
-    """A whole header, but of an API or version that is not spoken here. `header` has the key,
-    version, correlation id and, where it could be read, client id.
-
-    ApiVersions is the one API whose client expects an answer: error 35 in a body of version 0
-    (KIP-511).
-    """
-
-    def __init__(self, problem: str, header: RequestHeader) -> None:
-        super().__init__(problem)
-        self.header = header
 
 
 _TABLE = """

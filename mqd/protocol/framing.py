@@ -14,7 +14,7 @@ import struct
 import msgspec
 
 from mqd.protocol.codec_decoder import Malformed, skip_tagged_fields
-from mqd.protocol.errors import ProtocolError, UnsupportedVersion
+from mqd.protocol.errors import ProtocolError
 from mqd.protocol.schema import APIS, SUPPORTED_KEYS
 from mqd.protocol.schema.language import NEWEST, Versions
 
@@ -57,6 +57,19 @@ class RequestHeader(msgspec.Struct, gc=False):
     correlation_id: int
     client_id: str | None = None
     body_position: int = 0
+
+
+class UnsupportedVersion(ProtocolError):
+    """A whole header, but of an API or version that is not spoken here. `header` has the key,
+    version, correlation id and, where it could be read, client id.
+
+    ApiVersions is the one API whose client expects an answer: error 35 in a body of version 0
+    (KIP-511).
+    """
+
+    def __init__(self, problem: str, header: RequestHeader) -> None:
+        super().__init__(problem)
+        self.header = header
 
 
 _FIRST = struct.Struct(">hhih")

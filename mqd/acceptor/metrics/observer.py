@@ -11,7 +11,7 @@ import contextlib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mqd import native
 from mqd.acceptor.broker import Broker
@@ -19,9 +19,6 @@ from mqd.acceptor.metrics import health
 from mqd.acceptor.metrics.server import MetricsServer, listen
 from mqd.base import listeners, logging
 from mqd.base.property_values import ConfigError
-
-if TYPE_CHECKING:
-    from mqd.acceptor.metrics.page import Metrics
 
 log = logging.get("acceptor.metrics")
 PORT_OFFSET = 552  # offset from the first listener's port: 9644 for 9092
@@ -46,6 +43,10 @@ HANDLER_BUCKETS = (
 )
 
 
+class Page(Protocol):
+    def render(self) -> bytes: ...
+
+
 class Requests:
     """The requests of one API. `counts` has one more than HANDLER_BUCKETS, for the slower ones."""
 
@@ -66,7 +67,7 @@ class Observer:
         self.requests: dict[str, Requests] = {}
         self.arena_extents: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.certificate_ends: Callable[[], dict[str, float]] = dict
-        self._page: Metrics | None = None
+        self._page: Page | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def observe(self, api: str, seconds: float, failed: bool) -> None:

@@ -6,44 +6,33 @@ Concurrency: with the attachment's lock held.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from mqd.client.messages import KafkaError, local_error
+from mqd.client.shm.compressing import Compressor
 from mqd.client.shm.delivering import Part
-from mqd.client.shm.staging import Chunk, Stage, native_columns
+from mqd.client.shm.delivery_outcomes import Fates
+from mqd.client.shm.staging import Chunk, Refused, Stage, Taken, native_columns
+from mqd.client.shm.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
-
-if TYPE_CHECKING:
-    from mqd.client.shm.producer_driver import ProducerDriver
+from mqd.native.client import Producer as NativeProducer
 
 PART_MAX = 8192  # records at a time: others want the lock, too
 
 
-class Refused(Exception):
-    """The C core will never take the first of these records, or this batch; `error` is what the
-    report says.
-    """
+class Driver(Protocol):
+    """The part of ProducerDriver that an Appender needs."""
 
-    def __init__(self, error: KafkaError) -> None:
-        super().__init__(error.str())
-        self.error = error
-
-
-class Taken:
-    """How many records of a call to append() are in the C core, or with the compressor: its
-    caller's, who looks also when that raises.
-    """
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
+    native: NativeProducer
+    fates: Fates
+    transactions: Transactions
+    compressor: Compressor
 
 
 class Appender:
-    def __init__(self, producer: ProducerDriver) -> None:
+    def __init__(self, producer: Driver) -> None:
         self._producer = producer
         self._batch_of = np.empty(PART_MAX, np.uint64)
 

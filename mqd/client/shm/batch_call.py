@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from mqd.client.messages import KafkaError, KafkaException, local_error
-from mqd.client.shm.appending import PART_MAX, Refused, Taken
+from mqd.client.shm.appending import PART_MAX
 from mqd.client.shm.delivering import CallReport
-from mqd.client.shm.staging import Chunk, Stage
-
-if TYPE_CHECKING:
-    from mqd.client.shm.producer import ShmProducer
+from mqd.client.shm.producer_driver import ProducerDriver
+from mqd.client.shm.staging import Chunk, Refused, Stage, Taken
 
 
 class BatchCall:
@@ -19,7 +16,7 @@ class BatchCall:
     on.
     """
 
-    def __init__(self, producer: ShmProducer, stage: Stage, records: Chunk, report: CallReport | None) -> None:
+    def __init__(self, producer: ProducerDriver, stage: Stage, records: Chunk, report: CallReport | None) -> None:
         self._producer, self._stage, self._records, self._report = producer, stage, records, report
         self._began = time.monotonic()
         self.taken = 0

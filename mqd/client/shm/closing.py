@@ -6,16 +6,37 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from mqd.client.shm.producer import ShmProducer
+from mqd.client.config import ProducerConfig
+from mqd.client.messages import KafkaError
+from mqd.client.shm.attachment import Attachment
+from mqd.client.shm.delivering import Events
+from mqd.client.shm.transactional import Transactions
 
 _log = logging.getLogger("mqd.client")
 _ALONE_S = 5.0
 
 
-def close(producer: ShmProducer) -> None:
+class Producer(Protocol):
+    """The part of ShmProducer that close() needs."""
+
+    config: ProducerConfig
+    events: Events
+    fatal: KafkaError | None
+    attachment: Attachment
+    transactions: Transactions
+
+    def flush(self, timeout: float | None = -1) -> int: ...
+
+    def drop(self) -> None: ...
+
+    def end(self, reported: bool = False) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+def close(producer: Producer) -> None:
     """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other
     from being called; what the first one raised is raised at the end.
 
@@ -41,7 +62,7 @@ def close(producer: ShmProducer) -> None:
         raise raised[0]
 
 
-def _flush(producer: ShmProducer, raised: list[Exception]) -> None:
+def _flush(producer: Producer, raised: list[Exception]) -> None:
     """Until everything is delivered or has failed; while there is no broker to deliver to, not for
     long.
     """
@@ -64,7 +85,7 @@ def _flush(producer: ShmProducer, raised: list[Exception]) -> None:
             return
 
 
-def _serve(producer: ShmProducer, raised: list[Exception]) -> None:
+def _serve(producer: Producer, raised: list[Exception]) -> None:
     while producer.events:
         try:
             producer.events.serve(producer.attachment.lock)

@@ -24,9 +24,8 @@ import numpy as np
 from mqd.client.columns import Column
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.partitioner import NAMES
-from mqd.client.shm.appending import Refused, Taken
 from mqd.client.shm.delivering import Delivery
-from mqd.client.shm.staging import Chunk
+from mqd.client.shm.staging import Chunk, Refused, Taken
 from mqd.native.client import Columns, partition_for, records_encode
 from mqd.protocol.compression import codec_number, compress
 

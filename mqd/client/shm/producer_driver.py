@@ -13,7 +13,7 @@ from mqd.client.config import Choice, ProducerConfig, Settings
 from mqd.client.messages import KafkaError, KafkaException, failure, local_error
 from mqd.client.partitioner import number_of
 from mqd.client.requests import PRODUCE
-from mqd.client.shm.appending import Appender, Refused, Taken
+from mqd.client.shm.appending import Appender
 from mqd.client.shm.attachment import Attachment
 from mqd.client.shm.compressing import Compressor
 from mqd.client.shm.delivering import Delivery, ErrorEvent, Events
@@ -21,7 +21,7 @@ from mqd.client.shm.delivery_outcomes import Fates
 from mqd.client.shm.identity import Identity
 from mqd.client.shm.opening import opener
 from mqd.client.shm.producer_statistics import Statistics
-from mqd.client.shm.staging import STAGE_MAX, Entry, Stage, chunk_of
+from mqd.client.shm.staging import STAGE_MAX, Entry, Refused, Stage, Taken, chunk_of
 from mqd.client.shm.transactional import Transactions
 from mqd.native import NativeError
 from mqd.native.client import INT64_MAX, Client, ProducerOptions

@@ -44,6 +44,27 @@ class Entry(NamedTuple):
     given_headers: Any
 
 
+class Refused(Exception):
+    """The C core will never take the first of these records, or this batch; `error` is what the
+    report says.
+    """
+
+    def __init__(self, error: KafkaError) -> None:
+        super().__init__(error.str())
+        self.error = error
+
+
+class Taken:
+    """How many records of a call to append() are in the C core, or with the compressor: its
+    caller's, who looks also when that raises.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Stage:
     """What was produced to one topic and not handed over. `number`: of the topic in the C core,
     -1 = not known there yet.

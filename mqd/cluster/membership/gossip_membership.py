@@ -21,18 +21,23 @@ Invariants (check())
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from mqd.cluster.membership.gossip_events import (
     ALIVE,
     DEAD,
     LEFT,
     SUSPECT,
+    Effect,
     KeepLife,
     MemberChanged,
     MemberView,
     NodeIdTwice,
     Profile,
+    Settings,
 )
 from mqd.cluster.membership.gossip_messages import (
     LIFE_MAX,
@@ -49,10 +54,7 @@ from mqd.cluster.membership.gossip_messages import (
     encode_update,
     life_of,
 )
-from mqd.cluster.membership.gossip_parts import Suspicion
-
-if TYPE_CHECKING:
-    from mqd.cluster.membership.gossip import GossipCore
+from mqd.cluster.membership.gossip_parts import Health, Suspicion
 
 RANK = {ALIVE: 0, SUSPECT: 1, DEAD: 2, LEFT: 3}
 
@@ -93,10 +95,48 @@ class Member:
         return encode_update(Dead(node_id, directory_id, self.incarnation, node_id))
 
 
+class Prober(Protocol):
+    """The part of gossip_probing.Prober that Membership needs."""
+
+    def welcome(self, identity: Identity) -> None: ...
+
+    def on_suspected(self, member: Member, by: int) -> None: ...
+
+
+class Core(Protocol):
+    """The part of GossipCore that Membership needs."""
+
+    settings: Settings
+    rng: random.Random
+    counts: Counter[str]
+    health: Health
+    at: int
+    quiet: bool
+    own_load: Load | None
+
+    @property
+    def joined(self) -> bool: ...
+
+    @property
+    def prober(self) -> Prober: ...
+
+    def emit(self, effect: Effect) -> None: ...
+
+    def at_time(self, when_ms: int, run: Callable[[Any], None], argument: Any = None) -> None: ...
+
+    def broadcast(self, key: object, data: bytes) -> None: ...
+
+    def broadcast_load(self, identity: Identity, data: bytes) -> None: ...
+
+    def drop_broadcast(self, key: object) -> None: ...
+
+    def gossip_now(self) -> None: ...
+
+
 class Membership:
     """One host's member table, and the host's own incarnation."""
 
-    def __init__(self, core: GossipCore, profile: Profile, life: int) -> None:
+    def __init__(self, core: Core, profile: Profile, life: int) -> None:
         self._core = core
         self.profile = profile
         self.identity: Identity = (profile.node_id, profile.directory_id)

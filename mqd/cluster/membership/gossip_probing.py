@@ -14,14 +14,24 @@ probes are skipped: other hosts probe too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, ProbeStream
-from mqd.cluster.membership.gossip_messages import Ack, Identity, Nack, Packet, Ping, PingRequest, Suspect, life_of
-
-if TYPE_CHECKING:
-    from mqd.cluster.membership.gossip import GossipCore
-    from mqd.cluster.membership.gossip_membership import Member
+from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, Effect, ProbeStream, Settings
+from mqd.cluster.membership.gossip_membership import Member, Membership
+from mqd.cluster.membership.gossip_messages import (
+    Ack,
+    Body,
+    Identity,
+    Nack,
+    Packet,
+    Ping,
+    PingRequest,
+    Suspect,
+    life_of,
+)
+from mqd.cluster.membership.gossip_parts import Health
 
 PROBE_COUNT_MAX = 64
 RELAY_COUNT_MAX = 256
@@ -46,8 +56,41 @@ class Relay:
         self.to, self.host, self.port, self.probe_id = to, request.host, request.port, request.probe_id
 
 
+class Core(Protocol):
+    """The part of GossipCore that a Prober needs."""
+
+    settings: Settings
+    rng: random.Random
+    health: Health
+    membership: Membership
+
+    def emit(self, effect: Effect) -> None: ...
+
+    def after(self, wait_ms: int, run: Callable[[Any], None], argument: Any = None) -> None: ...
+
+    def choose(self, count: int) -> list[Identity]: ...
+
+    def may_respond(self) -> bool: ...
+
+    def may_answer_stranger(self) -> bool: ...
+
+    def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None: ...
+
+    def send(
+        self,
+        to: tuple[bytes, int],
+        host: str,
+        port: int,
+        body: Body | None,
+        first: Sequence[bytes] = (),
+        alone: bool = False,
+    ) -> None: ...
+
+    def gossip_now(self) -> None: ...
+
+
 class Prober:
-    def __init__(self, core: GossipCore) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
         self._order: list[Identity] = []
         self._next = 0

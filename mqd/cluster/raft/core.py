@@ -37,7 +37,7 @@ from mqd.cluster.raft import events
 from mqd.cluster.raft.election import Election
 from mqd.cluster.raft.events import NO_DEADLINE, Effect, Event, QuorumSettings, Stored, VoteState
 from mqd.cluster.raft.follower import Following
-from mqd.cluster.raft.leader import Leadership, QuorumView
+from mqd.cluster.raft.leader import Leadership
 from mqd.cluster.raft.lease import lease_deadline_ns
 from mqd.cluster.raft.messages import (
     BeginEpoch,
@@ -53,13 +53,14 @@ from mqd.cluster.raft.messages import (
     VoteResponse,
     Voters,
 )
-from mqd.cluster.raft.replica import QuorumBroken, QuorumReplica
+from mqd.cluster.raft.progress import QuorumView
+from mqd.cluster.raft.replica import QuorumBroken, QuorumTransitions
 from mqd.protocol.errors import ErrorCode
 
 __all__ = ["QuorumBroken", "QuorumCore", "standalone"]
 
 
-class QuorumCore(QuorumReplica):
+class QuorumCore(QuorumTransitions):
     """`key`: this replica. `rng` only randomizes election timeouts.
 
     Read freely: epoch, leader (node id or -1), high_watermark, applied_offset, log.end_offset,

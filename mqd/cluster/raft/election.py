@@ -7,18 +7,14 @@ again with the pre-vote: an epoch begins only if a majority has lost its leader.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mqd.cluster.raft.events import VoteState
 from mqd.cluster.raft.lease import majority
 from mqd.cluster.raft.messages import VoteRequest, VoteResponse
-
-if TYPE_CHECKING:
-    from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.replica import QuorumTransitions
 
 
 class Election:
-    def __init__(self, core: QuorumCore, now_ns: int) -> None:
+    def __init__(self, core: QuorumTransitions, now_ns: int) -> None:
         self.core = core
         self.is_pre_vote = True
         self.deadline_ns = now_ns

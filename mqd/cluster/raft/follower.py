@@ -11,7 +11,6 @@ replica does not blame the leader for the silence.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,9 +26,7 @@ from mqd.cluster.raft.messages import (
     SnapshotMeta,
     voters_of,
 )
-
-if TYPE_CHECKING:
-    from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.replica import QuorumTransitions
 
 
 class Download:
@@ -42,7 +39,7 @@ class Download:
 
 
 class Following:
-    def __init__(self, core: QuorumCore, leader: int, now_ns: int) -> None:
+    def __init__(self, core: QuorumTransitions, leader: int, now_ns: int) -> None:
         self.core = core
         self.leader = leader
         self._heard_ns = now_ns

@@ -11,6 +11,7 @@ The disk works in the order of the sequence numbers; `_disk` lists the unreporte
 
 from __future__ import annotations
 
+import abc
 from collections import deque
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from mqd.cluster.raft import events
 from mqd.cluster.raft.events import NO_DEADLINE, Effect, QuorumSettings, Stored, VoteState
 from mqd.cluster.raft.lease import Promise
 from mqd.cluster.raft.log_memory import MemoryLog
-from mqd.cluster.raft.messages import Batch, QuorumMessage, ReplicaKey, SnapshotMeta, Voters
+from mqd.cluster.raft.messages import Batch, Fetch, QuorumMessage, ReplicaKey, SnapshotMeta, Voters
 
 OUTBOX_MAX = 10_000  # messages that wait for the vote to be durable; the oldest is dropped
 
@@ -278,3 +279,36 @@ class QuorumReplica:
         assert self.applied_offset <= min(self.high_watermark, self.durable_offset), "I5"
         assert self.durable_offset <= self.log.end_offset
         assert not self._outbox or self.is_vote_pending, "I1"
+
+
+class QuorumTransitions(QuorumReplica, abc.ABC):
+    """The transitions that a role requests. QuorumCore implements them, and it alone knows the
+    roles; `leading` and `election` are there for a role to see whether it is still in force.
+    """
+
+    leading: object
+    election: object
+
+    @abc.abstractmethod
+    def unattach(self, now_ns: int, election_deadline_ns: int) -> None: ...
+
+    @abc.abstractmethod
+    def campaign(self, now_ns: int) -> None: ...
+
+    @abc.abstractmethod
+    def elected(self, now_ns: int) -> None: ...
+
+    @abc.abstractmethod
+    def end_epoch(self) -> None: ...
+
+    @abc.abstractmethod
+    def doubt_leader(self) -> None: ...
+
+    @abc.abstractmethod
+    def make_fetch(self, stamp_ns: int) -> Fetch: ...
+
+    @abc.abstractmethod
+    def next_fetch_sequence(self) -> int: ...
+
+    @abc.abstractmethod
+    def some_backoff(self) -> int: ...

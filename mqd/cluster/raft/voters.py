@@ -9,16 +9,15 @@ leaders may each have one in flight: the error in the first published single-ser
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple, Protocol
 
 from mqd.cluster.raft.events import NO_DEADLINE, AddVoter, RemoveVoter, UpdateVoter, VoterChangeEnded
 from mqd.cluster.raft.lease import majority
-from mqd.cluster.raft.messages import VOTERS_MAX, ReplicaKey, Voter, Voters, voters_batch
+from mqd.cluster.raft.messages import VOTERS_MAX, Batch, ReplicaKey, Voter, Voters, voters_batch
+from mqd.cluster.raft.progress import Replica
+from mqd.cluster.raft.replica import QuorumReplica
 from mqd.protocol.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from mqd.cluster.raft.leader import Leadership, Replica
 
 CATCH_UP_PROMISES = 15  # a new voter may take this many times P to catch up
 
@@ -31,8 +30,23 @@ class _Change(NamedTuple):
     end_offset: int  # of its batch; -1 = not appended yet
 
 
+class Leading(Protocol):
+    """The part of Leadership that VoterChanges needs."""
+
+    epoch: int
+    is_active: bool
+
+    @property
+    def core(self) -> QuorumReplica: ...
+
+    @property
+    def replicas(self) -> Mapping[ReplicaKey, Replica]: ...
+
+    def append_control(self, batch: Batch, now_ns: int) -> None: ...
+
+
 class VoterChanges:
-    def __init__(self, leading: Leadership) -> None:
+    def __init__(self, leading: Leading) -> None:
         self._leading = leading
         self._core = leading.core
         self._change: _Change | None = None

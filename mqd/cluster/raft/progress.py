@@ -1,0 +1,52 @@
+"""What the leader knows of the replicas that fetch from it, and the answer to DescribeQuorum."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mqd.cluster.raft.messages import ReplicaKey
+
+
+class ReplicaView(msgspec.Struct, frozen=True):
+    key: ReplicaKey
+    log_end_offset: int  # -1 = not known
+    last_fetch_age_ns: int  # -1 = never
+    last_caught_up_age_ns: int
+
+
+class QuorumView(msgspec.Struct, frozen=True):
+    """The content of DescribeQuorum (API 55, KIP-836)."""
+
+    leader: int
+    epoch: int
+    high_watermark: int
+    voters: tuple[ReplicaView, ...]
+    observers: tuple[ReplicaView, ...]
+
+
+class Replica(msgspec.Struct):
+    key: ReplicaKey
+    position: int = -1  # D1
+    stamp_ns: int = 0  # newest stamp of ours that it has repeated
+    heard_ns: int = -1
+    caught_up_ns: int = -1  # when it last had everything in this log (KIP-836)
+    asked_ns: int = -1  # its last Fetch of records ...
+    asked_end_offset: int = -1  # ... and where this log ended then
+
+    def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
+        """A replica that follows a constantly growing log is never at its end: having reached the
+        end as of its previous fetch counts as caught up at that time.
+        """
+        if offset >= end_offset:
+            self.caught_up_ns = now_ns
+        elif 0 <= self.asked_end_offset <= offset:
+            self.caught_up_ns = max(self.caught_up_ns, self.asked_ns)
+        self.asked_ns, self.asked_end_offset = now_ns, end_offset
+
+    def view(self, now_ns: int) -> ReplicaView:
+        return ReplicaView(
+            self.key,
+            self.position,
+            now_ns - self.heard_ns if self.heard_ns >= 0 else -1,
+            now_ns - self.caught_up_ns if self.caught_up_ns >= 0 else -1,
+        )
