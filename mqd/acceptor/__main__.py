@@ -21,7 +21,8 @@ from typing import Any
 from mqd import native
 from mqd.acceptor import authentication, dispatch
 from mqd.acceptor.accepting import Acceptor
-from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.certificates import Certificates
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.connection_limits import ConnectionLimits
@@ -110,9 +111,10 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     metrics.watch_arena(lambda: link.arena_extents)
     certificates = Certificates(client.config)
     metrics.certificate_ends = lambda: certificates.ends
-    coordinators = coordinate(broker, link, client.generation)
+    coordinators, transactions = coordinate(broker, link, client.generation)
+    broker.coordinators, broker.transactions = coordinators, transactions
     link.appends = coordinators.log
-    checks = link.checks = Checks(broker.transactions)
+    checks = link.checks = Checks(transactions)
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
 
@@ -124,9 +126,9 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         proofs = credentials.load(client.config)
         watching = loop.create_task(proofs.watch())
         peers = Peers(metadata, broker.node_id, proofs)
-        broker.transactions.connect(peers)  # type: ignore[union-attr]  # coordinate() has set it
+        transactions.connect(peers)
         relays = Peers(metadata, broker.node_id, proofs)
-        broker.relaying = relaying.Relaying(broker, relays)
+        broker.relaying = relaying.Relaying(broker, coordinators, relays)
 
         async def serve_client(address: Address, frame: bytes) -> bytes | None:
             return (await dispatch.answer(broker, address, frame, 0, metrics)).body

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from mqd.acceptor.broker import OWNER_NONE, Broker
+from mqd.acceptor.broker_state import OWNER_NONE, BrokerState
 from mqd.acceptor.group_cluster import BrokerCluster
 from mqd.base import logging
 from mqd.cluster.host import messages
@@ -50,7 +50,7 @@ class SteadyClock:
 class BrokerPartitions:
     """log.Partitions: the targets of appends."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
 
     def served(self, topic: str, partition: int) -> Served:
@@ -74,7 +74,7 @@ class BrokerPartitions:
 class InternalPartitions:
     """internal_topic.Partitions: one internal topic."""
 
-    def __init__(self, broker: Broker, topic: InternalTopic) -> None:
+    def __init__(self, broker: BrokerState, topic: InternalTopic) -> None:
         self._broker = broker
         self._topic = topic
 
@@ -133,7 +133,7 @@ class Coordinators:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerState,
         sender: Sender,
         generation: int,
         transaction_cores: Cores | None = None,
@@ -269,7 +269,7 @@ class Coordinators:
             )
 
 
-def classic_settings(broker: Broker) -> ClassicSettings:
+def classic_settings(broker: BrokerState) -> ClassicSettings:
     return ClassicSettings(
         initial_rebalance_delay_ms=broker.broker_number("group.initial.rebalance.delay.ms"),
         min_session_timeout_ms=broker.broker_number("group.min.session.timeout.ms"),
@@ -278,7 +278,7 @@ def classic_settings(broker: Broker) -> ClassicSettings:
     )
 
 
-def offsets_settings(broker: Broker) -> OffsetsSettings:
+def offsets_settings(broker: BrokerState) -> OffsetsSettings:
     return OffsetsSettings(
         retention_ms=broker.broker_number("offsets.retention.minutes") * 60_000,
         check_interval_ms=broker.broker_number("offsets.retention.check.interval.ms"),

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from mqd.acceptor import failures, rights, throttle
-from mqd.acceptor.broker import Address, Broker, CloseConnection, Context
+from mqd.acceptor.broker import Broker, CloseConnection, Context
+from mqd.acceptor.broker_state import Address
 from mqd.base import logging
 from mqd.native import PrincipalKind
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response

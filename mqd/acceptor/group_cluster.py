@@ -8,7 +8,7 @@ from typing import cast
 
 import msgspec
 
-from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker_state import BrokerState
 from mqd.cluster.metadata.features import levels
 from mqd.coordinator.group.consumer.cluster import Reader, Topic
 from mqd.coordinator.group.regex import RegexMatcher
@@ -24,7 +24,7 @@ OVERRIDES_MAX = 10_000  # groups with their own configuration whose settings are
 class BrokerCluster:
     """Concurrency: the event loop's thread only."""
 
-    def __init__(self, broker: Broker, count_members: Callable[[], int]) -> None:
+    def __init__(self, broker: BrokerState, count_members: Callable[[], int]) -> None:
         self.matcher = RegexMatcher()
         self._broker = broker
         self._configured = self._defaults = consumer_settings(broker)
@@ -106,7 +106,7 @@ class BrokerCluster:
             self._defaults = msgspec.structs.replace(self._configured, heartbeat_interval_ms=interval_ms)
 
 
-def consumer_settings(broker: Broker) -> ConsumerSettings:
+def consumer_settings(broker: BrokerState) -> ConsumerSettings:
     policy = str(broker.broker_value("group.consumer.migration.policy"))
     return ConsumerSettings(
         session_timeout_ms=broker.broker_number("group.consumer.session.timeout.ms"),

@@ -40,7 +40,8 @@ import msgspec
 
 from mqd import native
 from mqd.acceptor import client_identity, dispatch
-from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
 from mqd.acceptor.checks import Answer as CheckAnswer
 from mqd.acceptor.checks import Checks, Compression
 from mqd.acceptor.client_identity import Identity
@@ -56,7 +57,6 @@ DRAIN_ROUNDS = 16  # then other work of the event loop gets its turn
 # clients pipeline.
 TURN_REQUESTS_MAX = 64
 RETRY_S = 0.005
-LISTENER_LOCAL = 0xFFFF  # MQD_LISTENER_LOCAL
 # A request not answered after one to two of these intervals is slow: its frame in the worker's
 # arena is released.
 PARK_S = 0.05

@@ -6,7 +6,7 @@ the same block, and share its error.
 
 import asyncio
 
-from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker_state import BrokerState
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 
@@ -14,7 +14,7 @@ BLOCK_COUNT = 1000
 TIMEOUT_MS = 10_000
 
 
-async def allocate(broker: Broker) -> tuple[int, int]:
+async def allocate(broker: BrokerState) -> tuple[int, int]:
     """(producer id, 0) or (-1, error code)."""
     block = broker.producer_ids
     while block.next == block.end:
@@ -28,7 +28,7 @@ async def allocate(broker: Broker) -> tuple[int, int]:
     return block.next - 1, 0
 
 
-async def _ask(broker: Broker) -> int:
+async def _ask(broker: BrokerState) -> int:
     """Requests a block. Returns the controller's error."""
     block = broker.producer_ids
     try:

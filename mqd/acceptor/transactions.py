@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.interbroker.client import Peers
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
@@ -38,7 +38,7 @@ _CHECK_PARTITION = struct.Struct("=16siI")
 log = logging.get("acceptor.transactions")
 
 
-def settings(broker: Broker) -> Settings:
+def settings(broker: BrokerState) -> Settings:
     return Settings(
         max_timeout_ms=broker.broker_number("transaction.max.timeout.ms"),
         expiration_ms=broker.broker_number("transactional.id.expiration.ms"),
@@ -54,7 +54,7 @@ class Owners(Sender, Protocol):
 class TransactionService:
     """Created before the Coordinators, which take `cores` and `carry_out`; attach() connects them."""
 
-    def __init__(self, broker: Broker, owners: Owners) -> None:
+    def __init__(self, broker: BrokerState, owners: Owners) -> None:
         self._broker = broker
         self.owners = owners
         self.cores = Transactions(settings(broker))
@@ -228,11 +228,10 @@ class TransactionService:
         )
 
 
-def coordinate(broker: Broker, owners: Owners, generation: int) -> Coordinators:
-    """Creates both coordinators of this broker and sets them on it; they are not started yet."""
+def coordinate(broker: BrokerState, owners: Owners, generation: int) -> tuple[Coordinators, TransactionService]:
+    """Creates both coordinators of this broker; they are not started yet."""
     service = TransactionService(broker, owners)
     coordinators = Coordinators(broker, owners, generation, service.cores, service.carry_out)
     assert coordinators.transactions is not None
     service.attach(coordinators.transactions, coordinators.groups, coordinators.log, coordinators.clock.now_ms)
-    broker.coordinators, broker.transactions = coordinators, service
-    return coordinators
+    return coordinators, service

@@ -11,8 +11,8 @@ from mqd.base import clock, logging
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.raft import events, promotion
-from mqd.cluster.raft.progress import ReplicaView
 from mqd.cluster.raft.messages import ReplicaKey, Voter
+from mqd.cluster.raft.progress import ReplicaView
 from mqd.controller.quorum import Quorum
 from mqd.protocol.errors import ErrorCode
 

@@ -1,5 +1,6 @@
-"""No module of mqd imports itself by way of others. Imports for annotations alone (TYPE_CHECKING)
-and those inside functions are apart: they are no order in which modules must be loaded.
+"""No module of mqd imports itself by way of others, also where an import is for annotations alone
+(TYPE_CHECKING): modules that know each other's types cannot be understood apart. Imports inside
+functions do not count.
 """
 
 from __future__ import annotations
@@ -12,18 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _loaded(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that loading the module carries out."""
+def _imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports outside functions and classes."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _loaded(node.orelse)
         elif isinstance(node, ast.If):
-            yield from _loaded([*node.body, *node.orelse])
+            yield from _imports([*node.body, *node.orelse])
         elif isinstance(node, ast.Try):
             handlers = [statement for handler in node.handlers for statement in handler.body]
-            yield from _loaded([*node.body, *handlers, *node.orelse, *node.finalbody])
+            yield from _imports([*node.body, *handlers, *node.orelse, *node.finalbody])
 
 
 def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
@@ -31,7 +30,7 @@ def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for module, source in sources.items():
         names: set[str] = set()
-        for node in _loaded(ast.parse(source).body):
+        for node in _imports(ast.parse(source).body):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif node.module is not None:
@@ -63,5 +62,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_a_circle_is_found() -> None:
     sources = {"a": "from b import x", "b": "try:\n    import c\nexcept ImportError:\n    pass", "c": "import a"}
     assert set(circle(graph(sources))) == {"a", "b", "c"}
-    sources["c"] = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a\n\n\ndef later():\n    import a\n"
+    sources["c"] = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a"
+    assert set(circle(graph(sources))) == {"a", "b", "c"}
+    sources["c"] = "def later():\n    import a\n"
     assert circle(graph(sources)) == []

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -60,7 +60,7 @@ class MarkerToWrite(NamedTuple):
     leader_epoch: int = -1  # T3; -1 = any
 
 
-def leader_elsewhere(broker: Broker, topic: str, index: int) -> int:
+def leader_elsewhere(broker: BrokerState, topic: str, index: int) -> int:
     """The other host that leads the partition; -1: this host does, or none."""
     image = broker.partition_of(topic, index)
     return image.leader if image is not None and image.leader != broker.node_id else -1
@@ -141,7 +141,7 @@ def _marker(one: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
 class RoutedCoordinator:
     """checks.Requests: the coordinator of a transactional id, on any host."""
 
-    def __init__(self, broker: Broker, local: Coordinator, peers: Peers) -> None:
+    def __init__(self, broker: BrokerState, local: Coordinator, peers: Peers) -> None:
         self._broker = broker
         self._local = local
         self._peers = peers
@@ -199,7 +199,7 @@ class Elsewhere(NamedTuple):
     transactional_id: str = ""
 
 
-async def ongoing_elsewhere(broker: Broker, peers: Peers, producer_id: int) -> Elsewhere:
+async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int) -> Elsewhere:
     """Does a coordinator on another host know a transaction of this producer that is not over?"""
     others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)

@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from mqd import native
 from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S
+from mqd.acceptor.broker_state import LISTENER_LOCAL
 from mqd.acceptor.handoff import Handoff
-from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.base import logging
 from mqd.shm.attach import peer_pid
 

@@ -29,10 +29,10 @@ from typing import Any
 
 import msgspec
 
-from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.broker_state import LISTENER_LOCAL, Address, BrokerState
+from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.acceptor.interbroker.transactions import leader_elsewhere
-from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.base import logging
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
@@ -73,8 +73,9 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class Relaying:
-    def __init__(self, broker: Broker, peers: Peers) -> None:
+    def __init__(self, broker: BrokerState, coordinators: Coordinators, peers: Peers) -> None:
         self._broker = broker
+        self._coordinators = coordinators
         self._peers = peers
 
     async def answer(
@@ -109,10 +110,9 @@ class Relaying:
         """The other host that coordinates the requested names; -1: this host does, or none, or
         several.
         """
-        coordinators = self._broker.coordinators
         names = coordinated_names(header, request)
         of_groups = header.api_key in GROUP_APIS or header.api_key == OFFSET_FETCH
-        coordinator = None if coordinators is None else coordinators.groups if of_groups else coordinators.transactions
+        coordinator = self._coordinators.groups if of_groups else self._coordinators.transactions
         nodes = {self._leader(coordinator, name) for name in names} if coordinator is not None else set()
         return nodes.pop() if len(nodes) == 1 else -1
 
@@ -211,7 +211,7 @@ def _unknown(index: int) -> ListOffsetsResponse.PartitionResponse:
     )
 
 
-def split_by_leader(broker: Broker, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
+def split_by_leader(broker: BrokerState, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
     """By the other host that leads. -1: this host leads, or none does, or the partition does not
     exist.
     """
@@ -242,7 +242,7 @@ def coordinated_names(header: RequestHeader, request: Any) -> list[str]:
     return [name] if name else []
 
 
-def own_address(broker: Broker) -> bytes:
+def own_address(broker: BrokerState) -> bytes:
     """The client's address for descriptions of members: this host, as others reach it. Empty if
     that is a name.
     """

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from mqd import native
-from mqd.acceptor.broker import OWNER_NONE
+from mqd.acceptor.broker_state import OWNER_NONE
 from mqd.acceptor.handlers.cluster.describe_log_dirs import size_of
 from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metrics import groups as group_metrics

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from mqd.acceptor.broker import OWNER_NONE, Address, Context, ProducerIds
+from mqd.acceptor.broker import Context
+from mqd.acceptor.broker_state import OWNER_NONE, Address, ProducerIds
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.coordinators import TOKEN_BASE, BrokerPartitions, InternalPartitions
 from mqd.acceptor.handlers.transactions import (

@@ -21,8 +21,8 @@ from mqd.cluster.raft.events import (
 )
 from mqd.cluster.raft.follower import Following
 from mqd.cluster.raft.leader import Leadership
-from mqd.cluster.raft.progress import Replica
 from mqd.cluster.raft.messages import EndEpoch, Fetch
+from mqd.cluster.raft.progress import Replica
 from mqd.cluster.raft.voters import VoterChanges
 from tests.sim.raft.quorum_host import Host
 

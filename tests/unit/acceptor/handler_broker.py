@@ -12,7 +12,8 @@ import msgspec
 
 from mqd import native
 from mqd.acceptor import dispatch
-from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import coordinate
@@ -195,7 +196,8 @@ class HandlerBroker:
         self.shell.on_message(_Subscriber(ACCEPTOR, ACCEPTOR), messages.Subscribe("acceptor", 0, 0))  # type: ignore[arg-type]
         self.broker = Broker(self.config, self._listeners, self.metadata, self, self.table)
         self.owners = Owners(self.table)
-        self.owners.coordinators = coordinate(self.broker, self.owners, 0)
+        self.broker.coordinators, self.broker.transactions = coordinate(self.broker, self.owners, 0)
+        self.owners.coordinators = self.broker.coordinators
         self.broker.coordinators.start()
         await self.shell.in_service
         while self.metadata.version < 0:

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from mqd.acceptor.broker import Address, Broker, Context
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.coordinators import BrokerPartitions, InternalPartitions
 from mqd.acceptor.handlers.cluster import describe_cluster, list_partition_reassignments
 from mqd.acceptor.handlers.topics import describe_topic_partitions

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mqd.acceptor.authentication import Authentication, ListenerOptions, MetadataUsers, Refused
-from mqd.acceptor.broker import Address
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.tokens import Tokens
 from mqd.base import clock

@@ -11,7 +11,7 @@ import pytest
 
 from mqd import native
 from mqd.acceptor import dispatch, producer_ids
-from mqd.acceptor.broker import Address, ProducerIds
+from mqd.acceptor.broker_state import Address, ProducerIds
 from mqd.acceptor.handlers.cluster import api_versions
 from mqd.cluster.host import messages
 from mqd.protocol import codec

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mqd.acceptor.broker import Address
+from mqd.acceptor.broker_state import Address
 from mqd.protocol import messages as m
 from mqd.protocol.api import encode_request
 from mqd.protocol.errors import ErrorCode as E

@@ -8,7 +8,7 @@ import pytest
 
 from mqd import native
 from mqd.acceptor import client_identity, dispatch
-from mqd.acceptor.broker import Address
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.client_identity import UNKNOWN, Identity
 from mqd.native import Descriptor, DescriptorKind, PrincipalKind
 from mqd.protocol.errors import ProtocolError

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from mqd.acceptor.broker import Address
+from mqd.acceptor.broker_state import LISTENER_LOCAL, Address
 from mqd.acceptor.interbroker.client import PeerError
-from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.local.relay import ENVELOPE, Principal, Relaying
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -91,7 +90,9 @@ def relayed(request: object, version: int, address: Address = LOCAL, answer: obj
             ]
         )
 
-    return peers, asyncio.run(Relaying(FakeBroker(), peers).answer(address, header, decoded, frame, here))  # type: ignore[arg-type]
+    return peers, asyncio.run(
+        Relaying(FakeBroker(), FakeBroker.coordinators, peers).answer(address, header, decoded, frame, here)
+    )  # type: ignore[arg-type]
 
 
 def part_of(index: int, error: int, offset: int) -> object:

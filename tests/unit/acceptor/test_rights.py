@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from mqd.acceptor import rights
-from mqd.acceptor.broker import Address
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.dispatch import HANDLERS
 from mqd.native import PrincipalKind
 from mqd.protocol import messages as m

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.acceptor.broker import Address
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.interbroker.transactions import MarkerToWrite
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.topics import GROUPS

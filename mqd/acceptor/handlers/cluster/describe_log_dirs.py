@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from mqd import native
-from mqd.acceptor.broker import OWNER_NONE, Broker, Context
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker_state import OWNER_NONE
 from mqd.cluster.host.messages import PartitionImage
 from mqd.log import moving, segments
 from mqd.protocol.errors import ErrorCode

@@ -7,7 +7,8 @@ ever uploaded: offset -1 without an error, as in Kafka.
 
 from collections import Counter
 
-from mqd.acceptor.broker import Broker, Context, log
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker_state import log
 from mqd.acceptor.handlers.records.offset_for_leader_epoch import epoch_error
 from mqd.cluster.host.messages import PartitionImage
 from mqd.log import lookup

@@ -2,7 +2,8 @@
 consumer detects that records it has read were truncated.
 """
 
-from mqd.acceptor.broker import Broker, Context, log
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker_state import log
 from mqd.log import lookup
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -8,7 +8,8 @@ expire one; owner, requester and renewers see it, and who has DESCRIBE on the to
 DESCRIBE_TOKENS on its owner.
 """
 
-from mqd.acceptor.broker import INT64_MAX, Context
+from mqd.acceptor.broker import Context
+from mqd.acceptor.broker_state import INT64_MAX
 from mqd.base import clock
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import DelegationToken

@@ -8,7 +8,8 @@ while this host is without its lease. Partitions that the host leads have an err
 answer is reused when the lease is back.
 """
 
-from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker_state import OWNER_NONE, log
 from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS, of_cluster
 from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.cluster.host import messages

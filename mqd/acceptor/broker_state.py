@@ -1,0 +1,284 @@
+"""State shared by the handlers: configuration, metadata, the connection to the controller, the
+partition table, and the addresses at which clients reach this broker.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from mqd import native
+from mqd.acceptor.authentication import Authentication, NoUsers
+from mqd.acceptor.disks import Disks
+from mqd.acceptor.flushes import Flushes
+from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.tokens import Tokens
+from mqd.acceptor.tokens import of_broker as tokens_of
+from mqd.base import config as configuration
+from mqd.base import listeners as client_listeners
+from mqd.base import logging
+from mqd.base.blocking_pool import Questions
+from mqd.cluster.host import messages
+from mqd.log.directories import partition_path
+from mqd.native import NativeError, SlotRole, SlotState, SlotView
+from mqd.protocol.errors import ErrorCode
+from mqd.security import authorizer
+from mqd.security.audit import Audit
+from mqd.security.principal import ANONYMOUS
+
+OWNER_NONE = 65535
+LISTENER_LOCAL = 0xFFFF  # MQD_LISTENER_LOCAL
+INT64_MAX = (1 << 63) - 1
+
+log = logging.get("acceptor.requests")
+
+
+class PartitionTable(Protocol):
+    """The part of native.Control that handlers need."""
+
+    @property
+    def metadata_version(self) -> int: ...
+
+    @property
+    def lease_deadline_ns(self) -> int: ...
+
+    log_level: int  # a syslog level, for all processes of the broker
+
+    def slot_view(self, slot: int) -> SlotView: ...
+
+    def endpoint_generation(self, endpoint: int) -> int: ...
+
+    def await_flush(self, slot: int) -> None: ...
+
+
+class Quotas(Protocol):
+    """The part of native.Quotas that requests need."""
+
+    def refresh(self) -> int: ...
+
+    def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int: ...
+
+
+class NoQuotas:
+    """Used without a control segment."""
+
+    def refresh(self) -> int:
+        return 0
+
+    def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
+        return 0
+
+
+class Controller(Protocol):
+    async def request(
+        self, change: messages.Change, timeout_ms: int, validate_only: bool = False
+    ) -> messages.Answer: ...
+
+
+class Address:
+    """The address at which one client is connected. It decides which address the client is told to
+    connect to; a client attached by shared memory gets the first listener's.
+    """
+
+    __slots__ = (
+        "listener_id",
+        "local_ip",
+        "local_port",
+        "peer_ip",
+        "described_ip",
+        "uid",
+        "pid",
+        "peer_node",
+        "principal",
+        "principal_kind",
+        "connection",
+    )
+
+    def __init__(
+        self,
+        listener_id: int = 0,
+        local_ip: str = "",
+        local_port: int = 0,
+        peer_ip: str = "",
+        described_ip: str = "",
+        uid: int = -1,
+        pid: int = 0,
+        peer_node: int = -1,
+        principal: str = ANONYMOUS,
+        principal_kind: int = native.PrincipalKind.ANONYMOUS,
+        connection: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
+        self.peer_ip = peer_ip  # the client, by which it is judged; "": not known (IPv6)
+        # by which others are told where it is: of a local client of another host that host's
+        self.described_ip = described_ip or peer_ip
+        self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
+        self.peer_node = peer_node  # an authenticated host of the cluster; -1 = a client
+        self.principal = principal  # "User:alice"; ANONYMOUS where the listener proves nothing
+        self.principal_kind = principal_kind  # how it was proven
+        # (generation of the worker's process, connection id): names the connection for as long as
+        # it is open; (0, 0): none
+        self.connection = connection
+
+    @property
+    def user(self) -> str:
+        """The principal's name without its type, which is whom quotas are for (KIP-55)."""
+        return self.principal.partition(":")[2]
+
+
+class ProducerIds:
+    """Half-open range of producer ids that this process may assign."""
+
+    def __init__(self) -> None:
+        self.next = self.end = 0
+        # the request for more; its result is the error
+        self.asking: asyncio.Task[int] | None = None
+
+
+class BrokerState:
+    """`listeners`: (name, host, port) as bound, by listener id."""
+
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        listeners: list[tuple[str, str, int]],
+        metadata: Metadata,
+        controller: Controller,
+        table: PartitionTable,
+    ) -> None:
+        self.config = dict(config)
+        self.node_id = int(config["node.id"])
+        self.metadata = metadata
+        self.controller = controller
+        self.table = table
+        self.log_dirs = [Path(path) for path in config.get("log.dirs", "").split(",") if path]
+        self.producer_ids = ProducerIds()
+        self.listeners = listeners
+        self._advertised = client_listeners.advertised_listeners(config)
+        self.disks = Disks(self.log_dirs)
+        self.directories = Questions()
+        self.flushes = Flushes(table)
+        self.quotas: Quotas = NoQuotas()
+        self.tokens: Tokens = tokens_of(config, metadata)
+        self.authentication = Authentication((), NoUsers(), b"", 0)
+        # None: everything is allowed
+        self.authorizer = authorizer.configured(config)
+        if self.authorizer is not None:
+            metadata.rules = self.authorizer  # which the metadata keep up to date
+        self.denials_only_logged = bool(configuration.broker_value(config, "authorizer.log.only"))
+        self.audit = Audit()
+
+    @property
+    def port(self) -> int:
+        """Port of the first listener."""
+        return self.listeners[0][2]
+
+    # -- addresses ---------------------------------------------------------------------------------
+
+    def advertised(self, address: Address) -> tuple[str, int]:
+        """The advertised.listeners entry for the client's listener, if any; otherwise the address
+        that the client itself reached.
+        """
+        name, host, port = self._listener(address)
+        told = self._advertised.get(name)
+        if told is not None:
+            return told.host, told.port
+        if address.local_ip:
+            return address.local_ip, address.local_port or port
+        return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
+
+    def _listener(self, address: Address) -> tuple[str, str, int]:
+        """Name, host and port; for a local client those of the first one."""
+        return self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
+
+    def _elsewhere(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
+        """Where another host has the listener that this client uses; None: it has none."""
+        if not broker.endpoints:
+            return broker.host, broker.port
+        return broker.endpoints.get(self._listener(address)[0])
+
+    def brokers(self, address: Address) -> list[tuple[int, str, int, str | None]]:
+        """(node id, host, port, rack) of every unfenced broker that this client can reach; always
+        includes this broker.
+        """
+        host, port = self.advertised(address)
+        others = [
+            (broker.node_id, *reached, broker.rack)
+            for broker in self.metadata.brokers.values()
+            if broker.node_id != self.node_id
+            and not broker.fenced
+            and (reached := self._elsewhere(broker, address)) is not None
+        ]
+        return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
+
+    def endpoint(self, node_id: int, address: Address) -> tuple[str, int] | None:
+        """The address at which this client reaches that broker. None: none at the moment."""
+        if node_id == self.node_id:
+            return self.advertised(address)
+        broker = self.metadata.brokers.get(node_id)
+        return self._elsewhere(broker, address) if broker is not None and not broker.fenced else None
+
+    # -- configuration -----------------------------------------------------------------------------
+
+    def broker_value(self, name: str) -> configuration.Value | None:
+        return configuration.broker_value(self.effective(), name)
+
+    def broker_number(self, name: str) -> int:
+        return configuration.broker_number(self.effective(), name)
+
+    def effective(self) -> dict[str, str]:
+        return configuration.broker_effective(self.config, self.metadata.broker_config)
+
+    # -- partitions --------------------------------------------------------------------------------
+
+    def may_lead(self) -> bool:
+        """After the lease ends another host may already lead this host's partitions."""
+        deadline_ns = self.table.lease_deadline_ns
+        return deadline_ns == INT64_MAX or time.clock_gettime_ns(time.CLOCK_BOOTTIME) < deadline_ns
+
+    def view(self, partition: messages.PartitionImage) -> SlotView | None:
+        """The owner's published state of a partition that this host leads. None while another host
+        leads it, or it is not served (its log is being opened, its directory is offline, its owner
+        does not know yet that it leads), or this host has lost its lease.
+        """
+        view = self.replica_view(partition) if partition.leader == self.node_id else None
+        return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
+
+    async def flushed(self, named: Iterable[tuple[str, int]]) -> None:
+        """Returns when everything that these partitions, (topic, index), held at the time of the
+        call is on this host's disk, if flush.on.ack promises that; after Flushes.WAIT_S at the
+        latest. Look-ups await it before they read view(), so that a client finds all records
+        acknowledged before its request.
+        """
+        partitions = [
+            partition
+            for name, index in named
+            if (partition := self.partition_of(name, index)) is not None and self.view(partition) is not None
+        ]
+        await self.flushes.wait(partition.slot for partition in partitions)
+
+    def replica_view(self, partition: messages.PartitionImage) -> SlotView | None:
+        """The state of this host's replica in any role. None if there is none, or it is not served."""
+        if partition.owner == OWNER_NONE:
+            return None
+        try:
+            view = self.table.slot_view(partition.slot)
+        except NativeError:
+            return None  # the controller died while writing this slot; its successor repairs it
+        if view.state != SlotState.ONLINE or view.partition_index != partition.index:
+            return None
+        return view
+
+    def partition_of(self, name: str, index: int) -> messages.PartitionImage | None:
+        topic = self.metadata.topics.get(name)
+        return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
+
+    def unserved_error(self, partition: messages.PartitionImage) -> int:
+        """The reason that view() is None; always retriable."""
+        if partition.leader not in (-1, self.node_id) or not self.may_lead():
+            return int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return int(ErrorCode.KAFKA_STORAGE_ERROR if partition.owner == OWNER_NONE else ErrorCode.LEADER_NOT_AVAILABLE)
+
+    def path_of(self, topic: str, partition: messages.PartitionImage) -> Path:
+        return partition_path(self.log_dirs[partition.log_dir], topic, partition.index)
