@@ -68,7 +68,9 @@ class Model:
 
 
 def state_of(core: share.SharePartition) -> tuple[object, ...]:
-    offsets = {offset: (run.deliveries, run.state) for run in core.runs.runs for offset in range(run.first, run.last + 1)}
+    offsets = {
+        offset: (run.deliveries, run.state) for run in core.runs.runs for offset in range(run.first, run.last + 1)
+    }
     return core.exists, core.state_epoch, core.leader_epoch, core.start_offset, core.complete_count, offsets
 
 
