@@ -83,7 +83,8 @@ def name_of_key(key: bytes) -> str | None:
 
 def encode_keys(group_id: str, topic_id: bytes, partition: int) -> tuple[bytes, bytes]:
     """Of the snapshot, of the updates."""
-    return tuple(one.encode_key(group_id, topic_id, partition) for one in (SHARE_SNAPSHOT, SHARE_UPDATE))  # type: ignore[return-value]
+    fields = group_id, topic_id, partition
+    return SHARE_SNAPSHOT.encode_key(*fields), SHARE_UPDATE.encode_key(*fields)
 
 
 def snapshot_record(
