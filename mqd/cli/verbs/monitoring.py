@@ -1,0 +1,64 @@
+"""`mqd monitoring`: files with which Prometheus and Grafana watch brokers."""
+
+import json
+from pathlib import Path
+
+import click
+
+from mqd.monitoring import alerts, dashboards
+
+RULES, SCRAPE = "mqd.rules.yml", "prometheus.yml"
+
+
+def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None) -> str:
+    """Prometheus' configuration. `ca`: the brokers' pages are served over TLS."""
+    lines = [
+        "global:",
+        "  scrape_interval: 15s",
+        f"rule_files: [{json.dumps(RULES)}]",
+        "scrape_configs:",
+        f"  - job_name: {alerts.JOB}",
+        f"    static_configs: [{{targets: {json.dumps(list(targets))}}}]",
+    ]
+    if ca is not None:
+        lines += ["    scheme: https", f"    tls_config: {{ca_file: {json.dumps(str(ca.resolve()))}}}"]
+    if token_file is not None:
+        lines.append(f"    authorization: {{credentials_file: {json.dumps(str(token_file.resolve()))}}}")
+    return "\n".join(lines) + "\n"
+
+
+@click.command(short_help="Write alerts for Prometheus and dashboards for Grafana.")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    default=("127.0.0.1:9644",),
+    show_default=True,
+    metavar="HOST:PORT",
+    help="A broker's metrics page, as mqd status shows it; once for each broker.",
+)
+@click.option("--ca", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="PEM file: the pages use TLS.")
+@click.option(
+    "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="That of metrics.token.file."
+)
+@click.option(
+    "--runbook", default="docs/monitoring.md", show_default=True, help="Address of the page that alerts link to."
+)
+def command(directory: Path, targets: tuple[str, ...], ca: Path | None, token_file: Path | None, runbook: str) -> None:
+    """Write alerts for Prometheus and dashboards for Grafana.
+
+    \b
+    DIRECTORY/prometheus.yml    scrapes the brokers, and loads the rules
+    DIRECTORY/mqd.rules.yml     alerts
+    DIRECTORY/grafana/*.json    dashboards: the cluster, a topic, a group, inside a broker
+    """
+    (directory / "grafana").mkdir(parents=True, exist_ok=True)
+    files = {
+        SCRAPE: scrape(targets, ca, token_file),
+        RULES: alerts.rules(runbook),
+        **{f"grafana/{board.uid}.json": dashboards.document(board) + "\n" for board in dashboards.DASHBOARDS},
+    }
+    for name, text in files.items():
+        (directory / name).write_text(text)
+        click.echo(directory / name)

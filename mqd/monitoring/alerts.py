@@ -1,0 +1,220 @@
+"""Prometheus' alerting rules for brokers: the one description of each alert.
+
+Each has a section in docs/monitoring.md that says what to do, under the alert's name.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+JOB = "mqd"  # of the scrape configuration
+
+
+class Alert(NamedTuple):
+    """`lasts`: how long the expression must hold, in Prometheus' notation. `critical`: clients are
+    affected, or records are at risk: page someone.
+    """
+
+    name: str
+    expression: str
+    lasts: str
+    critical: bool
+    summary: str
+
+
+ALERTS = (
+    Alert(
+        "MqdBrokerDown",
+        f'up{{job="{JOB}"}} == 0',
+        "1m",
+        True,
+        "The broker at {{ $labels.instance }} does not answer scrapes",
+    ),
+    Alert(
+        "MqdWorkerDown",
+        "mqd_worker_running == 0",
+        "30s",
+        True,
+        "Worker {{ $labels.worker }} of {{ $labels.instance }} does not run",
+    ),
+    Alert(
+        "MqdProcessKeepsDying",
+        "increase(mqd_process_deaths_total[15m]) > 2",
+        "0s",
+        False,
+        "{{ $labels.process }} of {{ $labels.instance }} died {{ $value | humanize }} times in 15 minutes",
+    ),
+    Alert(
+        "MqdPartitionsWithoutLeader",
+        "max(mqd_cluster_partitions_without_leader) > 0",
+        "30s",
+        True,
+        "{{ $value }} partitions have no leader: they can be neither written nor read",
+    ),
+    Alert(
+        "MqdPartitionOffline",
+        "count by (instance) (mqd_partition_online == 0) > 0",
+        "1m",
+        True,
+        "{{ $value }} partitions of {{ $labels.instance }} are not served",
+    ),
+    Alert(
+        "MqdUnderMinInSync",
+        "mqd_partitions_under_min_in_sync > 0",
+        "1m",
+        True,
+        "{{ $value }} partitions of {{ $labels.instance }} refuse acks=all: too few replicas are in sync",
+    ),
+    Alert(
+        "MqdUnderReplicated",
+        "mqd_partitions_under_replicated > 0",
+        "15m",
+        False,
+        "{{ $value }} partitions of {{ $labels.instance }} have replicas that are not in sync",
+    ),
+    Alert(
+        "MqdInSyncSetsFlap",
+        "increase(mqd_in_sync_shrinks_total[15m]) > 20",
+        "5m",
+        False,
+        "Replicas leave the in-sync sets of {{ $labels.instance }} again and again",
+    ),
+    Alert(
+        "MqdNoActiveController",
+        "sum(mqd_cluster_active_controller) != 1",
+        "1m",
+        True,
+        "{{ $value }} active controllers: topics, leaders and members cannot change",
+    ),
+    Alert(
+        "MqdBrokerFenced",
+        'max(mqd_cluster_brokers{state="fenced"}) > 0',
+        "5m",
+        False,
+        "{{ $value }} brokers of the cluster are fenced",
+    ),
+    Alert(
+        "MqdUncleanElection",
+        "increase(mqd_unclean_leader_elections_total[10m]) > 0",
+        "0s",
+        True,
+        "A leader was elected from outside the in-sync set: acknowledged records are lost",
+    ),
+    Alert(
+        "MqdFlushFailed",
+        "increase(mqd_sync_failures_total[5m]) > 0",
+        "0s",
+        True,
+        "A flush to a disk of {{ $labels.instance }} failed",
+    ),
+    Alert(
+        "MqdCorruptSegment",
+        "mqd_corrupt_segments > 0",
+        "0s",
+        True,
+        "Stored records of {{ $labels.topic }}-{{ $labels.partition }} at {{ $labels.instance }} are corrupt",
+    ),
+    Alert(
+        "MqdDiskNearlyFull",
+        "mqd_log_dir_free_bytes / mqd_log_dir_total_bytes < 0.1",
+        "5m",
+        False,
+        "{{ $labels.directory }} of {{ $labels.instance }} has {{ $value | humanizePercentage }} left",
+    ),
+    Alert(
+        "MqdDiskFullWithinADay",
+        "predict_linear(mqd_log_dir_free_bytes[6h], 86400) < 0 and mqd_log_dir_free_bytes / mqd_log_dir_total_bytes < 0.4",
+        "30m",
+        False,
+        "{{ $labels.directory }} of {{ $labels.instance }} will be full within a day",
+    ),
+    Alert(
+        "MqdFlushesAreSlow",
+        "histogram_quantile(0.99, sum by (instance, le) (rate(mqd_sync_seconds_bucket[5m]))) > 0.5",
+        "10m",
+        False,
+        "One flush in a hundred takes {{ $value | humanizeDuration }} at {{ $labels.instance }}",
+    ),
+    Alert(
+        "MqdProduceIsSlow",
+        "histogram_quantile(0.99, sum by (instance, le) (rate(mqd_produce_seconds_bucket[5m]))) > 1",
+        "10m",
+        False,
+        "One Produce in a hundred takes {{ $value | humanizeDuration }} at {{ $labels.instance }}",
+    ),
+    Alert(
+        "MqdWorkerStalls",
+        "histogram_quantile(0.99, rate(mqd_loop_seconds_bucket[5m])) > 0.1",
+        "10m",
+        False,
+        "Worker {{ $labels.worker }} of {{ $labels.instance }} stalls for {{ $value | humanizeDuration }}",
+    ),
+    Alert(
+        "MqdConsumerBehind",
+        "max by (consumergroup, topic) (mqd_consumergroup_lag_seconds) > 600",
+        "5m",
+        False,
+        "Group {{ $labels.consumergroup }} is {{ $value | humanizeDuration }} behind in {{ $labels.topic }}",
+    ),
+    Alert(
+        "MqdConsumerStuck",
+        "max without (instance) (kafka_consumergroup_lag) > 0"
+        " and max without (instance) (changes(kafka_consumergroup_current_offset[15m])) == 0"
+        " and on (consumergroup) max by (consumergroup) (kafka_consumergroup_members) > 0",
+        "15m",
+        False,
+        "Group {{ $labels.consumergroup }} has members and commits nothing of {{ $labels.topic }}-{{ $labels.partition }}",
+    ),
+    Alert(
+        "MqdGroupMemoryNearlyFull",
+        "mqd_group_memory_bytes / mqd_group_memory_max_bytes > 0.9",
+        "5m",
+        False,
+        "Groups take {{ $value | humanizePercentage }} of their memory at {{ $labels.instance }}",
+    ),
+    Alert(
+        "MqdConnectionsRefused",
+        "increase(mqd_connections_refused_total[5m]) > 0",
+        "5m",
+        False,
+        "{{ $labels.instance }} refuses connections",
+    ),
+    Alert(
+        "MqdAuthenticationFails",
+        'rate(mqd_authentications_total{result="failed"}[5m]) > 1',
+        "5m",
+        False,
+        "{{ $value | humanize }} logins a second fail at {{ $labels.instance }}",
+    ),
+    Alert(
+        "MqdCertificateEnds",
+        "mqd_certificate_expiry_timestamp_seconds - time() < 14 * 86400",
+        "1h",
+        False,
+        "The certificate of {{ $labels.listener }} at {{ $labels.instance }} ends in {{ $value | humanizeDuration }}",
+    ),
+    Alert(
+        "MqdCompactionStuck",
+        "mqd_compaction_uncleanable > 0",
+        "10m",
+        False,
+        "{{ $labels.topic }}-{{ $labels.partition }} at {{ $labels.instance }} cannot be compacted",
+    ),
+)
+
+
+def rules(runbook: str, alerts: Sequence[Alert] = ALERTS) -> str:
+    """The file of rules, YAML. `runbook`: address of docs/monitoring.md."""
+    lines = ["groups:", "  - name: mqd", "    rules:"]
+    for one in alerts:
+        lines += [
+            f"      - alert: {one.name}",
+            f"        expr: {json.dumps(one.expression)}",
+            f"        for: {one.lasts}",
+            "        labels:",
+            f"          severity: {'critical' if one.critical else 'warning'}",
+            "        annotations:",
+            f"          summary: {json.dumps(one.summary)}",
+            f"          runbook_url: {json.dumps(f'{runbook}#{one.name.lower()}')}",
+        ]
+    return "\n".join(lines) + "\n"

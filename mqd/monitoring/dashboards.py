@@ -1,0 +1,347 @@
+"""Grafana's dashboards for brokers: the one description of each panel.
+
+Four dashboards: the cluster, one topic, one group, and the inside of one broker. They are
+provisioned as files (Grafana 9 and later), with the data source as a variable.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+_WIDTH, _HEIGHT, _COLUMNS = 24, 8, 3
+_SOURCE = {"type": "prometheus", "uid": "${source}"}
+
+
+class Panel(NamedTuple):
+    """`queries`: (PromQL, legend). `unit`: Grafana's name. `limits`: values from which on the panel
+    is yellow and red; `is_state`: a number instead of a curve.
+    """
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    description: str = ""
+    limits: tuple[float, float] | None = None
+    is_state: bool = False
+
+
+class Variable(NamedTuple):
+    """Filled from the values of a label."""
+
+    name: str
+    metric: str
+    label: str
+
+
+class Dashboard(NamedTuple):
+    uid: str
+    title: str
+    variables: tuple[Variable, ...]
+    panels: tuple[Panel, ...]
+
+
+def _latency(metric: str, selector: str = "", by: str = "instance") -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (
+            f"histogram_quantile({share}, sum by ({by}, le) (rate({metric}_bucket{{{selector}}}[$__rate_interval])))",
+            f"{name} {{{{{by}}}}}",
+        )
+        for share, name in ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
+    )
+
+
+_OF_TOPIC, _OF_GROUP, _OF_BROKER = 'topic="$topic"', 'consumergroup="$group"', 'instance="$broker"'
+
+CLUSTER = Dashboard(
+    "mqd-cluster",
+    "mqd: the cluster",
+    (),
+    (
+        Panel("Brokers in service", "none", (('max(mqd_cluster_brokers{state="in_service"})', ""),), is_state=True),
+        Panel(
+            "Partitions without a leader",
+            "none",
+            (("max(mqd_cluster_partitions_without_leader)", ""),),
+            "They can be neither written nor read.",
+            (1, 1),
+            True,
+        ),
+        Panel(
+            "Partitions that refuse acks=all",
+            "none",
+            (("sum(mqd_partitions_under_min_in_sync)", ""),),
+            "Fewer replicas in sync than min.insync.replicas.",
+            (1, 1),
+            True,
+        ),
+        Panel(
+            "Partitions with replicas out of sync",
+            "none",
+            (("sum(mqd_partitions_under_replicated)", ""),),
+            limits=(1, 100),
+            is_state=True,
+        ),
+        Panel("Active controllers", "none", (("sum(mqd_cluster_active_controller)", ""),), "Always one.", None, True),
+        Panel(
+            "Unclean elections today",
+            "none",
+            (("sum(increase(mqd_unclean_leader_elections_total[1d]))", ""),),
+            "Each lost acknowledged records.",
+            (1, 1),
+            True,
+        ),
+        Panel(
+            "Records appended",
+            "cps",
+            (("sum by (instance) (rate(mqd_records_appended_total[$__rate_interval]))", "{{instance}}"),),
+        ),
+        Panel(
+            "Bytes produced",
+            "Bps",
+            (("sum by (instance) (rate(mqd_bytes_appended_total[$__rate_interval]))", "{{instance}}"),),
+        ),
+        Panel(
+            "Bytes consumed",
+            "Bps",
+            (("sum by (instance) (rate(mqd_fetch_bytes_total[$__rate_interval]))", "{{instance}}"),),
+        ),
+        Panel("Time of a Produce", "s", _latency("mqd_produce_seconds"), "From its arrival to its answer."),
+        Panel(
+            "Bytes replicated",
+            "Bps",
+            (("sum by (instance) (rate(mqd_replica_bytes_total[$__rate_interval]))", "{{instance}}"),),
+        ),
+        Panel(
+            "Changes of in-sync sets",
+            "cps",
+            (
+                ("sum by (instance) (rate(mqd_in_sync_shrinks_total[$__rate_interval]))", "left, {{instance}}"),
+                ("sum by (instance) (rate(mqd_in_sync_expands_total[$__rate_interval]))", "joined, {{instance}}"),
+            ),
+        ),
+        Panel("Connections", "none", (("sum by (instance) (mqd_connections)", "{{instance}}"),)),
+        Panel(
+            "Disk space left",
+            "percentunit",
+            (("mqd_log_dir_free_bytes / mqd_log_dir_total_bytes", "{{instance}} {{directory}}"),),
+        ),
+        Panel(
+            "Groups behind most",
+            "s",
+            (
+                (
+                    "topk(10, max by (consumergroup, topic) (mqd_consumergroup_lag_seconds))",
+                    "{{consumergroup}} {{topic}}",
+                ),
+            ),
+            "How long the first record that the group has not committed has waited.",
+        ),
+    ),
+)
+
+TOPIC = Dashboard(
+    "mqd-topic",
+    "mqd: a topic",
+    (Variable("topic", "mqd_partition_log_end_offset", "topic"),),
+    (
+        Panel(
+            "Records appended",
+            "cps",
+            (
+                (
+                    f"sum by (partition) (rate(mqd_partition_log_end_offset{{{_OF_TOPIC}}}[$__rate_interval]))",
+                    "{{partition}}",
+                ),
+            ),
+        ),
+        Panel("Size", "bytes", ((f"max by (partition) (mqd_partition_size_bytes{{{_OF_TOPIC}}})", "{{partition}}"),)),
+        Panel(
+            "Records that can be read",
+            "none",
+            (
+                (
+                    f"max by (partition) (mqd_partition_high_watermark{{{_OF_TOPIC}}}"
+                    f" - mqd_partition_log_start_offset{{{_OF_TOPIC}}})",
+                    "{{partition}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Partitions that are not served",
+            "none",
+            ((f"count(mqd_partition_online{{{_OF_TOPIC}}} == 0) or vector(0)", ""),),
+            limits=(1, 1),
+            is_state=True,
+        ),
+        Panel(
+            "Lag of its groups",
+            "none",
+            ((f"sum by (consumergroup) (kafka_consumergroup_lag{{{_OF_TOPIC}}})", "{{consumergroup}}"),),
+        ),
+        Panel(
+            "Lag of its groups in time",
+            "s",
+            ((f"max by (consumergroup) (mqd_consumergroup_lag_seconds{{{_OF_TOPIC}}})", "{{consumergroup}}"),),
+        ),
+    ),
+)
+
+GROUP = Dashboard(
+    "mqd-group",
+    "mqd: a consumer group",
+    (Variable("group", "kafka_consumergroup_members", "consumergroup"),),
+    (
+        Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_OF_GROUP}}})", ""),), is_state=True),
+        Panel("Lag", "none", ((f"sum by (topic) (kafka_consumergroup_lag{{{_OF_GROUP}}})", "{{topic}}"),)),
+        Panel("Lag in time", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_OF_GROUP}}})", "{{topic}}"),)),
+        Panel(
+            "Records committed",
+            "cps",
+            (
+                (
+                    f"sum by (topic) (rate(kafka_consumergroup_current_offset{{{_OF_GROUP}}}[$__rate_interval]))",
+                    "{{topic}}",
+                ),
+            ),
+        ),
+        Panel("Lag by partition", "none", ((f"kafka_consumergroup_lag{{{_OF_GROUP}}}", "{{topic}} {{partition}}"),)),
+        Panel(
+            "Lag by partition in time",
+            "s",
+            ((f"mqd_consumergroup_lag_seconds{{{_OF_GROUP}}}", "{{topic}} {{partition}}"),),
+        ),
+    ),
+)
+
+BROKER = Dashboard(
+    "mqd-broker",
+    "mqd: inside a broker",
+    (Variable("broker", "mqd_worker_running", "instance"),),
+    (
+        Panel("Workers that run", "none", ((f"sum(mqd_worker_running{{{_OF_BROKER}}})", ""),), is_state=True),
+        Panel(
+            "Deaths of processes today",
+            "none",
+            ((f"sum by (process) (increase(mqd_process_deaths_total{{{_OF_BROKER}}}[1d]))", "{{process}}"),),
+            limits=(1, 5),
+            is_state=True,
+        ),
+        Panel(
+            "Certificates end in",
+            "s",
+            ((f"mqd_certificate_expiry_timestamp_seconds{{{_OF_BROKER}}} - time()", "{{listener}}"),),
+            is_state=True,
+        ),
+        Panel("Time of a Produce", "s", _latency("mqd_produce_seconds", _OF_BROKER, "worker")),
+        Panel(
+            "Time of a Fetch", "s", _latency("mqd_fetch_seconds", _OF_BROKER, "worker"), "Waiting for records included."
+        ),
+        Panel("Time of a flush", "s", _latency("mqd_sync_seconds", _OF_BROKER, "worker")),
+        Panel(
+            "A turn of the worker's loop",
+            "s",
+            _latency("mqd_loop_seconds", _OF_BROKER, "worker"),
+            "How long everything else on the worker waits.",
+        ),
+        Panel("Requests of the acceptor", "s", _latency("mqd_handler_seconds", _OF_BROKER, "api")),
+        Panel(
+            "Requests",
+            "reqps",
+            tuple(
+                (f"sum(rate(mqd_requests_{kind}_total{{{_OF_BROKER}}}[$__rate_interval]))", kind)
+                for kind in ("produce", "fetch", "list_offsets", "cached", "forwarded_control")
+            ),
+        ),
+        Panel("Connections", "none", ((f"mqd_connections{{{_OF_BROKER}}}", "worker {{worker}}"),)),
+        Panel(
+            "Receive arena in use",
+            "percentunit",
+            ((f"mqd_arena_extents_used{{{_OF_BROKER}}} / mqd_arena_extents_max{{{_OF_BROKER}}}", "worker {{worker}}"),),
+        ),
+        Panel("Heap of requests", "bytes", ((f"mqd_heap_bytes{{{_OF_BROKER}}}", "worker {{worker}}"),)),
+        Panel(
+            "Stalls",
+            "cps",
+            tuple(
+                (f"sum(rate(mqd_{kind}_stalls_total{{{_OF_BROKER}}}[$__rate_interval]))", kind)
+                for kind in ("arena", "link", "large")
+            ),
+            "Waits for shared memory, for another process, for memory of large requests.",
+        ),
+        Panel(
+            "Fetches of bytes outside the page cache",
+            "reqps",
+            ((f"sum(rate(mqd_fetch_cold_total{{{_OF_BROKER}}}[$__rate_interval]))", ""),),
+        ),
+        Panel("Local clients", "none", ((f"sum(mqd_local_attachments{{{_OF_BROKER}}})", "attached"),)),
+    ),
+)
+
+DASHBOARDS = (CLUSTER, TOPIC, GROUP, BROKER)
+
+
+def queries() -> list[tuple[str, str]]:
+    """(dashboard: panel, PromQL) of every panel and variable."""
+    found = []
+    for board in DASHBOARDS:
+        found += [(f"{board.title}: ${one.name}", f"{one.metric}{{{one.label}!=''}}") for one in board.variables]
+        found += [(f"{board.title}: {panel.title}", query) for panel in board.panels for query, _ in panel.queries]
+    return found
+
+
+def document(board: Dashboard) -> str:
+    """Grafana's JSON."""
+    return json.dumps(
+        {
+            "uid": board.uid,
+            "title": board.title,
+            "tags": ["mqd"],
+            "schemaVersion": 38,
+            "editable": True,
+            "refresh": "30s",
+            "time": {"from": "now-3h", "to": "now"},
+            "links": [{"type": "dashboards", "tags": ["mqd"], "title": "mqd", "asDropdown": True, "keepTime": True}],
+            "templating": {"list": [_source_variable(), *map(_variable, board.variables)]},
+            "panels": [_panel(number, panel) for number, panel in enumerate(board.panels)],
+        },
+        indent=2,
+    )
+
+
+def _source_variable() -> dict[str, Any]:
+    return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(one: Variable) -> dict[str, Any]:
+    query = f"label_values({one.metric}, {one.label})"
+    return {
+        "name": one.name,
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": one.name},
+        "definition": query,
+        "refresh": 2,
+        "sort": 1,
+    }
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    width = _WIDTH // _COLUMNS
+    row, column = divmod(number, _COLUMNS)
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    if panel.limits is not None:
+        yellow, red = panel.limits
+        steps = [("green", None), ("yellow", yellow), ("red", red)]
+        defaults["thresholds"] = {"mode": "absolute", "steps": [{"color": c, "value": v} for c, v in steps]}
+    return {
+        "id": number + 1,
+        "title": panel.title,
+        "description": panel.description,
+        "type": "stat" if panel.is_state else "timeseries",
+        "datasource": _SOURCE,
+        "gridPos": {"h": _HEIGHT, "w": width, "x": column * width, "y": row * _HEIGHT},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend, "datasource": _SOURCE}
+            for index, (query, legend) in enumerate(panel.queries)
+        ],
+    }

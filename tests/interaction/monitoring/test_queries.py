@@ -1,0 +1,136 @@
+"""The metrics of a live broker: promtool's opinion of them, and every query of alerts and
+dashboards held against them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mqd import Consumer, Producer
+from mqd.monitoring import alerts, dashboards
+from tests.broker import Broker
+from tests.interaction.monitoring.prometheus import find
+from tests.interaction.traffic import eventually
+
+TOPIC, GROUP = "orders", "billing"
+_OF_PROMETHEUS = {"up", "instance", "job", "source"}
+_SELECTOR = re.compile(r"([a-z_][a-z0-9_]*)\{([^}]*)\}")
+_GROUPING = re.compile(r"\b(?:by|without|on) \(([^)]*)\)")
+# families that this broker has no samples of: it has no certificate, no compacted topic
+_WITHOUT_SAMPLES = {
+    "mqd_certificate_expiry_timestamp_seconds": {"listener"},
+    "mqd_compaction_uncleanable": {"topic", "partition"},
+}
+_NAME = re.compile(r"\b(?:mqd|kafka)_[a-z0-9_]+")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("watched")) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for number in range(10):
+            producer.produce(TOPIC, str(number))
+        assert producer.flush(20) == 0
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": GROUP, "auto.offset.reset": "earliest"})
+        consumer.subscribe([TOPIC])
+        message = eventually(lambda: consumer.poll(1), "a message")
+        consumer.commit(message=message, asynchronous=False)
+        yield broker
+        consumer.close()
+
+
+def get(broker: Broker, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.fixture(scope="module")
+def labels(broker: Broker) -> dict[str, set[str]]:
+    """The labels of each sample of a scrape, by its name."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(get(broker, "/metrics")[1]):
+        names = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}.get(family.type, ("",))
+        for suffix in names:
+            found.setdefault(family.name + suffix, set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    for name, names in _WITHOUT_SAMPLES.items():
+        assert found[name] == set()
+        found[name] = names
+    return found
+
+
+def faults(query: str, labels: dict[str, set[str]]) -> list[str]:
+    """What a query names that a scrape does not have."""
+    found = [f"there is no {name}" for name in _NAME.findall(query) if name not in labels]
+    named = [name for name in _NAME.findall(query) if name in labels]
+    known = set().union(*(labels[name] for name in named)) | _OF_PROMETHEUS
+    for name, selector in _SELECTOR.findall(query):
+        if name in labels:
+            found += [
+                f"{name} has no label {label}"
+                for label in re.findall(r"(\w+)\s*!?=", selector)
+                if label not in labels[name] | _OF_PROMETHEUS
+            ]
+    for grouping in _GROUPING.findall(query):
+        found += [f"no metric has a label {label}" for label in re.findall(r"\w+", grouping) if label not in known]
+    return found
+
+
+def test_promtool_finds_no_fault_with_the_page(broker: Broker) -> None:
+    status, page = get(broker, "/metrics")
+    assert status == 200
+    done = subprocess.run(
+        [find("promtool"), "check", "metrics"], input=page, capture_output=True, text=True, timeout=60
+    )
+    # kafka_exporter's name, kept for the dashboards that use it
+    (fault,) = done.stderr.splitlines()
+    assert fault.startswith("kafka_consumergroup_lag_sum ") and '"_sum" suffix' in fault and not done.stdout
+
+
+def test_every_query_names_what_there_is(labels: dict[str, set[str]]) -> None:
+    queries = [(one.name, one.expression) for one in alerts.ALERTS] + dashboards.queries()
+    assert {name: found for name, query in queries if (found := faults(query, labels))} == {}
+    assert len(queries) > 60
+
+
+def test_a_query_that_names_what_there_is_not_is_found(labels: dict[str, set[str]]) -> None:
+    assert faults("rate(mqd_sync_failure_total[5m])", labels) == ["there is no mqd_sync_failure_total"]
+    assert faults('mqd_connections{topic="a"}', labels) == ["mqd_connections has no label topic"]
+    assert faults("sum by (partition) (mqd_connections)", labels) == ["no metric has a label partition"]
+
+
+def test_templates_name_labels_that_alerts_keep(labels: dict[str, set[str]]) -> None:
+    """`{{ $labels.x }}` of a label that the expression drops is shown as nothing."""
+    for one in alerts.ALERTS:
+        kept = set().union(*(labels[name] for name in _NAME.findall(one.expression) if name in labels))
+        kept |= {"instance"}
+        if grouping := re.match(r"(?:count|max|sum|histogram_quantile\([0-9.]+, sum) by \(([^)]*)\)", one.expression):
+            kept = set(re.findall(r"\w+", grouping[1])) - {"le"}
+        elif re.match(r"(?:max|sum)\(", one.expression):
+            kept = set()
+        assert set(re.findall(r"\$labels\.(\w+)", one.summary)) <= kept, one.name
+
+
+def test_health_through_a_worker_s_death(broker: Broker) -> None:
+    assert get(broker, "/health/live") == (200, "ok\n") and get(broker, "/health/ready") == (200, "ok\n")
+    assert get(broker, "/health")[0] == 404
+    os.kill(broker.pid("mqd-worker-1"), signal.SIGKILL)
+    found = eventually(lambda: (answer := get(broker, "/health/ready"))[0] == 503 and answer, "a worker's death")
+    assert found[1].startswith("worker 1 does not run")
+    assert get(broker, "/health/live")[0] == 200
+    eventually(lambda: get(broker, "/health/ready") == (200, "ok\n"), "the worker's return")
+    page = get(broker, "/metrics")[1]
+    assert 'mqd_process_deaths_total{process="worker-1"} 1.0' in page.splitlines()
