@@ -36,10 +36,12 @@ from mqd.security.scram import ScramExchange, Shape, Verifier
 EXCHANGES_MAX = 4096
 EXCHANGE_S_MAX = 60.0
 WAITING_MAX = 1024  # some seconds of work
+WAITING_BYTES_MAX = 32 << 20  # of their tokens
 THREADS = 2
 FAILURES_MAX = 4096
 FAILURE_DELAY_S_MAX = 5.0
 FAILURES_FORGET_S = 60.0
+LIFETIME_MS_MAX = 2**63 - 1
 
 T = TypeVar("T")
 Connection = tuple[int, int]  # generation of its worker, id
@@ -129,7 +131,11 @@ class UnsupportedMechanism(Exception):
 
 
 class Refused(Exception):
-    """The client did not prove who it is. The text is for the client."""
+    """The client did not prove who it is. The text is for the client, `delay_s` from now."""
+
+    def __init__(self, text: str, delay_s: float) -> None:
+        super().__init__(text)
+        self.delay_s = delay_s
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -197,7 +203,7 @@ class Authentication:
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
         self._issuers = ThreadPoolExecutor(1, "tokens")  # of its own: it may wait for an issuer's server
-        self._waiting = 0
+        self._waiting = self._waiting_bytes = 0
         self.succeeded_count = self.failed_count = 0
 
     def mechanisms(self, listener_id: int) -> tuple[str, ...]:
@@ -213,16 +219,22 @@ class Authentication:
             raise IllegalState("clients of this listener do not authenticate")
         if mechanism not in options.mechanisms:
             raise UnsupportedMechanism(mechanism)
+        now_s = time.monotonic()
         self._underway.pop(connection, None)
-        self._underway[connection] = _Underway(mechanism, self._exchange(options, mechanism), time.monotonic())
-        while len(self._underway) > EXCHANGES_MAX:
+        self._underway[connection] = _Underway(mechanism, self._exchange(options, mechanism), now_s)
+        # most are of connections that have ended
+        while len(self._underway) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
             self._underway.popitem(last=False)
+
+    def _oldest_s(self) -> float:
+        return next(iter(self._underway.values())).began_s
 
     async def step(self, connection: Connection, listener_id: int, address: str, before: str, token: bytes) -> Step:
         """One token of the client. `address`: the client's; `before`: the principal that the
         connection has proven already, "" = none.
 
-        Raises IllegalState, Refused (after the delay).
+        Raises IllegalState, Refused: the caller delays its answer, and keeps nothing of the token
+        meanwhile.
         """
         options = self._options_of(listener_id)
         underway = self._underway.get(connection)
@@ -233,10 +245,11 @@ class Authentication:
             return await self._step(options, underway, connection, before, token)
         except AuthenticationFailed as error:
             self._underway.pop(connection, None)
-            await self._failed(error, underway, connection, address)
+            delay_s = self._failed(error, underway, connection, address)
             raise Refused(
                 f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
-                f" {underway.mechanism}"
+                f" {underway.mechanism}",
+                delay_s,
             ) from None
         finally:
             underway.busy = False
@@ -253,7 +266,13 @@ class Authentication:
             raise AuthenticationFailed(f"a token of {len(token)} bytes (sasl.server.max.receive.size)")
         if time.monotonic() > underway.began_s + EXCHANGE_S_MAX:
             raise AuthenticationFailed("the exchange has taken too long", user=exchange.user)
-        answer = await exchange.step(token)
+        if self._waiting_bytes + len(token) > WAITING_BYTES_MAX:
+            raise AuthenticationFailed("too many large tokens at once; it may try again", user=exchange.user)
+        self._waiting_bytes += len(token)
+        try:
+            answer = await exchange.step(token)
+        finally:
+            self._waiting_bytes -= len(token)
         if not exchange.done:
             return Step(answer)
         self._underway.pop(connection, None)
@@ -274,9 +293,8 @@ class Authentication:
         expires_ms = exchange.expires_ms if isinstance(exchange, OauthExchange) else 0
         return f"User:{exchange.user}", expires_ms, False
 
-    async def _failed(
-        self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str
-    ) -> None:
+    def _failed(self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str) -> float:
+        """How long its answer is delayed, in seconds."""
         self.failed_count += 1
         user = error.user or underway.exchange.user
         log.warning(
@@ -293,7 +311,7 @@ class Authentication:
         self._failures[name] = count, now
         while len(self._failures) > FAILURES_MAX:
             self._failures.popitem(last=False)
-        await asyncio.sleep(min(self._failure_delay_s * 2 ** min(count - 1, 16), FAILURE_DELAY_S_MAX))
+        return min(self._failure_delay_s * 2 ** min(count - 1, 16), FAILURE_DELAY_S_MAX)
 
     # -- mechanisms --------------------------------------------------------------------------------
 
@@ -351,8 +369,8 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, dat
 
 
 def _lifetime_ms(options: ListenerOptions, expires_ms: int) -> int:
-    """The shorter of the listener's bound and the token's rest."""
+    """The shorter of the listener's bound and the token's rest, as the answer's 64 bits can say it."""
     bounds = [options.reauthenticate_ms] if options.reauthenticate_ms else []
     if expires_ms:
         bounds.append(max(1, expires_ms - clock.now_ms()))
-    return min(bounds, default=0)
+    return min(*bounds, LIFETIME_MS_MAX) if bounds else 0

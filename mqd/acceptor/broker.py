@@ -27,7 +27,7 @@ class Broker(BrokerState):
 class Context:
     """One request's view of the broker."""
 
-    __slots__ = ("address", "authenticated", "broker", "cacheable", "disconnect")
+    __slots__ = ("address", "authenticated", "broker", "cacheable", "delay_s", "disconnect")
 
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
@@ -41,6 +41,8 @@ class Context:
         self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
         # Set by a handler whose answer is the connection's last.
         self.disconnect = False
+        # Set by a handler whose answer leaves later; the request is not kept meanwhile.
+        self.delay_s = 0.0
 
     # -- rights ------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ _loaded: dict[int, Handler] = {}
 class Outcome(NamedTuple):
     """`body` None: the request is done and has no answer. `close`: the reason that the connection
     must end instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends
-    after the answer.
+    after the answer. `delay_s`: the answer leaves so much later.
     """
 
     body: bytes | None
@@ -104,6 +104,7 @@ class Outcome(NamedTuple):
     close: str | None = None
     authenticated: tuple[str, int, PrincipalKind] | None = None
     disconnect: bool = False
+    delay_s: float = 0.0
 
 
 class RequestMalformed(Exception):
@@ -186,6 +187,7 @@ async def _handled(
         context.cacheable,
         authenticated=context.authenticated,
         disconnect=context.disconnect,
+        delay_s=context.delay_s,
     )
 
 

@@ -315,6 +315,9 @@ class Link:
     async def _answer(self, worker: int, descriptor: Descriptor, address: Address, frame: bytes) -> None:
         version = self._broker.metadata.version
         outcome = await dispatch.answer(self._broker, address, frame, descriptor.b, self._observer)
+        if outcome.delay_s:
+            del frame  # strangers send up to 512 KiB, and thousands of them may wait
+            await asyncio.sleep(outcome.delay_s)
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
         token = descriptor.token

@@ -2,6 +2,10 @@
 
 from typing import Protocol
 
+# of PLAIN and SCRAM: names of 255 characters, a password or a nonce. What an exchange keeps, and what
+# is kept of its failure, is smaller than this.
+PASSWORD_TOKEN_BYTES_MAX = 4096
+
 
 class AuthenticationFailed(Exception):
     """The reason is for the broker's log; the client receives the same words for every failure.

@@ -17,6 +17,7 @@ from mqd.security.exchange import AuthenticationFailed
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KEYS_BYTES_MAX = 1 << 20
 FETCH_S = 10.0
+REASON_MAX = 200  # characters: PyJWT's messages may quote the token
 UNKNOWN_KEY_PAUSE_S = 10.0  # tokens that name unknown keys make us read the issuer's at most this often
 _FIRST = re.compile(
     rb"n,(?:a=(?P<acts_as>[^\x00,\x01]+))?,\x01auth=[Bb]earer +(?P<token>[A-Za-z0-9._~+/=-]+)\x01"
@@ -85,9 +86,9 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud", options.user_claim]},
             )
         except (jwt.PyJWTError, TypeError, ValueError, OverflowError) as error:
-            raise AuthenticationFailed(f"a token is refused: {error}") from None
+            raise AuthenticationFailed(f"a token is refused: {str(error)[:REASON_MAX]}") from None
         user = claims[options.user_claim]
-        if not isinstance(user, str) or not user:
+        if not isinstance(user, str) or not user or not _is_unicode(user):
             raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user")
         return Claims(user, int((claims["exp"] + options.skew_s) * 1000))
 
@@ -122,19 +123,28 @@ class Issuer:
         self._keys = {key.key_id or "": key for key in found.keys if key.public_key_use in (None, "sig")}
 
 
+def _is_unicode(text: str) -> bool:
+    """JSON may hold halves of a character that cannot be written as UTF-8."""
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 class OauthExchange:
     """A refused token gets the answer of RFC 7628; the client's reply to it, one byte, fails."""
 
     def __init__(self, issuer: Issuer, elsewhere: Elsewhere) -> None:
         self._issuer, self._elsewhere = issuer, elsewhere
-        self._failure: AuthenticationFailed | None = None
+        self._failure: tuple[str, str] | None = None  # reason and user: an exception would keep the token
         self.user = ""
         self.expires_ms = 0
         self.done = False
 
     async def step(self, token: bytes) -> bytes:
         if self._failure is not None:
-            raise self._failure
+            reason, user = self._failure
+            raise AuthenticationFailed(reason, user)
         if self.done:
             raise AuthenticationFailed("the exchange is over")
         first = _FIRST.fullmatch(token)
@@ -146,7 +156,7 @@ class OauthExchange:
             if first["acts_as"] not in (None, claims.user.encode()):
                 raise AuthenticationFailed("a client cannot act as another user", user=claims.user)
         except AuthenticationFailed as error:
-            self._failure = error
+            self._failure = str(error), error.user
             return _REFUSED
         self.user, self.expires_ms, self.done = claims.user, claims.expires_ms, True
         return b""

@@ -5,10 +5,9 @@ has one password whatever its client speaks.
 from collections.abc import Awaitable, Callable
 
 from mqd.security import scram
-from mqd.security.exchange import AuthenticationFailed
+from mqd.security.exchange import PASSWORD_TOKEN_BYTES_MAX, AuthenticationFailed
 from mqd.security.scram import Verifier
 
-TOKEN_BYTES_MAX = 4096
 # user -> mechanism and verifier; None: there is no such user
 Lookup = Callable[[str], tuple[str, Verifier] | None]
 # runs what takes milliseconds elsewhere; raises AuthenticationFailed when too much waits already
@@ -39,7 +38,7 @@ class PlainExchange:
 
     def _parts(self, token: bytes) -> tuple[str, str, bytes]:
         parts = token.split(b"\0")
-        if len(parts) != 3 or not parts[1] or not parts[2] or len(token) > TOKEN_BYTES_MAX:
+        if len(parts) != 3 or not parts[1] or not parts[2] or len(token) > PASSWORD_TOKEN_BYTES_MAX:
             raise AuthenticationFailed("the token is not AUTHZID NUL USER NUL PASSWORD")
         try:
             return parts[0].decode(), parts[1].decode(), parts[2]

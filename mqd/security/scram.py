@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mqd.security.exchange import AuthenticationFailed
+from mqd.security.exchange import PASSWORD_TOKEN_BYTES_MAX, AuthenticationFailed
 
 MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's requests and in our metadata
@@ -180,6 +180,8 @@ class ScramExchange:
         """The server's answer. Raises AuthenticationFailed."""
         if self.done:
             raise AuthenticationFailed("the exchange is over")
+        if len(token) > PASSWORD_TOKEN_BYTES_MAX:
+            raise AuthenticationFailed(f"a message of more than {PASSWORD_TOKEN_BYTES_MAX} bytes")
         try:
             text = token.decode()
         except UnicodeDecodeError:

@@ -32,18 +32,6 @@ def service(**more) -> Authentication:
     return Authentication([options, None], Users(), b"seed", 100)
 
 
-@pytest.fixture(autouse=True)
-def slept(monkeypatch) -> list[float]:
-    """The delays of failures, in seconds; they are not waited for."""
-    delays: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        delays.append(seconds)
-
-    monkeypatch.setattr(authentication.asyncio, "sleep", sleep)
-    return delays
-
-
 async def plain(found: Authentication, token: bytes, before: str = "", connection=CONNECTION):
     found.begin(connection, SASL, "PLAIN")
     return await found.step(connection, SASL, "10.0.0.1", before, token)
@@ -95,16 +83,17 @@ def test_tokens_come_after_a_handshake_and_once():
     asyncio.run(story())
 
 
-def test_failures_cost_more_each_time_for_the_same_address_and_user(slept):
+def test_failures_cost_more_each_time_for_the_same_address_and_user():
     async def story() -> None:
-        found = service()
+        found, delays_s = service(), []
         for _ in range(9):
-            with pytest.raises(Refused, match="invalid credentials with SASL mechanism PLAIN"):
+            with pytest.raises(Refused, match="invalid credentials with SASL mechanism PLAIN") as refused:
                 await plain(found, b"\0alice\0wrong")
-        assert slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]
-        with pytest.raises(Refused):
+            delays_s.append(refused.value.delay_s)
+        assert delays_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]
+        with pytest.raises(Refused) as refused:
             await plain(found, b"\0bob\0wrong")
-        assert slept[-1] == 0.1
+        assert refused.value.delay_s == 0.1
         assert (await plain(found, b"\0alice\0s3cret")).principal, "it is not locked out"
         assert found.failed_count == 10
 
@@ -143,6 +132,40 @@ def test_what_is_held_is_bounded(monkeypatch):
         assert len(found._failures) == 1
 
     asyncio.run(story())
+
+
+def test_exchanges_whose_clients_have_left_are_given_up(monkeypatch):
+    found, now = service(), [1000.0]
+    monkeypatch.setattr(authentication.time, "monotonic", lambda: now[0])
+    for number in range(100):
+        found.begin((7, number), SASL, "SCRAM-SHA-256")
+    now[0] += authentication.EXCHANGE_S_MAX + 1
+    found.begin((7, 100), SASL, "SCRAM-SHA-256")
+    assert list(found._underway) == [(7, 100)]
+
+
+def test_large_tokens_that_wait_have_a_budget(monkeypatch):
+    """A thousand of 512 KiB may not wait for the issuer's keys at once."""
+
+    async def story() -> None:
+        found = service(token_bytes_max=1 << 20)
+        monkeypatch.setattr(authentication, "WAITING_BYTES_MAX", 1000)
+        found.begin(CONNECTION, SASL, "PLAIN")
+        first = asyncio.create_task(found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0" + b"x" * 700))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused):
+            await plain(found, b"\0alice\0" + b"x" * 700, connection=(7, 65))
+        with pytest.raises(Refused):
+            await first
+        assert (await plain(found, b"\0alice\0s3cret")).principal
+
+    asyncio.run(story())
+
+
+def test_a_session_without_an_end_fits_its_64_bits():
+    options = ListenerOptions((), 0, 0)
+    assert authentication._lifetime_ms(options, 10**400) == 2**63 - 1
+    assert authentication._lifetime_ms(options, 0) == 0
 
 
 def test_an_exchange_does_not_wait_for_ever(monkeypatch):

@@ -170,6 +170,24 @@ def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypa
     run(tmp_path, scenario)
 
 
+def test_what_waits_for_a_delayed_answer_is_not_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers whose tokens of 512 KiB were refused wait for seconds, by the thousand."""
+
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        async def answer(*_: object) -> dispatch.Outcome:
+            return dispatch.Outcome(b"refused", disconnect=True, delay_s=0.2)
+
+        monkeypatch.setattr(dispatch, "answer", answer)
+        wire.ask(0, 1, everything())
+        await wire.until(lambda: any("outcome" in task.get_coro().cr_frame.f_locals for task in wire.link._tasks))
+        (task,) = wire.link._tasks
+        assert "frame" not in task.get_coro().cr_frame.f_locals
+        said = await wire.receive(0, 2)
+        assert said[0].kind == DescriptorKind.PARKED and wire.payload(said[1]) == b"refused"
+
+    run(tmp_path, scenario)
+
+
 def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who connects, joins a group that waits and goes, again and again, must not fill this process
     with requests.

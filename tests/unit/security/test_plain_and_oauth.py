@@ -1,6 +1,8 @@
 import asyncio
+import gc
 import json
 import time
+import tracemalloc
 
 import jwt
 import pytest
@@ -101,6 +103,23 @@ def test_a_token_of_the_issuer():
     assert outcome(b"n,,\x01auth=Bearer " + token() + b"\x01traceId=1\x01\x01").done
 
 
+def test_a_refused_token_is_not_kept():
+    """Its exchange is: the client that was refused may never say its last byte."""
+    tracemalloc.start()
+    try:
+        refused = [outcome_of_garbage() for _ in range(4)]
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 100_000, refused
+    finally:
+        tracemalloc.stop()
+
+
+def outcome_of_garbage() -> OauthExchange:
+    server = OauthExchange(issuer(), here)
+    asyncio.run(server.step(first(b"A" * 400_000)))
+    return server
+
+
 def unsigned(**header) -> bytes:
     return jwt.encode(claims(), None, "none", header)  # type: ignore[arg-type]
 
@@ -119,6 +138,7 @@ def unsigned(**header) -> bytes:
         (lambda: token(iss=None), "iss"),
         (lambda: token(sub=None), "sub"),
         (lambda: token(sub=""), "names no user"),
+        (lambda: token(sub="\ud800"), "names no user"),
         (lambda: token(key_id="unknown"), "which https://issuer.example/keys has not"),
         (lambda: token(key_id=None), "has not"),
         (lambda: unsigned(kid="one").encode(), "signed by 'none'"),

@@ -126,6 +126,13 @@ def test_a_malformed_first_message(text):
     refused(exchange(rfc_verifier()), text, "malformed|UTF-8")
 
 
+@pytest.mark.parametrize("text", ["n,,n={},r=abc", "n,,n=alice,r={}", "n,,n=alice,r=abc,x={}"])
+def test_a_message_is_bounded(text):
+    """What strangers say is kept until their exchange is given up."""
+    step(exchange(None), text.format("x" * 4000))
+    refused(exchange(None), text.format("x" * 4096), "more than 4096 bytes")
+
+
 def test_a_client_cannot_act_as_another_user():
     refused(exchange(rfc_verifier()), "n,a=admin,n=user,r=c", "another user")
 

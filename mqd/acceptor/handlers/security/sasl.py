@@ -48,7 +48,7 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
     except IllegalState as error:
         return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
     except Refused as error:
-        context.disconnect = True
+        context.disconnect, context.delay_s = True, error.delay_s
         return SaslAuthenticateResponse(error_code=int(ErrorCode.SASL_AUTHENTICATION_FAILED), error_message=str(error))
     if step.principal:
         kind = PrincipalKind.TOKEN if step.is_token else PrincipalKind.SASL
