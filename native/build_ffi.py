@@ -27,7 +27,7 @@ def declarations() -> str:
     return re.sub(r"^#(ifndef|endif|define MQD_\w+_H$).*$", "", text, flags=re.M)
 
 
-ROOMS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "log", "server", "client")
+ROOMS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "share", "log", "server", "client")
 
 
 def files(pattern: str) -> list[str]:

@@ -19,6 +19,7 @@ ROOMS = (
     "codec",
     "wire",
     "replica",
+    "share",
     "log",
     "server",
     "client",

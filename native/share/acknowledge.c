@@ -1,0 +1,206 @@
+/* How acquisitions end: acknowledged, released, expired, gone from the log. See share/state.h. */
+#include "base/assert.h"
+#include "share/internal.h"
+
+/* How many offsets from `offset` on have cells alike, in its page and up to `last`. */
+static uint32_t alike(const struct mqd_share_page *page, int64_t offset, int64_t last)
+{
+    const uint64_t *cells = &page->cells[offset & PAGE_MASK];
+    int64_t most = (last < page_end(offset) ? last + 1 : page_end(offset)) - offset;
+    uint32_t count = 1;
+    while (count < most && cells[count] == cells[0])
+        count++;
+    return count;
+}
+
+/* Ends the acquisition of `records` offsets, whose cells in one page are alike. */
+static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records, uint8_t type)
+{
+    uint64_t cell = page->cells[offset & PAGE_MASK];
+    uint32_t count = cell_count(cell), state = MQD_SHARE_ARCHIVED;
+    if (type == MQD_SHARE_ACCEPT) {
+        state = MQD_SHARE_ACKNOWLEDGED;
+    } else if (type == MQD_SHARE_RELEASE) {
+        if (count < (uint32_t)share->settings.delivery_limit || PLANTED(share, UNLIMITED)) /* S3 */
+            state = MQD_SHARE_AVAILABLE;
+        if (PLANTED(share, UNCOUNT) && count > 0)
+            count--;
+    }
+    mqd_share_cells_set(share, page, offset, records, cell_make(state, count, CELL_CHANGED, 0));
+    mqd_share_note_changed(share, offset, offset + records - 1);
+    if (state == MQD_SHARE_AVAILABLE && offset < share->first_maybe)
+        share->first_maybe = offset;
+    if (cell_state(cell) == MQD_SHARE_ACQUIRED)
+        mqd_share_row_let_go(share, cell_row(cell), records);
+}
+
+/* ---- acknowledging ---- */
+
+static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_t count)
+{
+    int64_t before = -1;
+    for (uint32_t index = 0; index < count; index++) {
+        const struct mqd_share_acknowledgement *given = &list[index];
+        if (given->first <= before || given->last < given->first)
+            return false;
+        before = given->last;
+        uint64_t offsets = (uint64_t)(given->last - given->first) + 1;
+        if (given->type_count != 1 && given->type_count != offsets)
+            return false;
+        for (uint32_t place = 0; place < given->type_count; place++)
+            if (given->types[place] > MQD_SHARE_RENEW)
+                return false;
+    }
+    return true;
+}
+
+static int64_t first_here(const struct mqd_share *share, const struct mqd_share_acknowledgement *given)
+{
+    return given->first > share->log_start ? given->first : share->log_start;
+}
+
+/* Whether the member holds all that the log still has of a range. */
+static bool is_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *given,
+                    int64_t now_ms)
+{
+    int64_t first = first_here(share, given);
+    if (first > given->last)
+        return true;
+    if (first < share->start || given->last >= share->end)
+        return false;
+    uint64_t before = CELL_STATE; /* no cell is like this */
+    for (int64_t offset = first; offset <= given->last; offset++) {
+        uint64_t cell = cell_of(share, offset);
+        if (cell == before)
+            continue;
+        before = cell;
+        if (cell_state(cell) != MQD_SHARE_ACQUIRED)
+            return false;
+        const struct mqd_share_row *row = row_of(share, cell_row(cell));
+        if (row->member != member && !PLANTED(share, ANY_MEMBER)) /* S1 */
+            return false;
+        if (row->deadline_ms <= now_ms && !PLANTED(share, LATE))
+            return false;
+    }
+    return true;
+}
+
+/* Moves one offset to the renewed row `*row`, or to a new one. */
+static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t *row, int64_t now_ms)
+{
+    uint64_t cell = page->cells[offset & PAGE_MASK];
+    uint32_t old = cell_row(cell);
+    if (PLANTED(share, KEEP_PLACE))
+        return;
+    if (*row != ROW_NONE && offset - row_of(share, *row)->last > ROW_HOLE_MAX)
+        *row = ROW_NONE;
+    if (*row == ROW_NONE)
+        *row = mqd_share_row_make(share, row_of(share, old)->member, offset, now_ms);
+    if (*row == ROW_NONE) { /* no memory: all that was acquired with it is renewed */
+        mqd_share_row_renew(share, old, now_ms);
+        return;
+    }
+    row_of(share, *row)->held++;
+    row_of(share, *row)->last = offset;
+    mqd_share_cells_set(share, page, offset, 1,
+                        cell_make(MQD_SHARE_ACQUIRED, cell_count(cell), cell & CELL_CHANGED, *row));
+    mqd_share_row_let_go(share, old, 1);
+}
+
+static void apply(struct mqd_share *share, const struct mqd_share_acknowledgement *given, int64_t now_ms)
+{
+    uint32_t row = ROW_NONE, records;
+    for (int64_t offset = first_here(share, given); offset <= given->last; offset += records) {
+        struct mqd_share_page *page = page_of(share, offset);
+        uint8_t type = given->types[given->type_count == 1 ? 0 : offset - given->first];
+        records = type != MQD_SHARE_RENEW && given->type_count == 1 ? alike(page, offset, given->last) : 1;
+        if (type == MQD_SHARE_RENEW)
+            renew(share, page, offset, &row, now_ms);
+        else
+            finish(share, page, offset, records, type);
+    }
+}
+
+int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
+                          uint32_t count, int64_t now_ms)
+{
+    if (!is_well_formed(list, count))
+        return MQD_SHARE_INVALID_REQUEST;
+    for (uint32_t index = 0; index < count; index++) {
+        if (!is_held(share, member, &list[index], now_ms))
+            return MQD_SHARE_INVALID_RECORD_STATE;
+        if (PLANTED(share, PARTLY) && index + 1 < count)
+            apply(share, &list[index], now_ms);
+    }
+    for (uint32_t index = PLANTED(share, PARTLY) && count ? count - 1 : 0; index < count; index++)
+        apply(share, &list[index], now_ms);
+    mqd_share_advance(share);
+    return 0;
+}
+
+/* ---- releasing ---- */
+
+/* Releases all that a row holds; the row is freed. Returns how many offsets. */
+static uint32_t release_row(struct mqd_share *share, uint32_t index)
+{
+    int64_t first = row_of(share, index)->first, last = row_of(share, index)->last;
+    uint32_t held = row_of(share, index)->held, released = 0;
+    for (int64_t offset = first > share->start ? first : share->start; offset <= last && released < held;) {
+        struct mqd_share_page *page = page_of(share, offset);
+        if (!page->acquired) {
+            offset = page_end(offset);
+            continue;
+        }
+        uint64_t cell = page->cells[offset & PAGE_MASK];
+        bool is_mine = cell_state(cell) == MQD_SHARE_ACQUIRED && cell_row(cell) == index;
+        uint32_t records = alike(page, offset, last);
+        if (is_mine || (PLANTED(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
+            finish(share, page, offset, records, MQD_SHARE_RELEASE);
+        released += is_mine ? records : 0;
+        offset += records;
+    }
+    MQD_ASSERT(released == held, "S5: %u of %u offsets from %lld to %lld are released", released, held,
+               (long long)first, (long long)last);
+    return released;
+}
+
+uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member)
+{
+    uint32_t released = 0;
+    for (uint32_t index = share->row_head, next; index != ROW_NONE; index = next) {
+        const struct mqd_share_row *row = row_of(share, index);
+        next = row->next;
+        if (row->member == member)
+            released += release_row(share, index);
+    }
+    mqd_share_advance(share);
+    return released;
+}
+
+uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max)
+{
+    uint32_t released = 0;
+    while (released < offsets_max && mqd_share_deadline(share) <= now_ms)
+        released += release_row(share, share->row_head);
+    mqd_share_advance(share);
+    return released;
+}
+
+void mqd_share_log_start(struct mqd_share *share, int64_t log_start)
+{
+    if (log_start <= share->log_start)
+        return;
+    share->log_start = log_start;
+    while (share->start < log_start && share->start < share->end) {
+        struct mqd_share_page *page = page_of(share, share->start);
+        if (page->cells && !cell_finished(page->cells[share->start & PAGE_MASK]))
+            finish(share, page, share->start, 1, MQD_SHARE_GAP);
+        mqd_share_pass(share);
+    }
+    if (share->end < log_start) {
+        mqd_share_page_drop(share, share->end);
+        share->start = share->end = log_start;
+        share->start_moved = 1;
+    }
+    mqd_share_advance(share);
+}

@@ -1,0 +1,258 @@
+/* Acquiring, and archiving what is not to be delivered. See share/state.h. */
+#include "base/assert.h"
+#include "share/internal.h"
+
+/* What one mqd_share_acquire has done so far. */
+struct taking {
+    struct mqd_share *share;
+    const struct mqd_share_acquisition *acquisition;
+    struct mqd_share_run *out;
+    uint32_t out_count, out_max;
+    uint32_t acquired, acquired_max;
+    uint32_t row; /* or ROW_NONE: the next offset begins one */
+};
+
+static bool has_room(const struct mqd_share *share)
+{
+    return share->end - share->start < MQD_SHARE_SPAN_MAX && mqd_share_run_count(share) < MQD_SHARE_RUN_COUNT_MAX;
+}
+
+static bool may_open(const struct mqd_share *share)
+{
+    return (share->open_count < share->settings.open_max || PLANTED(share, WINDOW)) && has_room(share); /* S7 */
+}
+
+int64_t mqd_share_next(struct mqd_share *share)
+{
+    int64_t offset = share->first_maybe;
+    while (offset < share->end) {
+        const struct mqd_share_page *page = page_of(share, offset);
+        int64_t stop = page_end(offset) < share->end ? page_end(offset) : share->end;
+        if (!page->available)
+            offset = stop;
+        while (offset < stop && cell_state(cell_of(share, offset)) != MQD_SHARE_AVAILABLE)
+            offset++;
+        if (offset < stop)
+            break;
+    }
+    share->first_maybe = offset;
+    return offset < share->end || may_open(share) ? offset : -1;
+}
+
+static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t offset)
+{
+    struct mqd_share_page *page = mqd_share_page_make(share, offset);
+    if (page && mqd_share_page_split(share, page))
+        return page;
+    share->starved = 1;
+    return NULL;
+}
+
+/* ---- archiving ---- */
+
+/* Nothing is open: what is skipped needs no cells. */
+static void jump(struct mqd_share *share, int64_t offset)
+{
+    mqd_share_page_drop(share, share->start);
+    share->start = share->end = share->first_maybe = offset;
+    share->start_moved = 1;
+}
+
+/* Archives what is Available from first to last. false: there is no room, or no memory. */
+static bool archive(struct mqd_share *share, int64_t first, int64_t last)
+{
+    mqd_share_advance(share);
+    for (int64_t offset = first > share->start ? first : share->start; offset <= last;) {
+        if (share->start == share->end) {
+            jump(share, last + 1);
+            return true;
+        }
+        if (offset >= share->end && !has_room(share))
+            return false;
+        struct mqd_share_page *page = mqd_share_page_make(share, offset);
+        if (!page) {
+            share->starved = 1;
+            return false;
+        }
+        int64_t stop = page_end(offset);
+        if (!page->cells && !page->available) { /* finished */
+            offset = stop;
+            continue;
+        }
+        if (!page->cells && (offset & PAGE_MASK) == 0 && last >= stop - 1 &&
+            stop - share->start <= MQD_SHARE_SPAN_MAX) {
+            mqd_share_extend(share, stop);
+            mqd_share_page_set(share, page, offset,
+                               cell_make(MQD_SHARE_ARCHIVED, cell_count(page->uniform), CELL_CHANGED, 0));
+            offset = stop;
+            continue;
+        }
+        if (!(page = page_to_change(share, offset)))
+            return false;
+        mqd_share_extend(share, offset + 1);
+        uint64_t cell = page->cells[offset & PAGE_MASK];
+        if (cell_state(cell) == MQD_SHARE_AVAILABLE) {
+            mqd_share_cells_set(share, page, offset, 1,
+                                cell_make(MQD_SHARE_ARCHIVED, cell_count(cell), CELL_CHANGED, 0));
+            mqd_share_note_changed(share, offset, offset);
+        }
+        offset++;
+    }
+    return true;
+}
+
+/* ---- acquiring ---- */
+
+/* How many records may be acquired together with one that was delivered `count` times. */
+static uint32_t neighbours_max(const struct mqd_share *share, uint32_t count, uint32_t records_max)
+{
+    uint32_t limit = (uint32_t)share->settings.delivery_limit, half = (limit + 1) / 2;
+    if (half < 2)
+        half = 2;
+    if (count > 0 && count + 1 >= limit)
+        return PLANTED(share, NOT_ALONE) ? UINT32_MAX : 1;
+    if (count < half)
+        return UINT32_MAX;
+    uint32_t shift = count - half + 1;
+    uint32_t most = shift < 32 ? records_max >> shift : 0;
+    return most ? most : 1;
+}
+
+static bool out_append(struct taking *t, int64_t first, uint32_t records, uint32_t count)
+{
+    struct mqd_share_run *run = t->out_count ? &t->out[t->out_count - 1] : NULL;
+    if (run && run->last + 1 == first && (uint32_t)run->count == count) {
+        run->last += records;
+        return true;
+    }
+    if (t->out_count == t->out_max)
+        return false;
+    t->out[t->out_count++] = (struct mqd_share_run){first, first + records - 1, MQD_SHARE_ACQUIRED, (int16_t)count};
+    return true;
+}
+
+/* Acquires offsets of a page whose cells are alike. false: no memory, or no room in the answer */
+static bool take_alike(struct taking *t, struct mqd_share_page *page, int64_t first, uint32_t records)
+{
+    struct mqd_share *share = t->share;
+    uint64_t cell = page->cells[first & PAGE_MASK];
+    if (t->row != ROW_NONE && first - row_of(share, t->row)->last > ROW_HOLE_MAX)
+        t->row = ROW_NONE;
+    if (t->row == ROW_NONE) {
+        t->row = mqd_share_row_make(share, t->acquisition->member, first, t->acquisition->now_ms);
+        if (t->row == ROW_NONE) {
+            share->starved = 1;
+            return false;
+        }
+    }
+    row_of(share, t->row)->held += records;
+    if (!out_append(t, first, records, cell_count(cell) + 1)) {
+        mqd_share_row_let_go(share, t->row, records);
+        return false;
+    }
+    row_of(share, t->row)->last = first + records - 1;
+    mqd_share_cells_set(share, page, first, records,
+                        cell_make(MQD_SHARE_ACQUIRED, cell_count(cell) + 1, cell & CELL_CHANGED, t->row));
+    t->acquired += records;
+    return true;
+}
+
+/* An Available offset below the end. false: nothing more can be acquired */
+static bool take_one(struct taking *t, struct mqd_share_page *page, int64_t offset)
+{
+    struct mqd_share *share = t->share;
+    uint32_t count = cell_count(page->cells[offset & PAGE_MASK]);
+    if (count >= (uint32_t)share->settings.delivery_limit) { /* S3: the limit was reduced */
+        mqd_share_cells_set(share, page, offset, 1, cell_make(MQD_SHARE_ARCHIVED, count, CELL_CHANGED, 0));
+        mqd_share_note_changed(share, offset, offset);
+        return true;
+    }
+    uint32_t most = neighbours_max(share, count, t->acquisition->records_max);
+    if (most < t->acquired_max)
+        t->acquired_max = most;
+    return t->acquired < t->acquired_max && take_alike(t, page, offset, 1);
+}
+
+/* How many of the new offsets of a page may be opened and acquired together, up to `last`. */
+static uint32_t new_max(const struct taking *t, int64_t last)
+{
+    const struct mqd_share *share = t->share;
+    int64_t most = last - share->end + 1, span = MQD_SHARE_SPAN_MAX - (share->end - share->start);
+    int64_t open = (int64_t)share->settings.open_max - share->open_count;
+    if (most > open && !PLANTED(share, WINDOW)) /* S7 */
+        most = open;
+    if (most > span)
+        most = span;
+    if (most > t->acquired_max - t->acquired)
+        most = t->acquired_max - t->acquired;
+    return (uint32_t)most;
+}
+
+static bool take(struct taking *t, int64_t first, int64_t last)
+{
+    struct mqd_share *share = t->share;
+    for (int64_t offset = first > share->start ? first : share->start; offset <= last;) {
+        if (offset >= share->end && !may_open(share))
+            return false;
+        struct mqd_share_page *page = mqd_share_page_make(share, offset);
+        if (!page) {
+            share->starved = 1;
+            return false;
+        }
+        if (!page->available) {
+            offset = page_end(offset);
+            continue;
+        }
+        if (t->acquired >= t->acquired_max)
+            return false;
+        if (!mqd_share_page_split(share, page)) {
+            share->starved = 1;
+            return false;
+        }
+        if (offset >= share->end) {
+            uint32_t records = new_max(t, last < page_end(offset) ? last : page_end(offset) - 1);
+            mqd_share_extend(share, offset + records);
+            if (!take_alike(t, page, offset, records))
+                return false;
+            offset += records;
+            continue;
+        }
+        if (cell_state(page->cells[offset & PAGE_MASK]) == MQD_SHARE_AVAILABLE && !take_one(t, page, offset))
+            return false;
+        offset++;
+    }
+    return true;
+}
+
+uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
+                           const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
+                           uint32_t out_max)
+{
+    struct taking t = {.share = share,
+                       .acquisition = acquisition,
+                       .out = out,
+                       .out_max = out_max,
+                       .acquired_max = acquisition->strict ? acquisition->records_max : UINT32_MAX,
+                       .row = ROW_NONE};
+    share->starved = 0;
+    MQD_ASSERT(share->settings.delivery_limit > 0 && share->settings.delivery_limit <= CELL_COUNT_MAX,
+               "S3: a limit of %d deliveries", share->settings.delivery_limit);
+    MQD_ASSERT(from <= share->end, "S4: read from %lld, beyond the end %lld", (long long)from, (long long)share->end);
+    int64_t position = from > share->start ? from : share->start;
+    for (uint32_t index = 0; index < batch_count; index++) {
+        const struct mqd_share_batch *batch = &batches[index];
+        if (t.acquired >= acquisition->records_max || batch->last < batch->first)
+            break;
+        if (batch->last < position) /* finished meanwhile */
+            continue;
+        int64_t first = batch->first > position ? batch->first : position;
+        if (position < first && !archive(share, position, first - 1))
+            break;
+        bool skipped = batch->skipped && !PLANTED(share, DELIVER_SKIPPED); /* S8 */
+        if (skipped ? !archive(share, first, batch->last) : !take(&t, first, batch->last))
+            break;
+        position = batch->last + 1;
+    }
+    mqd_share_advance(share);
+    return t.out_count;
+}

@@ -1,0 +1,115 @@
+/* Cells, pages and rows of share/state.h, for its files. */
+#ifndef MQD_SHARE_INTERNAL_H
+#define MQD_SHARE_INTERNAL_H
+
+#include <stddef.h>
+
+#include "share/planted.h"
+#include "share/state.h"
+
+#define PAGE_BITS 10
+#define PAGE_MASK (MQD_SHARE_PAGE_OFFSETS - 1)
+#define DIRECTORY_PAGES 256 /* of one block */
+#define ROW_NONE UINT32_MAX
+#define ROWS_A_BLOCK 128
+/* Rows may have holes; a longer one begins another row, so that walking a row stays short. */
+#define ROW_HOLE_MAX 256
+
+#define CELL_STATE 7ull
+#define CELL_CHANGED 8ull
+#define CELL_COUNT_SHIFT 4
+#define CELL_COUNT_MAX 0x7fff /* an int16 on the wire */
+
+struct mqd_share_page {
+    uint64_t *cells;              /* NULL: all are `uniform` */
+    uint64_t uniform;             /* never acquired */
+    uint16_t available, acquired; /* of its 1,024 offsets, also outside of start and end */
+    uint8_t in_use;
+};
+
+struct mqd_share_row {
+    int64_t first, last;
+    uint64_t member;
+    int64_t deadline_ms;
+    uint32_t held; /* acquired offsets that name this row */
+    uint32_t next, previous;
+} __attribute__((aligned(64)));
+_Static_assert(sizeof(struct mqd_share_row) * ROWS_A_BLOCK == MQD_SHARE_BLOCK_BYTES, "rows fill a block");
+_Static_assert(sizeof(struct mqd_share_page) * DIRECTORY_PAGES <= MQD_SHARE_BLOCK_BYTES, "pages fit into a block");
+
+static inline uint64_t cell_make(uint32_t state, uint32_t count, uint64_t changed, uint32_t row)
+{
+    return state | changed | (uint64_t)count << CELL_COUNT_SHIFT | (uint64_t)row << 32;
+}
+static inline uint32_t cell_state(uint64_t cell)
+{
+    return (uint32_t)(cell & CELL_STATE);
+}
+static inline uint32_t cell_count(uint64_t cell)
+{
+    return (uint32_t)(cell >> CELL_COUNT_SHIFT) & 0xffff;
+}
+static inline uint32_t cell_row(uint64_t cell)
+{
+    return (uint32_t)(cell >> 32);
+}
+static inline bool cell_finished(uint64_t cell)
+{
+    return (cell & CELL_STATE) >= MQD_SHARE_ACKNOWLEDGED;
+}
+/* State and count as they are persisted: what is acquired as before its acquisition. */
+static inline uint64_t cell_key(uint64_t cell)
+{
+    return cell_state(cell) == MQD_SHARE_ACQUIRED ? cell_make(MQD_SHARE_AVAILABLE, cell_count(cell) - 1, 0, 0)
+                                                  : cell & (CELL_STATE | 0xffffull << CELL_COUNT_SHIFT);
+}
+
+static inline struct mqd_share_page *page_of(const struct mqd_share *share, int64_t offset)
+{
+    uint32_t place = (uint32_t)(offset >> PAGE_BITS) & 2047;
+    return &share->directory[place / DIRECTORY_PAGES][place % DIRECTORY_PAGES];
+}
+/* Only from the page of start to that of end - 1. */
+static inline uint64_t cell_of(const struct mqd_share *share, int64_t offset)
+{
+    const struct mqd_share_page *page = page_of(share, offset);
+    return page->cells ? page->cells[offset & PAGE_MASK] : page->uniform;
+}
+static inline struct mqd_share_row *row_of(const struct mqd_share *share, uint32_t index)
+{
+    struct mqd_share_row *rows = share->row_directory[index >> 17][index >> 7 & 1023];
+    return &rows[index & (ROWS_A_BLOCK - 1)];
+}
+static inline int64_t page_end(int64_t offset)
+{
+    return (offset | PAGE_MASK) + 1;
+}
+
+/* The page of an offset, made if there is none. NULL: the pool is used up. */
+struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offset);
+/* Gives it a cell for each offset. false: the pool is used up. */
+bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
+void mqd_share_page_drop(struct mqd_share *share, int64_t offset);
+/* Makes a split page of finished offsets that are alike uniform again. */
+void mqd_share_page_merge(struct mqd_share *share, struct mqd_share_page *page);
+/* Replaces cells that are alike, of offsets from start to end in one split page. */
+void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, int64_t first, uint32_t count,
+                         uint64_t cell);
+/* Archives a uniform page of Available offsets, all from start to end. */
+void mqd_share_page_set(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell);
+/* Offsets up to new_end belong to the state, as Available. Their pages exist. */
+void mqd_share_extend(struct mqd_share *share, int64_t new_end);
+/* Moves the start over what is finished. */
+void mqd_share_advance(struct mqd_share *share);
+/* Moves the start by one, whatever the offset is. */
+void mqd_share_pass(struct mqd_share *share);
+void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
+
+/* Appends a row without offsets to the queue. ROW_NONE: the pool is used up. */
+uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);
+/* Takes offsets from a row, which is freed with its last one. */
+void mqd_share_row_let_go(struct mqd_share *share, uint32_t index, uint32_t count);
+/* To the end of the queue, with a new deadline. */
+void mqd_share_row_renew(struct mqd_share *share, uint32_t index, int64_t now_ms);
+
+#endif

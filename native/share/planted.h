@@ -1,0 +1,30 @@
+/* Planted bugs: rules of share/state.h that tests break, one bit each, to verify that each one is
+ * noticed. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED() is false and
+ * costs nothing. */
+#ifndef MQD_SHARE_PLANTED_H
+#define MQD_SHARE_PLANTED_H
+
+#ifdef MQD_PLANTED
+/* MQD_PLANTED_ON */
+enum mqd_share_planted {
+    MQD_PLANTED_ANY_MEMBER = 1,         /* S1: acknowledgements of another member count */
+    MQD_PLANTED_ANY_ROW = 2,            /* S2: expiry releases all of a row's range, also what others hold */
+    MQD_PLANTED_UNLIMITED = 4,          /* S3: releasing does not compare the count with the limit */
+    MQD_PLANTED_UNCOUNT = 8,            /* S3: releasing takes the delivery back */
+    MQD_PLANTED_PASS_ACQUIRED = 16,     /* S4: the start passes what is acquired */
+    MQD_PLANTED_KEEP_PLACE = 32,        /* S5: a renewed row keeps its place in the queue */
+    MQD_PLANTED_LATE = 64,              /* S5: a lock that has ended can be acknowledged */
+    MQD_PLANTED_LOSE_CHANGES = 128,     /* S6: what does not fit into a difference counts as listed */
+    MQD_PLANTED_LISTED_ACQUIRED = 256,  /* S6: a change of what is acquired again is not listed */
+    MQD_PLANTED_WINDOW = 512,           /* S7: open offsets are not counted */
+    MQD_PLANTED_DELIVER_SKIPPED = 1024, /* S8 */
+    MQD_PLANTED_PARTLY = 2048,          /* ranges before a wrong one take effect */
+    MQD_PLANTED_NOT_ALONE = 4096        /* the last delivery has neighbours */
+};
+/* MQD_PLANTED_OFF */
+#define PLANTED(share, rule) (((share)->planted & MQD_PLANTED_##rule) != 0)
+#else
+#define PLANTED(share, rule) false
+#endif
+
+#endif

@@ -1,0 +1,184 @@
+/* The state of one share-partition (KIP-932): a group's acquisitions of the records of a partition.
+ * Pure: no system call, no clock (times are arguments), memory only from the pool that its owner
+ * gives. The broker links it and tests load it by cffi: it is the same code.
+ *
+ * It reads no log. The owner tells which record batches there are, and which of them are not to be
+ * delivered; it reads the records itself.
+ *
+ * Terms: the start (Kafka's SPSO) is the first offset that is not finished, the end (SPEO) follows
+ * the last offset that was ever acquired or skipped. Finished: Acknowledged or Archived. Open: at
+ * or above the start, below the end, not finished.
+ *
+ * Layout: pages of 1,024 offsets. A page whose offsets are all alike is one cell, any other one has
+ * a cell of 8 bytes for each offset:
+ *
+ *   bits 0-2 state, 3 changed since the last difference, 4-19 delivery count, 32-63 its acquisition
+ *
+ * An acquisition is a row: its range, member, deadline. Locks last equally long, so the rows form a
+ * queue in the order of their deadlines.
+ *
+ * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
+ *   S1  an offset is acquired by at most one member: its cell names one row.
+ *   S2  what is finished is never acquired again.
+ *   S3  a delivery count never falls, and nothing is acquired whose count has reached the limit.
+ *   S4  the start never falls, and all below it is finished or gone from the log.
+ *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never fall; a
+ *       row without acquired offsets is freed at once.
+ *   S6  a change is part of the next differences until one has listed it, or the start has passed
+ *   it. S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing
+ *       new is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and
+ *       expiring need no memory, so they cannot fail for lack of it.
+ *   S8  what the owner says not to deliver is archived, never acquired.
+ * Concurrency: one thread at a time; the partition's owner.
+ */
+#ifndef MQD_SHARE_STATE_H
+#define MQD_SHARE_STATE_H
+/* MQD_CDEF_OFF */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "share/pool.h"
+/* MQD_CDEF_ON */
+
+#define MQD_SHARE_PAGE_OFFSETS 1024
+#define MQD_SHARE_SPAN_MAX 1048576
+/* of equal state and count, as they are persisted: about 200 KB of snapshot */
+#define MQD_SHARE_RUN_COUNT_MAX 10000
+#define MQD_SHARE_NEVER 0x7fffffffffffffff
+
+/* Kafka's numbers */
+enum mqd_share_record_state {
+    MQD_SHARE_AVAILABLE = 0,
+    MQD_SHARE_ACQUIRED = 1,
+    MQD_SHARE_ACKNOWLEDGED = 2,
+    MQD_SHARE_ARCHIVED = 4
+};
+enum mqd_share_type { MQD_SHARE_GAP, MQD_SHARE_ACCEPT, MQD_SHARE_RELEASE, MQD_SHARE_REJECT, MQD_SHARE_RENEW };
+enum mqd_share_error { MQD_SHARE_INVALID_REQUEST = 42, MQD_SHARE_INVALID_RECORD_STATE = 121 };
+
+/* of the group; may change at any time */
+struct mqd_share_settings {
+    int64_t lock_ms;        /* how long an acquisition lasts */
+    int32_t delivery_limit; /* deliveries of one record, 1 to 32,767 */
+    uint32_t open_max;      /* open offsets, at most MQD_SHARE_SPAN_MAX */
+};
+
+/* Offsets of equal state and delivery count; of acquired ones, `count` includes this delivery. */
+struct mqd_share_run {
+    int64_t first, last;
+    int16_t state; /* enum mqd_share_record_state */
+    int16_t count;
+};
+
+struct mqd_share;
+struct mqd_share_page;
+
+struct mqd_share {
+/* MQD_CDEF_OFF */
+#ifdef MQD_PLANTED
+    uint32_t planted; /* broken rules: share/planted.h */
+#endif
+    /* MQD_CDEF_ON */
+    struct mqd_share_pool *pool;
+    struct mqd_share_settings settings;
+    int64_t start, end;
+    int64_t log_start;                   /* of the partition's log, as far as known here */
+    int64_t first_maybe;                 /* no offset below it is Available */
+    int64_t changed_first, changed_last; /* changes since the last difference lie within; first > last: none */
+    uint32_t open_count, acquired_count;
+    uint32_t boundary_count;               /* neighbours from start to end that differ, as they are persisted */
+    uint8_t start_moved;                   /* since the last difference */
+    uint8_t starved;                       /* the last acquire ended early because the pool was used up */
+    uint16_t directory_used[8];            /* pages in use, of each block of pages */
+    struct mqd_share_page *directory[8];   /* 256 pages a block; a page's place is its number modulo 2048 */
+    uint32_t row_count, row_used;          /* rows that were ever used; at present */
+    uint32_t row_free, row_head, row_tail; /* unused rows; the queue of deadlines */
+    void **row_directory[8];               /* 1,024 blocks each, of 128 rows each */
+};
+
+void mqd_share_init(struct mqd_share *share, struct mqd_share_pool *pool, const struct mqd_share_settings *settings,
+                    int64_t start);
+/* Returns all memory to the pool. */
+void mqd_share_destroy(struct mqd_share *share);
+/* Aborts if an invariant is broken. Slow: for tests. */
+void mqd_share_check(const struct mqd_share *share);
+
+/* ---- acquiring ---- */
+
+/* Where to read next: the first offset that may be acquired. -1: none now. */
+int64_t mqd_share_next(struct mqd_share *share);
+
+/* a record batch in the log */
+struct mqd_share_batch {
+    int64_t first, last;
+    uint8_t skipped; /* control records, or an aborted transaction under read_committed: archived */
+};
+struct mqd_share_acquisition {
+    uint64_t member;
+    int64_t now_ms;
+    uint32_t records_max;
+    /* ShareAcquireMode record_limit (KIP-1206): records_max is exact. Otherwise the last batch is
+     * acquired whole. */
+    uint8_t strict;
+};
+/* Acquires for a member what is Available in `batches`, which are all that the log has from `from`
+ * (of mqd_share_next) to the end of the last one. What lies between them is archived: it is not in
+ * the log. Fills `out` with the acquired runs, at most out_max, and returns their number.
+ *
+ * A record that was delivered half of the limit's times (2 at least) comes with fewer neighbours
+ * each time, and alone the last time, so that poison does not archive its neighbours. */
+uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
+                           const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
+                           uint32_t out_max);
+
+/* ---- ending acquisitions ---- */
+
+struct mqd_share_acknowledgement {
+    int64_t first, last;
+    const uint8_t *types; /* enum mqd_share_type, for each offset, or one for all */
+    uint32_t type_count;
+};
+/* All or none. 0; MQD_SHARE_INVALID_REQUEST: ranges that do not ascend, unknown types or a wrong
+ * number of them; MQD_SHARE_INVALID_RECORD_STATE: an offset is not acquired by this member, or its
+ * lock has ended. What is below the log's start is gone, and ignored. */
+int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
+                          uint32_t count, int64_t now_ms);
+/* Releases all that the member has acquired. Returns how many offsets. Walks all rows. */
+uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member);
+/* When the next lock ends, or MQD_SHARE_NEVER. */
+int64_t mqd_share_deadline(const struct mqd_share *share);
+/* Releases what is due, in rows until `offsets_max` offsets are reached. Returns how many; call it
+ * again while mqd_share_deadline is due. */
+uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max);
+/* The log begins here now (retention, DeleteRecords): what is below is gone, acquired or not. */
+void mqd_share_log_start(struct mqd_share *share, int64_t log_start);
+
+/* ---- persistence ---- */
+
+struct mqd_share_difference {
+    int64_t start;      /* -1: as in the last difference */
+    uint32_t run_count; /* in `out` */
+    uint32_t finished;  /* offsets at or above the start that are (KIP-1226) */
+    uint8_t is_whole;   /* all changes are listed; otherwise the next difference goes on */
+    uint8_t is_empty;   /* nothing to write */
+};
+/* What has changed since the last difference; it counts as listed from now on. Acquired offsets are
+ * listed as they were before their acquisition. */
+void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
+                          struct mqd_share_difference *difference);
+/* The state from `from` on as it would be persisted in a snapshot: runs that are finished or were
+ * delivered before. Returns their number; *next is where to go on, or -1. */
+uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,
+                            int64_t *next);
+/* Loads what was persisted into a state fresh from mqd_share_init (its start is the persisted one).
+ * Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2 and 4, a
+ * negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is used up (starved). After -1
+ * only mqd_share_destroy may follow. */
+int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count);
+
+/* Runs of equal state and count from start to end. */
+uint32_t mqd_share_run_count(const struct mqd_share *share);
+/* One offset's state and delivery count; acquired ones include the current delivery. For tests. */
+struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset);
+
+#endif

@@ -1,0 +1,236 @@
+"""The state of a share-partition as one plain array of records, each with everything that is known
+about it: slow, and short enough to be believed. See native/share/state.h for the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.sim.share.share_core import (
+    ACCEPT,
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    AVAILABLE,
+    INVALID_RECORD_STATE,
+    INVALID_REQUEST,
+    NEVER,
+    RELEASE,
+    RENEW,
+    RUN_COUNT_MAX,
+    SPAN_MAX,
+    Ack,
+    Batch,
+    Run,
+    Settings,
+)
+
+
+class Record:
+    __slots__ = ("count", "deadline_ms", "member", "state")
+
+    def __init__(self, state: int = AVAILABLE, count: int = 0) -> None:
+        self.state, self.count, self.member, self.deadline_ms = state, count, -1, NEVER
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """As it is persisted."""
+        return (AVAILABLE, self.count - 1) if self.state == ACQUIRED else (self.state, self.count)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in (ACKNOWLEDGED, ARCHIVED)
+
+
+def runs_of(keys: Sequence[tuple[int, int]], start: int) -> list[Run]:
+    runs: list[Run] = []
+    for offset, (state, count) in enumerate(keys, start):
+        if runs and runs[-1][1:] == (offset - 1, state, count):
+            runs[-1] = runs[-1]._replace(last=offset)
+        else:
+            runs.append(Run(offset, offset, state, count))
+    return runs
+
+
+class ShareModel:
+    def __init__(self, settings: Settings, start: int) -> None:
+        self.settings, self.start, self.log_start_offset = settings, start, 0
+        self.records: list[Record] = []  # from start to end
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.records)
+
+    def at(self, offset: int) -> Record:
+        return self.records[offset - self.start]
+
+    def keys(self) -> list[tuple[int, int]]:
+        return [record.key for record in self.records]
+
+    def snapshot(self) -> list[Run]:
+        return [run for run in runs_of(self.keys(), self.start) if (run.state, run.count) != (AVAILABLE, 0)]
+
+    def run_count(self) -> int:
+        return len(runs_of(self.keys(), self.start))
+
+    def open_count(self) -> int:
+        return sum(not record.is_finished for record in self.records)
+
+    def positions(self) -> tuple[int, int, int, int, int, int]:
+        acquired = [record for record in self.records if record.state == ACQUIRED]
+        deadline_ms = min((record.deadline_ms for record in acquired), default=NEVER)
+        return self.start, self.end, self.open_count(), len(acquired), self.run_count(), deadline_ms
+
+    def advance(self) -> None:
+        while self.records and self.records[0].is_finished:
+            self.records.pop(0)
+            self.start += 1
+
+    # -- acquiring ---------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        size = len(self.records)  # above the number of runs, so these are rarely counted
+        return size < SPAN_MAX and (size < RUN_COUNT_MAX or self.run_count() < RUN_COUNT_MAX)
+
+    def may_open(self) -> bool:
+        open_max = self.settings.open_max
+        return (len(self.records) < open_max or self.open_count() < open_max) and self.has_room()
+
+    def next(self) -> int:
+        for offset, record in enumerate(self.records, self.start):
+            if record.state == AVAILABLE:
+                return offset
+        return self.end if self.may_open() else -1
+
+    def deadline_ms(self, now_ms: int) -> int:
+        """Of what is locked now: not before what was locked earlier."""
+        held = [record.deadline_ms for record in self.records if record.state == ACQUIRED]
+        return max([now_ms + self.settings.lock_ms, *held])
+
+    def archive(self, first: int, last: int) -> bool:
+        self.advance()
+        for offset in range(max(first, self.start), last + 1):
+            if not self.records:
+                self.start = last + 1
+                return True
+            if offset == self.end:
+                if not self.has_room():
+                    return False
+                self.records.append(Record())
+            if self.at(offset).state == AVAILABLE:
+                self.at(offset).state = ARCHIVED
+        return True
+
+    def together_max(self, count: int, records_max: int) -> int:
+        limit = self.settings.delivery_limit
+        half = max(2, (limit + 1) // 2)
+        if count > 0 and count + 1 >= limit:
+            return 1
+        return SPAN_MAX if count < half else max(1, records_max >> (count - half + 1))
+
+    def acquire(
+        self, member: int, now_ms: int, records_max: int, strict: bool, from_: int, batches: Sequence[Batch]
+    ) -> list[tuple[int, int]]:
+        """(offset, count) of what is acquired."""
+        acquired: list[tuple[int, int]] = []
+        most = records_max if strict else SPAN_MAX
+        deadline_ms = self.deadline_ms(now_ms)
+        position = max(from_, self.start)
+        for batch in batches:
+            if len(acquired) >= records_max:
+                break
+            if batch.last < position:
+                continue
+            first = max(batch.first, position)
+            if position < first and not self.archive(position, first - 1):
+                break
+            if batch.skipped:
+                if not self.archive(first, batch.last):
+                    break
+                position = batch.last + 1
+                continue
+            for offset in range(max(first, self.start), batch.last + 1):
+                if offset == self.end:
+                    if len(acquired) >= most or not self.may_open():
+                        break
+                    self.records.append(Record())
+                record = self.at(offset)
+                if record.state != AVAILABLE:
+                    continue
+                if len(acquired) >= most:
+                    break
+                if record.count >= self.settings.delivery_limit:
+                    record.state = ARCHIVED
+                    continue
+                most = min(most, self.together_max(record.count, records_max))
+                if len(acquired) >= most:
+                    break
+                record.state, record.member, record.deadline_ms = ACQUIRED, member, deadline_ms
+                record.count += 1
+                acquired.append((offset, record.count))
+            else:
+                position = batch.last + 1
+                continue
+            break
+        self.advance()
+        return acquired
+
+    # -- ending acquisitions -----------------------------------------------------------------------
+
+    def finish(self, record: Record, kind: int) -> None:
+        record.member, record.deadline_ms = -1, NEVER
+        if kind == ACCEPT:
+            record.state = ACKNOWLEDGED
+        elif kind == RELEASE and record.count < self.settings.delivery_limit:
+            record.state = AVAILABLE
+        else:
+            record.state = ARCHIVED
+
+    def acknowledge(self, member: int, acks: Sequence[Ack], now_ms: int) -> int:
+        before = -1
+        for ack in acks:
+            if ack.first <= before or ack.last < ack.first or len(ack.types) not in (1, ack.last - ack.first + 1):
+                return INVALID_REQUEST
+            if any(kind > RENEW for kind in ack.types):
+                return INVALID_REQUEST
+            before = ack.last
+        for ack in acks:
+            for offset in range(max(ack.first, self.log_start_offset), ack.last + 1):
+                if not self.start <= offset < self.end:
+                    return INVALID_RECORD_STATE
+                record = self.at(offset)
+                if record.state != ACQUIRED or record.member != member or record.deadline_ms <= now_ms:
+                    return INVALID_RECORD_STATE
+        for ack in acks:
+            deadline_ms = self.deadline_ms(now_ms)
+            for offset in range(max(ack.first, self.log_start_offset), ack.last + 1):
+                kind = ack.types[0 if len(ack.types) == 1 else offset - ack.first]
+                if kind == RENEW:
+                    self.at(offset).deadline_ms = deadline_ms
+                else:
+                    self.finish(self.at(offset), kind)
+        self.advance()
+        return 0
+
+    def release_member(self, member: int) -> int:
+        mine = [record for record in self.records if record.state == ACQUIRED and record.member == member]
+        for record in mine:
+            self.finish(record, RELEASE)
+        self.advance()
+        return len(mine)
+
+    def expire(self, now_ms: int) -> int:
+        due = [record for record in self.records if record.state == ACQUIRED and record.deadline_ms <= now_ms]
+        for record in due:
+            self.finish(record, RELEASE)
+        self.advance()
+        return len(due)
+
+    def log_start(self, offset: int) -> None:
+        if offset <= self.log_start_offset:
+            return
+        self.log_start_offset = offset
+        if offset > self.start:
+            self.records = self.records[offset - self.start :]
+            self.start = offset
+        self.advance()
