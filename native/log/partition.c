@@ -110,12 +110,12 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
         return MQD_KAFKA_RECORD_LIST_TOO_LARGE;
     if ((batch->attributes & ATTRIBUTE_CONTROL) && !coordinator)
         return MQD_KAFKA_INVALID_RECORD;
-    if ((batch->attributes & (ATTRIBUTE_TRANSACTIONAL | ATTRIBUTE_CONTROL)) && batch->producer_id < 0)
+    if ((batch->attributes & ATTRIBUTE_CONTROL) && batch->producer_id < 0)
         return MQD_KAFKA_INVALID_RECORD;
     if (batch->last_offset_delta < 0 ||
         __builtin_add_overflow(partition->staged_end_offset, (int64_t)batch->last_offset_delta + 1, &end_offset))
         return MQD_KAFKA_INVALID_RECORD;
-    if (batch->producer_id >= 0 && (batch->producer_epoch < 0 || (batch->base_sequence < 0 && !coordinator)))
+    if (batch->producer_id >= 0 && batch->base_sequence < 0 && !coordinator)
         return MQD_KAFKA_INVALID_RECORD;
     if (!options->log_append_time && !coordinator && !timestamps_allowed(options, batch, now_ms))
         return MQD_KAFKA_INVALID_TIMESTAMP;

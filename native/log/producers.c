@@ -10,6 +10,7 @@
 #define CAPACITY_MIN 8u
 #define CAPACITY_MAX (1u << 26)
 #define TRANSACTIONAL_BIT 0x10
+#define NO_EPOCH (-1) /* Kafka's NO_PRODUCER_EPOCH: below it is none, and with it any sequence is right */
 #define CONTROL_BIT 0x20
 
 void mqd_producers_free(struct mqd_producers *producers)
@@ -150,7 +151,8 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
             return 0;
         }
     }
-    if (batch->base_sequence == sequence_after(batch_at(entry, entry->count - 1u)->last_sequence, 1))
+    if (entry->epoch == NO_EPOCH ||
+        batch->base_sequence == sequence_after(batch_at(entry, entry->count - 1u)->last_sequence, 1))
         return 0;
     if (entry->ended) {
         bool given_twice = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
@@ -167,7 +169,7 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
     *duplicate = false;
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
     if (index == MQD_PRODUCER_NONE)
-        return 0;
+        return batch->producer_epoch < NO_EPOCH ? 47 : 0;
     const struct mqd_producer *entry = &producers->entries[index];
     if (batch->producer_epoch < entry->epoch)
         return 47;
@@ -178,7 +180,7 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
     }
     int16_t error = 0;
     if (!kind.coordinator && batch->producer_epoch > entry->epoch)
-        error = batch->base_sequence == 0 ? 0 : 45;
+        error = batch->base_sequence == 0 || entry->epoch == NO_EPOCH ? 0 : 45;
     else if (!kind.coordinator)
         error = check_sequence(entry, batch, duplicate, base_offset);
     if (error == 0 && !*duplicate && entry->transaction && !(batch->attributes & TRANSACTIONAL_BIT))

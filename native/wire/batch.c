@@ -29,6 +29,7 @@ enum {
     NONE = 0,
     CORRUPT_MESSAGE = 2,
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43,
+    INVALID_PRODUCER_EPOCH = 47,
     UNSUPPORTED_COMPRESSION_TYPE = 76,
     INVALID_RECORD = 87
 };
@@ -92,19 +93,17 @@ static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
     return NONE;
 }
 
-/* Clients that are not idempotent send arbitrary numbers in epoch and sequence; these count only
- * with a producer id. Control batches have no sequence. */
+/* As Kafka: a negative producer id is none, and then nothing that belongs to one counts: clients
+ * that are not idempotent send arbitrary numbers. A transaction's coordinator, which Kafka asks
+ * first, knows no negative epoch; of other producers the log judges it. Control batches have no
+ * sequence. */
 static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
 {
-    if (batch->producer_id < -1)
-        return refuse(INVALID_RECORD, "producer id is neither -1 (none) nor an id", reason);
-    if (batch->producer_id == -1)
-        return batch->attributes & ATTRIBUTE_TRANSACTIONAL
-                   ? refuse(INVALID_RECORD, "transactional batch has no producer id", reason)
-                   : NONE;
-    if (batch->producer_epoch < 0)
-        return refuse(INVALID_RECORD, "producer id comes with a negative producer epoch", reason);
-    if (batch->base_sequence < 0 && !(batch->attributes & ATTRIBUTE_CONTROL))
+    if (batch->producer_id < 0 || batch->attributes & ATTRIBUTE_CONTROL)
+        return NONE;
+    if (batch->producer_epoch < 0 && batch->attributes & ATTRIBUTE_TRANSACTIONAL)
+        return refuse(INVALID_PRODUCER_EPOCH, "transactional batch has a negative producer epoch", reason);
+    if (batch->base_sequence < 0)
         return refuse(INVALID_RECORD, "producer id comes with a negative base sequence", reason);
     return NONE;
 }

@@ -253,6 +253,34 @@ def _produced(broker: Broker, topic: str, batches: list[bytes], acks: int = -1, 
         return kafka.call(0, version, request).responses[0].partition_responses
 
 
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        # epoch, base sequence -> error, base offset; -1 is Kafka's for no epoch: any sequence goes
+        ([(-1, 4), (-1, 9), (-1, 4), (-2, 0), (0, 7)], [(0, 0), (0, 1), (0, 0), (47, -1), (0, 2)]),
+        ([(-2, 0), (-2, -1), (-1, -1)], [(47, -1), (87, -1), (87, -1)]),
+        ([(0, 0), (-1, 0), (0, 1)], [(0, 0), (47, -1), (0, 1)]),
+    ],
+)
+def test_a_negative_epoch_is_none(
+    shared_broker: Broker, request: pytest.FixtureRequest, batches: list[tuple[int, int]], expected: list
+) -> None:
+    name = f"judge-epoch-{request.node.callspec.indices['batches']}"
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic(name, 1, 1)]))
+    made = [
+        Batch(producer_id=4711, producer_epoch=epoch, base_sequence=sequence).build(World(""))
+        for epoch, sequence in batches
+    ]
+    found = [_produced(shared_broker, name, [batch])[0] for batch in made]
+    assert [(one.error_code, one.base_offset) for one in found] == expected
+
+
+def test_a_negative_producer_id_is_none(shared_broker: Broker, topic: str) -> None:
+    batch = Batch(producer_id=-5, producer_epoch=0, base_sequence=0).build(World(""))
+    assert [_produced(shared_broker, topic, [batch])[0].error_code for _ in range(2)] == [0, 0]
+
+
 @pytest.fixture
 def topic(shared_broker: Broker) -> str:
     with KafkaConnection(port=shared_broker.port) as kafka:

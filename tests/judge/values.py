@@ -127,6 +127,9 @@ BATCHES = [
     Batch((b"late",), timestamp_ms=4_000_000_000_000),
     Batch((b"none",), timestamp_ms=-1),
     Batch((b"old",), timestamp_ms=0),
+    Batch(producer_id=-5, producer_epoch=0, base_sequence=0),
+    Batch(producer_id=987654321, producer_epoch=-1, base_sequence=4),
+    Batch(producer_id=987654321, producer_epoch=-2, base_sequence=0),
     Batch(is_control=True),
     Batch(copies=2),
     Batch((b"x" * 3000,)),
@@ -148,6 +151,10 @@ def idempotent_batches(is_transactional: bool = False) -> list[Batch]:
         Batch((b"a", b"b"), base_sequence=0, producer_epoch=epoch, **own),
         Batch(base_sequence=0, producer_epoch=Ref("producer_epoch", "one", 1), **own),
         Batch(base_sequence=0, producer_epoch=-1, **own),
+        Batch(base_sequence=3, producer_epoch=-1, **own),
+        Batch(base_sequence=-1, producer_epoch=-1, **own),
+        Batch(base_sequence=0, producer_epoch=-2, **own),
+        Batch(base_sequence=0, producer_epoch=0, producer_id=-5, is_transactional=is_transactional),
         Batch(base_sequence=0, producer_epoch=0, producer_id=424242, is_transactional=is_transactional),
     ]
 

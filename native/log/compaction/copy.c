@@ -299,7 +299,8 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
     compact->figures.records_read += batch->record_count;
     if (batch->attributes & MQD_ATTRIBUTE_CONTROL)
         return copy_control(compact);
-    if ((batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && mqd_id_map_put(&compact->seen, batch->producer_id, 1) < 0)
+    if ((batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->producer_id >= 0 &&
+        mqd_id_map_put(&compact->seen, batch->producer_id, 1) < 0)
         return -1;
     if (mqd_batch_end_offset(batch) > compact->mapped_end)
         return copy_whole(compact);

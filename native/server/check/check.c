@@ -215,6 +215,8 @@ int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request
         *message = "a transactional batch in a request without transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
     }
+    if (batch->producer_id < 0) /* of no producer, and so of no transaction */
+        return 0;
     if (request->order.producer_id < 0) {
         request->order.producer_id = batch->producer_id;
         request->order.producer_epoch = batch->producer_epoch;

@@ -39,6 +39,35 @@ TEST(sequences_must_follow)
     mqd_producers_free(&producers);
 }
 
+/* Kafka's NO_PRODUCER_EPOCH. */
+TEST(with_no_epoch_any_sequence_is_right)
+{
+    struct mqd_producers producers = {0};
+    CHECK_EQUAL(offer(&producers, numbered(1, -2, 0, 1), 100), 47);
+    CHECK_EQUAL(offer(&producers, numbered(1, -1, 5, 1), 100), 0);
+    CHECK_EQUAL(offer(&producers, numbered(1, -1, 9, 1), 101), 0);
+    CHECK(!duplicate);
+    CHECK_EQUAL(offer(&producers, numbered(1, -1, 5, 1), 999), 0);
+    CHECK(duplicate);
+    CHECK_EQUAL(original, 100);
+    CHECK_EQUAL(offer(&producers, numbered(1, -2, 10, 1), 999), 47);
+
+    size_t size_bytes;
+    int64_t offset;
+    uint8_t *bytes = mqd_producers_encode(&producers, 102, &size_bytes);
+    struct mqd_producers again = {0};
+    CHECK_EQUAL(mqd_producers_decode(&again, bytes, size_bytes, &offset), 0);
+    CHECK_EQUAL(offer(&again, numbered(1, -1, 9, 1), 999), 0);
+    CHECK(duplicate);
+
+    CHECK_EQUAL(offer(&again, numbered(1, 3, 7, 1), 102), 0); /* the first epoch begins anywhere */
+    CHECK_EQUAL(offer(&again, numbered(1, 3, 9, 1), 999), 45);
+    CHECK_EQUAL(offer(&again, numbered(1, -1, 10, 1), 999), 47);
+    free(bytes);
+    mqd_producers_free(&producers);
+    mqd_producers_free(&again);
+}
+
 TEST(the_last_five_are_remembered)
 {
     struct mqd_producers producers = {0};

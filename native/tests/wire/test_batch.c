@@ -167,20 +167,25 @@ TEST(producer_fields)
     const char *reason;
     make();
     put(43, 8, 7), seal(SIZE);
-    REFUSED(SIZE, 87, "producer epoch");
-    put(51, 2, 0), seal(SIZE);
+    REFUSED(SIZE, 87, "base sequence");
+    put(53, 4, 0), seal(SIZE); /* a negative epoch is the log's to judge */
+    CHECK_EQUAL(validate(SIZE, &reason), 0);
+    put(21, 2, 0x10), seal(SIZE);
+    REFUSED(SIZE, 47, "producer epoch");
+    put(21, 2, 0), put(51, 2, 0), put(53, 4, -1), seal(SIZE);
     REFUSED(SIZE, 87, "base sequence");
     put(53, 4, 0), seal(SIZE);
     CHECK_EQUAL(validate(SIZE, &reason), 0);
     put(53, 4, -1), put(21, 2, 0x30), seal(SIZE); /* a transaction marker has no sequence */
     CHECK_EQUAL(validate(SIZE, &reason), 0);
-    put(43, 8, -2), seal(SIZE);
-    REFUSED(SIZE, 87, "producer id");
+    make();
+    put(43, 8, -2), seal(SIZE); /* no producer id, as -1 */
+    CHECK_EQUAL(validate(SIZE, &reason), 0);
     make();
     put(51, 2, 0), put(53, 4, 0), seal(SIZE); /* some clients: no producer id, but zeros */
     CHECK_EQUAL(validate(SIZE, &reason), 0);
     put(21, 2, 0x10), seal(SIZE);
-    REFUSED(SIZE, 87, "transactional");
+    CHECK_EQUAL(validate(SIZE, &reason), 0);
 }
 
 TEST(decode_takes_what_compaction_leaves)
