@@ -404,8 +404,7 @@ struct mqd_batch {
 #define MQD_BATCH_HEADER_BYTES 61
 /* Stateless check of size_bytes at `bytes`: exactly one complete batch, magic 2, valid counts, CRC.
  * Returns a Kafka error code: 0, 2 CORRUPT_MESSAGE, 87 INVALID_RECORD, 76
- * UNSUPPORTED_COMPRESSION_TYPE, 43 UNSUPPORTED_FOR_MESSAGE_FORMAT; `reason` (static text) gives the
- * cause. */
+ * UNSUPPORTED_COMPRESSION_TYPE, 47 INVALID_PRODUCER_EPOCH; `reason` (static text) gives the cause. */
 int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *out, const char **reason);
 /* decodes the header only, without CRC, to scan stored batches. Returns 0, or -1 MQD_E_CORRUPT.
  * available_bytes >= 61. */

@@ -94,10 +94,44 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
     return mqd_produce_end(&walk);
 }
 
-static bool is_whole(const struct mqd_produce_partition *partition)
+static bool is_whole(const uint8_t *records, int32_t size_bytes)
 {
-    return partition->size_bytes >= BATCH_MAGIC_END &&
-           (int32_t)mqd_get_be32(partition->records + 8) <= partition->size_bytes - BATCH_LENGTH_END;
+    return size_bytes >= BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - BATCH_LENGTH_END;
+}
+
+/* What Kafka looks at before acks and the log: one whole batch, of a form that the request's version
+ * may bring. */
+static int16_t check_form(const struct mqd_produce_partition *partition, int16_t version, const char **message)
+{
+    const uint8_t *records = partition->records;
+    if (!is_whole(records, partition->size_bytes)) {
+        *message = "the partition came without a whole record batch";
+        return MQD_KAFKA_INVALID_RECORD;
+    }
+    if (records[16] < 2) {
+        struct mqd_batch none;
+        return mqd_batch_validate(records, (uint64_t)partition->size_bytes, &none, message);
+    }
+    if (version < ZSTD_SINCE_VERSION && partition->size_bytes >= BATCH_ATTRIBUTES_END && (records[22] & 7) == 4) {
+        *message = "zstd needs Produce version 7 or newer";
+        return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
+    }
+    int32_t batch_bytes = (int32_t)mqd_get_be32(records + 8) + BATCH_LENGTH_END;
+    if (batch_bytes > 0 && is_whole(records + batch_bytes, partition->size_bytes - batch_bytes)) {
+        *message = "a partition takes exactly one record batch per request";
+        return MQD_KAFKA_INVALID_RECORD;
+    }
+    return 0;
+}
+
+static void refuse(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t error, const char *message)
+{
+    struct mqd_request *request = append->request;
+    append->message = message;
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    mqd_log(r, 4, request->connection ? request->connection->id : 0, slot, "batch refused: %s",
+            message ? message : "invalid");
+    mqd_append_done(r, append, error);
 }
 
 static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_partition *partition,
@@ -114,10 +148,6 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
     }
     if (error == 0 && (batch->attributes & ATTRIBUTE_TRANSACTIONAL))
         error = mqd_check_transaction(r, request, batch, message);
-    if (error == 0 && request->version < ZSTD_SINCE_VERSION && (batch->attributes & 7) == 4) {
-        *message = "zstd needs Produce version 7 or newer";
-        return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
-    }
     return error;
 }
 
@@ -129,6 +159,13 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     struct mqd_batch batch;
     if (!topic || partition->partition_index < 0 || (uint32_t)partition->partition_index >= topic->partition_count) {
         mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
+        return;
+    }
+    uint32_t slot = topic->slots[partition->partition_index];
+    const char *message = NULL;
+    int16_t error = check_form(partition, request->version, &message);
+    if (error) {
+        refuse(r, append, slot, error, message);
         return;
     }
     if (!acks_valid) {
@@ -144,25 +181,14 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     if (__builtin_expect(request->connection->local != NULL && r->topics.broker_count, 0) &&
         mqd_relay_append(r, append, topic, partition))
         return;
-    if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* no replica on this host */
+    if (slot == MQD_SLOT_NONE) { /* no replica on this host */
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
-    if (!is_whole(partition)) { /* to Kafka no batch at all, so that no log refuses it */
-        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-        append->message = "the partition came without a whole record batch";
-        mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index],
-                "batch refused: %s", append->message);
-        mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
-        return;
-    }
-    append->slot = topic->slots[partition->partition_index];
-    int16_t error = check_batch(r, partition, request, &batch, &append->message);
+    append->slot = slot;
+    error = check_batch(r, partition, request, &batch, &message);
     if (error) {
-        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-        mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index],
-                "batch refused: %s", append->message ? append->message : "invalid");
-        mqd_append_done(r, append, error);
+        refuse(r, append, slot, error, message);
         return;
     }
     append->offset = (uint64_t)(partition->records - r->options.arenas[r->options.self]);

@@ -28,7 +28,6 @@
 enum {
     NONE = 0,
     CORRUPT_MESSAGE = 2,
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43,
     INVALID_PRODUCER_EPOCH = 47,
     UNSUPPORTED_COMPRESSION_TYPE = 76,
     INVALID_RECORD = 87
@@ -119,7 +118,7 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
         return refuse(CORRUPT_MESSAGE, "record batch is cut off in its header", reason);
     int8_t magic = (int8_t)bytes[MAGIC_AT];
     if (magic == 0 || magic == 1)
-        return refuse(UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        return refuse(INVALID_RECORD,
                       "message format 0 or 1; only record batches of magic 2 are taken (clients since Kafka 0.11)",
                       reason);
     if (magic != 2)

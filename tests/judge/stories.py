@@ -271,7 +271,7 @@ def generate(api_key: int, version: int, seed: int, count: int) -> list[Case]:
 
     @hypothesis.seed(zlib.crc32(f"{seed}/{api_key}/{version}".encode()))
     @settings(
-        max_examples=count * 2,
+        max_examples=count * 4,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

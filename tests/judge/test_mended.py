@@ -306,6 +306,21 @@ def test_such_a_batch_refuses_the_whole_request(shared_broker: Broker, topic: st
     assert [one.error_code for one in _produced(shared_broker, topic, batches)] == [error, error]
 
 
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (Batch(damage="cut"), ErrorCode.INVALID_RECORD),
+        (Batch(damage="magic 1"), ErrorCode.INVALID_RECORD),
+        (Batch(copies=2), ErrorCode.INVALID_RECORD),
+        (Batch((b"z",), compression="zstd"), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        (Batch(damage="crc"), ErrorCode.INVALID_REQUIRED_ACKS),
+    ],
+)
+def test_the_form_of_a_batch_is_judged_before_acks(shared_broker: Broker, topic: str, batch: Batch, error: int) -> None:
+    (found,) = _produced(shared_broker, topic, [batch.build(World(""))], acks=2, version=6)
+    assert found.error_code == error
+
+
 def test_beside_an_error_of_the_log_its_start_is_named(shared_broker: Broker, topic: str) -> None:
     damages = [Batch(damage="count lies"), Batch(damage="cut")]
     found = _produced(shared_broker, topic, [one.build(World("")) for one in damages])

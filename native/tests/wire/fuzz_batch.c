@@ -33,7 +33,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct mqd_batch batch, stored;
     const char *reason = "";
     int16_t error = mqd_batch_validate(bytes, length, &batch, &reason);
-    require(error == 0 || error == 2 || error == 43 || error == 76 || error == 87);
+    require(error == 0 || error == 2 || error == 47 || error == 76 || error == 87);
     require((error == 0) == (reason == NULL));
     if (error == 0) {
         require(batch.size_bytes == (int64_t)length && batch.record_count == batch.last_offset_delta + 1 &&

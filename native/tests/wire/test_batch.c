@@ -122,10 +122,10 @@ TEST(magic)
 {
     make();
     batch[16] = 0;
-    REFUSED(SIZE, 43, "magic 2");
-    REFUSED(17, 43, "magic 2"); /* an old message set may be shorter than the new header */
+    REFUSED(SIZE, 87, "magic 2");
+    REFUSED(17, 87, "magic 2"); /* an old message set may be shorter than the new header */
     batch[16] = 1;
-    REFUSED(SIZE, 43, "magic 2");
+    REFUSED(SIZE, 87, "magic 2");
     batch[16] = 3;
     REFUSED(SIZE, 2, "magic");
     batch[16] = 0xff;
