@@ -4,7 +4,7 @@ over the acceptor's metadata. A partition is visible once every worker serves it
 
 import time
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -12,7 +12,7 @@ from mqd.acceptor.broker_state import BrokerState
 from mqd.cluster.metadata.features import levels
 from mqd.coordinator.group.consumer.cluster import Reader, Topic
 from mqd.coordinator.group.regex import RegexMatcher
-from mqd.coordinator.group.settings import ConsumerSettings
+from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings
 from mqd.security.acl import Operation, ResourceType
 
 UPGRADES = ("bidirectional", "upgrade")
@@ -28,11 +28,12 @@ class BrokerCluster:
         self.matcher = RegexMatcher()
         self._broker = broker
         self._configured = self._defaults = consumer_settings(broker)
+        self._share_defaults = share_settings(broker)
         self._quick_ms = broker.broker_number("group.consumer.heartbeat.interval.quick.ms")
         self._count_members = count_members
         self._counted_s = float("-inf")
         self._enabled, self._features_version = False, -1
-        self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, ConsumerSettings]] = {}
+        self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, ConsumerSettings, ShareSettings]] = {}
         self._names: frozenset[str] = frozenset()
         self._names_version: object = None
 
@@ -86,15 +87,26 @@ class BrokerCluster:
     def settings(self, group_id: str) -> ConsumerSettings:
         if time.monotonic() - self._counted_s > COUNT_INTERVAL_S:
             self._adapt()
+        return self._effective(group_id)[0]
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        return self._effective(group_id)[1]
+
+    def _effective(self, group_id: str) -> tuple[ConsumerSettings, ShareSettings]:
         config = self._broker.metadata.group_configs.get(group_id)
         if not config:
-            return self._defaults
+            return self._defaults, self._share_defaults
         known = self._overrides.get(group_id)
         if known is None or known[0] is not config or known[1] is not self._defaults:
             if len(self._overrides) >= OVERRIDES_MAX:
                 self._overrides.clear()
-            known = self._overrides[group_id] = (config, self._defaults, _overridden(self._defaults, config))
-        return known[2]
+            known = self._overrides[group_id] = (
+                config,
+                self._defaults,
+                _overridden(self._defaults, config, "consumer"),
+                _overridden(self._share_defaults, config, "share"),
+            )
+        return known[2], known[3]
 
     def _adapt(self) -> None:
         """Adapts the heartbeat interval to the number of members: all together send at most a
@@ -118,11 +130,31 @@ def consumer_settings(broker: BrokerState) -> ConsumerSettings:
     )
 
 
-def _overridden(settings: ConsumerSettings, config: Mapping[str, str]) -> ConsumerSettings:
-    names = {
-        "consumer.session.timeout.ms": "session_timeout_ms",
-        "consumer.heartbeat.interval.ms": "heartbeat_interval_ms",
-    }
-    return msgspec.structs.replace(
-        settings, **{names[name]: int(value) for name, value in config.items() if name in names}
+def share_settings(broker: BrokerState) -> ShareSettings:
+    return ShareSettings(
+        session_timeout_ms=broker.broker_number("group.share.session.timeout.ms"),
+        heartbeat_interval_ms=broker.broker_number("group.share.heartbeat.interval.ms"),
+        max_size=broker.broker_number("group.share.max.size"),
+        initialize_retry_ms=broker.broker_number("group.share.initialize.retry.interval.ms"),
     )
+
+
+_Settings = TypeVar("_Settings", ConsumerSettings, ShareSettings)
+
+
+# by name: the kind of group, the field of its settings
+_OVERRIDES = {
+    "consumer.session.timeout.ms": ("consumer", "session_timeout_ms"),
+    "consumer.heartbeat.interval.ms": ("consumer", "heartbeat_interval_ms"),
+    "share.session.timeout.ms": ("share", "session_timeout_ms"),
+    "share.heartbeat.interval.ms": ("share", "heartbeat_interval_ms"),
+}
+
+
+def _overridden(settings: _Settings, config: Mapping[str, str], kind: str) -> _Settings:
+    found = {
+        _OVERRIDES[name][1]: int(value)
+        for name, value in config.items()
+        if name in _OVERRIDES and _OVERRIDES[name][0] == kind
+    }
+    return msgspec.structs.replace(settings, **found)

@@ -298,6 +298,8 @@ _GROUP_BOUNDS = {
         "group.consumer.min.heartbeat.interval.ms",
         "group.consumer.max.heartbeat.interval.ms",
     ),
+    "share.session.timeout.ms": ("group.share.min.session.timeout.ms", "group.share.max.session.timeout.ms"),
+    "share.heartbeat.interval.ms": ("group.share.min.heartbeat.interval.ms", "group.share.max.heartbeat.interval.ms"),
 }
 
 
@@ -373,12 +375,9 @@ def _check_broker(config: Mapping[str, str]) -> None:
     for name, (low, high) in _GROUP_BOUNDS.items():
         at_most(low, f"group.{name}", 1, "the default must be one that a group may have")
         at_most(f"group.{name}", high, 1, "the default must be one that a group may have")
-    at_most(
-        "group.consumer.heartbeat.interval.ms",
-        "group.consumer.session.timeout.ms",
-        1,
-        "members would be put out between two heartbeats",
-    )
+    for kind in ("consumer", "share"):
+        beat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
+        at_most(beat, session, 1, "members would be put out between two heartbeats")
     for principal in config["super.users"].split(";"):
         _require(
             not principal.strip() or re.fullmatch(r"[^:;]+:.+", principal.strip()) is not None,
@@ -585,11 +584,14 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
             name,
             effective,
         )
-    heartbeat, session = int(effective["consumer.heartbeat.interval.ms"]), int(effective["consumer.session.timeout.ms"])
-    _require(
-        heartbeat < session,
-        f"consumer.session.timeout.ms={session} must be greater than consumer.heartbeat.interval.ms={heartbeat}",
-        "consumer.session.timeout.ms",
-        effective,
-    )
+    for kind in ("consumer", "share"):
+        heartbeat, session = (
+            int(effective[f"{kind}.{name}"]) for name in ("heartbeat.interval.ms", "session.timeout.ms")
+        )
+        _require(
+            heartbeat < session,
+            f"{kind}.session.timeout.ms={session} must be greater than {kind}.heartbeat.interval.ms={heartbeat}",
+            f"{kind}.session.timeout.ms",
+            effective,
+        )
     return canonical

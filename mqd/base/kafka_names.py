@@ -88,10 +88,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
     "No metrics are received from clients (KIP-714).": "telemetry.max.bytes",
     "Share groups are not available yet.": (
-        "group.share.enable group.share.session.timeout.ms group.share.min.session.timeout.ms"
-        " group.share.max.session.timeout.ms group.share.heartbeat.interval.ms group.share.min.heartbeat.interval.ms"
-        " group.share.max.heartbeat.interval.ms group.share.max.size group.share.assignors"
-        " group.share.initialize.retry.interval.ms group.share.delivery.count.limit"
+        "group.share.enable group.share.assignors group.share.delivery.count.limit"
         " group.share.record.lock.duration.ms group.share.min.record.lock.duration.ms"
         " group.share.max.record.lock.duration.ms group.share.partition.max.record.locks"
         " group.share.max.share.sessions group.share.persister.class.name"

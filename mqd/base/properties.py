@@ -435,6 +435,24 @@ group.consumer.assignors: list(uniform|range) = uniform,range
 group.consumer.migration.policy: enum(bidirectional|upgrade|downgrade|disabled) = bidirectional
     Whether a group with members may change its protocol: from classic to consumer (upgrade), back (downgrade), both, or
     never.
+group.share.session.timeout.ms: int >=1 = 45000
+    A member of a share group (KIP-932) is removed after this time without a heartbeat. Per group:
+    share.session.timeout.ms.
+group.share.min.session.timeout.ms: int >=1 = 45000
+    The shortest share.session.timeout.ms that a group may have.
+group.share.max.session.timeout.ms: int >=1 = 60000
+    The longest share.session.timeout.ms that a group may have.
+group.share.heartbeat.interval.ms: int >=1 = 5000
+    How often members of share groups send heartbeats; a member whose partitions are being initialized is asked for a
+    shorter interval.
+group.share.min.heartbeat.interval.ms: int >=1 = 5000
+    The shortest share.heartbeat.interval.ms that a group may have.
+group.share.max.heartbeat.interval.ms: int >=1 = 15000
+    The longest share.heartbeat.interval.ms that a group may have.
+group.share.max.size: int >=1 <=1000 = 200
+    Members that a share group may have.
+group.share.initialize.retry.interval.ms: int >=1 = 30000
+    A share-partition whose initialization has had no outcome for so long is initialized again.
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
@@ -616,12 +634,16 @@ leader.replication.throttled.replicas: list pattern=\*|[0-9]+:[0-9]+ dynamic ign
     BROKER,
 )
 
-GROUP: dict[str, Property] = table(  # of consumer groups (ConfigResource type 32)
+GROUP: dict[str, Property] = table(  # of consumer and share groups (ConfigResource type 32)
     """
 consumer.session.timeout.ms: as group.consumer.session.timeout.ms
     A member is removed after this time without a heartbeat.
 consumer.heartbeat.interval.ms: as group.consumer.heartbeat.interval.ms
     How often its members send heartbeats.
+share.session.timeout.ms: as group.share.session.timeout.ms
+    A member of a share group is removed after this time without a heartbeat.
+share.heartbeat.interval.ms: as group.share.heartbeat.interval.ms
+    How often members of a share group send heartbeats.
 """,
     BROKER,
 )

@@ -157,7 +157,8 @@ class History:
         start = self.rng.choice((-1, self.rng.randrange(200)))
         fenced = self.model.exists and -1 != epoch < self.model.state_epoch
         before = self.model
-        if not fenced:
+        repeated = self.model.exists and epoch == self.model.state_epoch and start == -1
+        if not fenced and not repeated:
             self.model = Model()
             self.model.exists, self.model.state_epoch, self.model.start = True, epoch, start
         reply = self.ask(share.Initialize, epoch, start)

@@ -23,6 +23,8 @@ from mqd.coordinator.group.classic.members import MEMBER_BYTES, protocols_size_b
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.group import GROUP_BYTES, Group
 from mqd.coordinator.group.offsets import CommitOffsets
+from mqd.coordinator.group.share.core import MEMBER_BYTES as SHARE_MEMBER_BYTES
+from mqd.coordinator.group.share.events import ShareHeartbeat
 from mqd.protocol.errors import ErrorCode
 
 NEW_GROUPS, MEMBERS = 0.75, 0.875
@@ -46,7 +48,13 @@ class GroupBudget:
         growth = _growth_bytes(core, event)
         if not growth:
             return 0
-        share = NEW_GROUPS if core is None else MEMBERS if type(event) in (JoinGroup, ConsumerHeartbeat) else 1.0
+        share = (
+            NEW_GROUPS
+            if core is None
+            else MEMBERS
+            if type(event) in (JoinGroup, ConsumerHeartbeat, ShareHeartbeat)
+            else 1.0
+        )
         if self.used_bytes + growth <= share * self.limit_bytes:
             return 0
         self.refused_count += 1
@@ -77,6 +85,8 @@ def _growth_bytes(group: Group | None, event: object) -> int:
         names = event.message.subscribed_topic_names
         held = _size_bytes(names or ()) + len(event.message.subscribed_topic_regex or "")
         return more + _beyond(group, event.message.member_id, event.message.instance_id, held)
+    if type(event) is ShareHeartbeat:
+        return more + _share_growth_bytes(group, event)
     if type(event) is SyncGroup and group is not None:
         before = sum(len(member.assignment) for member in group.classic.members.by_id.values())
         return max(0, sum(len(one.assignment) for one in event.message.assignments) - before)
@@ -85,6 +95,19 @@ def _growth_bytes(group: Group | None, event: object) -> int:
             return more + sum(300 + len(one.topic) + len(one.metadata) for one in event.offsets)
         return group.offsets.growth_bytes(event)
     return 0
+
+
+def _share_growth_bytes(group: Group | None, event: ShareHeartbeat) -> int:
+    message = event.message
+    known = None
+    if group is not None and group.share is not None:
+        known = group.share.members.get(message.member_id)
+    if message.member_epoch < 0 or (known is not None and message.subscribed_topic_names is None):
+        return 0
+    held = _size_bytes(message.subscribed_topic_names or ())
+    if known is not None:
+        return max(0, held - _size_bytes(known.description.topic_names))
+    return SHARE_MEMBER_BYTES + held + len(message.member_id) + len(message.rack_id or "")
 
 
 def _size_bytes(names: Iterable[str]) -> int:

@@ -15,6 +15,7 @@ from mqd.coordinator.group.offsets import Offsets
 from mqd.coordinator.group.records import (
     CONSUMER_GROUP_TYPES,
     GROUP_METADATA,
+    SHARE_GROUP_TYPES,
     decode_offset_value,
     group_of_key,
     key_type_of,
@@ -36,7 +37,8 @@ class GroupCores:
     def core_of(self, key: bytes) -> str | None:
         """Raises ValueError."""
         kind = key_type_of(key)
-        return group_of_key(key) if 0 <= kind <= GROUP_METADATA or kind in CONSUMER_GROUP_TYPES else None
+        known = 0 <= kind <= GROUP_METADATA or kind in CONSUMER_GROUP_TYPES or kind in SHARE_GROUP_TYPES
+        return group_of_key(key) if known else None
 
     def replay_all(
         self, cores: dict[str, GroupCore], records: dict[bytes, bytes], unreadable: Callable[[bytes, Exception], None]

@@ -6,11 +6,12 @@ committed offsets.
     classic   members by JoinGroup (classic/core.py), or none at the moment but a generation in the
               log
     consumer  members by ConsumerGroupHeartbeat (KIP-848)
+    share     members by ShareGroupHeartbeat (KIP-932); no offsets, and no way to another kind
 
-Membership of both protocols and the offsets change only through `handle`. Invariants (check(), in
+Membership of all protocols and the offsets change only through `handle`. Invariants (check(), in
 addition to those of the parts)
-    GG1  a group has one kind: while it is a consumer group, its classic part is in its initial
-         state
+    GG1  a group has one kind: while it is a consumer or share group, its classic part is in its
+         initial state; a share group has no offsets
     GG2  a group that is_empty has nothing in the log
     GG3  an Empty group with an epoch or generation in the log but no offsets is checked again:
          EXPIRE_TIMER or the timer of its offsets is armed
@@ -22,7 +23,7 @@ addition to those of the parts)
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,15 +40,37 @@ from mqd.coordinator.group.consumer.core import DEADLINE_TIMER as CONSUMER_TIMER
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.describe import holders
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.coordinator.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS, CommitOffsets, Offsets, OffsetsSettings
-from mqd.coordinator.group.records import GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, key_type_of
+from mqd.coordinator.group.offsets import (
+    EXPIRATION_TIMER,
+    KEEP,
+    OFFSET_EVENTS,
+    CommitOffsets,
+    Offsets,
+    OffsetsSettings,
+    PartitionsGone,
+)
+from mqd.coordinator.group.records import (
+    GROUP_METADATA,
+    OFFSET_COMMIT,
+    SHARE_GROUP_TYPES,
+    decode_offset_key,
+    key_type_of,
+)
 from mqd.coordinator.group.settings import ClassicSettings
+from mqd.coordinator.group.share.core import DEADLINE_TIMER as SHARE_TIMER
+from mqd.coordinator.group.share.core import PROTOCOL as SHARE_PROTOCOL
+from mqd.coordinator.group.share.core import ShareGroup
+from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets, ShareDescribe, ShareHeartbeat, StatesChanged
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
+    AlterShareGroupOffsetsResponse,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatResponse,
+    DeleteShareGroupOffsetsResponse,
     DescribeGroupsResponse,
     JoinGroupResponse,
+    ShareGroupDescribeResponse,
+    ShareGroupHeartbeatResponse,
 )
 
 EXPIRE_TIMER = "group.expire"
@@ -55,6 +78,7 @@ VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
 RECORD_OVERHEAD_BYTES = 32
 GROUP_BYTES = 3_500  # what a group without members and offsets takes in memory: measured, rounded up
 CLASSIC_EVENTS = (JoinGroup, SyncGroup, Heartbeat, LeaveGroup)
+SHARE_EVENTS = (ShareHeartbeat, ShareDescribe, AlterOffsets, DeleteOffsets)
 
 
 class DeleteGroup(msgspec.Struct, frozen=True):
@@ -92,6 +116,7 @@ class Group:
         self.cluster = cluster or FixedCluster()
         self.classic = ClassicGroup(group_id, classic)
         self.consumer: ConsumerGroup | None = None
+        self.share: ShareGroup | None = None
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
         self._expire_armed = False
@@ -103,6 +128,8 @@ class Group:
     def kind(self) -> str:
         if self.consumer is not None:
             return "consumer"
+        if self.share is not None:
+            return "share"
         return "classic" if self.classic.is_persisted or not self.classic.is_empty else "empty"
 
     @property
@@ -118,6 +145,7 @@ class Group:
             and not classic.is_persisted
             and not classic.members.pending
             and self.consumer is None
+            and self.share is None
         )
         return without_members and self.offsets.is_empty and not self._lingers
 
@@ -125,17 +153,25 @@ class Group:
     def size_bytes(self) -> int:
         """Of memory, roughly; what clients choose the size of is counted exactly."""
         members = self.classic.members.size_bytes + self.offsets.size_bytes
-        return GROUP_BYTES + len(self.group_id) + members + (self.consumer.size_bytes if self.consumer else 0)
+        if self.consumer is not None:
+            members += self.consumer.size_bytes
+        if self.share is not None:
+            members += self.share.size_bytes
+        return GROUP_BYTES + len(self.group_id) + members
 
     @property
     def state_name(self) -> str:
         if self.consumer is not None:
             return self.consumer.state_name
+        if self.share is not None:
+            return self.share.state_name
         return str(self.classic.state if self.exists else State.DEAD)
 
     def listed(self) -> Listed:
         if self.consumer is not None:
             return Listed(self.group_id, CONSUMER_PROTOCOL, self.state_name, "consumer")
+        if self.share is not None:
+            return Listed(self.group_id, SHARE_PROTOCOL, self.state_name, "share")
         return Listed(self.group_id, self.classic.protocol_type or "", self.state_name, "classic")
 
     def held_up_by(self) -> list[Holder]:
@@ -158,7 +194,7 @@ class Group:
 
     def described(self) -> DescribeGroupsResponse.Group | None:
         """The entry of DescribeGroups. None: no such classic group."""
-        if not self.exists or self.consumer is not None:
+        if not self.exists or self.consumer is not None or self.share is not None:
             return None
         classic = self.classic
         stable = classic.state is STABLE
@@ -178,6 +214,9 @@ class Group:
         if isinstance(event, CLASSIC_EVENTS):
             if self.consumer is not None:
                 return self._in_consumer(event, now_ms)
+            if type(event) is JoinGroup and self.share is not None:
+                error = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+                return [Reply(event.request, JoinGroupResponse(error_code=error, protocol_name=None))]
             if type(event) is JoinGroup:
                 return self._on_join(event, now_ms)
             actions = self.classic.handle(event, now_ms)
@@ -187,6 +226,8 @@ class Group:
         if isinstance(event, OFFSET_EVENTS):
             had_offsets = not self.offsets.is_empty
             actions = self.offsets.handle(event, self, now_ms)
+            if self.share is not None and isinstance(event, PartitionsGone):
+                actions += self.share.forget_topics(frozenset(event.left))
             self._lingers |= had_offsets and self.offsets.is_empty
             return actions + self._arm_expire(now_ms)
         if isinstance(event, DeleteGroup):
@@ -199,6 +240,10 @@ class Group:
             )
         if isinstance(event, ConsumerDescribe):
             return self._on_describe(event, now_ms)
+        if isinstance(event, SHARE_EVENTS):
+            return self._in_share(event, now_ms)
+        if isinstance(event, StatesChanged):
+            return self._in_share(event, now_ms) if self.share is not None else []
         raise TypeError(f"{type(event).__name__} is no event of a group")
 
     def _on_join(self, event: JoinGroup, now_ms: int) -> list[Action]:
@@ -217,7 +262,7 @@ class Group:
         members or may convert its members, and the sender joins it.
         """
         classic = self.classic
-        if event.message.member_epoch != 0:
+        if event.message.member_epoch != 0 or self.share is not None:
             return [
                 _not_found(
                     event,
@@ -249,6 +294,42 @@ class Group:
         waiting = migration.dismissed(classic)
         self.consumer, self.classic = consumer, ClassicGroup(self.group_id, classic.settings)
         return [*disarmed, *actions, *waiting]
+
+    # -- the share protocol ------------------------------------------------------------------------
+
+    def _in_share(self, event: Any, now_ms: int) -> list[Action]:
+        share = self.share
+        if share is None:
+            creates = isinstance(event, AlterOffsets) or (
+                isinstance(event, ShareHeartbeat) and event.message.member_epoch == 0
+            )
+            if self.exists or not creates:
+                return [self._no_share_group(event)]
+            share = ShareGroup(self.group_id, self.cluster)
+        actions = share.handle(event, now_ms)
+        self.share = share if share.is_persisted and not share.is_deleted else None
+        return actions
+
+    def _no_share_group(self, event: Any) -> Reply:
+        text = f"Group {self.group_id} not found."
+        if self.exists:
+            text = f"Group {self.group_id} is not a share group."
+        elif isinstance(event, ShareHeartbeat) and event.message.member_epoch > 0:
+            text = f"Share group {self.group_id} not found."
+        error = int(ErrorCode.GROUP_ID_NOT_FOUND)
+        if isinstance(event, ShareDescribe):
+            return Reply(
+                event.request,
+                ShareGroupDescribeResponse.Group(error_code=error, error_message=text, group_id=self.group_id),
+            )
+        answers: dict[type, Any] = {
+            ShareHeartbeat: ShareGroupHeartbeatResponse,
+            AlterOffsets: AlterShareGroupOffsetsResponse,
+            DeleteOffsets: DeleteShareGroupOffsetsResponse,
+        }
+        return Reply(event.request, answers[type(event)](error_code=error, error_message=text))
+
+    # -- the consumer protocol, from the second heartbeat on ---------------------------------------
 
     def _in_consumer(self, event: object, now_ms: int) -> list[Action]:
         consumer = self.consumer
@@ -301,9 +382,15 @@ class Group:
             return self._maybe_remove() or self._arm_expire(now_ms)
         if event.name == EXPIRATION_TIMER:
             return self.offsets.on_expiration_timer(self, now_ms)[0] + self._maybe_remove()
+        if event.name == SHARE_TIMER:
+            return self._in_share(event, now_ms) if self.share is not None else []
         return self._in_consumer(event, now_ms) if self.consumer is not None else []
 
     def _on_delete(self, event: DeleteGroup) -> list[Action]:
+        if self.share is not None:
+            actions = self.share.delete_group(event.request)
+            self.share = None if self.share.is_deleted else self.share
+            return actions
         error = (
             int(ErrorCode.GROUP_ID_NOT_FOUND)
             if not self.exists
@@ -338,6 +425,8 @@ class Group:
 
     def _is_deserted(self) -> bool:
         """It holds more than offsets, but has no members."""
+        if self.share is not None:
+            return False  # as in Kafka: only an administrator deletes it
         if self.consumer is not None:
             return self.consumer.is_empty
         return (self.classic.is_persisted or self._lingers) and self.classic.is_empty
@@ -357,6 +446,11 @@ class Group:
             self.offsets.replay(topic, partition, value)
         elif kind == GROUP_METADATA:
             self.classic.replay(value)
+        elif kind in SHARE_GROUP_TYPES:
+            if self.share is None and value is not None:
+                self.share = ShareGroup(self.group_id, self.cluster)
+            if self.share is not None:
+                self.share.replay(key, value)
         elif self.consumer is not None or value is not None:
             if self.consumer is None:
                 self.consumer = ConsumerGroup(self.group_id, self.cluster)
@@ -373,6 +467,11 @@ class Group:
         if self.consumer is not None and self.classic.is_persisted:
             self.consumer.pending.append((classic_records.encode_key(self.group_id), None))
             self.classic = ClassicGroup(self.group_id, self.classic.settings)
+        if self.share is not None and not self.share.is_persisted:
+            self.share = None
+        if self.share is not None and not (self.consumer is not None or self.classic.is_persisted):
+            return self.share.on_loaded(now_ms) + self.offsets.on_loaded(now_ms)
+        self.share = None  # a damaged log: the group has another kind since
         members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 
@@ -381,6 +480,8 @@ class Group:
     def commit_error(self, event: CommitOffsets) -> int:
         if self.consumer is not None:
             return self.consumer.commit_error(event)
+        if self.share is not None:
+            return int(ErrorCode.GROUP_ID_NOT_FOUND)
         if not self.exists and event.generation >= 0:
             unknown = event.version >= VERSION_GROUP_ID_NOT_FOUND and not event.is_transactional
             return int(ErrorCode.GROUP_ID_NOT_FOUND if unknown else ErrorCode.ILLEGAL_GENERATION)
@@ -389,12 +490,14 @@ class Group:
         )
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
+        if self.share is not None:
+            return int(ErrorCode.GROUP_ID_NOT_FOUND)
         return self.consumer.fetch_error(member_id, member_epoch) if self.consumer is not None else 0
 
     def delete_error(self) -> int:
         if self.consumer is not None:
             return self.consumer.delete_error()
-        if not self.exists:
+        if not self.exists or self.share is not None:
             return int(ErrorCode.GROUP_ID_NOT_FOUND)
         return (
             int(ErrorCode.NON_EMPTY_GROUP)
@@ -437,6 +540,10 @@ class Group:
         self.offsets.check()
         if self.consumer is not None:
             self.consumer.check()
+            assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
+        if self.share is not None:
+            self.share.check()
+            assert self.share.is_persisted and self.consumer is None and self.offsets.is_empty, "GG1"
             assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
         assert not self.is_empty or not self.classic.is_persisted, "GG2"
         lonely = self._is_deserted() and self.offsets.is_empty

@@ -9,11 +9,17 @@
     6          ConsumerGroupTargetAssignmentMetadata       KIP-848 group: the epoch of the target assignment
     7          ConsumerGroupTargetAssignmentMember         member: its target assignment
     8          ConsumerGroupCurrentMemberAssignment        member: what it holds
+    10         ShareGroupMemberMetadata                    member of a share group: what it subscribes to
+    11         ShareGroupMetadata                          share group (KIP-932): its epoch
+    12         ShareGroupTargetAssignmentMetadata          share group: the epoch of the target assignment
+    13         ShareGroupTargetAssignmentMember            member of a share group: its target assignment
+    14         ShareGroupCurrentMemberAssignment           member of a share group: what it was told
+    15         ShareGroupStatePartitionMetadata            share group: which share-partitions have a state
     16         ConsumerGroupRegularExpression              group and expression: what it matches
 
-Types 9 to 15 and 17 and up belong to share and streams groups; they are not read. OffsetCommit is
+Types 9, 17 and up belong to other kinds of groups (streams); they are not read. OffsetCommit is
 coded by hand for speed: there may be a million of them. Source: the message schemas of Kafka's
-group coordinator (KIP-848).
+group coordinator (KIP-848, KIP-932).
 """
 
 from __future__ import annotations
@@ -117,6 +123,61 @@ CONSUMER_GROUP_TYPES: dict[int, RecordType] = {
         CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
         CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
         CONSUMER_GROUP_REGULAR_EXPRESSION,
+    )
+}
+
+# -- ShareGroup* -----------------------------------------------------------------------------------
+
+SHARE_GROUP_MEMBER_METADATA = RecordType(
+    10,
+    "ShareGroupMemberMetadata",
+    _MEMBER,
+    """
+rack_id: string 0+ null=0+
+client_id: string 0+
+client_host: string 0+
+subscribed_topic_names: [string] 0+
+""",
+)
+SHARE_GROUP_METADATA = RecordType(11, "ShareGroupMetadata", _GROUP, "epoch: int32 0+\nmetadata_hash: int64 0+\n")
+SHARE_GROUP_TARGET_ASSIGNMENT_METADATA = RecordType(
+    12, "ShareGroupTargetAssignmentMetadata", _GROUP, "assignment_epoch: int32 0+\n"
+)
+SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER = RecordType(
+    13, "ShareGroupTargetAssignmentMember", _MEMBER, "topic_partitions: [TopicPartition] 0+" + _PARTITIONS
+)
+SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT = RecordType(
+    14,
+    "ShareGroupCurrentMemberAssignment",
+    _MEMBER,
+    "member_epoch: int32 0+\nprevious_member_epoch: int32 0+\nstate: int8 0+\nassigned_partitions: [TopicPartitions] 0+"
+    + _PARTITIONS,
+)
+SHARE_GROUP_STATE_PARTITION_METADATA = RecordType(
+    15,
+    "ShareGroupStatePartitionMetadata",
+    _GROUP,
+    """
+initializing_topics: [TopicPartitionsInfo] 0+
+    topic_id: uuid 0+
+    topic_name: string 0+
+    partitions: [int32] 0+
+initialized_topics: [TopicPartitionsInfo] 0+
+deleting_topics: [TopicInfo] 0+
+    topic_id: uuid 0+
+    topic_name: string 0+
+""",
+)
+
+SHARE_GROUP_TYPES: dict[int, RecordType] = {
+    one.key_type: one
+    for one in (
+        SHARE_GROUP_MEMBER_METADATA,
+        SHARE_GROUP_METADATA,
+        SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
+        SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+        SHARE_GROUP_STATE_PARTITION_METADATA,
     )
 }
 

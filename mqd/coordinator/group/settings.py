@@ -39,3 +39,15 @@ class ConsumerSettings(msgspec.Struct, frozen=True):
     # group.consumer.migration.policy: a classic group may become a consumer group
     upgrade: bool = True
     downgrade: bool = True  # and vice versa
+
+
+class ShareSettings(msgspec.Struct, frozen=True):
+    """Settings of share groups (KIP-932): the broker's group.share.* and the overrides of a single
+    group (share.session.timeout.ms, share.heartbeat.interval.ms).
+    """
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_size: int = 200
+    # a share-partition whose initialization has no outcome for so long is initialized again
+    initialize_retry_ms: int = 30_000

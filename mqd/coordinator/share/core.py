@@ -17,7 +17,9 @@ Invariants (check())
 Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
 
 Source: Kafka's own behaviour, down to which error has precedence. Differences: a start offset that
-is lower than the current one is ignored (P2), and so are state batches below it.
+is lower than the current one is ignored (P2), and so are state batches below it; an initialization
+without a start offset in the state epoch that is current changes nothing: it is one that was
+repeated, and its state may have been used since.
 """
 
 from __future__ import annotations
@@ -161,6 +163,8 @@ class SharePartition:
     def _on_initialize(self, event: Initialize, now_ms: int) -> list[Action]:
         if self.exists and NOT_SENT != event.state_epoch < self.state_epoch:
             return [self._refused(event.request, _Initialized, ErrorCode.FENCED_STATE_EPOCH)]
+        if self.exists and event.state_epoch == self.state_epoch and event.start_offset == UNINITIALIZED:
+            return [self._answer(event.request, _Initialized)]
         snapshot_epoch = self.snapshot_epoch + 1 if self.exists else 0
         self._reset()
         self.exists = True

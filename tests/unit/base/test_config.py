@@ -121,8 +121,22 @@ def test_kafkas_stock_file_starts(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"share.session.timeout.ms": "44999"}, "must be from 45000 to 60000"),
+        ({"share.heartbeat.interval.ms": "15001"}, "must be from 5000 to 15000"),
+    ],
+)
+def test_a_share_groups_bounds_are_the_brokers(given, why):
+    broker = c.load_broker(None, {}, {})
+    assert c.validate_group({"share.session.timeout.ms": "50000"}, broker) == {"share.session.timeout.ms": "50000"}
+    with pytest.raises(c.ConfigError, match=why):
+        c.validate_group(given, broker)
+
+
 def test_names_of_kafka_without_effect_are_taken_and_listed():
-    names = {"metric.reporters": "a.B", "group.share.max.size": "9", "offsets.load.buffer.size": "5242880"}
+    names = {"metric.reporters": "a.B", "group.share.delivery.count.limit": "9", "offsets.load.buffer.size": "5242880"}
     assert c.without_effect(c.load_broker(None, {}, names)) == sorted(names)
     documented = config_page.markdown()
     assert all(f"| `{name}` |" in documented for name in names)

@@ -151,6 +151,16 @@ def test_a_leader_fences_the_one_before_it_and_an_administrator_both() -> None:
     assert (found.state_epoch, found.start_offset, found.state_batches) == (4, 7, [])
 
 
+def test_an_initialization_that_is_repeated_changes_nothing() -> None:
+    driver = Driver().started()
+    driver.write(Run(3, 4, ACKNOWLEDGED, 1), start=3)
+    before, records_before = driver.core.durable(), len(driver.log)
+    assert driver.ask(Initialize, 3, -1).error_code == 0
+    assert (driver.core.durable(), len(driver.log)) == (before, records_before)
+    assert driver.ask(Initialize, 3, 9).error_code == 0
+    assert driver.core.start_offset == 9
+
+
 def test_the_start_never_falls_by_a_write() -> None:
     driver = Driver().started()
     driver.write(Run(10, 19, ARCHIVED, 5), start=10)

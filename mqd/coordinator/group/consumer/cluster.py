@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
 from mqd.coordinator.group.regex import RegexMatcher
-from mqd.coordinator.group.settings import ConsumerSettings
+from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings
 
 
 class Topic(NamedTuple):
@@ -45,6 +45,8 @@ class Cluster(Protocol):
 
     def settings(self, group_id: str) -> ConsumerSettings: ...
 
+    def share_settings(self, group_id: str) -> ShareSettings: ...
+
 
 class FixedCluster:
     """Topics as set(): for tests, tools and simulations."""
@@ -53,6 +55,7 @@ class FixedCluster:
         self.matcher = RegexMatcher()
         self.version = 0
         self.group_settings = settings or ConsumerSettings()
+        self.share_group_settings = ShareSettings()
         self.topics: dict[str, Topic] = {}
         self._names_by_id: dict[bytes, str] = {}
         self._names: frozenset[str] = frozenset()
@@ -93,3 +96,6 @@ class FixedCluster:
 
     def settings(self, group_id: str) -> ConsumerSettings:
         return self.group_settings
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        return self.share_group_settings

@@ -76,7 +76,7 @@ def group_record(group_id: str, epoch: int, metadata_hash: int) -> KeyValue:
 def decode_group(value: bytes) -> tuple[int, int]:
     """(epoch, metadata hash)."""
     record = _GROUP.decode_value(value)
-    return _epoch(record.epoch), record.metadata_hash
+    return epoch_of(record.epoch), record.metadata_hash
 
 
 def member_record(group_id: str, member_id: str, member: Description) -> KeyValue:
@@ -135,22 +135,22 @@ def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
 
 
 def decode_target_epoch(value: bytes) -> int:
-    return _epoch(_TARGET_EPOCH.decode_value(value).assignment_epoch)
+    return epoch_of(_TARGET_EPOCH.decode_value(value).assignment_epoch)
 
 
-def _epoch(epoch: int, lowest: int = 0) -> int:
+def epoch_of(epoch: int, lowest: int = 0) -> int:
     if not lowest <= epoch <= EPOCH_MAX:
         raise ValueError(f"an epoch of {epoch}")
     return epoch
 
 
 def target_record(group_id: str, member_id: str, partitions: Partitions) -> KeyValue:
-    value = _TARGET.value.cls(topic_partitions=_listed(partitions, _TARGET.value.cls.TopicPartition))
+    value = _TARGET.value.cls(topic_partitions=listed(partitions, _TARGET.value.cls.TopicPartition))
     return _TARGET.encode_key(group_id, member_id), _TARGET.encode_value(value)
 
 
 def decode_target(value: bytes) -> Partitions:
-    return _partitions(_TARGET.decode_value(value).topic_partitions)
+    return partitions_of(_TARGET.decode_value(value).topic_partitions)
 
 
 def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
@@ -159,21 +159,21 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
         member_epoch=current.epoch,
         previous_member_epoch=current.previous_epoch,
         state=current.state,
-        assigned_partitions=_listed(current.assigned, cls.TopicPartitions),
-        partitions_pending_revocation=_listed(current.revoking, cls.TopicPartitions),
+        assigned_partitions=listed(current.assigned, cls.TopicPartitions),
+        partitions_pending_revocation=listed(current.revoking, cls.TopicPartitions),
     )
     return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
 
 
 def decode_current(value: bytes) -> Current:
     record = _CURRENT.decode_value(value)
-    epoch, previous = _epoch(record.member_epoch, EPOCH_MIN), _epoch(record.previous_member_epoch, EPOCH_MIN)
+    epoch, previous = epoch_of(record.member_epoch, EPOCH_MIN), epoch_of(record.previous_member_epoch, EPOCH_MIN)
     return Current(
         epoch,
         previous,
         record.state,
-        _partitions(record.assigned_partitions),
-        _partitions(record.partitions_pending_revocation),
+        partitions_of(record.assigned_partitions),
+        partitions_of(record.partitions_pending_revocation),
     )
 
 
@@ -200,11 +200,11 @@ def is_resolved_expression(key: bytes) -> bool:
     return records.key_type_of(key) == REGULAR_EXPRESSION
 
 
-def _listed(partitions: Partitions, cls: type) -> list:
+def listed(partitions: Partitions, cls: type) -> list:
     return [cls(topic_id=topic_id, partitions=list(indexes)) for topic_id, indexes in partitions.items()]
 
 
-def _partitions(listed: list) -> Partitions:
+def partitions_of(listed: list) -> Partitions:
     found: Partitions = {}
     for one in listed:
         indexes = one.partitions

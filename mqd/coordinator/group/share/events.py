@@ -1,0 +1,64 @@
+"""The events of a share group (KIP-932), and its requests to the share coordinator."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mqd.coordinator.actions import Effect
+from mqd.protocol.messages import ShareGroupHeartbeatRequest
+
+Offsets = dict[bytes, dict[int, int]]  # topic id -> partition -> start offset
+Errors = dict[tuple[bytes, int], int]  # (topic id, partition) -> error code
+
+
+class ShareHeartbeat(msgspec.Struct, frozen=True, gc=False):
+    """The handler checks everything that needs no state."""
+
+    request: int
+    client_id: str
+    client_host: str
+    message: ShareGroupHeartbeatRequest
+
+
+class ShareDescribe(msgspec.Struct, frozen=True, gc=False):
+    """Answered with a ShareGroupDescribeResponse.Group."""
+
+    request: int
+
+
+class AlterOffsets(msgspec.Struct, frozen=True, gc=False):
+    """`offsets`: topic -> partition -> start offset. Answered with an
+    AlterShareGroupOffsetsResponse.
+    """
+
+    request: int
+    offsets: dict[str, dict[int, int]]
+
+
+class DeleteOffsets(msgspec.Struct, frozen=True, gc=False):
+    """Answered with a DeleteShareGroupOffsetsResponse."""
+
+    request: int
+    topics: tuple[str, ...]
+
+
+class InitializeStates(Effect, frozen=True):
+    """InitializeShareGroupState of each; the outcome comes as StatesChanged with this token."""
+
+    token: int
+    state_epoch: int
+    offsets: Offsets
+
+
+class DeleteStates(Effect, frozen=True):
+    """DeleteShareGroupState of each; the outcome comes as StatesChanged with this token."""
+
+    token: int
+    partitions: dict[bytes, tuple[int, ...]]
+
+
+class StatesChanged(msgspec.Struct, frozen=True, gc=False):
+    """`errors`: of those that failed, or whose outcome is not known."""
+
+    token: int
+    errors: Errors

@@ -1,0 +1,231 @@
+"""What administrators do to the offsets of a share group without members: AlterShareGroupOffsets,
+DeleteShareGroupOffsets, DeleteGroups. Each is recorded, then the share coordinator is asked; its
+answer completes the request. A coordinator that is loaded in between knows no request any more, and
+the record says what is left: what was to be deleted is `deleting`, and deleted again with the next
+request.
+
+Altering raises the group's epoch, which is the state epoch of what is initialized: whoever still
+holds the earlier state is fenced (124).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from mqd.coordinator.actions import Action, Effect, KeyValue, Reply
+from mqd.coordinator.group.consumer.cluster import Cluster
+from mqd.coordinator.group.consumer.members import difference, union
+from mqd.coordinator.group.consumer.records import Partitions
+from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets, DeleteStates, Offsets, StatesChanged
+from mqd.coordinator.group.share.records import States
+from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.messages import AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsResponse
+
+NOTHING_TO_DELETE = "There is no offset information to delete."
+_Altered, _Deleted = AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsResponse
+UNKNOWN = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+class Group(Protocol):
+    """What is needed of core.ShareGroup, which imports this module."""
+
+    cluster: Cluster
+    states: States
+    pending: list[KeyValue]
+    effects: list[Effect]
+    is_deleted: bool
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    @property
+    def is_initializing(self) -> bool: ...
+
+    def bump(self) -> None: ...
+
+    def set_states(self, initializing: Partitions, initialized: Partitions, deleting: frozenset[bytes]) -> None: ...
+
+    def initialize(self, start_offsets: Offsets) -> int: ...
+
+    def next_token(self) -> int: ...
+
+    def delete_all(self) -> list[KeyValue]: ...
+
+
+class _Alteration(NamedTuple):
+    request: int
+    topics: list[AlterShareGroupOffsetsResponse.Topic]
+
+
+class _Deletion(NamedTuple):
+    """`topics` None: of the whole group."""
+
+    request: int
+    partitions: Partitions
+    topics: list[DeleteShareGroupOffsetsResponse.Topic] | None
+
+
+class OffsetsAdmin:
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._alterations: dict[int, _Alteration] = {}  # by token
+        self._deletions: dict[int, _Deletion] = {}
+
+    @property
+    def is_deleting(self) -> bool:
+        return bool(self._deletions)
+
+    def check(self) -> None:
+        assert not self._alterations.keys() & self._deletions.keys(), "G6"
+
+    # -- AlterShareGroupOffsets --------------------------------------------------------------------
+
+    def on_alter(self, event: AlterOffsets, now_ms: int, replies: list[Action]) -> None:
+        group = self._group
+        error = self._refusal()
+        if error:
+            replies.append(Reply(event.request, _Altered(error_code=error, error_message=error_message(error))))
+            return
+        topics, starts = [], {}
+        for name, wanted in event.offsets.items():
+            topic = group.cluster.topic(name)
+            count = topic.partition_count if topic is not None else 0
+            known = {index: start for index, start in wanted.items() if 0 <= index < count}
+            if topic is not None and known:
+                starts[topic.topic_id] = known
+            topics.append(
+                _Altered.Topic(
+                    topic_name=name,
+                    topic_id=topic.topic_id if topic is not None else bytes(16),
+                    partitions=[
+                        _Altered.Partition(partition_index=index)
+                        if index in known
+                        else _Altered.Partition(
+                            partition_index=index, error_code=UNKNOWN, error_message=error_message(UNKNOWN)
+                        )
+                        for index in wanted
+                    ],
+                )
+            )
+        if not starts:
+            replies.append(Reply(event.request, _Altered(responses=topics)))
+            return
+        altered = {topic_id: tuple(sorted(known)) for topic_id, known in starts.items()}
+        group.bump()
+        states = group.states
+        # what has a state keeps it when this fails: only the rest is initializing
+        group.set_states(
+            union(states.initializing, difference(altered, states.initialized)),
+            states.initialized,
+            states.deleting.difference(altered),
+        )
+        self._alterations[group.initialize(starts)] = _Alteration(event.request, topics)
+
+    def on_initialized(self, event: StatesChanged, replies: list[Action]) -> None:
+        alteration = self._alterations.pop(event.token, None)
+        if alteration is None:
+            return
+        for topic in alteration.topics:
+            for partition in topic.partitions:
+                error = event.errors.get((topic.topic_id, partition.partition_index), 0)
+                if error and not partition.error_code:
+                    partition.error_code, partition.error_message = error, error_message(error)
+        replies.append(Reply(alteration.request, _Altered(responses=alteration.topics)))
+
+    # -- DeleteShareGroupOffsets, DeleteGroups -----------------------------------------------------
+
+    def on_delete(self, event: DeleteOffsets, now_ms: int, replies: list[Action]) -> None:
+        group, states = self._group, self._group.states
+        error = self._refusal()
+        if error:
+            replies.append(Reply(event.request, _Deleted(error_code=error, error_message=error_message(error))))
+            return
+        topics: list[DeleteShareGroupOffsetsResponse.Topic] = []
+        found: Partitions = {}
+        for name in event.topics:
+            topic = group.cluster.topic(name)
+            if topic is None:
+                topics.append(_refused(name, error_message(UNKNOWN)))
+            elif topic.topic_id in states.initialized:
+                found[topic.topic_id] = states.initialized[topic.topic_id]
+            elif topic.topic_id in states.deleting:
+                found[topic.topic_id] = tuple(range(topic.partition_count))
+            else:
+                topics.append(_refused(name, NOTHING_TO_DELETE))
+        if not found:
+            replies.append(Reply(event.request, _Deleted(responses=topics)))
+            return
+        group.set_states(states.initializing, difference(states.initialized, found), states.deleting.union(found))
+        self._delete(_Deletion(event.request, found, topics))
+
+    def on_delete_group(self, request: int, replies: list[Action]) -> None:
+        group, states = self._group, self._group.states
+        error = self._refusal()
+        if error:
+            replies.append(Reply(request, error))
+            return
+        found = union(states.initialized, states.initializing)
+        for topic_id in states.deleting:
+            topic = group.cluster.topic(group.cluster.topic_name(topic_id) or "")
+            if topic is not None:
+                found = union(found, {topic_id: tuple(range(topic.partition_count))})
+        if not found:
+            self._complete_group(request, replies)
+            return
+        group.set_states({}, {}, states.deleting.union(found))
+        self._delete(_Deletion(request, found, None))
+
+    def _delete(self, deletion: _Deletion) -> None:
+        token = self._group.next_token()
+        self._deletions[token] = deletion
+        self._group.effects.append(DeleteStates(token, deletion.partitions))
+
+    def on_states_deleted(self, event: StatesChanged, replies: list[Action]) -> bool:
+        """False: it is no deletion's."""
+        deletion = self._deletions.pop(event.token, None)
+        if deletion is None:
+            return False
+        group = self._group
+        failed = {topic_id for topic_id, _ in event.errors}
+        if deletion.topics is None:
+            error = _first(event.errors.values())
+            if not error and not group.is_empty:
+                error = int(ErrorCode.NON_EMPTY_GROUP)
+            if error:
+                replies.append(Reply(deletion.request, error))
+                return True
+            self._complete_group(deletion.request, replies)
+            return True
+        names = {topic_id: group.states.names.get(topic_id, "") for topic_id in deletion.partitions}
+        states = group.states
+        group.set_states(
+            states.initializing, states.initialized, states.deleting.difference(deletion.partitions.keys() - failed)
+        )
+        for topic_id, name in names.items():
+            error = _first(code for (one, _), code in event.errors.items() if one == topic_id)
+            message = error_message(error) if error else None
+            deletion.topics.append(
+                _Deleted.Topic(topic_name=name, topic_id=topic_id, error_code=error, error_message=message)
+            )
+        replies.append(Reply(deletion.request, _Deleted(responses=deletion.topics)))
+        return True
+
+    def _complete_group(self, request: int, replies: list[Action]) -> None:
+        self._group.pending += self._group.delete_all()
+        self._group.is_deleted = True
+        replies.append(Reply(request, 0))
+
+    def _refusal(self) -> int:
+        """One change at a time: the outcome of the one under way decides what the next may do."""
+        if not self._group.is_empty:
+            return int(ErrorCode.NON_EMPTY_GROUP)
+        return int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) if self._deletions or self._group.is_initializing else 0
+
+
+def _refused(name: str, message: str) -> DeleteShareGroupOffsetsResponse.Topic:
+    return _Deleted.Topic(topic_name=name, error_code=UNKNOWN, error_message=message)
+
+
+def _first(errors: Iterable[int]) -> int:
+    return next((error for error in errors if error), 0)
