@@ -88,6 +88,8 @@ metrics.listener: string =
     (mqd) Where the metrics page is served, instead of admin.port: http://HOST:PORT, or https://HOST:PORT with the ssl.
     properties (listener.name.metrics.ssl. for its own). On addresses that other hosts can reach it needs
     metrics.token.file, and https:// or listeners.insecure.allow=true. Port 0: any free port.
+metrics.partitions: bool = true
+    (mqd) Whether the metrics page has series for each partition on this host. Groups' lag is shown in either case.
 metrics.token.file: string =
     (mqd) File with the token that a scrape must carry (Authorization: Bearer), readable by the broker's user alone. A
     changed file is read again. Empty: everything that reaches the page can read it.

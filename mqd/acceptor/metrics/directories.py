@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+REST = 100
 ANSWER_S = 5.0  # how long a scrape waits for a query, counted from its start
 
 T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The last answer to `question`, which is repeated when the answer is older than `kept_s`."""
+    """The last answer to `question`, which is repeated when the answer is older than `kept_s`, and
+    than REST times the CPU time that it took: a costly question is asked less often.
+    """
 
     def __init__(self, question: Callable[[], T], kept_s: float) -> None:
         self._question, self._kept_s = question, kept_s
@@ -23,11 +26,12 @@ class Kept(Generic[T]):
         self._asking: threading.Thread | None = None
         self._asked_at = self._known_at = float("-inf")
         self._known: T | None = None
+        self._cost_s = 0.0
 
     def ask(self) -> None:
         """Starts the query unless it is running or the answer is fresh."""
         with self._lock:
-            if self._asking is not None or time.monotonic() - self._known_at <= self._kept_s:
+            if self._asking is not None or time.monotonic() - self._known_at <= max(self._kept_s, REST * self._cost_s):
                 return
             self._asking, self._asked_at = (
                 threading.Thread(target=self._ask, name="measuring", daemon=True),
@@ -41,6 +45,7 @@ class Kept(Generic[T]):
     def _ask(self) -> None:
         try:
             self._known, self._known_at = self._question(), time.monotonic()
+            self._cost_s = time.thread_time()
         finally:
             self._asking = None
 

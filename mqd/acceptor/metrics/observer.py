@@ -67,6 +67,7 @@ class Observer:
         self.requests: dict[str, Requests] = {}
         self.arena_extents: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.certificate_ends: Callable[[], dict[str, float]] = dict
+        self.shows_partitions = True
         self._page: Page | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -98,6 +99,7 @@ class Observer:
         """
         wanted = listeners.metrics_listener(config)
         token_file = config.get("metrics.token.file")
+        self.shows_partitions = config.get("metrics.partitions", "true") == "true"
         listener = listen(wanted, kafka_port + PORT_OFFSET, bool(config.get("metrics.listener"))) if wanted else None
         if wanted is None or listener is None:
             return -1

@@ -23,6 +23,7 @@ from mqd.acceptor.broker_state import OWNER_NONE
 from mqd.acceptor.handlers.cluster.describe_log_dirs import size_of
 from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metrics import groups as group_metrics
+from mqd.acceptor.metrics import partitions as partition_metrics
 from mqd.acceptor.metrics.directories import Kept
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.waiting import Measured
@@ -110,9 +111,6 @@ class _Reports(NamedTuple):
     compaction: list[compaction_report.Report]
 
 
-_NOTHING = _Directory({})
-
-
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
     """Converts 128 buckets, four per power of two of microseconds, to cumulative ones at each power
     of two in seconds, and the sum (within 12.5 %: each bucket counts as its middle).
@@ -137,6 +135,7 @@ class Metrics:
         self._control = observer.control
         self._worker_count = observer.worker_count
         self._run_dir = observer.run_dir
+        self._shows_partitions = observer.shows_partitions
         self._registry = CollectorRegistry(auto_describe=False)
         self._directories = [
             Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(self._broker.log_dirs))
@@ -149,7 +148,8 @@ class Metrics:
         self._registry.register(self)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        page = generate_latest(self._registry)
+        return page + self._partitions().encode() if self._shows_partitions else page
 
     # -- a scrape ----------------------------------------------------------------------------------
 
@@ -160,7 +160,6 @@ class Metrics:
                 one.ask()  # all at the same time, so that a hanging one delays none of the others
             yield from self._requests()
             yield from self._workers()
-            yield from self._partitions()
             yield from self._disks()
             yield from self._compaction()
             waiting = [found for one in self._waiting if (found := one.known()) is not None]
@@ -251,38 +250,14 @@ class Metrics:
                     times[time_kind.name].add_metric(label, buckets, total)
         yield from (connections, running, *families.values(), *times.values())
 
-    def _partitions(self) -> Iterator[Any]:
-        labels = ["topic", "partition"]
-        size = GaugeMetricFamily("mqd_partition_size_bytes", "Bytes of the partition's segments", labels=labels)
-        start = GaugeMetricFamily("mqd_partition_log_start_offset", "First offset that can be read", labels=labels)
-        end = GaugeMetricFamily("mqd_partition_log_end_offset", "Offset of the next record", labels=labels)
-        high = GaugeMetricFamily("mqd_partition_high_watermark", "Offset up to which consumers may read", labels=labels)
-        online = GaugeMetricFamily("mqd_partition_online", "1 while the partition is served", labels=labels)
-        damaged = GaugeMetricFamily(
-            "mqd_corrupt_segments",
-            "Stored segments in which a checksum is wrong; the worker's log says where",
-            labels=labels,
-        )
+    def _partitions(self) -> str:
         measured = [one.known() for one in self._directories]
         reports = self._reports.known()
-        found = Tally(
+        damaged = Tally(
             (worker, one.topic_id, one.partition) for worker, one in (reports.damage if reports is not None else ())
         )
-        for topic in list(self._broker.metadata.topics.values()):
-            for partition in topic.partitions:
-                if partition.slot < 0:  # led on another host
-                    continue
-                name = [topic.name, str(partition.index)]
-                directory = measured[partition.log_dir] if partition.log_dir < len(measured) else _NOTHING
-                if directory is not None:
-                    size.add_metric(name, directory.sizes.get((topic.name, partition.index), 0))
-                damaged.add_metric(name, found[partition.owner, topic.topic_id, partition.index])
-                view = self._control.slot_view(partition.slot)
-                online.add_metric(name, view.state == native.SlotState.ONLINE)
-                start.add_metric(name, view.log_start_offset)
-                end.add_metric(name, view.log_end_offset)
-                high.add_metric(name, view.high_watermark)
-        yield from (size, start, end, high, online, damaged)
+        sizes = [None if one is None else one.sizes for one in measured]
+        return partition_metrics.text(self._broker, self._control.slot_view, sizes, damaged)
 
     def _measure(self, log_dir: int) -> "_Directory":
         """Measures one log directory. Blocks until it responds."""

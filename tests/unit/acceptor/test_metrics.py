@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from mqd import native
 from mqd.acceptor.metrics import directories as measuring
@@ -15,6 +16,7 @@ from mqd.acceptor.metrics import health
 from mqd.acceptor.metrics import page as metrics
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.page import Metrics
+from mqd.acceptor.metrics.partitions import FAMILIES
 from tests.unit.acceptor.handler_broker import HandlerBroker
 from tests.unit.acceptor.test_handler_metadata import create
 
@@ -28,7 +30,7 @@ def shown(found: Metrics) -> dict[str, dict[str, float]]:
             sample.labels.get("partition") or sample.labels.get("directory") or "": sample.value
             for sample in family.samples
         }
-        for family in found.collect()
+        for family in text_string_to_metric_families(found.render().decode())
     }
 
 
@@ -104,6 +106,37 @@ def test_requests_are_counted_by_time_and_api(tmp_path: Path) -> None:
             assert counts == {"0.0001": "1.0", "30.0": "2.0"} and len(lines) == len(HANDLER_BUCKETS) + 1
 
     asyncio.run(run())
+
+
+def test_series_of_partitions_can_be_left_out(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            await create(broker, "t", PARTITIONS)
+            observer = Observer(broker.broker, broker.control, 2, tmp_path / "run")
+            whole = Metrics(observer).render().decode()
+            assert whole.count('{topic="t",partition="') == len(FAMILIES) * PARTITIONS
+            observer.shows_partitions = False
+            assert "partition=" not in Metrics(observer).render().decode()
+
+    asyncio.run(run())
+
+
+def test_a_costly_question_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(measuring.time, "thread_time", lambda: 0.5)
+    answers = iter(range(10))
+    kept = measuring.Kept(lambda: next(answers), 10.0)
+
+    def known() -> int | None:
+        kept.ask()
+        return kept.known()
+
+    assert known() == 0
+    now[0] += 49.0
+    assert known() == 0
+    now[0] += 2.0
+    assert known() == 1
 
 
 def test_why_a_broker_is_not_ready(tmp_path: Path) -> None:
