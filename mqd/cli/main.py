@@ -31,6 +31,7 @@ COMMANDS = {
     "up": ("mqd.cli.verbs.up", "Start a broker in the foreground."),
     "down": ("mqd.cli.verbs.down", "Stop a broker."),
     "status": ("mqd.cli.verbs.status", "Show a broker's processes, ports and partitions."),
+    "doctor": ("mqd.cli.verbs.doctor", "Say what is wrong, in order of harm, and what mends it."),
     "log-level": ("mqd.cli.verbs.log_level", "Change how much a running broker logs."),
     "cluster": ("mqd.cli.verbs.cluster", "Hosts, controllers and the key of a cluster."),
     "topic": ("mqd.cli.verbs.topic", "Create, list, describe, alter and delete topics."),

@@ -4,6 +4,7 @@ dashboards held against them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,11 +12,17 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqd import Consumer, Producer
+from mqd import Consumer, Producer, TopicPartition
+from mqd.cli.common import Settings
+from mqd.cli.diagnosis import Finding, Harm, of_host
+from mqd.cli.main import cli
+from mqd.cli.verbs.doctor import examine, host_facts
 from mqd.monitoring import alerts, dashboards
 from tests.broker import Broker
 from tests.interaction.monitoring.prometheus import find
@@ -134,3 +141,28 @@ def test_health_through_a_worker_s_death(broker: Broker) -> None:
     eventually(lambda: get(broker, "/health/ready") == (200, "ok\n"), "the worker's return")
     page = get(broker, "/metrics")[1]
     assert 'mqd_process_deaths_total{process="worker-1"} 1.0' in page.splitlines()
+
+
+def test_the_doctor_finds_nothing_and_then_what_was_done(broker: Broker) -> None:
+    """Without what this machine is set to: that is not the broker's."""
+
+    def examined() -> list[Finding]:
+        found = examine(Settings(broker.bootstrap), broker.data_dir)
+        return [one for one in found if one not in of_host(host_facts(broker.pid("mqd-acceptor")))]
+
+    assert examined() == []
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce("aged", b"value", timestamp=1)
+    assert producer.flush(20) == 0
+    client = {"bootstrap.servers": broker.bootstrap, "group.id": "stale"}
+    with contextlib.closing(Consumer(client)) as consumer:
+        consumer.commit(offsets=[TopicPartition("aged", 0, 0)], asynchronous=False)
+    behind = eventually(examined, "a group that is behind")
+    assert behind[0].harm == Harm.NUISANCE and behind[0].what.startswith("group stale is ")
+
+
+def test_the_doctor_of_a_broker_that_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "mqd-worker-0.log").write_text("2026-01-01 INFO well\n2026-01-01 ERROR the disk is gone\n")
+    done = CliRunner().invoke(cli, ["doctor", "--data-dir", str(tmp_path)], catch_exceptions=False)
+    assert "no broker runs in " in done.output and "ERROR the disk is gone" in done.output

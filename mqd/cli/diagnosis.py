@@ -1,0 +1,286 @@
+"""What is wrong with a broker and its cluster, in order of harm, and what mends it.
+
+Pure functions of what was found; mqd/cli/verbs/doctor.py looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mqd.cli.cluster_view import some
+
+if TYPE_CHECKING:
+    from mqd.cli.cluster_view import Partitions, Seen
+    from mqd.cli.group_listing import Group
+    from mqd.cli.offline_replicas import Place
+
+RESTARTS_MAX = 3
+CLOCK_SKEW_MS_MAX = 2_000
+FREE_MIN, FREE_LOW = 0.02, 0.10
+CERTIFICATE_S_MIN = 14 * 86400
+LAG_S_MAX = 600.0
+REBALANCE_MS_MAX = 10_000
+FILES_MIN = 10_000
+SWAPPINESS_MAX = 10
+DAY_S = 86400
+
+
+class Harm(IntEnum):
+    """The worst first."""
+
+    LOSS = 0
+    OUTAGE = 1
+    NO_RESERVE = 2
+    NUISANCE = 3
+
+
+TITLES = {
+    Harm.LOSS: "records at risk",
+    Harm.OUTAGE: "clients are not served",
+    Harm.NO_RESERVE: "one failure more would be felt",
+    Harm.NUISANCE: "slow, or trouble to come",
+}
+
+
+class Finding(NamedTuple):
+    """`cure`: a command, or what to do."""
+
+    harm: Harm
+    what: str
+    cure: str
+
+
+class Sample(NamedTuple):
+    """A line of a metrics page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def of_processes(about: Mapping[str, Any]) -> list[Finding]:
+    """`about`: as of `mqd status --format json`."""
+    logs = Path(about["data_dir"]) / "logs"
+    if "reason" in about:
+        return [
+            Finding(
+                Harm.OUTAGE,
+                f"no broker runs in {about['data_dir']}: {about['reason']}",
+                f"mqd up --data-dir {about['data_dir']}; if it ended by itself, {logs} says why",
+            )
+        ]
+    found = []
+    for one in about["processes"]:
+        log = logs / f"{one['name']}.log"
+        if one["state"] != "running":
+            found.append(Finding(Harm.OUTAGE, f"{one['name']} is {one['state']}", f"{log} says what it waits for"))
+        elif one["restart_count"] > RESTARTS_MAX:
+            found.append(
+                Finding(
+                    Harm.NO_RESERVE,
+                    f"{one['name']} has died {one['restart_count']} times since the broker started",
+                    f"{log} says why; its last lines before each start",
+                )
+            )
+    return found
+
+
+def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[Place], now_ms: int) -> list[Finding]:
+    found = []
+    unserved = list(places)
+    explained = {place.partition for place in unserved}
+    found += [
+        Finding(
+            Harm.OUTAGE,
+            place.text(),
+            "mend or replace that disk, then restart the host's broker; mqd log verify looks at the files",
+        )
+        for place in unserved
+    ]
+    others = [
+        (name, index, nodes) for name, index, nodes in partitions.leaderless if f"{name}-{index}" not in explained
+    ]
+    if others:
+        nodes = sorted({node for _, _, replicas in others for node in replicas})
+        found.append(
+            Finding(
+                Harm.OUTAGE,
+                f"without a leader, neither read nor written: {some([f'{name}-{index}' for name, index, _ in others])}",
+                f"start the hosts that have their replicas: {', '.join(map(str, nodes))}",
+            )
+        )
+    found += [
+        Finding(
+            Harm.NO_RESERVE,
+            f"broker {one.broker_id} ({one.host}:{one.port}) is fenced: the controllers do not hear from it",
+            "on that host: mqd status; start it if it is down, else look whether it reaches the controllers' port",
+        )
+        for one in seen.brokers
+        if one.is_fenced
+    ]
+    if seen.judged.missing:
+        found.append(
+            Finding(
+                Harm.NO_RESERVE,
+                f"voters {', '.join(map(str, seen.judged.missing))} of the metadata are silent or behind;"
+                f" {seen.judged.may_be_lost or 'none'} more may be lost",
+                "start their hosts; mqd cluster status shows each voter",
+            )
+        )
+    if partitions.not_in_sync:
+        found.append(
+            Finding(
+                Harm.NO_RESERVE,
+                f"with a replica that is not in sync: {some(partitions.not_in_sync)}",
+                "mqd topic describe shows which; is a host down, a disk slow, or a move throttled?",
+            )
+        )
+    skew_ms = now_ms - seen.judged.now_ms
+    if seen.judged.now_ms >= 0 and abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+        found.append(
+            Finding(
+                Harm.NUISANCE,
+                f"this host's clock is {abs(skew_ms) / 1000:.0f} s {'ahead of' if skew_ms > 0 else 'behind'} the active"
+                f" controller's (broker {seen.quorum.leader_id}): times of records and retention are wrong on one of them",
+                "timedatectl timesync-status, or chronyc tracking, on both hosts",
+            )
+        )
+    return found
+
+
+def of_groups(groups: Iterable[Group]) -> list[Finding]:
+    found = []
+    for group in groups:
+        rebalance = group.rebalance
+        if rebalance is None or rebalance.lasting_ms < REBALANCE_MS_MAX:
+            continue
+        holders = ", ".join(f"{one.client_id or one.member_id} at {one.host}" for one in rebalance.held_up_by)
+        found.append(
+            Finding(
+                Harm.NUISANCE,
+                f"group {group.group} has been rebalancing for {rebalance.lasting_ms / 1000:.0f} s"
+                + (f" and waits for {holders}" if holders else ""),
+                f"end that member or let it poll again; mqd group describe {group.group}",
+            )
+        )
+    return found
+
+
+def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[Finding]:
+    found = []
+    total = {}
+    behind: dict[tuple[str, str], float] = {}
+    listed = list(samples)
+    for one in listed:
+        if one.name == "mqd_log_dir_total_bytes":
+            total[one.labels["directory"]] = one.value
+    for one in listed:
+        labels = one.labels
+        partition = f"{labels.get('topic')}-{labels.get('partition')}"
+        if one.name == "mqd_corrupt_segments" and one.value:
+            found.append(
+                Finding(
+                    Harm.LOSS,
+                    f"{one.value:.0f} stored segments of {partition} are corrupt",
+                    "mqd log verify on its directory says where; with other replicas, delete this one: it is copied again",
+                )
+            )
+        elif one.name == "mqd_sync_failures_total" and one.value:
+            found.append(
+                Finding(
+                    Harm.LOSS,
+                    f"{one.value:.0f} flushes of worker {labels['worker']} failed since it started",
+                    "dmesg and smartctl say what the disk has; move its partitions away (mqd cluster drain)",
+                )
+            )
+        elif one.name == "mqd_partition_online" and not one.value:
+            found.append(
+                Finding(
+                    Harm.OUTAGE,
+                    f"{partition} is not served on this host",
+                    f"{data_dir}/logs/mqd-worker-*.log names the cause",
+                )
+            )
+        elif one.name == "mqd_log_dir_free_bytes" and total.get(labels["directory"]):
+            share = one.value / total[labels["directory"]]
+            if share < FREE_LOW:
+                found.append(
+                    Finding(
+                        Harm.OUTAGE if share < FREE_MIN else Harm.NO_RESERVE,
+                        f"{labels['directory']} has {share:.0%} of its space left",
+                        "mqd topic list shows the largest topics; shorten retention.ms, or add a directory to log.dirs",
+                    )
+                )
+        elif one.name == "mqd_certificate_expiry_timestamp_seconds" and one.value - now_s < CERTIFICATE_S_MIN:
+            left_s = one.value - now_s
+            found.append(
+                Finding(
+                    Harm.OUTAGE if left_s < 0 else Harm.NO_RESERVE,
+                    f"the certificate of {labels['listener']} "
+                    + (f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else "has ended"),
+                    "mqd cert renew, or put a new file in its place: it is read without a restart",
+                )
+            )
+        elif one.name == "mqd_compaction_uncleanable" and one.value:
+            found.append(
+                Finding(
+                    Harm.NUISANCE,
+                    f"{partition} cannot be compacted, and grows",
+                    f"{data_dir}/logs/mqd-worker-*.log says which record; mqd log verify shows the place",
+                )
+            )
+        elif one.name == "mqd_consumergroup_lag_seconds" and one.value > LAG_S_MAX:
+            key = (labels["consumergroup"], labels["topic"])
+            behind[key] = max(behind.get(key, 0.0), one.value)
+    found += [
+        Finding(
+            Harm.NUISANCE,
+            f"group {group} is {seconds / 60:.0f} min behind in {topic}",
+            f"mqd group describe {group}: one partition behind is a stuck member, all are too few members",
+        )
+        for (group, topic), seconds in sorted(behind.items())
+    ]
+    return found
+
+
+def of_host(facts: Mapping[str, Any]) -> list[Finding]:
+    """`facts`: open_files (limit of the acceptor), transparent_hugepages, swappiness, shm_free (share);
+    those that are not known are missing.
+    """
+    found = []
+    if facts.get("open_files", FILES_MIN) < FILES_MIN:
+        found.append(
+            Finding(
+                Harm.NO_RESERVE,
+                f"the acceptor may open {facts['open_files']} files: as many connections at most",
+                "ulimit -n 100000 before mqd up, or LimitNOFILE=100000 in its unit",
+            )
+        )
+    if facts.get("shm_free", 1.0) < FREE_LOW:
+        found.append(
+            Finding(
+                Harm.NO_RESERVE,
+                f"/dev/shm has {facts['shm_free']:.0%} of its space left: a worker that dies may not come back",
+                "mount -o remount,size=50% /dev/shm, or find what else fills it",
+            )
+        )
+    if facts.get("transparent_hugepages") == "always":
+        found.append(
+            Finding(
+                Harm.NUISANCE,
+                "transparent huge pages are always on: the kernel stops processes to make them",
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            )
+        )
+    if facts.get("swappiness", 0) > SWAPPINESS_MAX:
+        found.append(
+            Finding(
+                Harm.NUISANCE,
+                f"vm.swappiness is {facts['swappiness']}: the broker's memory is swapped out for the page cache",
+                "sysctl -w vm.swappiness=1",
+            )
+        )
+    return found

@@ -1,0 +1,182 @@
+"""`mqd doctor`: what is wrong with a broker and its cluster, in order of harm, and what mends it."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from mqd.base.clock import now_ms
+from mqd.base.paths import default_data_dir, layout
+from mqd.cli import diagnosis
+from mqd.cli.cluster_view import address
+from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, options
+from mqd.cli.diagnosis import TITLES, Finding, Harm, Sample
+
+PAGE_S = 30.0
+LAST_ERRORS = 3
+LOG_BYTES_MAX = 1 << 20
+
+
+def _samples(url: str, data_dir: Path) -> list[Sample]:
+    """The broker's metrics. Raises OSError, ValueError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    request = urllib.request.Request(url)
+    token, ca = data_dir / "secure" / "metrics.token", data_dir / "secure" / "ca.pem"
+    if token.exists():
+        request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
+    context = ssl.create_default_context(cafile=str(ca)) if url.startswith("https") and ca.exists() else None
+    with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as answer:
+        page = answer.read().decode()
+    return [
+        Sample(sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
+
+
+def host_facts(acceptor: int | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+
+    def learn(name: str, look: Callable[[], Any]) -> None:
+        try:
+            facts[name] = look()
+        except (OSError, ValueError, IndexError):
+            return  # not this kernel's, or not for this user
+
+    def free(path: str) -> float:
+        about = os.statvfs(path)
+        return about.f_bavail / about.f_blocks if about.f_blocks else 1.0
+
+    learn("shm_free", lambda: free("/dev/shm"))
+    learn("swappiness", lambda: int(Path("/proc/sys/vm/swappiness").read_text()))
+    learn(
+        "transparent_hugepages",
+        lambda: Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().split("[")[1].split("]")[0],
+    )
+    if acceptor:
+        learn(
+            "open_files",
+            lambda: int(
+                next(
+                    line.split()[3]
+                    for line in Path(f"/proc/{acceptor}/limits").read_text().splitlines()
+                    if line.startswith("Max open files")
+                )
+            ),
+        )
+    return facts
+
+
+def _last_errors(logs: Path) -> list[Finding]:
+    """The last lines of level error of a broker that does not run."""
+    lines = []
+    for path in logs.glob("*.log"):
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            continue
+        lines += [f"{path.name}: {line}" for line in text.splitlines() if " ERROR " in line or '"error"' in line]
+    return [
+        Finding(Harm.OUTAGE, f"it logged: {line[:300]}", f"the lines around it in {logs}")
+        for line in lines[-LAST_ERRORS:]
+    ]
+
+
+def _cluster(settings: Settings) -> list[Finding]:
+    from mqd.cli import offline_replicas
+    from mqd.cli.broker_lookup import Cluster
+    from mqd.cli.cluster_view import Partitions, Seen
+    from mqd.cli.group_listing import all_groups
+
+    found: list[Finding] = []
+    try:
+        seen, partitions = Seen(settings), Partitions(settings)
+    except CliError as error:
+        return [
+            Finding(
+                Harm.OUTAGE,
+                f"the cluster cannot be asked: {error}",
+                "mqd cluster status, against another broker (-b HOST:PORT); are most controllers down?",
+            )
+        ]
+    in_service = {one.broker_id: address(one.host, one.port) for one in seen.brokers if not one.is_fenced}
+    places = offline_replicas.places(partitions.leaderless, in_service)
+    found += diagnosis.of_cluster(seen, partitions, places, now_ms())
+    try:
+        with Cluster(settings.bootstrap) as cluster:
+            found += diagnosis.of_groups(all_groups(cluster))
+    except CliError as error:
+        found.append(Finding(Harm.OUTAGE, f"groups cannot be asked for: {error}", "mqd cluster status; mqd group list"))
+    return found
+
+
+def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
+    """The worst first. `data_dir` None: of the cluster alone."""
+    found: list[Finding] = []
+    runs = True
+    if data_dir is not None:
+        from mqd.cli.verbs.status import ask
+
+        about = ask(data_dir)
+        runs = "reason" not in about
+        if runs and settings.bootstrap == DEFAULT_BOOTSTRAP:
+            settings = msgspec.structs.replace(settings, bootstrap=address(about["host"], about["port"]))
+        found += diagnosis.of_processes(about)
+        if not runs:
+            found += _last_errors(data_dir / "logs")
+        elif about.get("metrics_url"):
+            try:
+                samples = _samples(about["metrics_url"], data_dir)
+                found += diagnosis.of_metrics(samples, now_ms() / 1000, str(data_dir))
+            except (OSError, ValueError) as error:
+                found.append(
+                    Finding(
+                        Harm.NUISANCE,
+                        f"the metrics page {about['metrics_url']} cannot be read: {error}",
+                        "its token and certificate are those of metrics.token.file and metrics.listener",
+                    )
+                )
+        acceptor = next((one["pid"] for one in about["processes"] if one["name"] == "mqd-acceptor"), None)
+        found += diagnosis.of_host(host_facts(acceptor))
+    if runs:
+        found += _cluster(settings)
+    return sorted(dict.fromkeys(found), key=lambda one: one.harm)
+
+
+@click.command(short_help="Say what is wrong, in order of harm, and what mends it.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Look at this broker's processes, disks and host, too; it need not run.  [env: MQD_DATA_DIR]",
+)
+@options
+def command(settings: Settings, data_dir: Path | None) -> int:
+    """Say what is wrong with a broker and its cluster, in order of harm, and what mends it.
+
+    On a broker's host, --data-dir names its data directory. Without it and without --bootstrap the
+    default one is taken, if it exists. Nothing is changed.
+
+    Exit status: 0 nothing is wrong, 1 something is.
+    """
+    is_here = os.environ.get("MQD_DATA_DIR") or settings.bootstrap == DEFAULT_BOOTSTRAP and default_data_dir().exists()
+    if data_dir is None and is_here:
+        data_dir = default_data_dir()
+    found = examine(settings, layout(data_dir).data_dir if data_dir is not None else None)
+    if settings.json:
+        emit_json([{"harm": one.harm.name.lower(), "what": one.what, "cure": one.cure} for one in found])
+    else:
+        for number, one in enumerate(found, 1):
+            click.echo(f"{number}. {TITLES[one.harm]}: {one.what}\n   {one.cure}")
+        if not found:
+            click.echo("nothing is wrong")
+    return 1 if found else 0

@@ -1,0 +1,135 @@
+"""What `mqd doctor` says of what it has found."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqd.cli.diagnosis import Finding, Harm, Sample, of_cluster, of_groups, of_host, of_metrics, of_processes
+from mqd.cli.offline_replicas import Place
+from mqd.cli.voters import Judged
+
+NOW_MS = 1_000_000_000_000
+
+
+def told(found: list[Finding]) -> list[tuple[Harm, str]]:
+    assert all(one.cure for one in found)
+    return [(one.harm, one.what) for one in found]
+
+
+def process(name: str, state: str = "running", restarts: int = 0) -> dict[str, Any]:
+    return {"name": name, "state": state, "restart_count": restarts}
+
+
+def cluster(fenced: list[int], judged: Judged) -> Any:
+    brokers = [SimpleNamespace(broker_id=n, host="h", port=9092, is_fenced=n in fenced) for n in (1, 2, 3)]
+    return SimpleNamespace(brokers=brokers, judged=judged, quorum=SimpleNamespace(leader_id=1))
+
+
+def partitions(leaderless: list[tuple[str, int, list[int]]], not_in_sync: list[str]) -> Any:
+    return SimpleNamespace(leaderless=leaderless, not_in_sync=not_in_sync)
+
+
+def test_processes() -> None:
+    assert told(of_processes({"data_dir": "/d", "processes": [process("mqd-worker-0")]})) == []
+    assert told(of_processes({"data_dir": "/d", "processes": [], "reason": "no keeper"})) == [
+        (Harm.OUTAGE, "no broker runs in /d: no keeper")
+    ]
+    dying = {"data_dir": "/d", "processes": [process("mqd-worker-0", "dead"), process("mqd-worker-1", restarts=4)]}
+    assert told(of_processes(dying)) == [
+        (Harm.OUTAGE, "mqd-worker-0 is dead"),
+        (Harm.NO_RESERVE, "mqd-worker-1 has died 4 times since the broker started"),
+    ]
+
+
+def test_a_cluster_that_is_well() -> None:
+    assert of_cluster(cluster([], Judged(NOW_MS, [], [], 1)), partitions([], []), [], NOW_MS + 1_500) == []
+
+
+def test_a_cluster_that_is_not() -> None:
+    seen = cluster([3], Judged(NOW_MS, [3], [], 0))
+    lacking = partitions([("t", 0, [3]), ("t", 1, [2])], ["u-0"])
+    place = Place("t-1", 2, ("/disk",))
+    assert told(of_cluster(seen, lacking, [place], NOW_MS - 3_600_000)) == [
+        (Harm.OUTAGE, "t-1 is not served by node 2, which is in service: log directory /disk"),
+        (Harm.OUTAGE, "without a leader, neither read nor written: 1 partition (t-0)"),
+        (Harm.NO_RESERVE, "broker 3 (h:9092) is fenced: the controllers do not hear from it"),
+        (Harm.NO_RESERVE, "voters 3 of the metadata are silent or behind; none more may be lost"),
+        (Harm.NO_RESERVE, "with a replica that is not in sync: 1 partition (u-0)"),
+        (
+            Harm.NUISANCE,
+            "this host's clock is 3600 s behind the active controller's (broker 1): times of records and retention are"
+            " wrong on one of them",
+        ),
+    ]
+
+
+def test_a_rebalance_that_is_held_up() -> None:
+    holder = SimpleNamespace(client_id="slow-app", member_id="m", host="10.0.0.7")
+    held = SimpleNamespace(group="g", rebalance=SimpleNamespace(lasting_ms=40_000, held_up_by=[holder]))
+    quick = SimpleNamespace(group="q", rebalance=SimpleNamespace(lasting_ms=400, held_up_by=[holder]))
+    calm = SimpleNamespace(group="c", rebalance=None)
+    (found,) = of_groups([held, quick, calm])  # type: ignore[list-item]
+    assert (found.harm, found.what) == (
+        Harm.NUISANCE,
+        "group g has been rebalancing for 40 s and waits for slow-app at 10.0.0.7",
+    )
+    assert "mqd group describe g" in found.cure
+
+
+PARTITION = {"topic": "t", "partition": "0"}
+DISK = {"directory": "/d"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([Sample("mqd_corrupt_segments", PARTITION, 0)], []),
+        ([Sample("mqd_corrupt_segments", PARTITION, 2)], [(Harm.LOSS, "2 stored segments of t-0 are corrupt")]),
+        ([Sample("mqd_partition_online", PARTITION, 1)], []),
+        ([Sample("mqd_partition_online", PARTITION, 0)], [(Harm.OUTAGE, "t-0 is not served on this host")]),
+        (
+            [Sample("mqd_sync_failures_total", {"worker": "1"}, 3)],
+            [(Harm.LOSS, "3 flushes of worker 1 failed since it started")],
+        ),
+        ([Sample("mqd_log_dir_free_bytes", DISK, 11), Sample("mqd_log_dir_total_bytes", DISK, 100)], []),
+        (
+            [Sample("mqd_log_dir_free_bytes", DISK, 9), Sample("mqd_log_dir_total_bytes", DISK, 100)],
+            [(Harm.NO_RESERVE, "/d has 9% of its space left")],
+        ),
+        (
+            [Sample("mqd_log_dir_free_bytes", DISK, 1), Sample("mqd_log_dir_total_bytes", DISK, 100)],
+            [(Harm.OUTAGE, "/d has 1% of its space left")],
+        ),
+        ([Sample("mqd_certificate_expiry_timestamp_seconds", {"listener": "SSL"}, 20 * 86400)], []),
+        (
+            [Sample("mqd_certificate_expiry_timestamp_seconds", {"listener": "SSL"}, 5 * 86400)],
+            [(Harm.NO_RESERVE, "the certificate of SSL ends in 5 days")],
+        ),
+        (
+            [Sample("mqd_certificate_expiry_timestamp_seconds", {"listener": "SSL"}, -60)],
+            [(Harm.OUTAGE, "the certificate of SSL has ended")],
+        ),
+        ([Sample("mqd_compaction_uncleanable", PARTITION, 1)], [(Harm.NUISANCE, "t-0 cannot be compacted, and grows")]),
+        ([Sample("mqd_consumergroup_lag_seconds", {"consumergroup": "g", **PARTITION}, 500)], []),
+        (
+            [
+                Sample("mqd_consumergroup_lag_seconds", {"consumergroup": "g", "topic": "t", "partition": "0"}, 1200),
+                Sample("mqd_consumergroup_lag_seconds", {"consumergroup": "g", "topic": "t", "partition": "1"}, 3600),
+            ],
+            [(Harm.NUISANCE, "group g is 60 min behind in t")],
+        ),
+    ],
+)
+def test_metrics(samples: list[Sample], expected: list[tuple[Harm, str]]) -> None:
+    assert told(of_metrics(samples, 0.0, "/d")) == expected
+
+
+def test_the_host() -> None:
+    assert of_host({}) == []
+    good = {"open_files": 100_000, "transparent_hugepages": "madvise", "swappiness": 1, "shm_free": 0.5}
+    assert of_host(good) == []
+    bad = {"open_files": 1024, "transparent_hugepages": "always", "swappiness": 60, "shm_free": 0.05}
+    assert [one.harm for one in of_host(bad)] == [Harm.NO_RESERVE, Harm.NO_RESERVE, Harm.NUISANCE, Harm.NUISANCE]
