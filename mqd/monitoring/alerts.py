@@ -194,6 +194,13 @@ ALERTS = (
         "The certificate of {{ $labels.listener }} at {{ $labels.instance }} ends in {{ $value | humanizeDuration }}",
     ),
     Alert(
+        "MqdClockSkew",
+        "abs(mqd_clock_timestamp_seconds - timestamp(mqd_clock_timestamp_seconds)) > 10",
+        "5m",
+        False,
+        "The clock of {{ $labels.instance }} differs by {{ $value | humanizeDuration }} from Prometheus'",
+    ),
+    Alert(
         "MqdCompactionStuck",
         "mqd_compaction_uncleanable > 0",
         "10m",

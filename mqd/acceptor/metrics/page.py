@@ -8,6 +8,7 @@ result is shown (mqd/acceptor/metrics/directories.py).
 
 import os
 import threading
+import time
 from collections import ChainMap
 from collections import Counter as Tally
 from collections.abc import Iterator
@@ -176,6 +177,9 @@ class Metrics:
                 value=self._broker.metadata.version,
             )
 
+            yield GaugeMetricFamily(
+                "mqd_clock_timestamp_seconds", "This host's clock when the page was rendered", value=time.time()
+            )
             yield self._deaths()
             yield self._authentications()
             yield self._certificates()

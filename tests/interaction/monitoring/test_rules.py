@@ -103,6 +103,7 @@ CASES = {
     "MqdCertificateEnds": both(
         'mqd_certificate_expiry_timestamp_seconds{listener="SSL"}', "1000000x80", f"{15 * 86400 + 60 * 80}x80"
     ),
+    "MqdClockSkew": both('mqd_clock_timestamp_seconds{instance="a"}', "30+60x80", "5+60x80"),
     "MqdCompactionStuck": both('mqd_compaction_uncleanable{topic="t",partition="0"}', "1x80", "0x80"),
 }
 
