@@ -28,6 +28,7 @@ from mqd.acceptor.checks import Checks
 from mqd.acceptor.connection_limits import ConnectionLimits
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers.cluster import api_versions
+from mqd.acceptor.interbroker import share_states
 from mqd.acceptor.interbroker.client import Peers
 from mqd.acceptor.interbroker.server import SERVED, Between
 from mqd.acceptor.link import Link
@@ -127,6 +128,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         watching = loop.create_task(proofs.watch())
         peers = Peers(metadata, broker.node_id, proofs)
         transactions.connect(peers)
+        coordinators.share_states.peers = peers
         relays = Peers(metadata, broker.node_id, proofs)
         broker.relaying = relaying.Relaying(broker, coordinators, relays)
 
@@ -137,6 +139,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else -1
             if key == relaying.ENVELOPE:
                 return await relaying.serve(frame, serve_client)
+            if key in share_states.APIS:
+                return await coordinators.share_states.serve(frame)
             if key not in SERVED:
                 return None
             outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)

@@ -1,8 +1,8 @@
-"""The coordinators of this broker: the log they append to, and one Coordinator each for groups and
-for transactional ids.
+"""The coordinators of this broker: the log they append to, and one Coordinator each for groups, for
+transactional ids and for share-partitions.
 
 Handlers use `context.broker.coordinators`: `.groups.request(...)`, `.transactions.request(...)`,
-`.log.append(...)`, `.write_marker(...)`.
+`.log.append(...)`, `.write_marker(...)`, `.share_states.answer(...)`.
 """
 
 import asyncio
@@ -12,8 +12,10 @@ from functools import partial
 
 from mqd.acceptor.broker_state import OWNER_NONE, BrokerState
 from mqd.acceptor.group_cluster import BrokerCluster
+from mqd.acceptor.interbroker.share_states import ShareStates
 from mqd.base import logging
 from mqd.cluster.host import messages
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator import load
 from mqd.coordinator.actions import Core, Cores, Effect
 from mqd.coordinator.group.budget import GroupBudget
@@ -25,7 +27,16 @@ from mqd.coordinator.internal_topic import Source
 from mqd.coordinator.log import AppendError, Log, Sender, Served
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.shard import Loaded
-from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, InternalTopic
+from mqd.coordinator.share.core import Forget, SharePartition, SharePartitions
+from mqd.coordinator.share.core import Settings as ShareStateSettings
+from mqd.coordinator.topics import (
+    CONSUMER_OFFSETS,
+    GROUPS,
+    SHARE_GROUP_STATE,
+    SHARE_STATES,
+    TRANSACTION_STATE,
+    InternalTopic,
+)
 from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode
 
@@ -148,9 +159,19 @@ class Coordinators:
             InternalPartitions(broker, CONSUMER_OFFSETS),
             self.log,
             self.clock.now_ms,
+            carry_out=self._carry_out,
             after_load=self._deleted_meanwhile,
             budget=self.budget,
         )
+        self.share = Coordinator(
+            SHARE_STATES,
+            SharePartitions(share_state_settings(broker)),
+            InternalPartitions(broker, SHARE_GROUP_STATE),
+            self.log,
+            self.clock.now_ms,
+            after_load=self._topic_deleted_meanwhile,
+        )
+        self.share_states = ShareStates(broker, self.share, self.groups)
         self.transactions: Coordinator | None = None
         if transaction_cores is not None:
             self.transactions = Coordinator(
@@ -178,8 +199,12 @@ class Coordinators:
             if isinstance(core, Group) and core.consumer is not None
         )
 
+    def _carry_out(self, name: str, effect: Effect, leader_epoch: int) -> None:
+        self.share_states.carry_out(name, effect, leader_epoch)
+
     def _each(self) -> Iterable[Coordinator]:
-        return (self.groups,) if self.transactions is None else (self.groups, self.transactions)
+        found = (self.groups, self.share)
+        return found if self.transactions is None else (*found, self.transactions)
 
     def of_topic(self, name: str) -> Coordinator | None:
         return next((coordinator for coordinator in self._each() if coordinator.topic == name), None)
@@ -191,6 +216,7 @@ class Coordinators:
     def stop(self) -> None:
         for coordinator in self._each():
             coordinator.stop()
+        self.share_states.stop()
         self.log.close()
 
     # -- external events --------------------------------------------------------------------------
@@ -219,7 +245,7 @@ class Coordinators:
     def _concerns(self, message: object) -> bool:
         """Partitions of internal topics may have been added, removed or moved to another host."""
         if isinstance(message, messages.PartitionsPut):
-            return self._broker.metadata.names.get(message.topic_id) in (GROUPS, TRANSACTION_STATE.name)
+            return self._broker.metadata.names.get(message.topic_id) in INTERNAL_TOPICS
         return isinstance(message, messages.Image) or (
             isinstance(message, messages.TopicPut) and message.topic.internal
         )
@@ -232,7 +258,18 @@ class Coordinators:
             return
         event = PartitionsGone(self._gone)
         self._gone = {}
-        self.groups.post_all(event, lambda core: isinstance(core, Group) and core.offsets.names_any(event.left.keys()))
+        self.groups.post_all(event, lambda core: isinstance(core, Group) and core.names_any(event.left.keys()))
+        self.share.post_all(Forget(), self._is_gone)
+
+    def _is_gone(self, core: Core) -> bool:
+        """Whether the share-partition's topic was deleted. Its writer knew the topic before this host
+        became leader of its log, so this host knows it too, unless it was deleted or is withheld.
+        """
+        metadata = self._broker.metadata
+        return isinstance(core, SharePartition) and not metadata.withheld and metadata.by_id(core.topic_id) is None
+
+    def _topic_deleted_meanwhile(self, core: Core) -> Forget | None:
+        return Forget() if self._is_gone(core) else None
 
     def _deleted_meanwhile(self, core: Core) -> PartitionsGone | None:
         """Deletions while no coordinator was active. The writer of the offsets knew those
@@ -248,6 +285,10 @@ class Coordinators:
             count = 0 if image is None else image.partition_count if image.partition_count >= 0 else end
             if end > count and name not in metadata.withheld:
                 left[name] = count
+        if core.share is not None:
+            for topic_id, name in core.share.states.names.items():
+                if metadata.by_id(topic_id) is None and name not in metadata.withheld:
+                    left[name] = 0
         if not left:
             return None
         log.info("committed offsets of partitions that are gone are removed", group=core.group_id, topics=sorted(left))
@@ -275,6 +316,13 @@ def classic_settings(broker: BrokerState) -> ClassicSettings:
         min_session_timeout_ms=broker.broker_number("group.min.session.timeout.ms"),
         max_session_timeout_ms=broker.broker_number("group.max.session.timeout.ms"),
         max_size=broker.broker_number("group.max.size"),
+    )
+
+
+def share_state_settings(broker: BrokerState) -> ShareStateSettings:
+    return ShareStateSettings(
+        updates_per_snapshot=broker.broker_number("share.coordinator.snapshot.update.records.per.snapshot"),
+        cold_ms=broker.broker_number("share.coordinator.cold.partition.snapshot.interval.ms"),
     )
 
 

@@ -92,12 +92,11 @@ WITHOUT_EFFECT: dict[str, str] = {
         " group.share.record.lock.duration.ms group.share.min.record.lock.duration.ms"
         " group.share.max.record.lock.duration.ms group.share.partition.max.record.locks"
         " group.share.max.share.sessions group.share.persister.class.name"
-        " share.coordinator.state.topic.num.partitions share.coordinator.state.topic.replication.factor"
-        " share.coordinator.state.topic.min.isr share.coordinator.state.topic.segment.bytes share.coordinator.threads"
-        " share.coordinator.snapshot.update.records.per.snapshot share.coordinator.load.buffer.size"
+        " share.coordinator.state.topic.replication.factor"
+        " share.coordinator.state.topic.min.isr share.coordinator.threads"
+        " share.coordinator.load.buffer.size"
         " share.coordinator.state.topic.compression.codec share.coordinator.append.linger.ms"
         " share.coordinator.write.timeout.ms share.coordinator.state.topic.prune.interval.ms"
-        " share.coordinator.cold.partition.snapshot.interval.ms"
     ),
     "Streams groups (KIP-1071) are not available.": (
         "group.streams.session.timeout.ms group.streams.min.session.timeout.ms group.streams.max.session.timeout.ms"

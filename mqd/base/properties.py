@@ -455,6 +455,14 @@ group.share.max.size: int >=1 <=1000 = 200
     Members that a share group may have.
 group.share.initialize.retry.interval.ms: int >=1 = 30000
     A share-partition whose initialization has had no outcome for so long is initialized again.
+share.coordinator.state.topic.num.partitions: int >=1 <=16384 = 50
+    Partitions of __share_group_state. Used when the topic is created; must not change afterwards.
+share.coordinator.state.topic.segment.bytes: int >=1048576 <=1073741824 = 104857600
+    Segment size of __share_group_state, used when it is created.
+share.coordinator.snapshot.update.records.per.snapshot: int >=0 <=500 = 500
+    So many updates of a share-partition are written to __share_group_state, then a snapshot.
+share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
+    A share-partition with updates since its last snapshot gets one after this time.
 transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true

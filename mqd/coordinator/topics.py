@@ -3,7 +3,8 @@
 The controller creates them on first need, like any topic: when a client looks up the coordinator of
 its group or transactional id. Their records are flushed before they are acknowledged
 (flush.on.ack), because exactly-once depends on committed offsets and transactions. The topics are
-compacted, never deleted by age or size.
+compacted, never deleted by age or size; that of share-partitions is not compacted, because the
+records of one key count together.
 """
 
 from collections.abc import Mapping
@@ -15,12 +16,14 @@ from mqd.coordinator.log import BATCH_BYTES_MAX
 
 GROUPS = "__consumer_offsets"
 TRANSACTIONS = "__transaction_state"
+SHARE_STATES = "__share_group_state"
 
 
 class InternalTopic(NamedTuple):
     name: str
     partitions_property: str
     segment_property: str
+    is_compacted: bool = True
 
     def partition_count(self, config: Mapping[str, str]) -> int:
         return broker_number(config, self.partitions_property)
@@ -38,12 +41,11 @@ class InternalTopic(NamedTuple):
         }
         return wanted | self.cleanup()
 
-    @staticmethod
-    def cleanup() -> dict[str, str]:
+    def cleanup(self) -> dict[str, str]:
         """Compacted if this broker supports it; otherwise everything is kept."""
         return (
             {"cleanup.policy": "compact"}
-            if "compact" not in TOPIC["cleanup.policy"].refused
+            if self.is_compacted and "compact" not in TOPIC["cleanup.policy"].refused
             else {"cleanup.policy": "delete", "retention.ms": "-1"}
         )
 
@@ -51,4 +53,10 @@ class InternalTopic(NamedTuple):
 CONSUMER_OFFSETS = InternalTopic(GROUPS, "offsets.topic.num.partitions", "offsets.topic.segment.bytes")
 TRANSACTION_STATE = InternalTopic(
     TRANSACTIONS, "transaction.state.log.num.partitions", "transaction.state.log.segment.bytes"
+)
+SHARE_GROUP_STATE = InternalTopic(
+    SHARE_STATES,
+    "share.coordinator.state.topic.num.partitions",
+    "share.coordinator.state.topic.segment.bytes",
+    is_compacted=False,
 )

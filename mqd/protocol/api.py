@@ -7,11 +7,14 @@ A frame is what follows the 4-byte length word; `with_length` puts the word in f
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from mqd.protocol import codec
 from mqd.protocol.framing import (
     KNOWN,
+    SUPPORTED,
+    ApiSpec,
     RequestHeader,
     decode_request_header,
     decode_response_header,
@@ -21,12 +24,14 @@ from mqd.protocol.framing import (
 from mqd.protocol.messages import message_class
 
 
-def decode_request(frame: bytes | bytearray | memoryview) -> tuple[RequestHeader, object]:
+def decode_request(
+    frame: bytes | bytearray | memoryview, spoken: Mapping[int, ApiSpec] = SUPPORTED
+) -> tuple[RequestHeader, object]:
     """The header and the request struct. Copies the frame first. Raises ProtocolError;
     UnsupportedVersion when the API or version is not spoken.
     """
     data = frame if type(frame) is bytes else bytes(frame)
-    header = decode_request_header(data)
+    header = decode_request_header(data, spoken)
     return header, codec.decode(
         message_class(header.api_key, "Request"), header.api_version, data, header.body_position
     )

@@ -10,6 +10,7 @@ read the error.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 import msgspec
 
@@ -75,30 +76,30 @@ class UnsupportedVersion(ProtocolError):
 _FIRST = struct.Struct(">hhih")
 
 
-def decode_request_header(frame: bytes) -> RequestHeader:
+def decode_request_header(frame: bytes, spoken: Mapping[int, ApiSpec] = SUPPORTED) -> RequestHeader:
     """Raises UnsupportedVersion (with the header as far as it goes) for an API or version not in
-    SUPPORTED, ProtocolError for anything cut off.
+    `spoken`, ProtocolError for anything cut off.
     """
     if len(frame) < 8:
         raise ProtocolError(f"a frame of {len(frame)} bytes is no request", "request header", position=len(frame))
     if len(frame) < 10:
-        return _refuse_unsupported(RequestHeader(*struct.unpack_from(">hhi", frame)), None)
+        return _refuse_unsupported(RequestHeader(*struct.unpack_from(">hhi", frame)), None, spoken)
     api_key, api_version, correlation_id, size = _FIRST.unpack_from(frame)
     header = RequestHeader(api_key, api_version, correlation_id)
-    spec = SUPPORTED.get(api_key)
+    spec = spoken.get(api_key)
     position = 10
     if size >= 0:
         position += size
         if position > len(frame):
-            return _refuse_unsupported(header, f"a length of {size} where {len(frame) - 10} bytes remain")
+            return _refuse_unsupported(header, f"a length of {size} where {len(frame) - 10} bytes remain", spoken)
         try:
             header.client_id = frame[10:position].decode()
         except UnicodeDecodeError:
-            return _refuse_unsupported(header, "not UTF-8")
+            return _refuse_unsupported(header, "not UTF-8", spoken)
     elif size != -1:
-        return _refuse_unsupported(header, f"a length of {size}")
+        return _refuse_unsupported(header, f"a length of {size}", spoken)
     if spec is None or not spec.min_version <= api_version <= spec.max_version:
-        return _refuse_unsupported(header, None)
+        return _refuse_unsupported(header, None, spoken)
     if spec.is_flexible(api_version):
         try:
             count = frame[position]
@@ -112,16 +113,16 @@ def decode_request_header(frame: bytes) -> RequestHeader:
     return header
 
 
-def _refuse_unsupported(header: RequestHeader, problem: str | None) -> RequestHeader:
+def _refuse_unsupported(header: RequestHeader, problem: str | None, spoken: Mapping[int, ApiSpec]) -> RequestHeader:
     """Always raises: whoever asks for what is not spoken hears that first, the rest of the header
     may have another shape.
     """
-    spec = SUPPORTED.get(header.api_key)
+    spec = spoken.get(header.api_key)
     if spec is None:
         raise UnsupportedVersion(f"api key {header.api_key} is not spoken here", header)
     if not spec.min_version <= header.api_version <= spec.max_version:
-        spoken = f"{spec.min_version} to {spec.max_version}"
-        raise UnsupportedVersion(f"{spec.name} version {header.api_version} is not spoken here, {spoken} are", header)
+        versions = f"{spec.min_version} to {spec.max_version}"
+        raise UnsupportedVersion(f"{spec.name} version {header.api_version} is not spoken here, {versions} are", header)
     raise ProtocolError(problem or "cut off", f"{spec.name} request header", "client_id", 8)
 
 

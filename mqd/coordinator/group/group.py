@@ -23,6 +23,7 @@ addition to those of the parts)
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import msgspec
@@ -476,6 +477,12 @@ class Group:
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 
     # -- offsets.Membership ------------------------------------------------------------------------
+
+    def names_any(self, topics: Collection[str]) -> bool:
+        """Whether it depends on one of these topics, which were deleted or lost partitions."""
+        if self.share is not None:
+            return any(name in topics for name in self.share.states.names.values())
+        return self.offsets.names_any(topics)
 
     def commit_error(self, event: CommitOffsets) -> int:
         if self.consumer is not None:

@@ -1,0 +1,204 @@
+"""Share-partitions' states, whichever host coordinates them: the five APIs of the share coordinator
+(83 to 87). Workers ask as docs/design/share-groups.md says, other hosts over the connection between
+hosts, and the group coordinator by the effects of its share groups.
+
+The coordinator of a share-partition is the leader of its partition of `__share_group_state`. One
+that is led here is asked at once, others by a request of one share-partition each to their host.
+Whatever fails on the way is an error of that share-partition, and retriable; a write may then have
+been applied.
+
+Bounds: AT_ONCE share-partitions of one request are under way. Concurrency: the event loop's thread.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from mqd.acceptor.broker_state import BrokerState
+from mqd.acceptor.interbroker.client import PeerError, Peers
+from mqd.base import logging
+from mqd.coordinator.actions import Effect
+from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, StatesChanged
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.share import core as share
+from mqd.coordinator.share.records import core_name, listed
+from mqd.protocol import codec
+from mqd.protocol.api import decode_request, encode_response
+from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.framing import KNOWN
+from mqd.protocol.messages import DeleteShareGroupStateRequest, InitializeShareGroupStateRequest, message_class
+
+INITIALIZE, READ, WRITE, DELETE, READ_SUMMARY = 83, 84, 85, 86, 87
+APIS = frozenset((INITIALIZE, READ, WRITE, DELETE, READ_SUMMARY))
+TIMEOUT_S = 5.0  # less than group.share.initialize.retry.interval.ms
+AT_ONCE = 100
+
+log = logging.get("acceptor.share")
+
+
+class _Api(NamedTuple):
+    version: int  # that hosts use among themselves
+    event: Callable[[int, Any], object]  # (request number, partition of the request)
+
+
+_EVENTS: dict[int, _Api] = {
+    INITIALIZE: _Api(0, lambda number, one: share.Initialize(number, one.state_epoch, one.start_offset)),
+    READ: _Api(0, lambda number, one: share.Read(number, one.leader_epoch)),
+    WRITE: _Api(
+        1,
+        lambda number, one: share.Write(
+            number,
+            one.state_epoch,
+            one.leader_epoch,
+            one.start_offset,
+            one.delivery_complete_count,
+            tuple(listed(one.state_batches)),
+        ),
+    ),
+    DELETE: _Api(0, lambda number, one: share.Delete(number)),
+    READ_SUMMARY: _Api(1, lambda number, one: share.ReadSummary(number)),
+}
+
+
+class ShareStates:
+    """`groups` gets the outcomes of the group coordinator's effects."""
+
+    def __init__(self, broker: BrokerState, coordinator: Coordinator, groups: Coordinator) -> None:
+        self._broker = broker
+        self._coordinator = coordinator
+        self._groups = groups
+        self.peers: Peers | None = None  # set before the first request if there are other hosts
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def ask(self, api_key: int, body: bytes) -> bytes:
+        """A request's body answered with a response's, both of the version that hosts use. Raises
+        ProtocolError for bytes that are no such body.
+        """
+        version = _EVENTS[api_key].version
+        request = codec.decode(message_class(api_key, "Request"), version, body)
+        return bytes(codec.encode(await self.answer(request), version))
+
+    async def serve(self, frame: bytes) -> bytes:
+        """Answers another host's frame. Raises ProtocolError."""
+        header, request = decode_request(frame, KNOWN)
+        return encode_response(header, await self.answer(request, only_here=True))
+
+    async def answer(self, request: Any, only_here: bool = False) -> Any:
+        """The response. `only_here`: another host asks, which has chosen this one."""
+        api_key = codec.owner_of(type(request))[0].api_key
+        response: Any = message_class(api_key, "Response")
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def answered(topic_id: bytes, partition: Any) -> Any:
+            async with room:
+                return await self._one(api_key, request.group_id, topic_id, partition, only_here)
+
+        topics = [
+            response.Topic(
+                topic_id=topic.topic_id,
+                partitions=list(await asyncio.gather(*(answered(topic.topic_id, one) for one in topic.partitions))),
+            )
+            for topic in request.topics
+        ]
+        return response(results=topics)
+
+    async def _one(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
+        try:
+            return await self._asked(api_key, group_id, topic_id, one, only_here)
+        except CoordinatorError as error:
+            return _failed(api_key, one.partition, error.error_code)
+        except ValueError as error:
+            return _failed(api_key, one.partition, int(ErrorCode.INVALID_REQUEST), str(error))
+
+    async def _asked(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
+        if not group_id or one.partition < 0:
+            raise ValueError("The group id cannot be empty." if not group_id else "The partition id is negative.")
+        image = self._broker.metadata.by_id(topic_id)
+        if image is None or one.partition >= len(image.partitions):
+            raise CoordinatorError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if not await self._coordinator.ensure_topic():
+            raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        name = core_name(group_id, topic_id, one.partition)
+        state = self._broker.partition_of(self._coordinator.topic, self._coordinator.partition_for(name))
+        leader = state.leader if state is not None else -1
+        if leader in (-1, self._broker.node_id) or only_here:
+            make_event = _EVENTS[api_key].event
+            return await self._coordinator.request(name, lambda number: make_event(number, one), TIMEOUT_S)
+        return await self._from_peer(leader, api_key, group_id, topic_id, one)
+
+    async def _from_peer(self, node_id: int, api_key: int, group_id: str, topic_id: bytes, one: Any) -> Any:
+        if self.peers is None:
+            raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        message: Any = message_class(api_key, "Request")
+        request = message(group_id=group_id, topics=[message.Topic(topic_id=topic_id, partitions=[one])])
+        try:
+            response = await self.peers.request(node_id, request, _EVENTS[api_key].version, TIMEOUT_S)
+            (topic,) = response.results
+            (found,) = topic.partitions
+        except (PeerError, ValueError) as error:
+            log.info("a share-partition's coordinator on another host does not answer", node=node_id, reason=str(error))
+            raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+        return found
+
+    # -- effects of share groups -------------------------------------------------------------------
+
+    def carry_out(self, name: str, effect: Effect, leader_epoch: int) -> None:
+        """`name`: the group. The outcome goes to the core that asked, unless it was loaded since."""
+        if isinstance(effect, InitializeStates):
+            self._spawn(self._initialize(name, effect, leader_epoch))
+        elif isinstance(effect, DeleteStates):
+            self._spawn(self._delete(name, effect, leader_epoch))
+        else:
+            raise TypeError(f"{type(effect).__name__} is no effect of a group")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _initialize(self, name: str, effect: InitializeStates, leader_epoch: int) -> None:
+        message = InitializeShareGroupStateRequest
+        topics = [
+            message.Topic(
+                topic_id=topic_id,
+                partitions=[
+                    message.Partition(partition=index, state_epoch=effect.state_epoch, start_offset=start)
+                    for index, start in starts.items()
+                ],
+            )
+            for topic_id, starts in effect.offsets.items()
+        ]
+        response = await self.answer(message(group_id=name, topics=topics))
+        self._changed(name, effect.token, response, leader_epoch)
+
+    async def _delete(self, name: str, effect: DeleteStates, leader_epoch: int) -> None:
+        message = DeleteShareGroupStateRequest
+        topics = [
+            message.Topic(topic_id=topic_id, partitions=[message.Partition(partition=index) for index in indexes])
+            for topic_id, indexes in effect.partitions.items()
+        ]
+        response = await self.answer(message(group_id=name, topics=topics))
+        self._changed(name, effect.token, response, leader_epoch)
+
+    def _changed(self, name: str, token: int, response: Any, leader_epoch: int) -> None:
+        errors = {
+            (topic.topic_id, one.partition): one.error_code
+            for topic in response.results
+            for one in topic.partitions
+            if one.error_code
+        }
+        try:
+            if self._groups.leader_epoch(name) == leader_epoch:
+                self._groups.post(name, StatesChanged(token, errors))
+        except CoordinatorError:
+            pass  # what is loaded next begins again from the log
+
+
+def _failed(api_key: int, partition: int, error: int, message: str | None = None) -> Any:
+    result: Any = message_class(api_key, "Response")
+    return result.Partition(partition=partition, error_code=error, error_message=message or error_message(error))
