@@ -79,6 +79,20 @@ def in_sync(leader: Member, topic: str) -> list[int]:
     )
 
 
+def has_said(leader: Member, follower: Member, verb: str, topic: str) -> bool:
+    """In its log, when its worker has learned of the change."""
+    line = rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition={topic}-0"
+    return re.search(line, leader.logs(1000)) is not None
+
+
+def wait_for_return(cluster: Cluster, leader: Member, follower: Member, topic: str) -> None:
+    """The leader's log says it, not just any host's metadata: they may still be those of before the
+    follower left, or come before the leader's worker has learned of it.
+    """
+    until("it has returned", lambda: has_said(leader, follower, "joins", topic), cluster)
+    until("all replicas are in sync", lambda: all_in_sync(cluster, topic), cluster)
+
+
 def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> None:
     create(cluster, "bounded", partitions=1, config={"replica.lag.max.messages": str(BOUND)})
     leader, follower = followed(cluster, "bounded")
@@ -87,12 +101,8 @@ def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> 
         write(leader, "bounded", values, "1")
         until("who is behind has left", lambda: follower.node_id not in in_sync(leader, "bounded"), cluster)
         write(leader, "bounded", [b"without it"], "all")
-    until("it has returned", lambda: all_in_sync(cluster, "bounded"), cluster)
-    said = leader.logs(1000)
-    for verb in ("leaves", "joins"):
-        assert re.search(
-            rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition=bounded-0", said
-        ), said
+    wait_for_return(cluster, leader, follower, "bounded")
+    assert has_said(leader, follower, "leaves", "bounded"), cluster.logs()
     assert read(cluster, "bounded", len(values) + 2) == [FETCHED, *values, b"without it"]
 
 
@@ -106,4 +116,4 @@ def test_a_bound_that_is_set_while_a_follower_stands_still_counts_at_once(cluste
         done = run("config", "set", "topic/unbounded", f"replica.lag.max.messages={BOUND}", "-b", leader.bootstrap)
         assert done.returncode == 0, done.stderr
         until("who is behind has left", lambda: follower.node_id not in in_sync(leader, "unbounded"), cluster)
-    until("it has returned", lambda: all_in_sync(cluster, "unbounded"), cluster)
+    wait_for_return(cluster, leader, follower, "unbounded")
