@@ -19,14 +19,14 @@ from mqd.coordinator.group.consumer.subscriptions import Subscriptions
 from tests.property.consumer_histories import run
 from tests.tiers import quick
 
-SEEDS_OF_A_SHARE = 50  # about 600 events each
+SEEDS_OF_A_SHARE = 25  # about 600 events each
 PLANTED_SEEDS = 60
 
 
-@pytest.mark.parametrize("share", quick([0, 1, *range(20, 60)], [0]))
+@pytest.mark.parametrize("share", quick([*range(4), *range(40, 120)], [0]))
 def test_histories(share: int) -> None:
     first = share * SEEDS_OF_A_SHARE
-    assert sum(run(seed).event_count for seed in range(first, first + SEEDS_OF_A_SHARE)) > 25_000
+    assert sum(run(seed).event_count for seed in range(first, first + SEEDS_OF_A_SHARE)) > 12_500
 
 
 def test_one_seed_is_one_history() -> None:

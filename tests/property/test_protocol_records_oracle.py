@@ -120,7 +120,7 @@ def test_kio_writes_back_the_same_bytes(records: list[Record]) -> None:
     assert buffer.getvalue() == batch
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(RECORDS, st.sampled_from(CODECS), st.data())
 def test_mutated_batches_raise_nothing_but_protocol_errors(
     records: list[Record], compression: str, data: st.DataObject

@@ -22,11 +22,11 @@ from tests.tiers import quick
 LATE_PLAN = LEASE_PLAN._replace(pause=10, noise=12, restart=4)
 
 
-@pytest.mark.parametrize("first_seed", quick(range(0, 16, 4), [0]))
+@pytest.mark.parametrize("first_seed", quick(range(0, 16, 2), [0]))
 def test_schedules_hold_the_invariants(first_seed: int) -> None:
     """16 schedules of some 15,000 events each, then healing."""
-    worlds = [run(seed, seconds=25) for seed in range(first_seed, first_seed + 4)]
-    assert sum(world.counts["committed"] for world in worlds) > 500, "too little happens to prove anything"
+    worlds = [run(seed, seconds=25) for seed in range(first_seed, first_seed + 2)]
+    assert sum(world.counts["committed"] for world in worlds) > 250, "too little happens to prove anything"
 
 
 HARD = {"lease": (LEASE_PLAN, 50), "late": (LATE_PLAN, 50), "change": (CHANGE_PLAN, 7)}
@@ -68,10 +68,7 @@ def test_many_schedules(block: int) -> None:
 
 
 def trace(hash_seed: str) -> str:
-    code = (
-        "from tests.sim.raft.quorum_world import run; print(*[run(seed, seconds=8).kernel.trace_hash() for seed in (4, 11,"
-        " 33)])"
-    )
+    code = "from tests.sim.raft.quorum_world import run; print(*[run(seed, seconds=4).kernel.trace_hash() for seed in (4, 33)])"
     root = Path(__file__).parents[3]
     ended = subprocess.run(
         [sys.executable, "-c", code],

@@ -195,6 +195,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow  # mypy reads all of the package
 def test_mypy_accepts_a_program_and_finds_its_mistakes(tmp_path: Path) -> None:
     # An editable installation is found by an import hook, which mypy does not run.
     (tmp_path / "site").mkdir()
