@@ -200,6 +200,7 @@ def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
     admin.create_topics([NewTopic("new", 1, 1)])["new"].result(10)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, seed):
     """Also in the middle of a write: the disk takes some bytes more and then refuses. Clients only

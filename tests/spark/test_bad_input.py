@@ -27,7 +27,6 @@ from tests.spark.support import (
     read,
     rows,
 )
-from tests.tiers import quick
 
 TRANSPORTS = ["shm", "tcp"]
 NOBODY = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
@@ -121,6 +120,7 @@ def test_a_topic_vanishes_while_a_stream_reads_it(spark: Any, broker: Broker, tm
     assert f"{topic}-0 is gone; the last batch ended at 0: 10" in told and "failOnDataLoss" in told
 
 
+@pytest.mark.slow
 def test_a_topic_is_made_anew_while_a_stream_reads_it(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """Without failOnDataLoss it goes on with the new one, from its beginning."""
     topic = new_topic(broker)
@@ -136,7 +136,8 @@ def test_a_topic_is_made_anew_while_a_stream_reads_it(spark: Any, broker: Broker
     assert [row[3] for row in stream.seen] == [*numbered(0, 10), *numbered(100, 20)]
 
 
-@pytest.mark.parametrize("transport", quick(TRANSPORTS, ["shm"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Path, transport: str) -> None:
     """As often as it is started; who begins behind it leaves it out."""
     topic = new_topic(broker)
@@ -260,7 +261,8 @@ def wide(count: int) -> list[bytes]:
     return [b"%08d" % number + b"." * 500 for number in range(count)]
 
 
-@pytest.mark.parametrize("transport", quick(TRANSPORTS, ["tcp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(
     spark: Any, start_broker: Any, tmp_path: Path, transport: str
 ) -> None:
@@ -297,6 +299,7 @@ def test_a_null_value_goes_through(broker: Broker, copy: Callable[..., Copy]) ->
     assert [row[2:] for row in job.found()] == [(b"kept", b"1"), (b"gone", None), (None, b"")]
 
 
+@pytest.mark.slow
 def test_a_schema_that_does_not_match_ends_a_stream_before_it_writes(broker: Broker, copy: Callable[..., Copy]) -> None:
     source, target = new_topic(broker), new_topic(broker)
     produce(broker, source, numbered(0, 3))

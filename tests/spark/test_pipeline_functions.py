@@ -239,6 +239,7 @@ def test_an_archive_gives_back_what_it_was_given(spark: Any, tmp_path: Path) -> 
     assert archive.ends("flights") == {0: 3, 1: 6}
 
 
+@pytest.mark.slow
 def test_small_files_become_one(spark: Any, tmp_path: Path) -> None:
     archive = Archive(str(tmp_path / "archive"))
     for number in range(4):

@@ -248,6 +248,7 @@ def forget_commit(checkpoint: Path, batch: int) -> None:
         (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
+@pytest.mark.slow  # fail_after of test_sink_deaths.py ends so
 def test_a_batch_that_was_committed_is_dropped_when_it_comes_again(
     broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any
 ) -> None:

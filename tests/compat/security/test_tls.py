@@ -23,6 +23,7 @@ from tests.certificates import Authority, Identity
 from tests.compat import clients, topics
 from tests.compat.messages import PARTITION_COUNT, Message, messages_of
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.tiers import quick
 
 NOT_USED = "a changed certificate is not used, the previous one is"
 WAIT_SECONDS = 30
@@ -113,7 +114,7 @@ def texts(options: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", clients.NAMES)
-@pytest.mark.parametrize("listener", ["SSL", "MUTUAL", "OLD"])
+@pytest.mark.parametrize("listener", quick(["SSL", "MUTUAL", "OLD"], ["SSL", "MUTUAL"]))
 def test_a_client_produces_and_consumes(secured: Secured, tmp_path: Path, name: str, listener: str) -> None:
     client = clients.client_of(name, tmp_path)
     certificate = secured.client_ca.issue("alice").write(tmp_path / "alice.pem") if listener == "MUTUAL" else None

@@ -16,6 +16,7 @@ import pytest
 
 from mqd.cli import main as main_module
 from tests.broker import Broker
+from tests.tiers import quick
 
 ROOT = Path(__file__).parents[3]
 
@@ -234,7 +235,7 @@ def test_the_demo():
 
 
 @needs_flights
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", quick([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_the_demo_leaves_nothing_behind(number, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     running = _demo()

@@ -80,6 +80,7 @@ def test_records_go_to_the_broker_of_the_clients_own_namespace(brokers):
     assert first.produce("again").startswith("shm") and first.holds("again")
 
 
+@pytest.mark.slow
 def test_a_link_that_leads_to_another_broker_is_found_out(brokers):
     """Its path means another file in this container: what the link says is not believed, and the
     records go where TCP goes.

@@ -340,6 +340,7 @@ def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
         create_somehow(cluster, wiped, "after")
 
 
+@pytest.mark.slow  # test_a_single_host_grows_to_three has two that join
 def test_a_later_host_joins(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")

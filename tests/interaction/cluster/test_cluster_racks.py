@@ -93,6 +93,7 @@ def test_a_consumer_is_served_in_its_rack_and_by_the_leader_when_that_host_is_lo
         until("it is served by the leader", lambda: reader.turn() == leader(cluster, "near"), cluster)
 
 
+@pytest.mark.slow
 def test_a_rack_without_a_replica_is_served_by_the_leader(cluster: Cluster) -> None:
     create(cluster, "far", partitions=1)
     until("all are in sync", lambda: all_in_sync(cluster, "far"), cluster)

@@ -181,6 +181,7 @@ def _medians_ms(watch: Watch, seconds: float) -> tuple[float, float]:
     return 1000 * sorted(connects)[len(connects) // 2], 1000 * sorted(produces)[len(produces) // 2]
 
 
+@pytest.mark.slow
 def test_a_client_that_pipelines_commits_does_not_stop_the_others(watch: Watch) -> None:
     """The ratio within one run: others are slower beside it, not stopped (2.7 s to connect, 600 ms
     to produce before connections took turns).

@@ -157,6 +157,7 @@ def test_the_broker_comes_and_goes_and_the_other_program_stays(supervisord):
     assert supervisord.process.poll() is None and supervisord.innocent() == innocent
 
 
+@pytest.mark.slow
 def test_a_keeper_that_was_killed_is_started_again_with_the_others(supervisord):
     pids = supervisord.serves()
     innocent = supervisord.innocent()

@@ -19,6 +19,7 @@ from mqd.shm import locks, segments
 from mqd.shm.tools import KeeperTool, free_port
 from tests import broker
 from tests.preloaded import COMMAND, PRELOADED
+from tests.tiers import quick
 
 PATIENCE_S = 30.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MQD_", "SUPERVISOR_"))}
@@ -385,7 +386,7 @@ def test_io_uring_that_is_forced_and_forbidden_is_said_at_once(tmp_path):
     assert log.count("set io.backend=auto") <= 2, log  # the line, and its traceback: one life
 
 
-@pytest.mark.parametrize("end", ["supervisord", "keeper"])
+@pytest.mark.parametrize("end", quick(["supervisord", "keeper"], ["supervisord"]))
 def test_a_supervisord_of_the_users_own(start, tmp_path, end):
     data_dir, port = tmp_path / "own", free_port()
     places = paths.layout(data_dir)

@@ -169,6 +169,7 @@ def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
         assert log_end(connections[0], "t", 0) == 1 + 2 * count
 
 
+@pytest.mark.slow
 def test_requests_that_wait_are_answered_when_their_topic_goes(slow_disk):
     watch, slow = slow_disk
     with watch.connection_to_each_worker() as connections:

@@ -142,6 +142,7 @@ def test_large_requests_on_several_connections_share_one_rate(broker: Broker) ->
     limit(broker, "many", produce=None)
 
 
+@pytest.mark.slow
 def test_a_consumer_is_slowed_to_its_rate(broker: Broker) -> None:
     topic = topics.create_topic(broker, "fetch", 2)
     size, count = 20_000, 50
