@@ -248,8 +248,10 @@ def check_crc(batch: bytes | memoryview) -> bool:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag varint of at most 64 bits: (value, position after it)."""
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A zigzag varint of at most 64 bits: (value, position after it). This and what is read by it
+    raises ValueError, and IndexError where the bytes end.
+    """
     value = shift = 0
     while True:
         byte = data[position]
@@ -265,13 +267,14 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     return value >> 1 ^ -(value & 1), position
 
 
-def _read_blob(data: bytes, position: int, end: int, what: str) -> tuple[bytes | None, int]:
+def read_blob(data: bytes, position: int, end: int, what: str) -> tuple[bytes | None, int]:
+    """A length and that many bytes, none beyond `end`; -1 is None."""
     size = data[position]
     position += 1
     if size < 0x80:
         size = size >> 1 ^ -(size & 1)
     else:
-        size, position = _read_varint(data, position - 1)
+        size, position = read_varint(data, position - 1)
     if size == -1:
         return None, position
     stop = position + size
@@ -280,32 +283,35 @@ def _read_blob(data: bytes, position: int, end: int, what: str) -> tuple[bytes |
     return data[position:stop], stop
 
 
-def _read_headers(data: bytes, position: int, end: int) -> tuple[list[tuple[str, bytes | None]], int]:
-    count, position = _read_varint(data, position)
+def read_headers(
+    data: bytes, position: int, end: int, errors: str = "strict"
+) -> tuple[list[tuple[str, bytes | None]], int]:
+    """`errors`: as in bytes.decode, for a key that is not UTF-8."""
+    count, position = read_varint(data, position)
     if count < 0 or count * 2 > end - position:
         raise ValueError(f"{count} headers where {end - position} bytes remain")
     headers = []
     for _ in range(count):
-        key, position = _read_blob(data, position, end, "a header key")
+        key, position = read_blob(data, position, end, "a header key")
         if key is None:
             raise ValueError("a header without key")
-        value, position = _read_blob(data, position, end, "a header value")
-        headers.append((key.decode(), value))
+        value, position = read_blob(data, position, end, "a header value")
+        headers.append((key.decode(errors=errors), value))
     return headers, position
 
 
 def _read_record(data: bytes, position: int, header: BatchHeader) -> tuple[Record, int]:
-    size, position = _read_varint(data, position)
+    size, position = read_varint(data, position)
     end = position + size
     if size < RECORD_BYTES_MIN - 1 or end > len(data):
         raise ValueError(f"a record of {size} bytes where {len(data) - position} remain")
-    timestamp_delta, position = _read_varint(data, position + 1)
-    offset_delta, position = _read_varint(data, position)
+    timestamp_delta, position = read_varint(data, position + 1)
+    offset_delta, position = read_varint(data, position)
     if not 0 <= offset_delta <= header.last_offset_delta:
         raise ValueError(f"offset delta {offset_delta} is not within 0 to {header.last_offset_delta}")
-    key, position = _read_blob(data, position, end, "a key")
-    value, position = _read_blob(data, position, end, "a value")
-    headers, position = _read_headers(data, position, end)
+    key, position = read_blob(data, position, end, "a key")
+    value, position = read_blob(data, position, end, "a value")
+    headers, position = read_headers(data, position, end)
     if position != end:
         raise ValueError(f"the record is not as long as it says ({end - position} bytes off)")
     timestamp_ms = (
