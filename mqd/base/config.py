@@ -20,40 +20,13 @@ import msgspec
 from mqd.base import cluster_config, listeners
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
 from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
-from mqd.base.properties import (
-    BROKER,
-    CLIENT_METRICS,
-    CLIENT_METRICS_MATCHED,
-    GROUP,
-    INT_MAX,
-    LONG_MAX,
-    TOPIC,
-    Property,
-)
+from mqd.base.properties import BROKER as BROKER
+from mqd.base.properties import CLIENT_METRICS as CLIENT_METRICS
+from mqd.base.properties import CLIENT_METRICS_MATCHED, INT_MAX, LONG_MAX
+from mqd.base.properties import GROUP as GROUP
+from mqd.base.properties import TOPIC as TOPIC
+from mqd.base.properties import Property as Property
 from mqd.base.property_values import ConfigError, Value, allowed_text, canonical_text, parse_value
-
-__all__ = [
-    "BROKER",
-    "CLIENT_METRICS",
-    "GROUP",
-    "TOPIC",
-    "Property",
-    "broker_effective",
-    "broker_value",
-    "from_environment",
-    "load_broker",
-    "parse_cpus",
-    "parse_properties",
-    "property_of",
-    "topic_effective",
-    "topic_value",
-    "usable_cpu_count",
-    "validate_broker_dynamic",
-    "validate_client_metrics",
-    "validate_group",
-    "validate_topic",
-    "without_effect",
-]
 
 ENVIRONMENT_PREFIX = "MQD_"
 # Variables with our prefix that are not properties: those of the command line, of tests and of

@@ -14,17 +14,17 @@ from typing import Any
 import click
 
 from mqd import __version__
+from mqd.cli.common import EXIT_FAILED as EXIT_FAILED
 from mqd.cli.common import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    CliError,
     NobodyReadsError,
     client_config_option,
     error_line,
     explain,
     is_interruption,
 )
+from mqd.cli.common import CliError as CliError
 
 # name -> (module that has a click command `command`, help shown without importing it)
 COMMANDS = {
@@ -173,8 +173,6 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `mqd` command and of `python -m mqd.cli.main`."""
     sys.exit(_run(arguments))
 
-
-__all__ = ["COMMANDS", "EXIT_FAILED", "CliError", "cli", "main"]
 
 if __name__ == "__main__":
     main()

@@ -16,39 +16,18 @@ from collections.abc import Container, Sized
 from typing import NamedTuple
 
 import confluent_kafka
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_STORED,
-    TIMESTAMP_CREATE_TIME,
-    TIMESTAMP_LOG_APPEND_TIME,
-    TIMESTAMP_NOT_AVAILABLE,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING as OFFSET_BEGINNING
+from confluent_kafka import OFFSET_END as OFFSET_END
+from confluent_kafka import OFFSET_INVALID as OFFSET_INVALID
+from confluent_kafka import OFFSET_STORED as OFFSET_STORED
+from confluent_kafka import TIMESTAMP_CREATE_TIME as TIMESTAMP_CREATE_TIME
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME as TIMESTAMP_LOG_APPEND_TIME
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE as TIMESTAMP_NOT_AVAILABLE
+from confluent_kafka import KafkaError as KafkaError
+from confluent_kafka import KafkaException as KafkaException
+from confluent_kafka import TopicPartition as TopicPartition
 
 from mqd.protocol.errors import ERRORS
-
-__all__ = [
-    "OFFSET_BEGINNING",
-    "OFFSET_END",
-    "OFFSET_INVALID",
-    "OFFSET_STORED",
-    "TIMESTAMP_CREATE_TIME",
-    "TIMESTAMP_LOG_APPEND_TIME",
-    "TIMESTAMP_NOT_AVAILABLE",
-    "BatchDelivery",
-    "GroupMetadata",
-    "KafkaError",
-    "KafkaException",
-    "Message",
-    "TopicPartition",
-    "broker_error",
-    "failure",
-    "local_error",
-]
 
 _NO_TIMESTAMP = (TIMESTAMP_NOT_AVAILABLE, 0)
 

@@ -8,18 +8,7 @@ bugs turn it into duplicates. ErrorCode, and the codes of the C core, are genera
 
 from __future__ import annotations
 
-from mqd.protocol.error_codes import ErrorCode
-
-__all__ = [
-    "ERRORS",
-    "ErrorCode",
-    "KafkaError",
-    "ProtocolError",
-    "TrailingBytes",
-    "error_message",
-    "error_name",
-    "is_retriable",
-]
+from mqd.protocol.error_codes import ErrorCode as ErrorCode
 
 
 class ProtocolError(Exception):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqd.protocol.messages import InitProducerIdRequest
 from mqd.spark.encoding import Encoder, MqdWriteError
-from mqd.spark.joint import Child, Joint
+from mqd.spark.joint import Child as Child
+from mqd.spark.joint import Joint
 from mqd.spark.producing import Producer, connections
 from mqd.spark.wire import MqdReadError, check
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from mqd.spark.sink_options import SinkOptions
 
-__all__ = ["Child", "Outcome", "joint", "write"]
 SIGNS_OF_LIFE = 4  # within transaction.timeout.ms
 
 Place = tuple[str, int, str]  # transactional id, batch, run

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqd.cli.common import (
-    DEFAULT_BOOTSTRAP,
-    EXIT_FAILED,
-    CliError,
-    Settings,
-    emit_json,
-    emit_table,
-    error_line,
-    options,
-)
+from mqd.cli.common import DEFAULT_BOOTSTRAP, EXIT_FAILED, Settings, emit_json, emit_table, error_line, options
+from mqd.cli.common import CliError as CliError
 
 if TYPE_CHECKING:
     from mqd.cli.group_listing import Group, Holder, Member, Progress
@@ -440,6 +432,3 @@ def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bo
         )
     else:
         click.echo(f"nothing was changed; --execute would move {_plural(count, 'offset')} of group {name}")
-
-
-__all__ = ["CliError", "command"]

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from mqd.cli.common import CliError, Settings, emit_json, emit_table, human_bytes, options
+from mqd.cli.common import CliError as CliError
+from mqd.cli.common import Settings, emit_json, emit_table, human_bytes, options
 
 _KEYS = {
     "produce": "producer_byte_rate",
@@ -229,6 +230,3 @@ def delete(
         click.echo(
             f"{_shown(entity)} is no longer limited: {', '.join(name for name, key in _KEYS.items() if key in gone)}"
         )
-
-
-__all__ = ["CliError", "command"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from mqd.cli.common import EXIT_FAILED, CliError, Settings, complete_topic, emit_json, emit_table, options, pairs
+from mqd.cli.common import EXIT_FAILED, Settings, complete_topic, emit_json, emit_table, options, pairs
+from mqd.cli.common import CliError as CliError
 
 _CREATE_PARTITIONS = 37
 _PARTITIONS_MAX = 100_000  # librdkafka's bound for one topic; a broker may have room for fewer, and says so
@@ -553,6 +554,3 @@ def _show_moves(settings: Settings, name: str, found: dict[tuple[str, int], Any]
             (index, *(",".join(map(str, nodes)) or "-" for nodes in move)) for (_, index), move in sorted(found.items())
         ]
         emit_table(("PARTITION", "REPLICAS", "ADDING", "REMOVING"), rows)
-
-
-__all__ = ["CliError", "command"]

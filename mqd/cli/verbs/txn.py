@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, emit_table, options
+from mqd.cli.common import DEFAULT_BOOTSTRAP, Settings, emit_json, emit_table, options
+from mqd.cli.common import CliError as CliError
 
 if TYPE_CHECKING:
     from mqd.cli.broker_lookup import Cluster
@@ -349,6 +350,3 @@ def _maybe_committed(owner: "Transaction | None", one: "OpenProducer") -> bool:
     have another epoch after each.
     """
     return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
-
-
-__all__ = ["CliError", "command"]

@@ -27,10 +27,7 @@ from mqd.client.group.events import (
     Done,
     Event,
     Leave,
-    Left,
-    Partitions,
     Polled,
-    Problem,
     Resolve,
     Send,
     Subscribe,
@@ -38,6 +35,9 @@ from mqd.client.group.events import (
     TopicsKnown,
     Unanswered,
 )
+from mqd.client.group.events import Left as Left
+from mqd.client.group.events import Partitions as Partitions
+from mqd.client.group.events import Problem as Problem
 from mqd.client.messages import KafkaError
 from mqd.client.offsets import COORDINATOR_AWAY
 
@@ -188,6 +188,3 @@ class GroupRunner:
 
     def close(self) -> None:
         self._attachment.unsubscribe(self)
-
-
-__all__ = ["GroupRunner", "Left", "Partitions", "Problem"]

@@ -24,69 +24,36 @@ from typing import Any
 import msgspec
 
 from mqd.cluster.broker import messages as peer
-from mqd.cluster.broker.events import (
-    Action,
-    ChangeRequested,
-    ClientGone,
-    ControllerKnown,
-    DirectoriesFull,
-    DirectoriesSeen,
-    Event,
-    HostDied,
-    InSyncProposed,
-    LeadershipsLost,
-    MetadataApplied,
-    MetadataCommitted,
-    NotYetRegistered,
-    PartitionEmptied,
-    PeerReceived,
-    Refused,
-    ReplicaMoved,
-    ReplicasFailed,
-    Reply,
-    SendPeer,
-    SetBroker,
-    ShutDown,
-    ShutdownRequested,
-    Started,
-    Tick,
-    ToWorker,
-)
+from mqd.cluster.broker.events import Action as Action
+from mqd.cluster.broker.events import ChangeRequested as ChangeRequested
+from mqd.cluster.broker.events import ClientGone as ClientGone
+from mqd.cluster.broker.events import ControllerKnown as ControllerKnown
+from mqd.cluster.broker.events import DirectoriesFull as DirectoriesFull
+from mqd.cluster.broker.events import DirectoriesSeen as DirectoriesSeen
+from mqd.cluster.broker.events import Event as Event
+from mqd.cluster.broker.events import HostDied as HostDied
+from mqd.cluster.broker.events import InSyncProposed as InSyncProposed
+from mqd.cluster.broker.events import LeadershipsLost as LeadershipsLost
+from mqd.cluster.broker.events import MetadataApplied as MetadataApplied
+from mqd.cluster.broker.events import MetadataCommitted as MetadataCommitted
+from mqd.cluster.broker.events import NotYetRegistered as NotYetRegistered
+from mqd.cluster.broker.events import PartitionEmptied as PartitionEmptied
+from mqd.cluster.broker.events import PeerReceived as PeerReceived
+from mqd.cluster.broker.events import Refused as Refused
+from mqd.cluster.broker.events import ReplicaMoved as ReplicaMoved
+from mqd.cluster.broker.events import ReplicasFailed as ReplicasFailed
+from mqd.cluster.broker.events import Reply as Reply
+from mqd.cluster.broker.events import SendPeer as SendPeer
+from mqd.cluster.broker.events import SetBroker as SetBroker
+from mqd.cluster.broker.events import ShutDown as ShutDown
+from mqd.cluster.broker.events import ShutdownRequested as ShutdownRequested
+from mqd.cluster.broker.events import Started as Started
+from mqd.cluster.broker.events import Tick as Tick
+from mqd.cluster.broker.events import ToWorker as ToWorker
 from mqd.cluster.broker.reports import Change, Proposal, Reports
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.protocol.errors import ErrorCode
-
-__all__ = [
-    "Action",
-    "BrokerCore",
-    "ChangeRequested",
-    "ClientGone",
-    "ControllerKnown",
-    "DirectoriesFull",
-    "DirectoriesSeen",
-    "Event",
-    "HostDied",
-    "INT64_MAX",
-    "InSyncProposed",
-    "LeadershipsLost",
-    "MetadataApplied",
-    "MetadataCommitted",
-    "NotYetRegistered",
-    "PartitionEmptied",
-    "PeerReceived",
-    "Refused",
-    "ReplicaMoved",
-    "ReplicasFailed",
-    "Reply",
-    "SendPeer",
-    "SetBroker",
-    "ShutDown",
-    "ShutdownRequested",
-    "Started",
-    "Tick",
-    "ToWorker",
-]
 
 # A proposal refused with one of these left its partition unchanged, and no copy of it can ever take
 # effect.

@@ -38,64 +38,36 @@ from typing import Any
 
 from mqd.base.collector import paused
 from mqd.cluster.host import messages
-from mqd.cluster.host.commands import OWNER_NONE, Subscriber
-from mqd.cluster.host.events import (
-    Action,
-    AppliedEverywhere,
-    AssignSlot,
-    ClearSlot,
-    CommandEnded,
-    CommandRequested,
-    ControllerChanged,
-    DirectoriesMeasured,
-    Event,
-    MoveEnded,
-    Partition,
-    RaiseEpochs,
-    RecordMove,
-    Report,
-    Send,
-    SlotSeen,
-    Started,
-    StateReplaced,
-    SubscriberJoined,
-    SubscriberLeft,
-    Tick,
-    WorkerApplied,
-    WorkerDied,
-)
-from mqd.cluster.host.images import LOG_DIR_NONE, TopicImages, owner_of
+from mqd.cluster.host.commands import OWNER_NONE as OWNER_NONE
+from mqd.cluster.host.commands import Subscriber
+from mqd.cluster.host.events import Action, Partition
+from mqd.cluster.host.events import AppliedEverywhere as AppliedEverywhere
+from mqd.cluster.host.events import AssignSlot as AssignSlot
+from mqd.cluster.host.events import ClearSlot as ClearSlot
+from mqd.cluster.host.events import CommandEnded as CommandEnded
+from mqd.cluster.host.events import CommandRequested as CommandRequested
+from mqd.cluster.host.events import ControllerChanged as ControllerChanged
+from mqd.cluster.host.events import DirectoriesMeasured as DirectoriesMeasured
+from mqd.cluster.host.events import Event as Event
+from mqd.cluster.host.events import MoveEnded as MoveEnded
+from mqd.cluster.host.events import RaiseEpochs as RaiseEpochs
+from mqd.cluster.host.events import RecordMove as RecordMove
+from mqd.cluster.host.events import Report as Report
+from mqd.cluster.host.events import Send as Send
+from mqd.cluster.host.events import SlotSeen as SlotSeen
+from mqd.cluster.host.events import Started as Started
+from mqd.cluster.host.events import StateReplaced as StateReplaced
+from mqd.cluster.host.events import SubscriberJoined as SubscriberJoined
+from mqd.cluster.host.events import SubscriberLeft as SubscriberLeft
+from mqd.cluster.host.events import Tick as Tick
+from mqd.cluster.host.events import WorkerApplied as WorkerApplied
+from mqd.cluster.host.events import WorkerDied as WorkerDied
+from mqd.cluster.host.images import LOG_DIR_NONE as LOG_DIR_NONE
+from mqd.cluster.host.images import TopicImages
+from mqd.cluster.host.images import owner_of as owner_of
 from mqd.cluster.metadata.core import Publish
 from mqd.cluster.metadata.records import BrokerState
 from mqd.protocol.errors import ErrorCode
-
-__all__ = [
-    "LOG_DIR_NONE",
-    "OWNER_NONE",
-    "AppliedEverywhere",
-    "AssignSlot",
-    "ClearSlot",
-    "CommandEnded",
-    "CommandRequested",
-    "ControllerChanged",
-    "DirectoriesMeasured",
-    "Event",
-    "HostCore",
-    "MoveEnded",
-    "RaiseEpochs",
-    "RecordMove",
-    "Report",
-    "Send",
-    "SlotSeen",
-    "Started",
-    "StateReplaced",
-    "SubscriberJoined",
-    "SubscriberLeft",
-    "Tick",
-    "WorkerApplied",
-    "WorkerDied",
-    "owner_of",
-]
 
 
 def broker_image(broker: BrokerState) -> messages.BrokerImage:

@@ -29,10 +29,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip_events import ALIVE as ALIVE
 from mqd.cluster.membership.gossip_events import (
-    ALIVE,
     DEAD,
-    SUSPECT,
     ControllerSeen,
     Effect,
     Event,
@@ -43,6 +42,7 @@ from mqd.cluster.membership.gossip_events import (
     SendDatagram,
     Settings,
 )
+from mqd.cluster.membership.gossip_events import SUSPECT as SUSPECT
 from mqd.cluster.membership.gossip_membership import Member, Membership
 from mqd.cluster.membership.gossip_messages import (
     BODY_BYTES_MAX,
@@ -558,6 +558,3 @@ class GossipCore:
         assert len(self._exchanges) <= EXCHANGE_COUNT_MAX
         assert len(self._windows) <= 2 * self.settings.member_count_max
         assert not any(effect.__class__ is SendDatagram and len(effect.data) > 1400 for effect in self._effects), "G4"
-
-
-__all__ = ["ALIVE", "SUSPECT", "GossipCore"]

@@ -29,32 +29,30 @@ from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import changes, features
 from mqd.cluster.metadata.active_controller import ActiveController
-from mqd.cluster.metadata.events import (
-    Action,
-    AppliedByHost,
-    BecameActive,
-    BrokerStarted,
-    ChangeRequested,
-    ClientGone,
-    ClusterFounded,
-    Committed,
-    DirectoriesSeen,
-    Event,
-    LeadershipsLost,
-    LeaseChanged,
-    MoveCompleted,
-    OffsetsTaken,
-    PeerReceived,
-    Persist,
-    Persisted,
-    PersistFailed,
-    Publish,
-    Reply,
-    Resigned,
-    SendPeer,
-    SnapshotInstalled,
-    Tick,
-)
+from mqd.cluster.metadata.events import Action as Action
+from mqd.cluster.metadata.events import AppliedByHost as AppliedByHost
+from mqd.cluster.metadata.events import BecameActive as BecameActive
+from mqd.cluster.metadata.events import BrokerStarted as BrokerStarted
+from mqd.cluster.metadata.events import ChangeRequested as ChangeRequested
+from mqd.cluster.metadata.events import ClientGone as ClientGone
+from mqd.cluster.metadata.events import ClusterFounded as ClusterFounded
+from mqd.cluster.metadata.events import Committed as Committed
+from mqd.cluster.metadata.events import DirectoriesSeen as DirectoriesSeen
+from mqd.cluster.metadata.events import Event as Event
+from mqd.cluster.metadata.events import LeadershipsLost as LeadershipsLost
+from mqd.cluster.metadata.events import LeaseChanged as LeaseChanged
+from mqd.cluster.metadata.events import MoveCompleted as MoveCompleted
+from mqd.cluster.metadata.events import OffsetsTaken as OffsetsTaken
+from mqd.cluster.metadata.events import PeerReceived as PeerReceived
+from mqd.cluster.metadata.events import Persist as Persist
+from mqd.cluster.metadata.events import Persisted as Persisted
+from mqd.cluster.metadata.events import PersistFailed as PersistFailed
+from mqd.cluster.metadata.events import Publish as Publish
+from mqd.cluster.metadata.events import Reply as Reply
+from mqd.cluster.metadata.events import Resigned as Resigned
+from mqd.cluster.metadata.events import SendPeer as SendPeer
+from mqd.cluster.metadata.events import SnapshotInstalled as SnapshotInstalled
+from mqd.cluster.metadata.events import Tick as Tick
 from mqd.cluster.metadata.log_tail import Batch, LogTail, PeerWaiting, Waiting
 from mqd.cluster.metadata.records import (
     AclCreated,
@@ -76,34 +74,6 @@ from mqd.cluster.metadata.records import (
 from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.metadata.rules import topics as rules
 from mqd.protocol.errors import ErrorCode
-
-__all__ = [
-    "Action",
-    "AppliedByHost",
-    "BecameActive",
-    "BrokerStarted",
-    "ChangeRequested",
-    "ClientGone",
-    "ClusterFounded",
-    "Committed",
-    "DirectoriesSeen",
-    "Event",
-    "LeadershipsLost",
-    "LeaseChanged",
-    "MetadataCore",
-    "MoveCompleted",
-    "OffsetsTaken",
-    "PeerReceived",
-    "Persist",
-    "PersistFailed",
-    "Persisted",
-    "Publish",
-    "Reply",
-    "Resigned",
-    "SendPeer",
-    "SnapshotInstalled",
-    "Tick",
-]
 
 APPLY_WAIT_MS_MAX = 30_000
 REQUESTS_WAITING_MAX = 10_000

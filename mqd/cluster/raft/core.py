@@ -54,10 +54,9 @@ from mqd.cluster.raft.messages import (
     Voters,
 )
 from mqd.cluster.raft.progress import QuorumView
-from mqd.cluster.raft.replica import QuorumBroken, QuorumTransitions
+from mqd.cluster.raft.replica import QuorumBroken as QuorumBroken
+from mqd.cluster.raft.replica import QuorumTransitions
 from mqd.protocol.errors import ErrorCode
-
-__all__ = ["QuorumBroken", "QuorumCore", "standalone"]
 
 
 class QuorumCore(QuorumTransitions):
