@@ -168,4 +168,7 @@ def delete(settings: Settings, name: str) -> None:
     if settings.json:
         emit_json({"user": name, "deleted": True})
     else:
-        click.echo(f"user {name} is deleted; what access control lists say of it stays")
+        click.echo(
+            f"user {name} is deleted; what access control lists say of it stays, and so do open connections until they"
+            " must authenticate again"
+        )

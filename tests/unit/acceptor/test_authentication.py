@@ -7,9 +7,12 @@ import pytest
 
 from mqd.acceptor import authentication
 from mqd.acceptor.authentication import Authentication, IllegalState, ListenerOptions, Refused, UnsupportedMechanism
+from mqd.acceptor.broker import Address, CloseConnection, Context
+from mqd.acceptor.handlers.security import sasl
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host.messages import CredentialsPut
 from mqd.cluster.metadata.records import ScramCredential
+from mqd.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
 from mqd.security import client, scram
 
 ALICE = scram.make_verifier("SCRAM-SHA-256", "s3cret")
@@ -213,3 +216,34 @@ def test_shapes_of_credentials_are_counted_again_after_a_change():
     assert users.shapes(None) == {alice: 1, bob: 1}  # each user once, by the mechanism that PLAIN checks
     metadata.apply(CredentialsPut(metadata.version, [], [("alice", 1)]))
     assert users.shapes("SCRAM-SHA-256") == {}
+
+
+@pytest.mark.parametrize(
+    ("rights", "has_lease", "password", "outcome"),
+    [
+        (True, True, "s3cret", 0),
+        (True, True, "wrong", 58),
+        (True, False, "s3cret", "no verdict"),
+        (True, False, "wrong", "no verdict"),
+        (False, False, "s3cret", 0),
+        ("super", False, "s3cret", 0),
+    ],
+)
+def test_a_host_without_its_lease_may_not_have_heard_of_a_changed_password(rights, has_lease, password, outcome):
+    """Where rights are checked: it would serve the client nothing either."""
+    rules = SimpleNamespace(super_users=frozenset({"User:alice"} if rights == "super" else ())) if rights else None
+    broker = SimpleNamespace(authentication=service(), authorizer=rules, may_lead=lambda: has_lease)
+    address = Address(connection=CONNECTION, listener_id=SASL, peer_ip="10.0.0.1")
+
+    async def story() -> object:
+        context = Context(broker, address)
+        await sasl.handle(context, None, SaslHandshakeRequest(mechanism="PLAIN"))
+        proof = SaslAuthenticateRequest(auth_bytes=f"\0alice\0{password}".encode())
+        try:
+            answer = await sasl.handle(context, None, proof)
+        except CloseConnection:
+            return "no verdict"
+        assert (context.authenticated is not None) == (answer.error_code == 0)
+        return answer.error_code
+
+    assert asyncio.run(story()) == outcome

@@ -3,7 +3,7 @@ order, or where there is nothing to prove, they are refused as by Kafka.
 """
 
 from mqd.acceptor.authentication import IllegalState, Refused, UnsupportedMechanism
-from mqd.acceptor.broker import Context
+from mqd.acceptor.broker import CloseConnection, Context
 from mqd.native import PrincipalKind
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
@@ -48,9 +48,21 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
     except IllegalState as error:
         return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
     except Refused as error:
+        _check_current(context)
         context.disconnect, context.delay_s = True, error.delay_s
         return SaslAuthenticateResponse(error_code=int(ErrorCode.SASL_AUTHENTICATION_FAILED), error_message=str(error))
     if step.principal:
+        _check_current(context, step.principal)
         kind = PrincipalKind.TOKEN if step.is_token else PrincipalKind.SASL
         context.authenticated = step.principal, step.lifetime_ms, kind
     return SaslAuthenticateResponse(auth_bytes=step.token, session_lifetime_ms=step.lifetime_ms)
+
+
+def _check_current(context: Context, principal: str = "") -> None:
+    """Without its lease a host may not have heard of changed passwords and deleted users. Where rights
+    are checked it serves nothing then and gives no verdict either: the client tries another host.
+    Super users are let in: they may have come to see what is wrong.
+    """
+    rules = context.broker.authorizer
+    if rules is not None and not context.broker.may_lead() and principal not in rules.super_users:
+        raise CloseConnection("this host has lost its lease and does not know which credentials are valid")
