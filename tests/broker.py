@@ -40,6 +40,8 @@ class Broker:
     same data and port.
     """
 
+    start_seconds = START_SECONDS
+
     def __init__(
         self,
         data_dir: Path,
@@ -84,13 +86,13 @@ class Broker:
             self.process = self._run(self.command(), errors)
         assert self.process.stdout is not None
         while not self.ready_line.startswith("mqd ready"):
-            left = began + START_SECONDS - time.monotonic()
+            left = began + self.start_seconds - time.monotonic()
             readable, _, _ = select.select([self.process.stdout], [], [], max(left, 0))
             line = self.process.stdout.readline() if readable else ""
             if not line:
                 code, logs = self.process.poll(), self.logs()
                 self.kill_all()
-                raise BrokerFailed(f"no `mqd ready` within {START_SECONDS:.0f} s (exit {code})\n{logs}")
+                raise BrokerFailed(f"no `mqd ready` within {self.start_seconds:.0f} s (exit {code})\n{logs}")
             self.ready_line = line
         self.ready_seconds = time.monotonic() - began
         return self

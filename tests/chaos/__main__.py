@@ -6,6 +6,7 @@ faults, real clients, a checker of their histories.
     python -m tests.chaos --seconds 3600         as long as that, seed after seed
     python -m tests.chaos --seed 17 --keep       one seed; its directory stays (histories, final logs, the brokers' logs)
     python -m tests.chaos --kinds pair,restart   these faults only
+    python -m tests.chaos --secured              users, rights, TLS; rights and passwords come and go, certificates and keys change
     python -m tests.chaos --results FILE         each seed's line is appended there too, so that pieces add up over days
     python -m tests.chaos --add-up FILE...       what these pieces come to: seconds, faults, records, anomalies, availability in client seconds
 
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 
 from tests.chaos import checker, network, total
-from tests.chaos.faults import KINDS
+from tests.chaos.faults import KINDS, SECURED
 from tests.chaos.run import Plan, Result, Run
 
 QUICK_SECONDS = 600.0
@@ -40,7 +41,10 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="of faults for each seed")
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"faults: {', '.join(KINDS)}")
+    parser.add_argument("--secured", action="store_true", help="a cluster with users, rights and TLS")
+    parser.add_argument(
+        "--kinds", help=f"faults (default: all): {', '.join(KINDS)}; with --secured also {', '.join(SECURED)}"
+    )
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--results", type=Path, help="a file that each seed's line is appended to")
     parser.add_argument(
@@ -53,10 +57,11 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         "--directory", type=Path, help="where the runs' directories are made (default: the system's temporary one)"
     )
     arguments = parser.parse_args(words)
-    arguments.kinds = [kind for kind in arguments.kinds.split(",") if kind]
-    unknown = [kind for kind in arguments.kinds if kind not in KINDS]
+    known = [*KINDS, *(SECURED if arguments.secured else ())]
+    arguments.kinds = known if arguments.kinds is None else [kind for kind in arguments.kinds.split(",") if kind]
+    unknown = [kind for kind in arguments.kinds if kind not in known]
     if unknown:
-        parser.error(f"no fault {unknown[0]}; there are: {', '.join(KINDS)}")
+        parser.error(f"no fault {unknown[0]}; there are: {', '.join(known)}")
     return arguments
 
 
@@ -74,7 +79,7 @@ def _one(plan: Plan, arguments: argparse.Namespace) -> Result:
         print(checker.summary(result.anomalies) or result.failure, file=sys.stderr)
         print(
             f"  again: python -m tests.chaos --seed {plan.seed} --seed-seconds {plan.seconds:g} --kinds"
-            f" {','.join(plan.kinds)}",
+            f" {','.join(plan.kinds)}{' --secured' * plan.secured}",
             file=sys.stderr,
         )
     print(f"  kept: {directory}", file=sys.stderr)
@@ -96,7 +101,8 @@ def main(words: list[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     began, seed, failed = time.monotonic(), arguments.seed or arguments.first_seed, 0
     while True:
-        failed += not _one(Plan(seed, arguments.seed_seconds, arguments.kinds, arguments.hosts), arguments).ok
+        plan = Plan(seed, arguments.seed_seconds, arguments.kinds, arguments.hosts, secured=arguments.secured)
+        failed += not _one(plan, arguments).ok
         seed += 1
         if (
             arguments.seed is not None

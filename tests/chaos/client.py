@@ -11,6 +11,7 @@ goes into its history file (history.py).
     member       reads committed records in a group ("group"), commits what it has read; others come
                  and go
     python-*     producer and consumer of another library: client_python.py
+    guests       of a secured cluster: guests/process.py
     reader       at the end: every partition from start to end, twice (all, committed): prints
                  {"topic-partition": FinalLog}
 
@@ -78,6 +79,7 @@ class Client:
             "bootstrap.servers": self.settings["bootstrap"],
             "client.id": self.name,
             "error_cb": lambda _error: None,
+            **self.settings.get("login", {}),
             **QUICK,
         }
 
@@ -429,12 +431,13 @@ ROLES = {
 
 
 def role_of(name: str) -> type[Client]:
-    """Those of other libraries are loaded only where they are wanted."""
+    """Those of other modules are loaded only where they are wanted."""
     if name in ROLES:
         return ROLES[name]
     from tests.chaos import client_python
+    from tests.chaos.guests import process
 
-    return client_python.ROLES[name]
+    return (client_python.ROLES | process.ROLES)[name]
 
 
 def main() -> int:

@@ -28,6 +28,18 @@ QUICK = {
     "reconnect_backoff_max_ms": 500,
     "metadata_max_age_ms": 2_000,
 }
+NAMES = {  # of librdkafka's settings
+    "security.protocol": "security_protocol",
+    "ssl.ca.location": "ssl_cafile",
+    "sasl.mechanisms": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+}
+
+
+def common(settings: dict[str, Any]) -> dict[str, Any]:
+    login = {NAMES[name]: value for name, value in settings.get("login", {}).items()}
+    return {"bootstrap_servers": settings["bootstrap"].split(","), "client_id": settings["name"], **login, **QUICK}
 
 
 class PythonProducer(Client):
@@ -45,14 +57,12 @@ class PythonProducer(Client):
         while not self.ending and self.producer is None:
             with contextlib.suppress(KafkaError):
                 self.producer = KafkaProducer(
-                    bootstrap_servers=self.settings["bootstrap"].split(","),
-                    client_id=self.name,
                     enable_idempotence=True,
                     acks="all",
                     linger_ms=2,
                     delivery_timeout_ms=3_600_000,
                     max_block_ms=STEP_SECONDS * 1000,
-                    **QUICK,
+                    **common(self.settings),
                 )
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -142,15 +152,13 @@ class PythonConsumer(Client):
         while not self.ending and consumer is None:
             with contextlib.suppress(KafkaError):
                 consumer = KafkaConsumer(
-                    bootstrap_servers=self.settings["bootstrap"].split(","),
-                    client_id=self.name,
                     group_id=None,
                     isolation_level="read_committed",
                     enable_auto_commit=False,
                     auto_offset_reset="none",
                     check_crcs=True,
                     fetch_max_wait_ms=100,
-                    **QUICK,
+                    **common(self.settings),
                 )
         if consumer is None:
             return 0

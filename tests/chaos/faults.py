@@ -316,6 +316,31 @@ class Operator(Fault):
         return self.rng.choice((balance, move, move, ("topic", "reassign", topic, "--cancel"), ("cluster", "status")))
 
 
+# -- secrets, of secured clusters ------------------------------------------------------------------
+
+
+class Certificates(Fault):
+    """A host gets other certificates and keys, for clients and for other hosts, while it runs."""
+
+    lasts = (0.5, 6.0)
+
+    def begin(self) -> None:
+        assert self.cluster.security is not None, "a plain cluster has no certificates"
+        host = self.host()
+        self.cluster.security.renew(host.node_id)
+        self.text = f"{host.name} has other certificates"
+
+
+class ClusterKey(Fault):
+    """The next step from one key of the cluster to another."""
+
+    lasts = (0.5, 6.0)
+
+    def begin(self) -> None:
+        assert self.cluster.security is not None, "a plain cluster does not change its key"
+        self.text = self.cluster.security.rotate_key()
+
+
 # -- members ---------------------------------------------------------------------------------------
 
 
@@ -410,6 +435,7 @@ KINDS: dict[str, type[Fault]] = {
     "drain": Drain,
     "join": Join,
 }
+SECURED: dict[str, type[Fault]] = {"certificates": Certificates, "cluster-key": ClusterKey}
 CHANGES = frozenset(name for name, kind in KINDS.items() if issubclass(kind, Change))
 MOVES = CHANGES | {"operator"}  # what may go on moving replicas by itself
 
@@ -428,7 +454,7 @@ def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Cal
             left = rng.randint(2, 5)
         left -= 1
         kind = rng.choice(chosen)
-        fault = KINDS[kind](cluster, rng)
+        fault = (KINDS | SECURED)[kind](cluster, rng)
         fault.kind = kind
         return fault
 

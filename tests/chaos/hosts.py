@@ -26,11 +26,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.broker import Broker
+from tests.chaos import secured
 from tests.chaos.network import Network
+from tests.chaos.secured import Security
 from tests.crash.file_model import CREATE, MKDIR, SYNCFS_BEGIN, SYNCFS_DONE, WRITE, Disk, Operation, Tree, read_journals
 
 PORT = 9092
-START_SECONDS = 60.0
+START_SECONDS = 90.0
 BALLAST = "ballast"
 NOT_DATA = ("logs", "run")  # of supervisord, and sockets
 SHIM = Path(__file__).with_name("wall_clock.c")
@@ -49,6 +51,8 @@ class ChaosHost(Broker):
     """One host. Processes by name as `mqd status` has them: mqd-keeper, mqd-acceptor,
     mqd-controller, mqd-worker-N.
     """
+
+    start_seconds = START_SECONDS
 
     def __init__(
         self,
@@ -275,8 +279,9 @@ class ChaosCluster:
         workers: int = 1,
         config: dict[str, str] | None = None,
         extras: Extras = Extras(),
+        security: Security | None = None,
     ) -> None:
-        self.network, self.directory = network, directory
+        self.network, self.directory, self.security = network, directory, security
         self.keep = True  # of what lies on file systems that end with it; False where nothing was found
         self._workers, self._config, self._extras = workers, dict(config or {}), extras
         self._seeds = ",".join(f"{network.address(f'n{number}')}:{PORT + 2}" for number in range(1, count + 1))
@@ -294,21 +299,29 @@ class ChaosCluster:
             data_dir,
             self._seeds,
             self._workers,
-            {"cluster.key.file": str(self._key()), **self._config},
+            {**self._config, **self._secrets(number)},
             self._extras,
         )
 
-    def _key(self) -> Path:
+    def _secrets(self, number: int) -> dict[str, str]:
+        if self.security is not None:
+            return self.security.config(number)
         path = self.directory / "cluster.key"
         if not path.exists():
             self.directory.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text("a secret of this test, and of no cluster else\n")
-        return path
+        return {"cluster.key.file": str(path)}
 
     @property
     def bootstrap(self) -> str:
         return ",".join(host.bootstrap for host in self.hosts.values())
+
+    @property
+    def clients_bootstrap(self) -> str:
+        """Of the listener on which clients prove who they are, where there is one."""
+        port = PORT if self.security is None else secured.PORT
+        return ",".join(f"{host.address}:{port}" for host in self.hosts.values())
 
     def add(self, number: int) -> ChaosHost:
         """A host that joins, with the disk it left with; its name n<number> must be in the network."""

@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos import checker, faults, history, members, replicas
+from tests.chaos import checker, faults, history, members, replicas, secured
+from tests.chaos.guests import rights
 from tests.chaos.history import FinalLog, Place
 from tests.chaos.hosts import ChaosCluster, Extras
 from tests.chaos.network import Network
+from tests.chaos.secured import Security
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = {"plain": 3, "mixed": 2, "atomic": 3}
@@ -65,6 +67,7 @@ class Plan:
     hosts: int = 3
     workers: int = 1
     rate: int = 80
+    secured: bool = False
 
 
 @dataclasses.dataclass
@@ -86,6 +89,7 @@ class Result:
             {
                 "seed": self.plan.seed,
                 "seconds": self.plan.seconds,
+                **({"secured": True} if self.plan.secured else {}),
                 "ok": self.ok,
                 "faults": len(self.faults),
                 **self.numbers,
@@ -104,11 +108,11 @@ class Client:
         self.settings = {
             "role": role,
             "name": name,
-            "bootstrap": run.cluster.bootstrap,
             "topics": topics,
             "history": str(run.directory / f"{name}.jsonl"),
             "seed": run.plan.seed,
             "rate": run.plan.rate,
+            **run.reached(),
             **more,
         }
         self.lives = 0
@@ -157,6 +161,12 @@ class Run:
         self.begun: list[tuple[int, str]] = []  # second, kind of fault
         self.network: Network
         self.cluster: ChaosCluster
+        self.topics = TOPICS | ({secured.GUARDED: secured.GUARDED_PARTITIONS} if plan.secured else {})
+
+    def reached(self) -> dict[str, object]:
+        """How clients reach the cluster."""
+        security = self.cluster.security
+        return {"bootstrap": self.cluster.clients_bootstrap, "login": security.login() if security is not None else {}}
 
     def __call__(self) -> Result:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -164,9 +174,10 @@ class Run:
         names = [f"n{number}" for number in range(1, self.plan.hosts + 1 + bool(faults.CHANGES & set(kinds)))]
         extras = Extras(DISK_BYTES if "disk-full" in kinds else 0, "power-loss" in kinds, "wall-clock" in kinds)
         with Network([*names, faults.CLIENTS]) as self.network:
+            security = Security(self.directory / "security", self.network) if self.plan.secured else None
             try:
                 with ChaosCluster(
-                    self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, extras
+                    self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, extras, security
                 ) as self.cluster:
                     self._go()
                     self.cluster.keep = not self.result.ok
@@ -182,7 +193,9 @@ class Run:
 
     def _go(self) -> None:
         self.cluster.wait_whole()
-        self._script(CREATE, self.cluster.bootstrap, TOPICS, {})
+        self._script(CREATE, self.cluster.bootstrap, self.topics, {})
+        if self.plan.secured:
+            self._module("guests.process", [[host.address for host in self.cluster], list(self.topics)])
         self._start_clients()
         self._wait_progress("at the start")
         began = time.monotonic()
@@ -198,7 +211,7 @@ class Run:
         final = self._read_final()
         places = {
             (topic, index): [self.cluster.hosts[node].name for node in nodes]
-            for topic, index, nodes in json.loads(self._script(PLACES, self.cluster.bootstrap, list(TOPICS)))
+            for topic, index, nodes in json.loads(self._script(PLACES, self.cluster.bootstrap, list(self.topics)))
         }
         self._judge(final, places, int(began), int(ended), healed - ended)
 
@@ -218,6 +231,9 @@ class Run:
             Client(self, "member", "m2", TOPICS, group="readers"),
             Client(self, "member", "k1", TOPICS, group="new-readers", protocol="consumer"),
         ]
+        if self.cluster.security is not None:
+            hosts, ca = [host.address for host in self.cluster], str(self.cluster.security.ca)
+            self.clients.append(Client(self, "guests", "guests", {}, hosts=hosts, ca=ca))
         for client in self.clients:
             client.tend()
 
@@ -327,27 +343,31 @@ class Run:
         settings = {
             "role": "reader",
             "name": "reader",
-            "bootstrap": self.cluster.bootstrap,
-            "topics": TOPICS,
+            "topics": self.topics,
             "history": str(self.directory / "reader.jsonl"),
             "seed": 0,
+            **self.reached(),
         }
+        said = self._module("client", settings)
+        (self.directory / "final.json").write_text(said)
+        return final_of(said)
+
+    def _module(self, name: str, settings: object) -> str:
+        """Of tests.chaos, where the clients are, to its end."""
+        command = [sys.executable, "-m", f"tests.chaos.{name}", json.dumps(settings)]
         done = subprocess.run(
-            self.network.run(faults.CLIENTS, [sys.executable, "-m", "tests.chaos.client", json.dumps(settings)]),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=600,
+            self.network.run(faults.CLIENTS, command), cwd=ROOT, capture_output=True, text=True, timeout=600
         )
-        assert done.returncode == 0, f"the final reader failed: {done.stderr[-2000:]}"
-        (self.directory / "final.json").write_text(done.stdout)
-        return final_of(done.stdout)
+        assert done.returncode == 0, f"{name} failed: {done.stderr[-2000:]}"
+        return done.stdout
 
     def _judge(
         self, final: dict[Place, FinalLog], places: dict[Place, list[str]], began: int, ended: int, heal_s: float
     ) -> None:
+        guarded = [final.pop(place) for place in list(final) if place[0] == secured.GUARDED]
         found = history.read(self.directory.glob("*.jsonl"))
         self.result.anomalies = checker.check(found, final)
+        judged = self._judge_rights(guarded)
         for host in self.cluster:
             host.stop()
         different = replicas.compare({host.name: host.data_dir for host in self.cluster}, places)
@@ -377,7 +397,16 @@ class Run:
             "writers_available": round(writers[0] / max(1, writers[1]), 4),
             "readers_available": round(readers[0] / max(1, readers[1]), 4),
             "heal_s": round(heal_s, 1),
+            **judged,
         }
+
+    def _judge_rights(self, logs: list[FinalLog]) -> Counter[str]:
+        if not self.plan.secured:
+            return Counter()
+        lines = rights.read(self.directory.glob("guests*.jsonl"))
+        anomalies, counts = rights.check(lines, logs, secured.BOUND_MS, secured.REAUTHENTICATE_MS)
+        self.result.anomalies += anomalies
+        return counts
 
 
 def final_of(text: str) -> dict[Place, FinalLog]:

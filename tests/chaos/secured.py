@@ -1,0 +1,99 @@
+"""What a secured cluster of chaos runs has beyond a plain one (`--secured`): an authorizer, TLS
+between hosts, a listener with TLS and passwords for the clients (User:app), another for guests
+(guests/), which must authenticate again every REAUTHENTICATE_MS, and files that change while
+everything runs. What the tests themselves ask for goes to the plain listener, as a super user.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+
+from mqd.base import cluster_key
+from mqd.security import pki
+from tests.chaos.network import Network
+from tests.unit.security.host_files import write
+
+PORT, GUESTS_PORT = 9096, 9097
+GUARDED, GUARDED_PARTITIONS = "guarded", 3
+APP, APP_PASSWORD = "app", "the clients' password"
+REAUTHENTICATE_MS = 10_000
+BOUND_MS = 5_500  # broker.session.timeout.ms: what docs/security.md says of revocations
+KEY_STEP_SECONDS = 30.0  # hosts that were stopped for a fault have read the key again by then
+CONFIG = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,GUESTS:SASL_SSL",
+    "sasl.enabled.mechanisms": "SCRAM-SHA-256,PLAIN",
+    "ssl.keystore.type": "PEM",
+    "listener.name.guests.connections.max.reauth.ms": str(REAUTHENTICATE_MS),
+    "connection.failed.authentication.delay.ms": "0",
+    "broker.session.timeout.ms": str(BOUND_MS),
+    "cluster.tls": "required",
+}
+
+
+class Security:
+    """The files, and what changes them. They lie beside the hosts' disks, which faults take away."""
+
+    def __init__(self, directory: Path, network: Network) -> None:
+        self._directory, self._network = directory, network
+        self._authority = pki.make_authority("mqd chaos", _now())
+        directory.mkdir(parents=True)
+        write(self.ca, self._authority.certificate)
+        cluster_key.make(self.key)
+        self._key_steps, self._stepped_at = 0, 0.0
+
+    @property
+    def ca(self) -> Path:
+        return self._directory / "ca.pem"
+
+    @property
+    def key(self) -> Path:
+        return self._directory / "cluster.key"
+
+    def config(self, number: int) -> dict[str, str]:
+        address = self._network.address(f"n{number}")
+        folder = self._directory / f"n{number}"
+        if not folder.exists():
+            folder.mkdir()
+            self.renew(number)
+        return {
+            **CONFIG,
+            "listeners": (f"PLAINTEXT://{address}:9092,SASL_SSL://{address}:{PORT},GUESTS://{address}:{GUESTS_PORT}"),
+            "cluster.key.file": str(self.key),
+            "ssl.keystore.location": str(folder / "broker.pem"),
+            "cluster.tls.certificate.file": str(folder / "host.pem"),
+            "cluster.tls.ca.file": str(self.ca),
+        }
+
+    def renew(self, number: int) -> None:
+        """Other keys and certificates of this host, for its clients and for other hosts."""
+        folder, address = self._directory / f"n{number}", self._network.address(f"n{number}")
+        broker = pki.issue(self._authority, f"broker {number}", [address], _now())
+        host = pki.issue_host(self._authority, number, _now())
+        write(folder / "broker.pem", broker.key + broker.certificate)
+        write(folder / "host.pem", host.key + host.certificate)
+
+    def rotate_key(self) -> str:
+        """The next of the three steps, unless the last one was just taken."""
+        if time.monotonic() - self._stepped_at < KEY_STEP_SECONDS:
+            return "the cluster's key has just changed"
+        cluster_key.rotate(self.key)
+        self._key_steps, self._stepped_at = self._key_steps + 1, time.monotonic()
+        return f"step {self._key_steps} of changes of the cluster's key"
+
+    def login(self) -> dict[str, str]:
+        """librdkafka's settings of the clients."""
+        return {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.ca),
+            "sasl.mechanisms": "SCRAM-SHA-256",
+            "sasl.username": APP,
+            "sasl.password": APP_PASSWORD,
+        }
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
