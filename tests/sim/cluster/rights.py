@@ -1,10 +1,11 @@
-"""Access control lists, users' passwords and delegation tokens that come and go in a simulated
+"""Access control lists, users' passwords, delegation tokens and quotas that come and go in a simulated
 cluster while its processes die.
 
     A1  a change of rules that is answered with success is in force in every worker of the host that
         answers
-    A2  in the end every worker and every acceptor has the rules that are committed, and every
-        acceptor the passwords and tokens
+    A2  in the end every worker and every acceptor has the rules and quotas that are committed, every
+        acceptor the passwords and tokens, and every controller all of them, whether it read the log
+        or a snapshot; what is committed is told by a model of its own (Model)
     A3  a change of a token that is answered with success is known to the acceptor that asked
     A4  in the end no token is left that expired before
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqd.cluster.host.messages import (
     AclsPut,
+    AlterClientQuota,
     AlterScramCredentials,
     Answer,
     CreateAcls,
@@ -24,13 +26,25 @@ from mqd.cluster.host.messages import (
     DeleteAcls,
     FeatureUpdate,
     Image,
+    QuotaOperation,
+    SettingsPut,
     SetTokenExpiry,
     Several,
     TokensPut,
     UpdateFeatures,
 )
 from mqd.cluster.metadata.features import MQD_VERSION
-from mqd.cluster.metadata.records import DelegationToken, ScramCredential
+from mqd.cluster.metadata.records import (
+    AclCreated,
+    AclRemoved,
+    ClientQuotaSet,
+    DelegationToken,
+    DelegationTokenRemoved,
+    DelegationTokenSet,
+    ScramCredential,
+    ScramCredentialRemoved,
+    ScramCredentialSet,
+)
 from mqd.security.acl import AclBinding, AclFilter, Operation, PatternType, Permission, ResourceType
 from tests.sim.kernel import MILLISECOND, Violation
 
@@ -42,14 +56,41 @@ LEVEL = 3  # of mqd.version
 LIFETIMES_MS = (300, 60_000)
 
 
-class Known:
-    """What one process has been told of rules and passwords."""
-
+class Model:
     def __init__(self) -> None:
-        self.is_told = False
         self.rules: dict[bytes, AclBinding] = {}
         self.passwords: dict[tuple[str, int], ScramCredential] = {}
         self.tokens: dict[str, DelegationToken] = {}
+        self.quotas: dict[Any, dict[str, float]] = {}
+
+    def apply(self, record: Any) -> None:
+        """A committed record, in order."""
+        match record:
+            case AclCreated():
+                self.rules[record.acl_id] = record.binding
+            case AclRemoved():
+                del self.rules[record.acl_id]
+            case ScramCredentialSet():
+                one = record.credential
+                self.passwords[(one.user, one.mechanism)] = one
+            case ScramCredentialRemoved():
+                del self.passwords[(record.user, record.mechanism)]
+            case DelegationTokenSet():
+                self.tokens[record.token.token_id] = record.token
+            case DelegationTokenRemoved():
+                del self.tokens[record.token_id]
+            case ClientQuotaSet():
+                self.quotas[record.entity] = record.quotas
+                if not record.quotas:
+                    del self.quotas[record.entity]
+
+
+class Known(Model):
+    """What one process has been told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_told = False
 
     def hear(self, message: Any) -> None:
         match message:
@@ -58,9 +99,12 @@ class Known:
                 self.rules = dict(message.acls)
                 self.passwords = {(one.user, one.mechanism): one for one in message.scram_credentials}
                 self.tokens = {one.token_id: one for one in message.delegation_tokens}
+                self.quotas = {one.entity: one.quotas for one in message.client_quotas}
             case Several():
                 for part in message.parts:
                     self.hear(part)
+            case SettingsPut(client_quotas=list(quotas)):
+                self.quotas = {one.entity: one.quotas for one in quotas}
             case AclsPut():
                 for acl_id in message.removed:
                     self.rules.pop(acl_id, None)
@@ -79,8 +123,10 @@ class Rights:
     def __init__(self, world: ClusterWorld) -> None:
         self.world = world
         self.random = Random(f"rights {world.seed}")
-        self.counts = {"created": 0, "removed": 0, "passwords": 0, "tokens": 0, "removed tokens": 0}
-        self._token_random = Random(f"tokens {world.seed}")
+        names = ("created", "removed", "passwords", "tokens", "removed tokens", "quotas", "snapshots", "leaders")
+        self.counts = dict.fromkeys(names, 0)
+        self.model = Model()
+        self._token_random, self._quota_random = Random(f"tokens {world.seed}"), Random(f"quotas {world.seed}")
         self._token_count = 0
         self._over_ms = 0  # the end of the changes
 
@@ -95,6 +141,8 @@ class Rights:
             self.world.admin.wanted.append(self._drawn())
         if len(self.world.admin.wanted) < 3 and self._token_random.random() < 0.35:
             self.world.admin.wanted.append(self._drawn_token())
+        if len(self.world.admin.wanted) < 3 and self._quota_random.random() < 0.2:
+            self.world.admin.wanted.append(self._drawn_quota())
         self.world.kernel.after(self.random.randrange(20, 300) * MILLISECOND, None, self._change)
 
     def _drawn(self) -> Any:
@@ -127,6 +175,17 @@ class Rights:
             DelegationToken(f"t{self._token_count}", name, name, ("User:w",), now_ms, now_ms + 60_000, now_ms + life_ms)
         )
 
+    def _drawn_quota(self) -> Any:
+        draw = self._quota_random
+        entity = [("user", draw.choice(("u", "v", None)))]
+        if draw.random() < 0.3:
+            entity.append(("client-id", "c"))
+        value = draw.choice((None, 1_000.0, 2_000.0))
+        return AlterClientQuota(entity, [QuotaOperation("producer_byte_rate", value)])
+
+    def applied(self, record: Any) -> None:
+        self.model.apply(record)
+
     def on_answer(self, acceptor: Acceptor, change: Any, answer: Answer) -> None:
         """A1, A3. A change that is not the administrator's present one was asked for again since."""
         if answer.error or change is not self.world.admin.change:
@@ -151,6 +210,8 @@ class Rights:
             self.counts["removed"] += bool(answer.removed_acls and answer.removed_acls[0])
         elif isinstance(change, AlterScramCredentials):
             self.counts["passwords"] += 1
+        elif isinstance(change, AlterClientQuota):
+            self.counts["quotas"] += 1
 
     def _check_token(self, acceptor: Acceptor, change: Any, answer: Answer) -> None:
         tokens = acceptor.known.tokens
@@ -171,17 +232,29 @@ class Rights:
         self._over_ms = self.world.wall_ms()
 
     def check_end(self) -> None:
-        state = self.world.state
+        model = self.model
+        self.counts["leaders"] = len(self.world.leaders)
         for host in self.world.hosts:
             for process in (*host.workers, host.acceptor):
                 if process is None or not process.process.alive:
                     continue
-                if process.known.rules != state.acls:
-                    raise Violation("A2", f"node {host.node}: {process.process.name} has other rules")
-            if host.acceptor is not None and host.acceptor.known.passwords != state.scram_credentials:
-                raise Violation("A2", f"node {host.node}: the acceptor has other passwords")
-            if host.acceptor is not None and host.acceptor.known.tokens != state.delegation_tokens:
-                raise Violation("A2", f"node {host.node}: the acceptor has other tokens")
-        for token in state.delegation_tokens.values():
+                self._same(host.node, process.process.name, "rules", process.known.rules, model.rules)
+                self._same(host.node, process.process.name, "quotas", process.known.quotas, model.quotas)
+            if host.acceptor is not None:
+                known = host.acceptor.known
+                self._same(host.node, "acceptor", "passwords", known.passwords, model.passwords)
+                self._same(host.node, "acceptor", "tokens", known.tokens, model.tokens)
+            if host.controller is not None:
+                state = host.controller.metadata.committed
+                self._same(host.node, "controller", "rules", state.acls, model.rules)
+                self._same(host.node, "controller", "passwords", state.scram_credentials, model.passwords)
+                self._same(host.node, "controller", "tokens", state.delegation_tokens, model.tokens)
+                self._same(host.node, "controller", "quotas", state.client_quotas, model.quotas)
+            self.counts["snapshots"] += host.disk.snapshot is not None and host.disk.snapshot[0].offset > 0
+        for token in model.tokens.values():
             if token.expires_ms < self._over_ms:
                 raise Violation("A4", f"{token} is still there at {self.world.wall_ms()}")
+
+    def _same(self, node: int, process: str, what: str, found: Any, wanted: Any) -> None:
+        if found != wanted:
+            raise Violation("A2", f"node {node}: {process} has other {what} than are committed: {found}, {wanted}")

@@ -1,6 +1,9 @@
-"""Rules, passwords and tokens of simulated clusters (rights.py) under kills, splits and power cuts."""
+"""Rules, passwords, tokens and quotas of simulated clusters (rights.py) under kills, splits and power cuts."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -9,6 +12,7 @@ from mqd.cluster.broker.reports import Reports
 from mqd.cluster.host.core import _HANDLERS, HostCore
 from mqd.cluster.metadata.core import Publish
 from mqd.cluster.metadata.rules import tokens
+from mqd.cluster.metadata.state import MetadataState, Snapshot
 from tests.sim.cluster.cluster_world import ClusterWorld
 from tests.sim.kernel import Violation
 from tests.sim.plans import KINDS
@@ -24,30 +28,35 @@ def test_schedules_with_rights(first: int) -> None:
 
 def test_what_schedules_meet() -> None:
     """Otherwise they prove nothing."""
-    counts = {"created": 0, "removed": 0, "passwords": 0, "tokens": 0, "removed tokens": 0}
-    for seed in range(2):
+    counts: Counter[str] = Counter()
+    for seed in (0, 1, 3):
         world = ClusterWorld(seed, plan=KINDS["rights"].plan(seed))
         world.run(KINDS["rights"].chaos)
         assert world.rights is not None
-        counts = {name: counts[name] + count for name, count in world.rights.counts.items()}
-    tokens_removed = counts.pop("removed tokens")
-    assert min(counts.values()) >= 5 and tokens_removed >= 3, counts
+        counts.update(world.rights.counts)
+    often = ("created", "removed", "passwords", "tokens", "quotas")
+    assert min(counts[name] for name in often) >= 5 and counts["removed tokens"] >= 3, counts
+    assert counts["snapshots"] and counts["leaders"] > 2, (
+        "a host may have read them from a snapshot, under several leaders"
+    )
 
 
-def _seen(seeds: int) -> set[str]:
+def _seen(seeds: Iterable[int]) -> set[str]:
     names = set()
-    for seed in range(seeds):
+    for seed in seeds:
         try:
             ClusterWorld(seed, plan=KINDS["rights"].plan(seed)).run(KINDS["rights"].chaos)
         except Violation as violation:
             names.add(violation.name)
+        except KeyError:
+            names.add("contradiction")  # a record that contradicts the state
     return names
 
 
 def test_an_answer_before_the_workers_apply_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what is committed counts as applied."""
     monkeypatch.setattr(Reports, "in_force_version", property(lambda self: self._committed))
-    assert "A1" in _seen(6)
+    assert "A1" in _seen([7])
 
 
 def test_a_removal_that_is_not_told_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,13 +67,38 @@ def test_a_removal_that_is_not_told_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         return told(self, msgspec.structs.replace(event, acls_removed=()), now_ms)
 
     monkeypatch.setitem(_HANDLERS, Publish, publish)
-    assert _seen(4) & {"A1", "A2"}
+    assert _seen(range(4)) & {"A1", "A2"}
+
+
+@pytest.mark.parametrize("what", quick(["acls", "scram_credentials", "delegation_tokens", "client_quotas"], ["acls"]))
+def test_a_snapshot_without_them_is_seen(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Planted: whoever starts or catches up from a snapshot has none."""
+    taken = MetadataState.snapshot
+
+    def snapshot(self: MetadataState) -> Snapshot:
+        return msgspec.structs.replace(taken(self), **{what: []})
+
+    monkeypatch.setattr(MetadataState, "snapshot", snapshot)
+    seen = _seen([0, 2] if what == "acls" else range(0, 12, 2))
+    assert seen and seen <= {"A1", "A2", "A3", "contradiction"}
+
+
+@pytest.mark.slow
+def test_quotas_that_are_not_told_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a process has those that were there when it subscribed."""
+    told = HostCore._on_publish
+
+    def publish(self: HostCore, event: Publish, now_ms: int) -> list:
+        return told(self, msgspec.structs.replace(event, client_quotas_changed=False), now_ms)
+
+    monkeypatch.setitem(_HANDLERS, Publish, publish)
+    assert "A2" in _seen(range(4))
 
 
 def test_tokens_that_outlive_their_expiry_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the active controller removes none."""
     monkeypatch.setattr(tokens, "expired", lambda state, now_ms: [])
-    assert "A4" in _seen(1)
+    assert "A4" in _seen([0])
 
 
 @pytest.mark.slow
