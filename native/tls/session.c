@@ -492,7 +492,11 @@ int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes
 void mqd_tls_close(struct mqd_tls *tls)
 {
     uint8_t scratch[256];
-    if (!tls->established || tls->ended || mqd_tls_unsent(tls))
+    if (!tls->established)
+        return;
+    if (mqd_tls_unsent(tls)) /* an alert, which says what was wrong */
+        mqd_tls_flush(tls);
+    if (tls->ended || mqd_tls_unsent(tls))
         return;
     out_drop(tls);
     out_lend(tls, scratch, sizeof scratch);
