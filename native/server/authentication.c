@@ -95,12 +95,13 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
     struct mqd_connection *c = request->connection;
     struct mqd_buffer *reply = &request->reply;
     struct mqd_authenticated given;
-    const uint8_t *principal = reply->bytes + sizeof given;
+    const uint8_t *principal;
     if (!request->blocks || request->api_key != SASL_AUTHENTICATE)
         return "the acceptor names a principal for a request that proves none";
     if (reply->size_bytes < sizeof given)
         return "the acceptor's answer ends before its principal";
     memcpy(&given, reply->bytes, sizeof given);
+    principal = reply->bytes + sizeof given;
     uint32_t block_bytes = (uint32_t)sizeof given + given.size_bytes;
     if (!given.size_bytes || given.size_bytes > MQD_PRINCIPAL_BYTES_MAX || block_bytes > reply->size_bytes)
         return "the acceptor names a principal of an impossible length";

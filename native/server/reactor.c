@@ -234,7 +234,7 @@ static void housekeeping(struct mqd_reactor *r)
     mqd_gauge(r, MQD_GAUGE_PRODUCERS, producers);
 }
 
-static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count)
+void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count)
 {
     mqd_reactor_refresh_clock(r);
     int64_t began_ns = r->now_ns;
@@ -380,7 +380,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
 {
     int64_t began_ms = r->now_ms;
     for (;;) {
-        turn(r, events, wait_events(r, events));
+        mqd_reactor_turn(r, events, wait_events(r, events));
         int64_t waited_ms = r->now_ms - began_ms;
         if (waited_ms > STOP_MS_MAX || (settled(r) && (answered(r) || waited_ms > STOP_ANSWER_MS_MAX)))
             break;
@@ -389,7 +389,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
         if (r->connections[i] && r->connections[i]->fd >= 0)
             mqd_connection_close(r, r->connections[i], "the broker stops");
     while (r->cold_read_count && r->now_ms - began_ms <= STOP_MS_MAX)
-        turn(r, events, wait_events(r, events));
+        mqd_reactor_turn(r, events, wait_events(r, events));
     mqd_forward_flush(r);
 }
 
@@ -458,7 +458,7 @@ static void *run(void *argument)
     if (good) {
         while (!r->stop) {
             int count = wait_events(r, events);
-            turn(r, events, count < 0 ? 0 : count);
+            mqd_reactor_turn(r, events, count < 0 ? 0 : count);
         }
         drain(r, events);
     }

@@ -303,6 +303,8 @@ void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elaps
 
 /* server/reactor.c */
 void mqd_reactor_refresh_clock(struct mqd_reactor *r);
+/* by the reactor's thread, or by a test of a reactor without one */
+void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count);
 void mqd_log(struct mqd_reactor *r, uint32_t level, uint64_t connection, uint32_t slot, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event); /* false: too many events wait */
