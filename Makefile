@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.h native/build_ffi.py $(foreach folder,native/* native/*/*,$(folder)/*.[ch]))
 NATIVE_STYLED := $(shell find native -name build -prune -o -name "*.[ch]" -print)
 
-.PHONY: demo demo-spark cluster example test durations test-long chaos chaos-cluster fuzz bench bench-peers lint lint-c format wheels venv clean native-test
+.PHONY: demo demo-spark cluster example test durations test-long chaos chaos-cluster attack fuzz bench bench-peers lint lint-c format wheels venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -62,7 +62,12 @@ chaos: venv
 chaos-cluster: venv
 	$(BIN)/python -m tests.chaos $(ARGUMENTS)
 
-fuzz:
+# A secured broker under bad input, floods, kills, cuts and damaged files, beside clients that must not notice. ARGUMENTS="--seed 7 --seconds 3600 --count 5000" for longer than ten minutes.
+attack: venv
+	$(BIN)/python -m tests.attack $(ARGUMENTS)
+
+fuzz: venv
+	$(BIN)/python -m tests.attack.fuzz_sasl
 	$(MAKE) -C native/tests fuzz
 
 bench: venv

@@ -45,10 +45,16 @@ def _defaults(api_key: int) -> object:
 
 class KafkaConnection:
     def __init__(
-        self, host: str = "127.0.0.1", port: int = 9092, *, client_id: str | None = "test", timeout_s: float = 10.0
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9092,
+        *,
+        client_id: str | None = "test",
+        timeout_s: float = 10.0,
+        from_address: str = "",
     ) -> None:
         self.client_id = client_id
-        self.socket = socket.create_connection((host, port), timeout=timeout_s)
+        self.socket = socket.create_connection((host, port), timeout_s, (from_address, 0) if from_address else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next_correlation_id = 1
         # (correlation id, api key, version), in order sent
