@@ -63,11 +63,7 @@ class Target:
         self.keys = folder / "keys.json"
         published = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.issuer_key.public_key()))
         self.keys.write_text(json.dumps({"keys": [{**published, "kid": "one", "use": "sig"}]}))
-        self.wrong_clients = {
-            "none": _client(None),
-            "foreign": _client(self.foreign.issue(ALICE).write(folder / "foreign.pem")),
-            "late": _client(self.authority.issue(ALICE, days=-2).write(folder / "late.pem")),
-        }
+        self.wrong_clients = wrong_clients(self.authority, self.foreign, folder)
         self.heard: list[bytes] = []  # a good exchange of SCRAM, as its client spoke
         self.proven: collections.deque[KafkaConnection] = collections.deque()  # mallory's, idle
         self.sasl_port, self.mutual_port, self.metrics_port = free_port(), free_port(), free_port()
@@ -153,6 +149,15 @@ def rule(kind: int, name: str, pattern: int, user: str = ALICE, operation: int =
         operation=operation,
         permission_type=permission,
     )
+
+
+def wrong_clients(authority: Authority, foreign: Authority, folder: Path) -> dict[str, ssl.SSLContext]:
+    """Whose certificates are wrong in some way."""
+    return {
+        "none": _client(None),
+        "foreign": _client(foreign.issue(ALICE).write(folder / "foreign.pem")),
+        "late": _client(authority.issue(ALICE, days=-2).write(folder / "late.pem")),
+    }
 
 
 def _client(pem: Path | None) -> ssl.SSLContext:
