@@ -25,9 +25,10 @@
  *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never fall; a
  *       row without acquired offsets is freed at once.
  *   S6  a change is part of the next differences until one has listed it, or the start has passed
- *   it. S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing
- *       new is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and
- *       expiring need no memory, so they cannot fail for lack of it.
+ *       it.
+ *   S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing new
+ *       is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and expiring
+ *       need no memory, so they cannot fail for lack of it.
  *   S8  what the owner says not to deliver is archived, never acquired.
  * Concurrency: one thread at a time; the partition's owner.
  */

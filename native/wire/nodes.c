@@ -37,13 +37,8 @@ void mqd_put_current_leader(struct mqd_buffer *buffer, uint32_t tag, const struc
     mqd_put_no_tags(buffer, true);
 }
 
-void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_node_endpoint *nodes, uint32_t node_count)
+void mqd_put_node_list(struct mqd_buffer *buffer, const struct mqd_node_endpoint *nodes, uint32_t node_count)
 {
-    uint32_t size_bytes = varint_bytes(node_count + 1);
-    for (uint32_t i = 0; i < node_count; i++)
-        size_bytes += 4 + text_size(nodes[i].host) + 4 + text_size(nodes[i].rack) + 1;
-    mqd_put_varint(buffer, tag);
-    mqd_put_varint(buffer, size_bytes);
     mqd_put_count(buffer, true, (int32_t)node_count);
     for (uint32_t i = 0; i < node_count; i++) {
         mqd_put_i32(buffer, nodes[i].node_id);
@@ -52,4 +47,14 @@ void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_nod
         mqd_put_text(buffer, true, text_of(nodes[i].rack));
         mqd_put_no_tags(buffer, true);
     }
+}
+
+void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_node_endpoint *nodes, uint32_t node_count)
+{
+    uint32_t size_bytes = varint_bytes(node_count + 1);
+    for (uint32_t i = 0; i < node_count; i++)
+        size_bytes += 4 + text_size(nodes[i].host) + 4 + text_size(nodes[i].rack) + 1;
+    mqd_put_varint(buffer, tag);
+    mqd_put_varint(buffer, size_bytes);
+    mqd_put_node_list(buffer, nodes, node_count);
 }

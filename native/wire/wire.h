@@ -145,6 +145,54 @@ int mqd_list_offsets_next_topic(struct mqd_list_offsets_request *request, struct
 int mqd_list_offsets_next_partition(struct mqd_list_offsets_request *request, struct mqd_list_offsets_partition *out);
 int mqd_list_offsets_end(struct mqd_list_offsets_request *request);
 
+/* -- ShareFetch (78) and ShareAcknowledge (79), 1..2 -- */
+/* ShareAcknowledge has no field between the epoch and is_renewal, and no forgotten topics. */
+struct mqd_share_fetch_request {
+    struct mqd_cursor_bytes cursor;
+    int16_t api_key;
+    int16_t version;
+    struct mqd_text group_id; /* size -1 = null */
+    struct mqd_text member_id;
+    int32_t session_epoch;
+    int32_t wait_ms_max;
+    int32_t bytes_min;
+    int32_t bytes_max;
+    int32_t records_max;
+    int32_t batch_size;
+    int8_t acquire_mode;
+    bool is_renewal;
+    int32_t topic_count;
+    int32_t topics_left;
+    int32_t partitions_left;
+    int32_t acknowledgements_left;
+    bool forgotten_taken; /* private: state of the iteration */
+};
+struct mqd_share_fetch_topic {
+    uint8_t topic_id[16];
+    int32_t partition_count;
+};
+struct mqd_share_fetch_partition {
+    int32_t partition_index;
+    int32_t acknowledgement_count;
+};
+/* As the peer sent it: neither the range nor the types are checked here. */
+struct mqd_share_fetch_acknowledgement {
+    int64_t first;
+    int64_t last;
+    const uint8_t *types;
+    uint32_t type_count;
+};
+int mqd_share_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t api_key, int16_t version,
+                          struct mqd_share_fetch_request *out);
+/* also for forgotten topics, after mqd_share_fetch_forgotten */
+int mqd_share_fetch_next_topic(struct mqd_share_fetch_request *request, struct mqd_share_fetch_topic *out);
+int mqd_share_fetch_next_partition(struct mqd_share_fetch_request *request, struct mqd_share_fetch_partition *out);
+int mqd_share_fetch_next_acknowledgement(struct mqd_share_fetch_request *request,
+                                         struct mqd_share_fetch_acknowledgement *out);
+int mqd_share_fetch_forgotten(struct mqd_share_fetch_request *request, int32_t *forgotten_count);
+int mqd_share_fetch_next_forgotten_partition(struct mqd_share_fetch_request *request, int32_t *partition_index);
+int mqd_share_fetch_end(struct mqd_share_fetch_request *request);
+
 /* -- encoding -- a growing buffer; `failed` is sticky (out of memory), checked once at the end. */
 struct mqd_buffer {
     uint8_t *bytes;
@@ -228,6 +276,30 @@ void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t versio
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_fetch_response_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_fetch_response_end_nodes(struct mqd_buffer *buffer, int16_t version, const struct mqd_node_endpoint *nodes,
+                                  uint32_t node_count);
+
+void mqd_share_fetch_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t version, int32_t throttle_ms,
+                                    int16_t error, const char *message, int32_t lock_ms, int32_t topic_count);
+void mqd_share_fetch_response_topic(struct mqd_buffer *buffer, const uint8_t *topic_id, int32_t partition_count);
+struct mqd_share_fetch_outcome {
+    int32_t partition_index;
+    int16_t error;
+    int16_t acknowledge_error; /* ShareFetch only, as acknowledge_message and the records */
+    const char *message;       /* NULL = none */
+    const char *acknowledge_message;
+    struct mqd_current_leader current_leader;
+    uint32_t records_bytes;
+};
+/* ShareFetch: everything up to and including the length of the records; the records_bytes
+ * themselves follow from elsewhere, then _acquired, that many _run, _partition_end.
+ * ShareAcknowledge: then _partition_end. */
+void mqd_share_fetch_response_partition(struct mqd_buffer *buffer, int16_t api_key,
+                                        const struct mqd_share_fetch_outcome *outcome);
+void mqd_share_fetch_response_acquired(struct mqd_buffer *buffer, int32_t run_count);
+void mqd_share_fetch_response_run(struct mqd_buffer *buffer, int64_t first, int64_t last, int16_t delivery_count);
+void mqd_share_fetch_response_partition_end(struct mqd_buffer *buffer);
+void mqd_share_fetch_response_topic_end(struct mqd_buffer *buffer);
+void mqd_share_fetch_response_end(struct mqd_buffer *buffer, const struct mqd_node_endpoint *nodes,
                                   uint32_t node_count);
 
 void mqd_list_offsets_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms,

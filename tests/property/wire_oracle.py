@@ -56,7 +56,10 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dump]:
     sources = [
         NATIVE / "tests/wire/wire_dump.c",
         NATIVE / "base/error.c",
-        *(NATIVE / "wire" / f"{name}.c" for name in ("buffer", "fetch", "list_offsets", "nodes", "produce", "wire")),
+        *(
+            NATIVE / "wire" / f"{name}.c"
+            for name in ("buffer", "fetch", "list_offsets", "nodes", "produce", "share", "wire")
+        ),
     ]
     flags = [
         "-std=gnu11",

@@ -149,6 +149,57 @@ static void list_offsets(const uint8_t *body, uint32_t size_bytes, int16_t versi
     mqd_buffer_free(&buffer);
 }
 
+static void share_forgotten(struct mqd_share_fetch_request *request, uint32_t size_bytes)
+{
+    struct mqd_share_fetch_topic topic;
+    int32_t count, partition_index;
+    ALWAYS(mqd_share_fetch_forgotten(request, &count) == 0);
+    ALWAYS(count >= 0 && (uint32_t)count <= size_bytes);
+    for (int32_t i = 0; i < count; i++) {
+        ALWAYS(mqd_share_fetch_next_topic(request, &topic) == 0);
+        for (int32_t j = 0; j < topic.partition_count; j++)
+            ALWAYS(mqd_share_fetch_next_forgotten_partition(request, &partition_index) == 0);
+    }
+}
+
+static void share(const uint8_t *body, uint32_t size_bytes, int16_t api_key, int16_t version)
+{
+    struct mqd_share_fetch_request request;
+    struct mqd_share_fetch_topic topic;
+    struct mqd_share_fetch_partition partition;
+    struct mqd_share_fetch_acknowledgement given;
+    struct mqd_buffer buffer = {0};
+    if (mqd_share_fetch_parse(body, size_bytes, api_key, version, &request))
+        return;
+    inside(request.group_id.bytes, request.group_id.size_bytes);
+    inside(request.member_id.bytes, request.member_id.size_bytes);
+    mqd_response_begin(&buffer, api_key, version, 7);
+    mqd_share_fetch_response_begin(&buffer, api_key, version, 0, 0, NULL, 30000, request.topic_count);
+    for (int32_t i = 0; i < request.topic_count; i++) {
+        ALWAYS(mqd_share_fetch_next_topic(&request, &topic) == 0);
+        mqd_share_fetch_response_topic(&buffer, topic.topic_id, topic.partition_count);
+        for (int32_t j = 0; j < topic.partition_count; j++) {
+            ALWAYS(mqd_share_fetch_next_partition(&request, &partition) == 0);
+            struct mqd_share_fetch_outcome outcome = {.partition_index = partition.partition_index};
+            mqd_share_fetch_response_partition(&buffer, api_key, &outcome);
+            mqd_share_fetch_response_acquired(&buffer, partition.acknowledgement_count);
+            for (int32_t k = 0; k < partition.acknowledgement_count; k++) {
+                ALWAYS(mqd_share_fetch_next_acknowledgement(&request, &given) == 0);
+                inside(given.types, (int32_t)given.type_count);
+                mqd_share_fetch_response_run(&buffer, given.first, given.last, 1);
+            }
+            mqd_share_fetch_response_partition_end(&buffer);
+        }
+        mqd_share_fetch_response_topic_end(&buffer);
+    }
+    share_forgotten(&request, size_bytes);
+    ALWAYS(mqd_share_fetch_end(&request) == 0);
+    mqd_share_fetch_response_end(&buffer, NULL, 0);
+    mqd_response_finish(&buffer, 0);
+    ALWAYS(!buffer.failed);
+    mqd_buffer_free(&buffer);
+}
+
 static void header(const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_request_header parsed;
@@ -170,7 +221,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(body, data + 1, size_bytes);
     body_begin = body;
     body_end = body + size_bytes;
-    if (choice < 16)
+    if (data[0] >= 240 && data[0] < 246) /* 1..3 */
+        share(body, size_bytes, data[0] & 1 ? 79 : 78, (int16_t)((data[0] - 240) / 2 + 1));
+    else if (choice < 16)
         produce(body, size_bytes, (int16_t)(choice - 1)); /* -1..14 */
     else if (choice < 35)
         fetch(body, size_bytes, (int16_t)(choice - 16 + 3)); /* 3..21 */

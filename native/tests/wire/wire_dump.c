@@ -175,6 +175,54 @@ static int dump_list_offsets(const uint8_t *body, uint32_t size_bytes, int16_t v
     return 1;
 }
 
+static int dump_share(const uint8_t *body, uint32_t size_bytes, int16_t api_key, int16_t version)
+{
+    struct mqd_share_fetch_request request;
+    struct mqd_share_fetch_topic topic;
+    struct mqd_share_fetch_partition partition;
+    struct mqd_share_fetch_acknowledgement given;
+    int32_t forgotten_count, partition_index;
+    if (mqd_share_fetch_parse(body, size_bytes, api_key, version, &request))
+        return print_error();
+    printf("ok");
+    print_text(request.group_id);
+    print_text(request.member_id);
+    int64_t head[] = {request.session_epoch, request.wait_ms_max, request.bytes_min,
+                      request.bytes_max,     request.records_max, request.batch_size,
+                      request.acquire_mode,  request.is_renewal,  request.topic_count};
+    for (size_t i = 0; i < sizeof head / sizeof *head; i++)
+        print_number(head[i]);
+    for (int32_t i = 0; i < request.topic_count; i++) {
+        must(mqd_share_fetch_next_topic(&request, &topic));
+        print_bytes(topic.topic_id, 16);
+        print_number(topic.partition_count);
+        for (int32_t j = 0; j < topic.partition_count; j++) {
+            must(mqd_share_fetch_next_partition(&request, &partition));
+            print_number(partition.partition_index);
+            print_number(partition.acknowledgement_count);
+            for (int32_t k = 0; k < partition.acknowledgement_count; k++) {
+                must(mqd_share_fetch_next_acknowledgement(&request, &given));
+                print_number(given.first);
+                print_number(given.last);
+                print_bytes(given.types, (int32_t)given.type_count);
+            }
+        }
+    }
+    must(mqd_share_fetch_forgotten(&request, &forgotten_count));
+    print_number(forgotten_count);
+    for (int32_t i = 0; i < forgotten_count; i++) {
+        must(mqd_share_fetch_next_topic(&request, &topic));
+        print_bytes(topic.topic_id, 16);
+        print_number(topic.partition_count);
+        for (int32_t j = 0; j < topic.partition_count; j++) {
+            must(mqd_share_fetch_next_forgotten_partition(&request, &partition_index));
+            print_number(partition_index);
+        }
+    }
+    must(mqd_share_fetch_end(&request));
+    return 1;
+}
+
 static const char *token(void)
 {
     const char *next = strtok(NULL, " \n");
@@ -289,6 +337,82 @@ static void build_list_offsets(struct mqd_buffer *buffer, int16_t version)
     mqd_list_offsets_response_end(buffer, version);
 }
 
+/* A text as a C string that the caller frees; NULL = null. */
+static char *message(void)
+{
+    uint8_t *owned;
+    struct mqd_text given = text(&owned);
+    char *terminated = owned ? strndup((char *)given.bytes, (size_t)given.size_bytes) : NULL;
+    free(owned);
+    return terminated;
+}
+
+static void build_share_partition(struct mqd_buffer *buffer, int16_t api_key)
+{
+    struct mqd_share_fetch_outcome outcome = {.partition_index = (int32_t)number()};
+    outcome.error = (int16_t)number();
+    char *whole = message();
+    outcome.acknowledge_error = (int16_t)number();
+    char *acknowledge = message();
+    outcome.message = whole;
+    outcome.acknowledge_message = acknowledge;
+    outcome.current_leader.leader = (int32_t)number();
+    outcome.current_leader.leader_epoch = (int32_t)number();
+    uint8_t *owned;
+    struct mqd_text records = text(&owned);
+    outcome.records_bytes = (uint32_t)records.size_bytes;
+    mqd_share_fetch_response_partition(buffer, api_key, &outcome);
+    int32_t run_count = (int32_t)number();
+    if (api_key == 78) {
+        mqd_buffer_reserve(buffer, outcome.records_bytes);
+        if (outcome.records_bytes > 0)
+            memcpy(buffer->bytes + buffer->size_bytes, records.bytes, outcome.records_bytes);
+        buffer->size_bytes += outcome.records_bytes;
+        mqd_share_fetch_response_acquired(buffer, run_count);
+    }
+    for (int32_t i = 0; i < run_count; i++) {
+        int64_t first = number(), last = number();
+        mqd_share_fetch_response_run(buffer, first, last, (int16_t)number());
+    }
+    mqd_share_fetch_response_partition_end(buffer);
+    free(owned);
+    free(whole);
+    free(acknowledge);
+}
+
+static void build_share(struct mqd_buffer *buffer, int16_t api_key, int16_t version)
+{
+    int32_t throttle_ms = (int32_t)number();
+    int16_t error = (int16_t)number();
+    char *whole = message();
+    int32_t lock_ms = (int32_t)number(), topic_count = (int32_t)number();
+    mqd_share_fetch_response_begin(buffer, api_key, version, throttle_ms, error, whole, lock_ms, topic_count);
+    free(whole);
+    for (int32_t i = 0; i < topic_count; i++) {
+        uint8_t *owned;
+        struct mqd_topic_key topic = key(true, &owned);
+        int32_t partition_count = (int32_t)number();
+        mqd_share_fetch_response_topic(buffer, topic.topic_id, partition_count);
+        free(owned);
+        for (int32_t j = 0; j < partition_count; j++)
+            build_share_partition(buffer, api_key);
+        mqd_share_fetch_response_topic_end(buffer);
+    }
+    struct mqd_node_endpoint nodes[4];
+    uint32_t node_count = (uint32_t)number();
+    for (uint32_t i = 0; i < node_count; i++) {
+        nodes[i].node_id = (int32_t)number();
+        nodes[i].host = message();
+        nodes[i].port = (int32_t)number();
+        nodes[i].rack = message();
+    }
+    mqd_share_fetch_response_end(buffer, nodes, node_count);
+    for (uint32_t i = 0; i < node_count; i++) {
+        free((void *)nodes[i].host);
+        free((void *)nodes[i].rack);
+    }
+}
+
 static void on_request(void)
 {
     int16_t api_key = (int16_t)number(), version = (int16_t)number();
@@ -296,7 +420,8 @@ static void on_request(void)
     uint8_t *body = unhex(token(), &size_bytes);
     int done = api_key == 0   ? dump_produce(body, size_bytes, version)
                : api_key == 1 ? dump_fetch(body, size_bytes, version)
-                              : dump_list_offsets(body, size_bytes, version);
+               : api_key == 2 ? dump_list_offsets(body, size_bytes, version)
+                              : dump_share(body, size_bytes, api_key, version);
     if (done)
         printf("\n");
     free(body);
@@ -329,6 +454,8 @@ static void on_response(void)
         build_fetch(&buffer, version);
     if (api_key == 2)
         build_list_offsets(&buffer, version);
+    if (api_key == 78 || api_key == 79)
+        build_share(&buffer, api_key, version);
     mqd_response_finish(&buffer, 0);
     printf("ok ");
     for (uint32_t i = 0; i < buffer.size_bytes; i++)
