@@ -106,6 +106,7 @@ ALLOWED = (
     Allowed(
         "DescribeTransactions", "0", "transaction_states[].transaction_state", EMPTY_ADD, "Ongoing", "CompleteAbort"
     ),
+    Allowed("DescribeTransactions", "0", "transaction_states[].topics", HASHED, order=True),
     Allowed("DescribeTransactions", "0", "transaction_states[].topics[].partitions", HASHED, order=True),
     Allowed("AddPartitionsToTxn", "0-3", "results_by_topic_v3_and_below[] only mqd", NO_PARTITIONS),
     Allowed("AddPartitionsToTxn", "4-5", "results_by_transaction[].topic_results[] only mqd", NO_PARTITIONS),

@@ -101,6 +101,12 @@ def test_a_number_beside_assignments_is_judged_before_them(shared_broker: Broker
     assert made.topics[0].error_code == ErrorCode.INVALID_REQUEST
 
 
+def test_a_replication_factor_is_judged_before_the_partitions(shared_broker: Broker) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-factor", 0, -2)]))
+    assert made.topics[0].error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+
+
 def test_a_resource_of_no_type_fails_the_whole_request(shared_broker: Broker) -> None:
     Resource = m.DescribeConfigsRequest.Resource
     with KafkaConnection(port=shared_broker.port) as kafka:

@@ -222,13 +222,13 @@ def _automatic_assignments(
 ) -> list[tuple[int, ...]]:
     config = state.broker_config(place.node_id)
     count, factor = change.partition_count, change.replication_factor
-    if count == 0 or count < -1:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
     if factor == 0 or factor < -1:
         raise Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
+    if count == 0 or count < -1:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
     if count == -1:
         count = rules.broker_number("num.partitions", config)
     if factor == -1:
