@@ -1,5 +1,5 @@
-"""The Java client (kafka-clients): one small program under java/, built with the machine's Maven
-into the build tree, run with the machine's Java.
+"""The Java client (kafka-clients): one small program under java/, and others on top of it, built with
+the machine's Maven into the build tree, run with the machine's Java.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent / "java"
-OUTPUT = Path(__file__).parents[2] / ".build" / "compat-java"
+OUTPUT = Path(__file__).parents[2] / ".build"
 BUILD_SECONDS = 300
 RUN_SECONDS = 240
 
 
 def build_java_client() -> Path:
-    """A folder with classes and libraries, kept while the sources are the same. Skips the test
-    where it cannot be built for want of a tool or of the libraries.
+    return build_java(SOURCE, "compat-java")
+
+
+def build_java(source: Path, name: str) -> Path:
+    """A folder with classes and libraries of the program in `source`, kept in the build tree as `name`
+    while the sources are the same. Skips the test where it cannot be built for want of a tool or of
+    the libraries.
     """
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
@@ -27,17 +32,17 @@ def build_java_client() -> Path:
     digest = hashlib.sha256(
         b"".join(
             path.read_bytes()
-            for path in sorted(SOURCE.rglob("*"))
+            for path in sorted(source.rglob("*"))
             if path.is_file() and path.suffix in (".xml", ".java")
         )
     ).hexdigest()
-    home = OUTPUT / digest[:16]
+    home = OUTPUT / name / digest[:16]
     if (home / "complete").exists():
         return home
-    shutil.rmtree(OUTPUT, ignore_errors=True)
-    _maven(home, "dependency:copy-dependencies", "the Java client's libraries cannot be had")
+    shutil.rmtree(OUTPUT / name, ignore_errors=True)
+    _maven(source, home, "dependency:copy-dependencies", f"the libraries of {name} cannot be had")
     try:
-        _maven(home, "compiler:compile", "")
+        _maven(source, home, "compiler:compile", "")
     except AssertionError as failure:
         if "PluginResolutionException" in str(failure) or "could not be resolved" in str(failure):
             pytest.skip(f"Maven's compiler plugin cannot be had: {str(failure)[-300:]}")
@@ -46,8 +51,8 @@ def build_java_client() -> Path:
     return home
 
 
-def _maven(home: Path, goal: str, skipped: str) -> None:
-    command = ["mvn", "--batch-mode", "--quiet", "--file", str(SOURCE / "pom.xml"), f"-Dcompat.output={home}", goal]
+def _maven(source: Path, home: Path, goal: str, skipped: str) -> None:
+    command = ["mvn", "--batch-mode", "--quiet", "--file", str(source / "pom.xml"), f"-Dcompat.output={home}", goal]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, stdin=subprocess.DEVNULL)
         said, code = done.stdout + done.stderr, done.returncode
