@@ -258,11 +258,4 @@ def raise_failures(failed: Iterable[tuple[str, KafkaException]]) -> None:
         )
 
 
-def client_properties(values: Iterable[str]) -> dict[str, str]:
-    """-X PROPERTY=VALUE."""
-    from mqd.cli.common import pairs
-
-    return pairs(values, "-X")
-
-
 VERSION = f"confluent-kafka {confluent_kafka.__version__}, librdkafka {confluent_kafka.libversion()[0]}"

@@ -260,14 +260,6 @@ class KeeperClient:
             )
         return self._endpoint
 
-    @property
-    def acceptor_endpoint(self) -> int:
-        return self.welcome.worker_count
-
-    @property
-    def controller_endpoint(self) -> int:
-        return self.welcome.worker_count + 1
-
     def _open_parents(self) -> None:
         try:
             self._parent_fds.append((peer_pidfd(self._connection), "the keeper ended"))

@@ -36,10 +36,5 @@ class BrokerSessions:
         """When the first session ends if no broker is heard; None: there is no session."""
         return min(self._heard.values()) + self._session_ms if self._heard else None
 
-    def remaining_ms(self, node_id: int, now_ms: int) -> int:
-        """Remaining time of one broker's session; 0 = no session."""
-        last_heard_ms = self._heard.get(node_id)
-        return 0 if last_heard_ms is None else max(0, last_heard_ms + self._session_ms - now_ms)
-
     def __contains__(self, node_id: int) -> bool:
         return node_id in self._heard

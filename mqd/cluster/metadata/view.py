@@ -12,7 +12,6 @@ from mqd.cluster.metadata.rules.partitions import Target, settle, wanted_min_in_
 from mqd.cluster.metadata.rules.redirects import held
 from mqd.cluster.metadata.state import MetadataState
 
-Edit = Callable[[TopicState, PartitionState, Target], None]
 # Whether this node is alive but cannot serve its replica (its disk failed).
 Unable = Callable[[TopicState, PartitionState, int], bool]
 

@@ -189,10 +189,6 @@ class Offsets:
         return not self._committed and not self._pending
 
     @property
-    def has_committed(self) -> bool:
-        return bool(self._committed)
-
-    @property
     def topics(self) -> tuple[str, ...]:
         return tuple(self._committed)
 
