@@ -13,7 +13,7 @@ static uint32_t count_below(const struct leader *leader, int64_t offset)
 TEST(a_cut_log_is_as_if_it_had_never_had_more)
 {
     struct mqd_log_options options = small_options();
-    for (uint64_t seed = 1; seed <= (test_long() ? 400 : 40); seed++) {
+    for (uint64_t seed = 1; seed <= (test_long() ? 400 : 15); seed++) {
         struct leader leader = {0};
         uint64_t random = seed * 77;
         leader_fill(&leader, seed, 300, 0);

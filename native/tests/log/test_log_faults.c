@@ -173,7 +173,7 @@ static void live(uint64_t seed)
 TEST(whatever_the_disk_refuses_the_log_is_whole_and_nothing_is_left_open)
 {
     const char *alone = getenv("MQD_TEST_SEED");
-    uint64_t first = alone ? strtoull(alone, NULL, 10) : 1, count = alone ? 1 : test_long() ? 5000 : 300;
+    uint64_t first = alone ? strtoull(alone, NULL, 10) : 1, count = alone ? 1 : test_long() ? 5000 : 80;
     for (uint64_t seed = first; seed < first + count && !test_failed; seed++) {
         live(seed);
         if (test_failed)

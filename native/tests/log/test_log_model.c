@@ -361,7 +361,7 @@ static void live(uint64_t seed, int step_count)
 TEST(any_life_keeps_what_was_durable)
 {
     const char *chosen = getenv("MQD_TEST_SEED");
-    uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 60;
+    uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 15;
     for (uint64_t seed = first; seed < first + count && !test_failed; seed++)
         live(seed, 600);
 }

@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Listeners with SASL: what passes before a principal is proven, and what goes with it afterwards
  * (server/authentication.h). The test is the acceptor. */
 #include "base/big_endian.h"

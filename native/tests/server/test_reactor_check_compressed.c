@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Compressed batches that the worker looks into itself (server/check/check_records.c): small ones on
  * the reactor, others on a thread of its pool. The codec is zstd, in frames that are written here. */
 #include "codec/codec.h"

@@ -463,5 +463,5 @@ BOTH(mixes)
     const char *seed = getenv("MQD_TEST_SEED");
     uint64_t first = seed ? strtoull(seed, NULL, 0) : test_long() ? (uint64_t)test_now_ns() : 1;
     for (uint64_t i = 0; i < (test_long() ? 20 : 2) && !test_failed; i++)
-        mix(backend, first + i, test_long() ? 5000 : 1200, i % 2 == 0);
+        mix(backend, first + i, test_long() ? 5000 : 400, i % 2 == 0);
 }

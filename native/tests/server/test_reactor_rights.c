@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Rights on the data path (server/rights/subject.h). The test is the worker's main thread. */
 #include "mqd_leading_test.h"
 #include "mqd_reactor_rights_test.h"

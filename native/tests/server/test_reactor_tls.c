@@ -1,4 +1,4 @@
-/* tsan */
+/* tsan: long */
 /* Clients over TLS on both back ends: what they send and get, and what bad ones do to the others.
  * Listener 0 is plain, listener 1 has TLS. */
 #include "mqd_counter_test.h"

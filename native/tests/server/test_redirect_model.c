@@ -418,7 +418,7 @@ static void run(uint64_t seed, struct model *m)
 
 TEST(nothing_is_lost_doubled_or_reordered_in_any_step)
 {
-    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 30, refused = 0, handed_on = 0, duplicates = 0, changes = 0,
+    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 10, refused = 0, handed_on = 0, duplicates = 0, changes = 0,
              bumps = 0, first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 0) : 1;
     static struct model m;
     for (uint64_t seed = first; seed < first + seeds; seed++) {

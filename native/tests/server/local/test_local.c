@@ -63,7 +63,7 @@ static void sizes(struct bench *b, uint64_t seed)
 BOTH(every_size_through_small_rings)
 {
     struct bench *b = local_bench(backend, NULL);
-    for (uint64_t seed = 1; seed <= (test_long() ? 40 : 4); seed++)
+    for (uint64_t seed = 1; seed <= (test_long() ? 40 : 2); seed++)
         sizes(b, seed);
     local_wait_none(b);
     local_bench_stop(b);

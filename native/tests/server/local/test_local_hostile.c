@@ -313,7 +313,7 @@ BOTH(hostile_clients)
     struct fetched *fetched = calloc(1, sizeof *fetched);
     mqd_control_set_log_level(b->control, 2);
     uint32_t before = 0;
-    for (uint64_t seed = 1; seed <= (test_long() ? 60 : 6); seed++) {
+    for (uint64_t seed = 1; seed <= (test_long() ? 60 : 2); seed++) {
         run(b, seed * 7919, 1500, fetched);
         if (seed == 2)
             before = descriptors();

@@ -342,7 +342,7 @@ static void mix(int backend, uint64_t seed)
                                 &producers[i]) == 0,
                  abort());
     }
-    int64_t until_ns = test_now_ns() + (test_long() ? 20000 : 2500) * 1000000ll;
+    int64_t until_ns = test_now_ns() + (test_long() ? 20000 : 1000) * 1000000ll;
     while (test_now_ns() < until_ns)
         control(m, &state);
     m->stop = true;
