@@ -17,6 +17,7 @@ U3  each log directory has its own checkpoints, retention and settling: one that
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -64,7 +65,14 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
 
 def _truncation_marks(cut: list[OpenPartition]) -> list[Path]:
     """Blocking. The truncation points and their times: obsolete once a later checkpoint is on disk."""
-    return [mark for opened in cut for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")]
+    return [mark for opened in cut if not opened.closing for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")]
+
+
+def _remove(marks: list[Path]) -> None:
+    """Blocking. A mark that remains costs the next recovery time, and no record."""
+    with contextlib.suppress(OSError):
+        for mark in marks:
+            mark.unlink(missing_ok=True)
 
 
 class Upkeep:
@@ -238,12 +246,26 @@ class Upkeep:
             await self.checkpoint(log_dir)
 
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
-        """Writes the changes. False: not possible."""
+        """Writes the changes. False: not possible.
+
+        Marks of truncations go when positions that were read after them are on disk
+        (native/log/recovery/truncation.h).
+        """
+        cut = [one for one in self._partitions.open.values() if one.truncated and one.owned.log_dir == log_dir.index]
+        marks = await self._background.slow(log_dir.index, _truncation_marks, cut) if cut else []
+        for opened in cut:
+            opened.truncated = False
         points, starts = self._partitions.checkpoint_entries(log_dir.index)
         await self._background.slow(
             log_dir.index, log_dir.write_high_watermarks, self._partitions.high_watermarks(log_dir.index)
         )
-        return await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
+        written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
+        if not written:
+            for opened in cut:
+                opened.truncated = True
+        elif marks:
+            await self._background.slow(log_dir.index, _remove, marks)
+        return written
 
     # -- retention ---------------------------------------------------------------------------------
 
