@@ -194,7 +194,7 @@ def wrong_name(target: Target, rng: random.Random) -> str:
 
 def key_updates(target: Target, rng: random.Random) -> str:
     """Sixteen of them, with requests in between: each request must still be answered."""
-    frame = with_length(encode_request(SaslHandshakeRequest(mechanism="PLAIN"), 1, 7, "update"))
+    frame = with_length(encode_request(SaslHandshakeRequest(mechanism="SCRAM-SHA-512"), 1, 7, "update"))
     with Session(connected(target.tls_port)) as session:
         for number in range(16):
             for _ in range(rng.choice((1, 1, 1, 2, 8))):
@@ -207,7 +207,7 @@ def key_updates(target: Target, rng: random.Random) -> str:
 
 
 def renegotiation(target: Target, rng: random.Random) -> str:
-    frame = with_length(encode_request(SaslHandshakeRequest(mechanism="PLAIN"), 1, 7, "again"))
+    frame = with_length(encode_request(SaslHandshakeRequest(mechanism="SCRAM-SHA-512"), 1, 7, "again"))
     with Session(connected(target.tls_port), is_tls_1_2=True) as session:
         session.send(frame)
         session.receive()
