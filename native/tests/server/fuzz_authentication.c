@@ -251,6 +251,8 @@ static void name_principal(struct input *input)
     char name[512] = "User:alice";
     if (how & 1)
         memcpy(name, "User:bob", sizeof "User:bob");
+    if (how & 32)
+        name[5] = 'm'; /* another user, as long */
     if (how & 2)
         memset(name, 'n', MQD_PRINCIPAL_BYTES_MAX + (how & 4 ? 1 : 0));
     if (!pop(&one, &exchange))
