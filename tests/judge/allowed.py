@@ -89,6 +89,7 @@ ALLOWED = (
     Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=48, mqd=87),
     Allowed("Produce", "3-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=47, mqd=87),
     Allowed("Produce", "11-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=120, mqd=21),
+    Allowed("Produce", "11-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=120, mqd=45),
     Allowed("Produce", "11-13", "responses[].partition_responses[].error_code", VERIFIED_LATER, kafka=120, mqd=87),
     Allowed("AddPartitionsToTxn", "0-3", "results_by_topic_v3_and_below", HASHED, order=True),
     Allowed("AddPartitionsToTxn", "0-3", "results_by_topic_v3_and_below[].results_by_partition", HASHED, order=True),
