@@ -113,7 +113,7 @@ class Broker:
         """What `mqd status --format json` prints, without a process for each look: tests look
         hundreds of times.
         """
-        return status.ask(self.data_dir)
+        return status.request(self.data_dir)
 
     def running(self) -> list[dict]:
         """The status of each process that runs. One that died and is not started yet has no pid."""

@@ -72,7 +72,7 @@ class Host(Broker):
 
     def quorum(self) -> Any:
         """The answer to DescribeQuorum; None while nobody answers it."""
-        return self._ask(
+        return self._request(
             55,
             DescribeQuorumRequest(
                 topics=[
@@ -87,15 +87,15 @@ class Host(Broker):
     def metadata(self, topics: Iterable[str] | None = ()) -> Any:
         """The answer to Metadata; None while nobody answers."""
         asked = None if topics is None else [MetadataRequest.Topic(name=name) for name in topics]
-        return self._ask(3, MetadataRequest(topics=asked, allow_auto_topic_creation=False))
+        return self._request(3, MetadataRequest(topics=asked, allow_auto_topic_creation=False))
 
-    def ask(self, api_key: int, request: object) -> Any:
+    def request(self, api_key: int, request: object) -> Any:
         with Client(self.bootstrap) as client:
-            return client.ask(api_key, request)
+            return client.request(api_key, request)
 
-    def _ask(self, api_key: int, request: object) -> Any:
+    def _request(self, api_key: int, request: object) -> Any:
         try:
-            return self.ask(api_key, request)
+            return self.request(api_key, request)
         except Exception:
             return None
 

@@ -181,7 +181,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         client.ready(f"metrics_port={port}")
         watchdog.start(loop, "acceptor")
         expiring = loop.create_task(certificates.run())
-        expiring.add_done_callback(_say_failure)
+        expiring.add_done_callback(_log_failure)
         log.info(
             "acceptor serves",
             listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
@@ -226,7 +226,7 @@ def main() -> int:
     return 1  # the controller disconnected
 
 
-def _say_failure(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     """What watches certificates is not worth an end."""
     if not task.cancelled() and task.exception() is not None:
         logging.get("acceptor").error("certificates are not watched any more", reason=repr(task.exception()))

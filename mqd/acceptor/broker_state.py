@@ -133,7 +133,7 @@ class ProducerIds:
     def __init__(self) -> None:
         self.next = self.end = 0
         # the request for more; its result is the error
-        self.asking: asyncio.Task[int] | None = None
+        self.request: asyncio.Task[int] | None = None
 
 
 class BrokerState:
@@ -181,9 +181,9 @@ class BrokerState:
         that the client itself reached.
         """
         name, host, port = self._listener(address)
-        told = self._advertised.get(name)
-        if told is not None:
-            return told.host, told.port
+        advertised = self._advertised.get(name)
+        if advertised is not None:
+            return advertised.host, advertised.port
         if address.local_ip:
             return address.local_ip, address.local_port or port
         return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port

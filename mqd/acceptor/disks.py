@@ -41,7 +41,7 @@ class _Directory:
         self._under_way: set[_Work] = set()
         self._waiting: dict[_Work, None] = {}
 
-    async def ask(self, work: Callable[[UnderWay], T]) -> T:
+    async def run(self, work: Callable[[UnderWay], T]) -> T:
         """Raises TimeoutError if the work, or all work ahead of it, has made no progress for
         SILENT_S.
         """
@@ -68,22 +68,22 @@ class _Directory:
             del self._waiting[one]
             one.step()
             try:
-                asked = in_thread(partial(one.work, one))
+                future = in_thread(partial(one.work, one))
             except RuntimeError as error:  # no thread is available
                 one.answer.set_exception(OSError(errno.EAGAIN, str(error)))
                 continue
             self._under_way.add(one)
-            asked.add_done_callback(partial(self._ended, one))
+            future.add_done_callback(partial(self._ended, one))
 
-    def _ended(self, one: _Work, asked: "asyncio.Future[Any]") -> None:
+    def _ended(self, one: _Work, future: "asyncio.Future[Any]") -> None:
         self._under_way.discard(one)
-        error = asked.exception()
+        error = future.exception()
         if one.answer.done():
             pass
         elif error is not None:
             one.answer.set_exception(error)
         else:
-            one.answer.set_result(asked.result())
+            one.answer.set_result(future.result())
         self._start()
 
 
@@ -99,7 +99,7 @@ class Disks:
         """Runs short work and passes on its exceptions. Raises TimeoutError if the directory does
         not respond.
         """
-        return await self._reads[log_dir].ask(lambda _: work(*arguments))
+        return await self._reads[log_dir].run(lambda _: work(*arguments))
 
     async def load(self, log_dir: int, work: Callable[[UnderWay], T]) -> T:
         """The same for long work, which reports its progress and when it no longer needs the
@@ -108,4 +108,4 @@ class Disks:
         turn, threads = self._loads[log_dir]
         # a hanging directory blocks at most its own turns, and those not for long
         async with turn, self._slots:
-            return await threads.ask(work)
+            return await threads.run(work)

@@ -77,9 +77,11 @@ def _elements(response: object, field: Field, request: object, version: int, fai
     """
     if not isinstance(request, msgspec.Struct):
         return []
-    asked = [one for one in _fields(owner_of(type(request))[1], version) if one.is_array and getattr(request, one.name)]
-    same = [one for one in asked if one.name == field.name]
-    source = same or (asked if field.struct is not None and _has_error_field(field.struct, version) else [])
+    arrays = [
+        one for one in _fields(owner_of(type(request))[1], version) if one.is_array and getattr(request, one.name)
+    ]
+    same = [one for one in arrays if one.name == field.name]
+    source = same or (arrays if field.struct is not None and _has_error_field(field.struct, version) else [])
     if not source:
         return []
     made = []

@@ -81,7 +81,7 @@ class _Piece(msgspec.Struct):
     offset: int = 0  # RELEASE: of memory lent to us
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _Pending(msgspec.Struct, frozen=True):
     """An unanswered request."""
 
     task: asyncio.Task[None]
@@ -152,10 +152,10 @@ class Link:
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._described = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._young: list[_Asked] = []  # arrived since the last check,
-        self._older: list[_Asked] = []  # or before it
+        self._young: list[_Pending] = []  # arrived since the last check,
+        self._older: list[_Pending] = []  # or before it
         # by worker: token -> slow requests, which may be abandoned
-        self._parked: list[dict[int, _Asked]] = [{} for _ in range(worker_count)]
+        self._parked: list[dict[int, _Pending]] = [{} for _ in range(worker_count)]
         self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
         self._taken = 0  # requests, in this turn
@@ -268,7 +268,7 @@ class Link:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._young.append(
-            _Asked(
+            _Pending(
                 task,
                 worker,
                 descriptor.token,
@@ -283,16 +283,16 @@ class Link:
         """Requests that wait for something outside this process (a JoinGroup for other members)
         must not hold the worker's arena.
         """
-        for asked in self._older:
-            if asked.task.done():
+        for pending in self._older:
+            if pending.task.done():
                 continue
-            if asked.generation == self._control.endpoint_generation(asked.worker):
-                self._put(asked.worker, _Piece(asked.token, b"", DescriptorKind.PARKED, 0, 0))
-                if asked.waits_for_members:
-                    self._parked[asked.worker][asked.token] = asked
-                    asked.task.add_done_callback(partial(self._unpark, asked))
-            elif asked.waits_for_members:
-                asked.task.cancel()  # K3
+            if pending.generation == self._control.endpoint_generation(pending.worker):
+                self._put(pending.worker, _Piece(pending.token, b"", DescriptorKind.PARKED, 0, 0))
+                if pending.waits_for_members:
+                    self._parked[pending.worker][pending.token] = pending
+                    pending.task.add_done_callback(partial(self._unpark, pending))
+            elif pending.waits_for_members:
+                pending.task.cancel()  # K3
         self._older, self._young = self._young, []
         assert self._loop is not None
         self._park = self._loop.call_later(PARK_S, self._on_park) if self._older else None
@@ -303,14 +303,14 @@ class Link:
         """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: its
         state changes stay, but its answer is not needed.
         """
-        asked = self._parked[worker].get(token)
-        if asked is not None:
-            asked.task.cancel()
+        pending = self._parked[worker].get(token)
+        if pending is not None:
+            pending.task.cancel()
 
-    def _unpark(self, asked: _Asked, _task: asyncio.Task[None]) -> None:
+    def _unpark(self, pending: _Pending, _task: asyncio.Task[None]) -> None:
         """It is done. A successor of its worker may use the same token again."""
-        if self._parked[asked.worker].get(asked.token) is asked:
-            del self._parked[asked.worker][asked.token]
+        if self._parked[pending.worker].get(pending.token) is pending:
+            del self._parked[pending.worker][pending.token]
 
     async def _answer(self, worker: int, descriptor: Descriptor, address: Address, frame: bytes) -> None:
         version = self._broker.metadata.version
@@ -464,9 +464,9 @@ class Link:
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
         self._descriptions[worker].clear()
         self._broker.flushes.notify_all()
-        for asked in list(self._parked[worker].values()):
-            if asked.generation != self._control.endpoint_generation(worker):
-                asked.task.cancel()
+        for pending in list(self._parked[worker].values()):
+            if pending.generation != self._control.endpoint_generation(worker):
+                pending.task.cancel()
         if self._loop is not None and self._turn is None:
             # It may have died between taking the flag that says that we sleep and waking us; no
             # other process would wake us.
@@ -482,11 +482,11 @@ class Link:
         assert self._loop is not None
         self._described += 1
         token = DESCRIBE_TOKENS | self._described
-        asked = self._descriptions[owner][token] = self._loop.create_future()
+        future = self._descriptions[owner][token] = self._loop.create_future()
         self._put(owner, _Piece(token, b"", DescriptorKind.DESCRIBE, 0, 0, slot))
         self._flush_soon()
         try:
-            error, payload = await asked
+            error, payload = await future
         finally:
             self._descriptions[owner].pop(token, None)
         return error, native.producer_views(payload)
@@ -511,9 +511,9 @@ class Link:
                 worker,
                 _Piece(descriptor.token, b"", DescriptorKind.RELEASE, 0, 0, descriptor.slot, offset=descriptor.offset),
             )
-        asked = self._descriptions[worker].get(descriptor.token)
-        if asked is not None and not asked.done():
-            asked.set_result((error, payload))
+        future = self._descriptions[worker].get(descriptor.token)
+        if future is not None and not future.done():
+            future.set_result((error, payload))
 
     # -- coordinators' batches --------------------------------------------------------------------
 

@@ -161,10 +161,10 @@ class Metadata:
 
     def _replace(self, image: messages.Image) -> None:
         self.withheld = frozenset(image.withheld)
-        told = {topic.name: topic for topic in image.topics}
+        published = {topic.name: topic for topic in image.topics}
         for old in self.topics.values():
-            if old.name in told or old.name not in self.withheld:
-                self._note_lost(old, told.get(old.name))
+            if old.name in published or old.name not in self.withheld:
+                self._note_lost(old, published.get(old.name))
         self._node_id = image.node_id
         for topic in image.topics:
             before = self.topics.get(topic.name, topic)
@@ -177,7 +177,7 @@ class Metadata:
         }
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
         self.brokers = {broker.node_id: broker for broker in image.brokers}
-        self.topics = told
+        self.topics = published
         self.names = {topic.topic_id: topic.name for topic in image.topics}
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
         self.group_configs = dict(image.group_configs)

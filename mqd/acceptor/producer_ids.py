@@ -18,9 +18,9 @@ async def allocate(broker: BrokerState) -> tuple[int, int]:
     """(producer id, 0) or (-1, error code)."""
     block = broker.producer_ids
     while block.next == block.end:
-        if block.asking is None:
-            block.asking = asyncio.get_running_loop().create_task(_ask(broker))
-        if await asyncio.shield(block.asking):
+        if block.request is None:
+            block.request = asyncio.get_running_loop().create_task(_request(broker))
+        if await asyncio.shield(block.request):
             # Whatever the error, the producer may ask again: repeating the assignment of an id is
             # harmless.
             return -1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
@@ -28,13 +28,13 @@ async def allocate(broker: BrokerState) -> tuple[int, int]:
     return block.next - 1, 0
 
 
-async def _ask(broker: BrokerState) -> int:
+async def _request(broker: BrokerState) -> int:
     """Requests a block. Returns the controller's error."""
     block = broker.producer_ids
     try:
         answer = await broker.controller.request(messages.AllocateProducerIds(BLOCK_COUNT), TIMEOUT_MS)
     finally:
-        block.asking = None
+        block.request = None
     if not answer.error:
         block.next, block.end = answer.offset, answer.offset + answer.count
     return answer.error

@@ -140,9 +140,9 @@ async def _open_on(context: Context, header: RequestHeader, topic: messages.Topi
     """
     by_leader: dict[int, list[int]] = {}
     if topic.partition_count > len(topic.partitions):
-        told = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
+        text = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
         raise _Unknown(
-            f"This broker has room for {told} only, and cannot tell whether a transaction is open on the others; ask"
+            f"This broker has room for {text} only, and cannot tell whether a transaction is open on the others; ask"
             " another broker."
         )
     for partition in topic.partitions[first:]:
@@ -153,12 +153,12 @@ async def _open_on(context: Context, header: RequestHeader, topic: messages.Topi
             )
         by_leader.setdefault(partition.leader, []).append(partition.index)
     answers = await asyncio.gather(
-        *(_ask(context, header, node, topic.name, indexes) for node, indexes in by_leader.items())
+        *(_request(context, header, node, topic.name, indexes) for node, indexes in by_leader.items())
     )
     return [one for answer in answers for one in answer]
 
 
-async def _ask(context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]) -> list[Open]:
+async def _request(context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]) -> list[Open]:
     service, response = context.broker.transactions, None
     request = DescribeProducersRequest(topics=[DescribeProducersRequest.Topic(name=name, partition_indexes=indexes)])
     if node == context.broker.node_id:

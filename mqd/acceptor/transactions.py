@@ -216,12 +216,12 @@ class TransactionService:
             if count > CHECK_PARTITION_COUNT_MAX or end + id_bytes > len(payload):
                 raise ValueError(f"{count} partitions and an id of {id_bytes} bytes in {len(payload)} bytes")
             transactional_id = payload[end : end + id_bytes].decode()
-            asked = list(_CHECK_PARTITION.iter_unpack(payload[_CHECK.size : end]))
+            requested = list(_CHECK_PARTITION.iter_unpack(payload[_CHECK.size : end]))
         except (struct.error, ValueError) as error:
             log.error("a check of a transaction cannot be read", reason=str(error))
             return int(ErrorCode.INVALID_REQUEST)
         names = self._broker.metadata.names
-        partitions = [(names[topic_id], index) if topic_id in names else None for topic_id, index, _slot in asked]
+        partitions = [(names[topic_id], index) if topic_id in names else None for topic_id, index, _slot in requested]
         verifies = bool(self._broker.broker_value("transaction.partition.verification.enable"))
         return await checks.check_produce(
             self.routed, transactional_id, producer_id, epoch, version, partitions, verifies

@@ -27,7 +27,7 @@ def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
         if not answer.done():
             answer.set_exception(error)
 
-    def ask() -> None:
+    def call() -> None:
         deliver: Callable[[], None]
         try:
             deliver = partial(resolve, question())
@@ -38,7 +38,7 @@ def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             loop.call_soon_threadsafe(deliver)
 
-    threading.Thread(target=ask, name="asking", daemon=True).start()
+    threading.Thread(target=call, name="asking", daemon=True).start()
     return answer
 
 
@@ -74,7 +74,7 @@ class Questions:
     def __init__(self) -> None:
         self._under_way: dict[Hashable, UnderWay] = {}
 
-    async def ask(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
+    async def run(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
         """`question` gets a function to call whenever it has made progress. Raises TimeoutError if
         `whom` has made no progress for `silent_s`, counting the previous query too. RuntimeError:
         no thread can be started.

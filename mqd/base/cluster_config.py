@@ -74,7 +74,7 @@ def listens(config: Mapping[str, str]) -> bool:
 
 
 def _place(
-    config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, told: str, step: int
+    config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, fallback_host: str, step: int
 ) -> Place:
     text = config.get(name)
     host, port = clients.host, clients.port + step if clients.port else 0
@@ -96,7 +96,7 @@ def _place(
             return Place(host, port, advertised_host, advertised_port)
         except ValueError as error:
             raise ConfigError(f"{advertised_name}: {error}", advertised_name, advertised) from error
-    advertised_host = told if host in _WILDCARDS else host
+    advertised_host = fallback_host if host in _WILDCARDS else host
     if advertised_host in _WILDCARDS:
         raise ConfigError(
             f"{name} listens on every address, so other hosts must be told which one to use: set"
@@ -113,11 +113,23 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
         return None
     clients = parse_listeners(config)[0]
     advertised = advertised_listeners(config).get(clients.name)
-    told = advertised.host if advertised is not None else ""
+    fallback_host = advertised.host if advertised is not None else ""
     return ClusterListeners(
-        _place(config, "controller.listener", "advertised.controller.listener", clients, told, CONTROLLER_PORT_STEP),
         _place(
-            config, "inter.broker.listener", "advertised.inter.broker.listener", clients, told, INTER_BROKER_PORT_STEP
+            config,
+            "controller.listener",
+            "advertised.controller.listener",
+            clients,
+            fallback_host,
+            CONTROLLER_PORT_STEP,
+        ),
+        _place(
+            config,
+            "inter.broker.listener",
+            "advertised.inter.broker.listener",
+            clients,
+            fallback_host,
+            INTER_BROKER_PORT_STEP,
         ),
     )
 

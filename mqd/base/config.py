@@ -19,7 +19,7 @@ import msgspec
 
 from mqd.base import cluster_config, listeners
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
-from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
+from mqd.base.kafka_names import ALIASES, ALREADY_SO, REFUSED
 from mqd.base.properties import BROKER as BROKER
 from mqd.base.properties import CLIENT_METRICS as CLIENT_METRICS
 from mqd.base.properties import CLIENT_METRICS_MATCHED, INT_MAX, LONG_MAX
@@ -193,7 +193,7 @@ def load_broker(
     providers = _providers(sources, environment)
     for source in sources:
         for name, (text, origin) in source.items():
-            if ASKS_FOR_NOTHING.get(name) == text.strip() or name.startswith(PARAMETERS):
+            if ALREADY_SO.get(name) == text.strip() or name.startswith(PARAMETERS):
                 continue
             try:
                 prop = property_of(BROKER, ALIASES.get(name, name))
@@ -279,16 +279,16 @@ _GROUP_BOUNDS = {
 def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
     # accepting the property without honouring it would be dangerous: acks=all from fewer replicas
     # than requested
-    wanted = int(config["min.insync.replicas"])
+    configured = int(config["min.insync.replicas"])
     _require(
-        wanted != 0,
+        configured != 0,
         "min.insync.replicas=0 cannot be: the leader itself counts; set it to 1 or more, or to -1",
         "min.insync.replicas",
         config,
     )
     _require(
-        wanted <= 1 or clustered,
-        f"min.insync.replicas={wanted} cannot be met: one host keeps one replica of a partition; set it to 1",
+        configured <= 1 or clustered,
+        f"min.insync.replicas={configured} cannot be met: one host keeps one replica of a partition; set it to 1",
         "min.insync.replicas",
         config,
     )

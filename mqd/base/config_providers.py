@@ -125,9 +125,9 @@ class Providers:
         allowed = self._allowed.get(name)
         if allowed is None:
             return True
-        wanted = Path(os.path.normpath(place))
+        requested = Path(os.path.normpath(place))
         roots = [Path(os.path.normpath(root.strip())) for root in allowed.split(",") if root.strip()]
-        return any(wanted.is_relative_to(root) for root in roots)
+        return any(requested.is_relative_to(root) for root in roots)
 
 
 def _text(file: Path) -> str:

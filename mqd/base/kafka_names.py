@@ -137,7 +137,7 @@ REFUSED: dict[str, str] = {
 }
 
 # A refused property with this value is harmless: it is what Kafka does by default.
-ASKS_FOR_NOTHING = {
+ALREADY_SO = {
     "log.local.retention.bytes": "-2",
     "log.local.retention.ms": "-2",
     "remote.log.storage.system.enable": "false",

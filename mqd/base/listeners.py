@@ -175,9 +175,9 @@ def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[s
     advertised = advertised_listeners(config)
     found: dict[str, tuple[str, int]] = {}
     for listener, (_, port) in zip(parse_listeners(config), bound, strict=True):
-        told = advertised.get(listener.name)
-        if told is not None:
-            found[listener.name] = told.host, told.port
+        entry = advertised.get(listener.name)
+        if entry is not None:
+            found[listener.name] = entry.host, entry.port
         else:
             host = socket.getfqdn() if listener.host in ("", "0.0.0.0", "::") else listener.host
             found[listener.name] = host, port

@@ -54,9 +54,9 @@ def default_data_dir() -> Path:
     """$MQD_DATA_DIR, else $XDG_DATA_HOME/mqd, else ~/.local/share/mqd. It is the same in every
     working directory, so `mqd down` finds the broker that `mqd up` started.
     """
-    told = os.environ.get("MQD_DATA_DIR")
-    if told:
-        return Path(told)
+    override = os.environ.get("MQD_DATA_DIR")
+    if override:
+        return Path(override)
     home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
     return Path(home) / "mqd"
 

@@ -178,7 +178,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     if version < LANDLOCK_VERSION_MIN:
         raise OSError(errno.ENOSYS, f"Landlock: version {version} of the kernel, not {LANDLOCK_VERSION_MIN}")
     rights = [(readable, _READ), (writable, _READ | _WRITE), (devices, _READ | _WRITE_FILES)]
-    opened = _opened([(path, wanted) for paths, wanted in rights for path in dict.fromkeys(paths)])
+    opened = _opened([(path, access) for paths, access in rights for path in dict.fromkeys(paths)])
     try:
         if not _is_alone():
             raise OSError(errno.EBUSY, "Landlock: threads run already")

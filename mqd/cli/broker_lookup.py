@@ -52,7 +52,7 @@ class Cluster:
 
     def _read_metadata(self, names: list[str] | None) -> Any:
         topics = None if names is None else [MetadataRequest.Topic(name=name) for name in names]
-        answer = self.first.ask(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        answer = self.first.request(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self._nodes = {
             one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}"
             for one in answer.brokers
@@ -116,7 +116,7 @@ class Cluster:
             )
         return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}
 
-    def ask_coordinator(
+    def request_coordinator(
         self,
         kind: int,
         name: str,
@@ -128,13 +128,13 @@ class Cluster:
         """The answer of the coordinator of `name`; asked again while it is loading or moving."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
-            found = self.first.ask(
+            found = self.first.request(
                 _FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
             )
             place = found.coordinators[0] if found.coordinators else found
             error = place.error_code
             if not error:
-                answer = self.node(place.node_id).ask(api_key, request, version_max)
+                answer = self.node(place.node_id).request(api_key, request, version_max)
                 error = error_of(answer)
             if error not in _NOT_NOW or time.monotonic() > deadline:
                 check("no coordinator answers", place.error_code, place.error_message)
@@ -156,7 +156,7 @@ class Cluster:
         """
         found: dict[Partition, int] = {}
         for node_id, topics in self.by_leader(partitions).items():
-            asked = [
+            requested = [
                 ListOffsetsRequest.Topic(
                     name=name,
                     partitions=[
@@ -165,7 +165,7 @@ class Cluster:
                 )
                 for name, indexes in topics.items()
             ]
-            answer = self.node(node_id).ask(_LIST_OFFSETS, ListOffsetsRequest(topics=asked))
+            answer = self.node(node_id).request(_LIST_OFFSETS, ListOffsetsRequest(topics=requested))
             for topic in answer.topics:
                 found |= {
                     (topic.name, one.partition_index): one.offset for one in topic.partitions if not one.error_code

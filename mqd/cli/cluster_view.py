@@ -18,12 +18,12 @@ class Seen:
         from mqd.cli.kafka_request import Broker, check
         from mqd.protocol.messages import DescribeClusterRequest, DescribeQuorumRequest
 
-        asked = DescribeQuorumRequest.TopicData(
+        requested = DescribeQuorumRequest.TopicData(
             topic_name=TOPIC, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
         )
         with Broker(settings.bootstrap) as broker:
-            cluster = broker.ask(_DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
-            quorum = broker.ask(_DESCRIBE_QUORUM, DescribeQuorumRequest(topics=[asked]))
+            cluster = broker.request(_DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
+            quorum = broker.request(_DESCRIBE_QUORUM, DescribeQuorumRequest(topics=[requested]))
         check("the cluster", cluster.error_code, cluster.error_message)
         check("the quorum of controllers (no leader at the moment?)", quorum.error_code, quorum.error_message)
         self.quorum = quorum.topics[0].partitions[0]
@@ -87,7 +87,7 @@ class Partitions:
         from mqd.protocol.messages import MetadataRequest
 
         with Broker(settings.bootstrap) as broker:
-            answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+            answer = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
         found = [(topic.name, one) for topic in answer.topics for one in topic.partitions]
         self.count = len(found)
         self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]
@@ -122,7 +122,7 @@ class Versions:
         from mqd.cli.kafka_request import Broker
         from mqd.protocol.messages import ApiVersionsRequest
 
-        asked = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
+        requested = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
         seen = Seen(settings)
         self.fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
         self.supported: dict[int, dict[str, tuple[int, int]]] = {}
@@ -130,14 +130,14 @@ class Versions:
             if one.is_fenced:
                 continue
             with Broker(address(one.host, one.port), advertised_by=one.broker_id) as broker:
-                answer = broker.ask(_API_VERSIONS, asked)
+                answer = broker.request(_API_VERSIONS, requested)
             self.supported[one.broker_id] = {
                 feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features
             }
         with Broker(settings.bootstrap) as broker:
             self.in_force = {
                 feature.name: feature.max_version_level
-                for feature in broker.ask(_API_VERSIONS, asked).finalized_features
+                for feature in broker.request(_API_VERSIONS, requested).finalized_features
             }
         names = sorted({name for ranges in self.supported.values() for name in ranges})
         self.newest = {name: max(self.of(node, name)[1] for node in self.supported) for name in names}

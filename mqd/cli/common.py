@@ -160,7 +160,7 @@ def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 # -- output ----------------------------------------------------------------------------------------
 
 
-def say(text: str) -> None:
+def print_note(text: str) -> None:
     """A line of output. Raises NobodyReadsError."""
     try:
         click.echo(text)

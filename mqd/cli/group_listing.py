@@ -20,7 +20,7 @@ LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69
 NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
 GROUP_ID_NOT_FOUND = 69
 _CHUNK = 500
-NOBODY = ("Empty", "Dead")
+WITHOUT_MEMBERS = ("Empty", "Dead")
 
 
 class Member(msgspec.Struct):
@@ -150,7 +150,7 @@ def describe(cluster: Cluster, name: str) -> Group | None:
     """None: there is no such group."""
     if cluster.first.speaks(CONSUMER_GROUP_DESCRIBE):
         described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
-        answer = cluster.ask_coordinator(
+        answer = cluster.request_coordinator(
             GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda found: found.groups[0].error_code
         ).groups[0]
         if not answer.error_code:
@@ -158,7 +158,7 @@ def describe(cluster: Cluster, name: str) -> Group | None:
         if answer.error_code != GROUP_ID_NOT_FOUND:
             check(f"group {name}", answer.error_code, answer.error_message)
     request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
-    answer = cluster.ask_coordinator(
+    answer = cluster.request_coordinator(
         GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code
     ).groups[0]
     if answer.error_code == GROUP_ID_NOT_FOUND or (not answer.error_code and answer.group_state == "Dead"):
@@ -186,11 +186,11 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str
     for chunk in _chunks(names):
         if kind == "consumer":
             answers = _answered(
-                broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups, away
+                broker.request(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups, away
             )
             yield from (_consumer(one) for one in answers)
         else:
-            answers = _answered(broker.ask(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups, away)
+            answers = _answered(broker.request(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups, away)
             yield from (_classic(one) for one in answers if one.group_state != "Dead")
 
 
@@ -207,7 +207,7 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
     found: list[Group] = []
     away: dict[str, int] = {}
     for broker in cluster.nodes():
-        answer = broker.ask(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
+        answer = broker.request(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
         check("groups", answer.error_code, None)
         for kind in ("consumer", "classic"):
             names = [
@@ -233,7 +233,9 @@ def all_groups(cluster: Cluster) -> list[Group]:
 def names(bootstrap: str) -> list[str]:
     with Cluster(bootstrap) as cluster:
         return sorted(
-            one.group_id for broker in cluster.nodes() for one in broker.ask(LIST_GROUPS, ListGroupsRequest()).groups
+            one.group_id
+            for broker in cluster.nodes()
+            for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups
         )
 
 
@@ -256,7 +258,7 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
     def error_of(found: Any) -> int:
         return int(found.groups[0].error_code if found.groups else found.error_code)
 
-    answer = cluster.ask_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, NAMES_BY_TEXT)
+    answer = cluster.request_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, NAMES_BY_TEXT)
     if error_of(answer) != GROUP_ID_NOT_FOUND:
         check(f"group {name}", error_of(answer), None)
     topics = answer.groups[0].topics if answer.groups else answer.topics

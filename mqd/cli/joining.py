@@ -105,7 +105,7 @@ def _send(connection: ssl.SSLSocket, message: msgspec.Struct) -> None:
 
 
 class Invitation:
-    """`say`: a line about each attempt. Raises CliError: this host cannot invite."""
+    """`print_line`: a line about each attempt. Raises CliError: this host cannot invite."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class Invitation:
         seeds: str,
         listen: tuple[str, int],
         seconds: float,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
-        self._places, self._say = places, say
+        self._places, self._print = places, print_line
         try:
             self._authority = Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -162,12 +162,12 @@ class Invitation:
                 answer = self._answer(request)
                 _send(secured, answer)
             if answer.granted is not None:
-                self._say(f"host {self.token.node_id} at {address} has its certificates")
+                self._print(f"host {self.token.node_id} at {address} has its certificates")
                 self._over = True
             else:
-                self._say(f"a host at {address} is refused: {answer.refusal}")
+                self._print(f"a host at {address} is refused: {answer.refusal}")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            self._say(f"a connection from {address} failed: {host_identity.reason_of(error)}")
+            self._print(f"a connection from {address} failed: {host_identity.reason_of(error)}")
         finally:
             connection.close()
             self._room.release()

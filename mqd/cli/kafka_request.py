@@ -67,7 +67,7 @@ class Broker:
             self._socket.close()
             self._socket = None
 
-    def ask(self, api_key: int, request: object, version_max: int = 1 << 15) -> Any:
+    def request(self, api_key: int, request: object, version_max: int = 1 << 15) -> Any:
         """In the newest version that both sides speak, at most `version_max`."""
         if self._socket is None:
             self._connect()

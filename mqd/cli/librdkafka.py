@@ -27,7 +27,7 @@ _API_VERSIONS = 18
 _CORRELATION_ID = 0x6D7164  # any number that other protocols do not happen to begin with
 _HEAD = struct.Struct(">ii")  # of an answer: its size, the request's correlation id
 _ANSWER_BYTES_MAX = 1 << 20
-_SAID_BYTES = 1024
+_OUTPUT_BYTES = 1024
 
 _UNREACHABLE = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
@@ -108,32 +108,32 @@ def _stranger(connection: socket.socket, timeout_s: float) -> str | None:
     client = b"mqd-cli"
     request = struct.pack(">hhih", _API_VERSIONS, 0, _CORRELATION_ID, len(client)) + client
     deadline = time.monotonic() + timeout_s
-    said = b""
+    output = b""
     try:
         connection.sendall(struct.pack(">i", len(request)) + request)
-        while len(said) < _HEAD.size:
+        while len(output) < _HEAD.size:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-            got = connection.recv(_SAID_BYTES)
+            got = connection.recv(_OUTPUT_BYTES)
             if not got:
                 break
-            said += got
+            output += got
     except TimeoutError:
-        if not said:
+        if not output:
             return f"it accepts connections and answered nothing within {timeout_s:g} s"
     except OSError:
         pass  # a reset, after which what it said before still counts
-    if len(said) >= _HEAD.size:
-        size, number = _HEAD.unpack_from(said)
+    if len(output) >= _HEAD.size:
+        size, number = _HEAD.unpack_from(output)
         if 4 <= size <= _ANSWER_BYTES_MAX and number == _CORRELATION_ID:
             return None
-    if not said:
+    if not output:
         return (
             "it closed the connection without an answer (if it speaks TLS, give the client's settings with"
             " --client-config FILE)"
         )
-    if said.startswith(b"\x15\x03"):
+    if output.startswith(b"\x15\x03"):
         return "a TLS server answered (give the client's settings with --client-config FILE)"
-    line = said.splitlines()[0][:60].decode("ascii", "backslashreplace")
+    line = output.splitlines()[0][:60].decode("ascii", "backslashreplace")
     return f"it answered {line!r}"
 
 

@@ -80,8 +80,8 @@ class Member(msgspec.Struct):
             )
 
     def last_words(self) -> str:
-        said = (self.data_dir / "stderr").read_text(errors="replace").strip().splitlines()
-        return said[-1].removeprefix("mqd: ") if said else f"its logs are in {self.data_dir / 'logs'}"
+        words = (self.data_dir / "stderr").read_text(errors="replace").strip().splitlines()
+        return words[-1].removeprefix("mqd: ") if words else f"its logs are in {self.data_dir / 'logs'}"
 
 
 def members(

@@ -16,7 +16,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
 
-def change(path: Path, wanted: messages.Change, timeout_s: float) -> messages.Answer:
+def change(path: Path, requested: messages.Change, timeout_s: float) -> messages.Answer:
     """`path`: Layout.controller_socket. Raises CliError: the controller cannot be asked, or does
     not answer in time.
     """
@@ -26,7 +26,7 @@ def change(path: Path, wanted: messages.Change, timeout_s: float) -> messages.An
             connection.settimeout(timeout_s)
             connection.connect(str(path))
             _send(connection, messages.Subscribe("tool", 0, 0))
-            _send(connection, messages.Request(1, wanted, False))
+            _send(connection, messages.Request(1, requested, False))
             while time.monotonic() < deadline:
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 message = _receive(connection)

@@ -91,7 +91,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:  # click would end with exit code 1, and say nothing
-            if _nobody_reads():
+            if _has_no_reader():
                 raise NobodyReadsError from error
             raise CliError(explain(error)[0]) from error
 
@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-def _nobody_reads() -> bool:
+def _has_no_reader() -> bool:
     """Whether stdout's reader has gone. A flush would not tell: what was larger than the buffer is
     no longer in it.
     """
@@ -112,8 +112,8 @@ def _nobody_reads() -> bool:
     return bool(looking.poll(0))
 
 
-def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
         click.echo(f"mqd {__version__}")
         ctx.exit()
 

@@ -41,7 +41,7 @@ class Move(NamedTuple):
 
 def replicas_of(broker: Broker, topic: str) -> Plan:
     """As they are now. Raises CliError."""
-    answer = broker.ask(
+    answer = broker.request(
         METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
     found = answer.topics[0]
@@ -51,7 +51,7 @@ def replicas_of(broker: Broker, topic: str) -> Plan:
 
 def replicas_of_all(broker: Broker) -> Plan:
     """Of every topic, as they are now. Raises CliError."""
-    answer = broker.ask(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    answer = broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     return {partition: replicas for topic in answer.topics for partition, replicas in _replicas(topic).items()}
 
 
@@ -89,7 +89,7 @@ def extent(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partition, 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
     """Node id -> rack, also of hosts that are away. Raises CliError."""
-    answer = broker.ask(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
+    answer = broker.request(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
     check("the cluster", answer.error_code, answer.error_message)
     return {one.broker_id: one.rack for one in answer.brokers}
 
@@ -209,7 +209,7 @@ def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> Non
         AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=partitions)
         for name, partitions in by_topic.items()
     ]
-    answer = broker.ask(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
+    answer = broker.request(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
     check("the reassignment", answer.error_code, answer.error_message)
     refused = [
         f"{topic.name}-{one.partition_index}: {error_text(one.error_code, one.error_message)}"
@@ -230,7 +230,7 @@ def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]
         topics = [
             ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics(name=topic, partition_indexes=indexes)
         ]
-    answer = broker.ask(LIST, ListPartitionReassignmentsRequest(topics=topics))
+    answer = broker.request(LIST, ListPartitionReassignmentsRequest(topics=topics))
     check("reassignments", answer.error_code, answer.error_message)
     return {
         (one.name, part.partition_index): Move(
@@ -325,12 +325,12 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
 @contextlib.contextmanager
 def _shown(doing: str, total: int) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
-        said = -1
+        tenths = -1
 
         def line(done: int) -> None:
-            nonlocal said
-            if 10 * done // total > said:
-                said = 10 * done // total
+            nonlocal tenths
+            if 10 * done // total > tenths:
+                tenths = 10 * done // total
                 print(f"{doing}: {done} of {total} partitions", file=sys.stderr, flush=True)
 
         yield line

@@ -68,7 +68,7 @@ def here(host: str, port: int) -> list[Place]:
     )
     try:
         with Broker(address, HERE_S) as broker:
-            answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+            answer = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     except CliError:
         return []
     leaderless = [
@@ -80,7 +80,7 @@ def here(host: str, port: int) -> list[Place]:
     return places(leaderless, {answer.controller_id: address})  # each broker names itself as the controller
 
 
-def log_directories(address: str, wanted: Mapping[str, list[int]]) -> list[Any]:
+def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[Any]:
     """What the host says of its log directories, with these partitions (topic -> indexes); [] when
     it does not answer.
     """
@@ -88,8 +88,10 @@ def log_directories(address: str, wanted: Mapping[str, list[int]]) -> list[Any]:
 
     try:
         with Broker(address, DIRECTORIES_S) as broker:
-            topics = [DescribeLogDirsRequest.Topic(topic=name, partitions=indices) for name, indices in wanted.items()]
-            return list(broker.ask(_DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=topics)).results)
+            topics = [
+                DescribeLogDirsRequest.Topic(topic=name, partitions=indices) for name, indices in requested.items()
+            ]
+            return list(broker.request(_DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=topics)).results)
     except CliError:
         return []
 

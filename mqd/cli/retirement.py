@@ -86,13 +86,13 @@ class Readers(msgspec.Struct):
         return not self.unknown and not any(one.active for one in self.behind)
 
 
-def ask(broker: Broker, topic: str, total: int, kind: int) -> State:
+def request(broker: Broker, topic: str, total: int, kind: int) -> State:
     """Begins, releases, or looks. Raises CliError."""
     request = CreatePartitionsRequest(
         topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)],
         timeout_ms=TIMEOUT_MS,
     )
-    answer = broker.ask(CREATE_PARTITIONS, request).results[0]
+    answer = broker.request(CREATE_PARTITIONS, request).results[0]
     check(f"topic {topic}", answer.error_code, answer.error_message)
     found = answer.retirement
     if found is None:
@@ -109,12 +109,12 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
     """
     readers = Readers()
     while True:
-        state = patiently(lambda: ask(cluster.first, topic, 0, STATUS))
+        state = patiently(lambda: request(cluster.first, topic, 0, STATUS))
         if state.step == SEALED:
             sealed = is_sealed(cluster, state)  # first: what groups have read counts from then on
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
-                patiently(lambda: ask(cluster.first, topic, 0, RELEASE))
+                patiently(lambda: request(cluster.first, topic, 0, RELEASE))
         patiently(partial(show, state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers
@@ -129,7 +129,7 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
         return False
     try:
         cluster.topics([state.topic])
-        found = [ask(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
+        found = [request(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
     except CliError:
         return False
     return all(one.step == SEALED and one.applied for one in found)
@@ -147,7 +147,7 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
                 rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
                 left = sum(_left(cluster, row) for row in rows)
                 if left:
-                    found.behind.append(Behind(group.group, left, group.state not in groups.NOBODY))
+                    found.behind.append(Behind(group.group, left, group.state not in groups.WITHOUT_MEMBERS))
     except CliError as error:
         found.unknown = error.message
     return found
@@ -173,7 +173,7 @@ def _left(cluster: Cluster, row: groups.Progress) -> int:
 def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: int) -> bool:
     topic, index = partition
     ((node_id, _),) = cluster.by_leader([partition]).items()
-    asked = FetchRequest.Topic(
+    requested = FetchRequest.Topic(
         topic=topic,
         partitions=[FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)],
     )
@@ -184,9 +184,9 @@ def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: i
         max_bytes=FETCH_BYTES,
         isolation_level=READ_COMMITTED,
         session_epoch=-1,
-        topics=[asked],
+        topics=[requested],
     )
-    answer = cluster.node(node_id).ask(FETCH, request, FETCH_VERSION_MAX)
+    answer = cluster.node(node_id).request(FETCH, request, FETCH_VERSION_MAX)
     found = answer.responses[0].partitions[0]
     aborted = [(one.producer_id, one.first_offset) for one in found.aborted_transactions or ()]
     return not found.error_code and nothing_to_read(bytes(found.records or b""), aborted, offset, end)

@@ -50,13 +50,13 @@ def parse_where(text: str, now: datetime) -> Start:
 
 
 def _partitions(
-    cluster: Cluster, asked: list[tuple[str, set[int] | None]], offsets: dict[Partition, int]
+    cluster: Cluster, requested: list[tuple[str, set[int] | None]], offsets: dict[Partition, int]
 ) -> list[Partition]:
-    known = cluster.topics({topic for topic, _ in asked} or {topic for topic, _ in offsets})
-    if not asked:
+    known = cluster.topics({topic for topic, _ in requested} or {topic for topic, _ in offsets})
+    if not requested:
         return sorted(offsets)
     found: set[Partition] = set()
-    for topic, indexes in asked:
+    for topic, indexes in requested:
         if topic not in known:
             raise CliError(f"there is no topic {topic}; mqd topic list shows those there are")
         missing = sorted((indexes or set()) - known[topic].keys())
@@ -67,14 +67,14 @@ def _partitions(
 
 
 def plan(
-    cluster: Cluster, group: str, asked: list[tuple[str, set[int] | None]], start: Start | None, shift: int
+    cluster: Cluster, group: str, requested: list[tuple[str, set[int] | None]], start: Start | None, shift: int
 ) -> list[Move]:
     """`start` None: by `shift` from where it is. Offsets lie within the log: others are clamped,
     and the note says so. Raises CliError when nothing can move.
     """
     found = commits(cluster, group)
     offsets = {partition: one.offset for partition, one in found.items()}
-    partitions = _partitions(cluster, asked, offsets)
+    partitions = _partitions(cluster, requested, offsets)
     first, end = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
     at_time = cluster.offsets(partitions, start.value) if start is not None and start.kind == "time" else {}
     moves = []
@@ -101,22 +101,22 @@ def _aim(
     if start is None:
         if old is None:
             return None, "stays: nothing is committed to shift from"
-        wanted = old + shift
+        target = old + shift
     elif start.kind == "time":
         if at_time is None:
             return None, "stays: nobody serves it"
         if at_time < 0:
             return end, "no record is so late: the end"
-        wanted = at_time
+        target = at_time
     else:
-        wanted = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[
+        target = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[
             start.kind
         ]
-    if wanted < first:
-        return first, f"clamped from {wanted}: the log begins here"
-    if wanted > end:
-        return end, f"clamped from {wanted}: the log ends here"
-    return wanted, ""
+    if target < first:
+        return first, f"clamped from {target}: the log begins here"
+    if target > end:
+        return end, f"clamped from {target}: the log ends here"
+    return target, ""
 
 
 def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
@@ -145,7 +145,7 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
             if one.error_code
         }
 
-    answer = cluster.ask_coordinator(
+    answer = cluster.request_coordinator(
         GROUP, group, OFFSET_COMMIT, request, lambda found: next(iter(errors(found).values()), 0), NAMES_BY_TEXT
     )
     return {partition: _reason(error) for partition, error in errors(answer).items()}

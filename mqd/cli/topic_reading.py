@@ -97,25 +97,25 @@ class Reader:
                 " cluster status, and its logs); -p NUMBER reads the others"
             )
 
-    def partitions(self, wanted: list[int] | None) -> list[int]:
+    def partitions(self, requested: list[int] | None) -> list[int]:
         """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one
         of them does not exist.
         """
         self.metadata = metadata(self.consumer, self.topic, self.timeout_s)
         present = sorted(self.metadata.topics[self.topic].partitions)
-        for index in wanted or ():
+        for index in requested or ():
             if index not in present:
                 raise CliError(f"topic {self.topic} has no partition {index}; it has 0 to {len(present) - 1}")
-        return sorted(set(wanted)) if wanted else present
+        return sorted(set(requested)) if requested else present
 
     def leader(self, partition: int) -> int:
         """Node id of the partition's leader when the metadata was read."""
         return self.metadata.topics[self.topic].partitions[partition].leader
 
     def _by_time(self, partitions: list[int], timestamp_ms: int) -> dict[int, int]:
-        asked = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
+        requested = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
         found = {}
-        for answer in self.consumer.offsets_for_times(asked, timeout=self.timeout_s):
+        for answer in self.consumer.offsets_for_times(requested, timeout=self.timeout_s):
             if answer.error is not None:
                 raise KafkaException(answer.error)
             found[answer.partition] = answer.offset

@@ -75,7 +75,7 @@ def _transaction(one: Any, now: int) -> Transaction:
 
 def describe(cluster: Cluster, name: str) -> Transaction:
     request = DescribeTransactionsRequest(transactional_ids=[name])
-    answer = cluster.ask_coordinator(
+    answer = cluster.request_coordinator(
         TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda found: found.transaction_states[0].error_code
     ).transaction_states[0]
     if answer.error_code in NOT_FOUND:
@@ -85,7 +85,7 @@ def describe(cluster: Cluster, name: str) -> Transaction:
 
 
 def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
-    answer = broker.ask(LIST_TRANSACTIONS, request)
+    answer = broker.request(LIST_TRANSACTIONS, request)
     check("transactions", answer.error_code, None)
     return list(answer.transaction_states)
 
@@ -96,7 +96,7 @@ def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> lis
     """
     found = []
     for start in range(0, len(names), _CHUNK):
-        answer = broker.ask(
+        answer = broker.request(
             DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK])
         )
         for one in answer.transaction_states:
@@ -140,10 +140,10 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
     """Every transaction that is open in one of the partitions. After Cluster.topics()."""
     found, now = [], now_ms()
     for node_id, topics in cluster.by_leader(partitions).items():
-        asked = [
+        requested = [
             DescribeProducersRequest.Topic(name=name, partition_indexes=indexes) for name, indexes in topics.items()
         ]
-        answer = cluster.node(node_id).ask(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=asked))
+        answer = cluster.node(node_id).request(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=requested))
         for topic in answer.topics:
             for partition in topic.partitions:
                 check(f"{topic.name}-{partition.partition_index}", partition.error_code, partition.error_message)
@@ -169,15 +169,15 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
     coordinator cannot be asked: it may know one that the others do not, and have decided to commit
     it.
     """
-    asked = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
-    wanted = sorted(set(asked.values()))
-    if not wanted:
+    origins = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
+    requested = sorted(set(origins.values()))
+    if not requested:
         return {}
     found: dict[int, Transaction] = {}
     away: dict[str, int] = {}
     with cluster.every_coordinator(TRANSACTION):
         for broker in cluster.nodes():
-            states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
+            states = _list(broker, ListTransactionsRequest(producer_id_filters=requested))
             described = {
                 one.transactional_id: one
                 for one in _describe_all(broker, sorted({state.transactional_id for state in states}), away)
@@ -187,7 +187,7 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
             for state in states:  # a joint transaction has many producers
                 if state.transactional_id in described:
                     found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
-    return {producer_id: found[own] for producer_id, own in asked.items() if own in found}
+    return {producer_id: found[own] for producer_id, own in origins.items() if own in found}
 
 
 def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
@@ -202,8 +202,8 @@ def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
         for one in open_producers(cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes])
         if one.idle_ms >= idle_ms
     ]
-    told = known(cluster, (one.producer_id for one in suspects))
-    return [one for one in suspects if not _is_known(told.get(one.producer_id), one)]
+    known_producers = known(cluster, (one.producer_id for one in suspects))
+    return [one for one in suspects if not _is_known(known_producers.get(one.producer_id), one)]
 
 
 def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
@@ -227,12 +227,12 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
         )
         check(
             f"transactional id {name}",
-            cluster.ask_coordinator(TRANSACTION, name, END_TXN, end, lambda found: found.error_code).error_code,
+            cluster.request_coordinator(TRANSACTION, name, END_TXN, end, lambda found: found.error_code).error_code,
             None,
         )
         return
     request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=transaction.timeout_ms)
-    answer = cluster.ask_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
+    answer = cluster.request_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
     check(f"transactional id {name}", answer.error_code, None)
 
 
@@ -246,7 +246,7 @@ def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
         topics=[WriteTxnMarkersRequest.Topic(name=one.topic, partition_indexes=[one.partition])],
     )
     ((node_id, _),) = cluster.by_leader([(one.topic, one.partition)]).items()
-    answer = cluster.node(node_id).ask(WRITE_TXN_MARKERS, WriteTxnMarkersRequest(markers=[marker]))
+    answer = cluster.node(node_id).request(WRITE_TXN_MARKERS, WriteTxnMarkersRequest(markers=[marker]))
     error = answer.markers[0].topics[0].partitions[0].error_code
     if error:
         raise CliError(

@@ -56,7 +56,7 @@ class Standing(NamedTuple):
 def standings(broker: Broker, topic: str, plan: Plan) -> list[Standing]:
     """Of each partition of the plan, which is this topic's, in its order. Raises CliError."""
     moving = moves.under_way(broker, topic)  # first: what ends meanwhile is seen where it has arrived
-    answer = broker.ask(
+    answer = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
     check(f"topic {topic}", answer.topics[0].error_code, None)
@@ -87,24 +87,24 @@ def _measured(
     """With what has been copied, by the bytes that new replicas and leaders have on their disks.
     Each host is asked once, all at the same time.
     """
-    wanted: dict[int, dict[str, list[int]]] = {}
+    requested: dict[int, dict[str, list[int]]] = {}
     for one in found:
         if one.move is not None and one.move.adding:
             topic, index = one.partition
             for node in {leaders[one.partition], *one.move.adding} & addresses.keys():
-                wanted.setdefault(node, {}).setdefault(topic, []).append(index)
-    if not wanted:
+                requested.setdefault(node, {}).setdefault(topic, []).append(index)
+    if not requested:
         return list(found)
-    with ThreadPoolExecutor(min(len(wanted), offline.SHOWN_MAX)) as threads:
-        sizes = dict(zip(wanted, threads.map(lambda node: _sizes(addresses[node], wanted[node]), wanted)))
+    with ThreadPoolExecutor(min(len(requested), offline.SHOWN_MAX)) as threads:
+        sizes = dict(zip(requested, threads.map(lambda node: _sizes(addresses[node], requested[node]), requested)))
     return [
         _copied(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one
         for one in found
     ]
 
 
-def _sizes(address: str, wanted: Mapping[str, list[int]]) -> dict[Partition, int]:
-    results = offline.log_directories(address, wanted)
+def _sizes(address: str, requested: Mapping[str, list[int]]) -> dict[Partition, int]:
+    results = offline.log_directories(address, requested)
     return {
         (topic.name, one.partition_index): one.partition_size
         for result in results
@@ -128,7 +128,7 @@ def summary(topic: str, found: Sequence[Standing]) -> str:
     counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, OTHERWISE)}
     if counts[DONE] == len(found):
         return f"topic {topic}: all of the plan is done"
-    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"topic {topic}: of {len(found)} partition{'s' * (len(found) != 1)} {said}" + (
+    states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    return f"topic {topic}: of {len(found)} partition{'s' * (len(found) != 1)} {states}" + (
         " (carry the plan out again for these)" if counts[OTHERWISE] else ""
     )

@@ -50,7 +50,7 @@ class _Calls:
             if not outcome.done():
                 how(found)
 
-        def tell(how: Callable[[Any], None], found: Any) -> None:
+        def notify(how: Callable[[Any], None], found: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(settle, how, found)
 
@@ -62,11 +62,11 @@ class _Calls:
             except StopIteration as error:  # a callback's; no future takes it
                 stopped = RuntimeError("a callback has raised StopIteration")
                 stopped.__cause__ = error
-                tell(outcome.set_exception, stopped)
+                notify(outcome.set_exception, stopped)
             except BaseException as error:
-                tell(outcome.set_exception, error)
+                notify(outcome.set_exception, error)
             else:
-                tell(outcome.set_result, found)
+                notify(outcome.set_result, found)
 
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="mqd-async-consumer", daemon=True)

@@ -228,9 +228,9 @@ def _guarded(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logged(name: str, callback: Callable[[Any], object]) -> Callable[[Any], None]:
-    def call(told: Any) -> None:
+    def call(outcome: Any) -> None:
         try:
-            callback(told)
+            callback(outcome)
         except BaseException:  # sys.exit() too: there is no thread here that could end
             _log.exception("%s of an AsyncProducer raised", name)
 

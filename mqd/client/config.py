@@ -213,12 +213,12 @@ def choose_transport(settings: Settings) -> Choice:
     """Which way this client goes, before anything has been tried. Raises KafkaException when
     transport=shm cannot be.
     """
-    wanted = settings.own["transport"]
-    if wanted == "tcp":
+    requested = settings.own["transport"]
+    if requested == "tcp":
         return Choice("tcp", None, "transport=tcp")
     servers = str(settings.rdkafka.get("bootstrap.servers") or settings.rdkafka.get("metadata.broker.list") or "")
     protocol = str(settings.rdkafka.get("security.protocol") or "plaintext").lower()
-    if wanted == "auto" and protocol != "plaintext":
+    if requested == "auto" and protocol != "plaintext":
         return Choice(
             "tcp",
             None,
@@ -228,6 +228,6 @@ def choose_transport(settings: Settings) -> Choice:
     found = rendezvous.find(servers, settings.own["mqd.socket.path"])
     if found.path is not None:
         return Choice("shm", found.path, found.reason, found.server)
-    if wanted == "shm":
+    if requested == "shm":
         raise failure(KafkaError._TRANSPORT, f"transport=shm: {found.reason}")
     return Choice("tcp", None, f"no shared memory: {found.reason}")

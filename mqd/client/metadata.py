@@ -33,8 +33,8 @@ class MetadataCache:
         self.error: KafkaError | None = None  # of the last request, None when it was answered
         self._attachment = attachment
         self._max_age_s = max_age_s
-        self._wanted: dict[str, bool] = {}  # name -> may be created
-        self._all_wanted = False
+        self._requested: dict[str, bool] = {}  # name -> may be created
+        self._all_requested = False
         self._under_way = False
         self._refresh_at = _NEVER
 
@@ -45,11 +45,11 @@ class MetadataCache:
         `version` will change.
         """
         if topics is None:
-            self._all_wanted = True
+            self._all_requested = True
         else:
             for name in topics or list(self.topics):
-                self._wanted[name] = self._wanted.get(name, False) or allow_auto_create
-        self._ask()
+                self._requested[name] = self._requested.get(name, False) or allow_auto_create
+        self._request()
 
     def learn(self, response: Any) -> None:
         """The answer to another caller's request about some topics. Raises KafkaException: it
@@ -120,17 +120,17 @@ class MetadataCache:
             self.refresh()
         return self._refresh_at
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         if (
             self._under_way
-            or not (self._wanted or self._all_wanted)
+            or not (self._requested or self._all_requested)
             or not self._attachment.api.versions
             or self._attachment.fatal is not None
         ):
             return
-        creating = any(self._wanted.values()) and not self._all_wanted
-        names = None if self._all_wanted else sorted(self._wanted)
-        self._wanted, self._all_wanted = {}, False
+        creating = any(self._requested.values()) and not self._all_requested
+        names = None if self._all_requested else sorted(self._requested)
+        self._requested, self._all_requested = {}, False
         self._under_way = True
         version = self._attachment.api.pick(requests.METADATA)
         self._attachment.send(
@@ -152,7 +152,7 @@ class MetadataCache:
                 self.error = error = problem.args[0]
         self._refresh_at = now + (self._max_age_s if error is None else _RETRY_S)
         if not self._attachment.is_closed:
-            self._ask()
+            self._request()
         self._attachment.changed.notify_all()
 
     def _take(self, names: list[str] | None, cluster: ClusterInfo, topics: list[TopicInfo]) -> None:

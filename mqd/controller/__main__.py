@@ -439,10 +439,10 @@ class Process:
 
     async def _answers(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """The answers of the log directories (or groups of them) that respond in time."""
-        asked = {path: in_thread(question) for path, question in questions.items()}
-        if asked:
-            await asyncio.wait(asked.values(), timeout=directories.ANSWER_S)
-        silent = sorted(path for path, answer in asked.items() if not answer.done())
+        futures = {path: in_thread(question) for path, question in questions.items()}
+        if futures:
+            await asyncio.wait(futures.values(), timeout=directories.ANSWER_S)
+        silent = sorted(path for path, answer in futures.items() if not answer.done())
         if silent:
             log.error(
                 "log directory does not answer: this session is not remembered as a clean end; the next start checks"
@@ -450,7 +450,7 @@ class Process:
                 directory=",".join(silent),
                 seconds=directories.ANSWER_S,
             )
-        return {path: answer.result() for path, answer in asked.items() if answer.done()}
+        return {path: answer.result() for path, answer in futures.items() if answer.done()}
 
     def _written_places(self, shell: Shell) -> set[tuple[str, int]]:
         """(log directory, worker) of every partition on this host: each leaves a marker there after

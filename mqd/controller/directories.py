@@ -137,8 +137,8 @@ def _settle_one(
             f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs"
         )
     # written by hand, as the message above advises: its replicas are empty now
-    anew = directory_id in used and "cluster.id" not in properties and not _holds_partitions(path)
-    return measure(Directory(directory_id, path, 0, True, fresh=anew))
+    is_replacement = directory_id in used and "cluster.id" not in properties and not _holds_partitions(path)
+    return measure(Directory(directory_id, path, 0, True, fresh=is_replacement))
 
 
 def _holds_partitions(path: str) -> bool:
@@ -190,23 +190,23 @@ class Measures:
 
     def __init__(self, entries: Iterable[Directory]) -> None:
         self._entries = list(entries)
-        self._asked: dict[int, asyncio.Future[Directory]] = {}
+        self._requests: dict[int, asyncio.Future[Directory]] = {}
         self._silent: set[int] = set()
 
     async def take(self) -> list[Directory]:
         """The entries in their current state; one whose file system does not respond is unusable."""
         for index, entry in enumerate(self._entries):
-            if entry.usable and index not in self._asked:
-                self._asked[index] = in_thread(partial(measure, entry))
-        if self._asked:
-            await asyncio.wait(self._asked.values(), timeout=ANSWER_S)
+            if entry.usable and index not in self._requests:
+                self._requests[index] = in_thread(partial(measure, entry))
+        if self._requests:
+            await asyncio.wait(self._requests.values(), timeout=ANSWER_S)
         return [self._answer(index, entry) for index, entry in enumerate(self._entries)]
 
     def _answer(self, index: int, entry: Directory) -> Directory:
-        asked = self._asked.get(index)
-        if asked is None:
+        request = self._requests.get(index)
+        if request is None:
             return entry
-        if not asked.done():
+        if not request.done():
             if index not in self._silent:
                 self._silent.add(index)
                 log.error(
@@ -216,11 +216,11 @@ class Measures:
                     seconds=ANSWER_S,
                 )
             return entry._replace(free_bytes=0, usable=False)
-        del self._asked[index]
+        del self._requests[index]
         if index in self._silent:
             self._silent.discard(index)
             log.info("file system answers again", directory=entry.path)
-        return asked.result()
+        return request.result()
 
 
 def holds_partitions(path: str) -> bool:

@@ -13,7 +13,7 @@ from mqd.cluster.membership.peer_messages import PeerProtocolError, encode
 from mqd.controller.peers import Connection, Peers, reason_of
 
 TICK_S = 0.05
-TELL_S = 1.0
+LOG_INTERVAL_S = 1.0
 log = logging.get("controller.forming")
 
 
@@ -25,7 +25,7 @@ class Forming:
     def __init__(
         self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`on_waiting` receives the hosts that this one waits for, after TELL_S and whenever they
+        """`on_waiting` receives the hosts that this one waits for, after LOG_INTERVAL_S and whenever they
         change; after a long wait, once, also the advice.
         """
         self.core = core
@@ -37,12 +37,12 @@ class Forming:
 
     async def run(self) -> formation.Found | formation.Join:
         self._handle(formation.Start())
-        told, loop = "", asyncio.get_running_loop()
-        report_at = loop.time() + TELL_S
+        logged, loop = "", asyncio.get_running_loop()
+        report_at = loop.time() + LOG_INTERVAL_S
         while self.core.decided is None:
-            if (self._waits_for != told or self._advice) and loop.time() >= report_at:
-                told, report_at = self._waits_for, loop.time() + TELL_S
-                self._on_waiting(f"{told}. {self._advice}" if self._advice else told)
+            if (self._waits_for != logged or self._advice) and loop.time() >= report_at:
+                logged, report_at = self._waits_for, loop.time() + LOG_INTERVAL_S
+                self._on_waiting(f"{logged}. {self._advice}" if self._advice else logged)
                 self._advice = ""
             try:
                 async with asyncio.timeout(TICK_S):
@@ -68,7 +68,7 @@ class Forming:
         for effect in self.core.handle(event, clock.monotonic_ms()):
             match effect:
                 case formation.AskSeed():
-                    task = asyncio.get_running_loop().create_task(self._ask(effect))
+                    task = asyncio.get_running_loop().create_task(self._request(effect))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case formation.Wait():
@@ -81,7 +81,7 @@ class Forming:
                     )
         self._changed.set()
 
-    async def _ask(self, effect: formation.AskSeed) -> None:
+    async def _request(self, effect: formation.AskSeed) -> None:
         host, port = formation.split(effect.seed)
         try:
             connection = await self._peers.open(host, port, "controller")

@@ -258,9 +258,9 @@ class Gossip(asyncio.DatagramProtocol):
                     changes.append(effect)
         self._set_timer()
         for change in changes:
-            self._tell(change)
+            self._notify(change)
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         if isinstance(change, events.MemberChanged) and change.before != change.member.state:
             log.info(
                 "member",
@@ -311,7 +311,7 @@ class Gossip(asyncio.DatagramProtocol):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, host: str, port: int, message: StreamMessage, wait_ms: int) -> StreamMessage:
+    async def _request(self, host: str, port: int, message: StreamMessage, wait_ms: int) -> StreamMessage:
         """Raises OSError, EOFError, Refused, TimeoutError, HandshakeFailed."""
         async with asyncio.timeout(wait_ms / 1000):
             connection = await self._peers.open(host, port, "gossip")
@@ -323,7 +323,9 @@ class Gossip(asyncio.DatagramProtocol):
 
     async def _exchange(self, effect: PushPull) -> None:
         try:
-            answer = await self._ask(effect.host, effect.port, self.core.state(), self.core.settings.exchange_ms_max)
+            answer = await self._request(
+                effect.host, effect.port, self.core.state(), self.core.settings.exchange_ms_max
+            )
         except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed) as error:
             log.debug(
                 "no exchange of states", host=effect.host, port=effect.port, reason=str(error) or type(error).__name__
@@ -337,7 +339,7 @@ class Gossip(asyncio.DatagramProtocol):
 
     async def _probe(self, effect: ProbeStream) -> None:
         try:
-            answer = await self._ask(
+            answer = await self._request(
                 effect.host, effect.port, StreamPing(effect.node_id, effect.directory_id), effect.wait_ms
             )
         except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed):

@@ -110,7 +110,7 @@ class HostGossip:
         self._log_dirs = _log_dirs(config)
         self._cpu_ns, self._measured_ms = 0, clock.monotonic_ms()
         self._used_bytes = 0
-        self._asked: asyncio.Future[int] | None = None
+        self._disk_check: asyncio.Future[int] | None = None
         self._own_seeds = tuple(cluster_config.parse_address(seed) for seed in cluster_config.seeds(config))
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
@@ -218,10 +218,10 @@ class HostGossip:
         """The last measurement: the loop, on which the controller's leases depend, must not wait
         for a file system.
         """
-        if self._asked is None or self._asked.done():
-            if self._asked is not None:
-                self._used_bytes = self._asked.result()
-            self._asked = in_thread(lambda: self._disk(1))
+        if self._disk_check is None or self._disk_check.done():
+            if self._disk_check is not None:
+                self._used_bytes = self._disk_check.result()
+            self._disk_check = in_thread(lambda: self._disk(1))
         return self._used_bytes
 
     def _disk(self, which: int) -> int:

@@ -76,8 +76,8 @@ async def _shake(
 ) -> None:
     """Until `side.done`. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
-        while side.wanted:
-            writer.write(side.feed(await reader.readexactly(side.wanted)))
+        while side.missing_bytes:
+            writer.write(side.feed(await reader.readexactly(side.missing_bytes)))
 
 
 class Connection:
@@ -117,7 +117,7 @@ class _Node:
         self.connecting: asyncio.Task[None] | None = None
         self.next_try = 0.0  # time.monotonic()
         self.failure_count = 0
-        self.said = ""  # the last logged failure
+        self.logged_failure = ""  # the last logged failure
 
 
 class Peers:
@@ -204,7 +204,7 @@ class Peers:
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
             self._failed(node_id, node, reason_of(error), wait_s)
         else:
-            node.failure_count, node.said = 0, ""
+            node.failure_count, node.logged_failure = 0, ""
             log.info("connected to a host", node=node_id)
             self._task(self._receive(connection))
         finally:
@@ -231,8 +231,8 @@ class Peers:
         node.pending.clear()
         node.failure_count += 1
         node.next_try = time.monotonic() + wait_s
-        if reason != node.said:
-            node.said = reason
+        if reason != node.logged_failure:
+            node.logged_failure = reason
             log.warning(
                 "a host cannot be reached",
                 node=node_id,
@@ -351,11 +351,11 @@ class Peers:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def drop(self, wanted: Callable[[Identity], bool]) -> None:
+    def drop(self, keeps: Callable[[Identity], bool]) -> None:
         """Ends connections to peers that are not wanted (any more)."""
         for node in self._nodes.values():
             for connection in list(node.connections):
-                if not wanted(connection.identity):
+                if not keeps(connection.identity):
                     connection.writer.transport.abort()
 
     async def flush(self, seconds: float = 1.0) -> None:

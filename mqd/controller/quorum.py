@@ -51,7 +51,7 @@ class Quorum:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = NO_DEADLINE
         self._lease_ms = 0
-        self._snapshot_wanted_at = 0.0
+        self._snapshot_requested_at = 0.0
         self._ended: dict[object, Callable[[int, str], None]] = {}  # voter changes in progress
         self._change_count = 0
         self._stopped = False
@@ -178,13 +178,13 @@ class Quorum:
         if ended is not None:
             ended(effect.error, effect.message)
 
-    def _snapshot_wanted(self, effect: events.SnapshotWanted) -> None:
+    def _snapshot_requested(self, effect: events.SnapshotWanted) -> None:
         self._snapshot()
 
     def _snapshot(self) -> None:
         state = self._metadata.committed
         if not self.disk.snapshot_pending:
-            self._snapshot_wanted_at = asyncio.get_running_loop().time()
+            self._snapshot_requested_at = asyncio.get_running_loop().time()
             self.disk.submit(StoreSnapshot(self.core.snapshot_meta(state.version), state.copy()))
 
     def maybe_retry_snapshot(self) -> None:
@@ -196,7 +196,7 @@ class Quorum:
         if (
             due
             and not self.disk.snapshot_pending
-            and asyncio.get_running_loop().time() - self._snapshot_wanted_at >= SNAPSHOT_RETRY_S
+            and asyncio.get_running_loop().time() - self._snapshot_requested_at >= SNAPSHOT_RETRY_S
         ):
             if self.core.log.snapshot is None or self._metadata.committed.version > self.core.log.snapshot.offset:
                 self._snapshot()
@@ -243,7 +243,7 @@ _EFFECTS: dict[type, Callable[[Quorum, Any], None]] = {
     events.LeaderChanged: Quorum._leader_changed,
     events.VotersChanged: Quorum._leader_changed,
     events.VoterChangeEnded: Quorum._voter_change_ended,
-    events.SnapshotWanted: Quorum._snapshot_wanted,
+    events.SnapshotWanted: Quorum._snapshot_requested,
     events.Outdated: Quorum._outdated,
     events.Note: Quorum._note,
 }

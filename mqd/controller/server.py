@@ -49,7 +49,7 @@ class Connection:
         self._writer = writer
         # of a tool, for the audit log: who it is, and the changes it waits for, by request id
         self._by: dict[str, object] = {}
-        self._asked: dict[int, Change] = {}
+        self._requests: dict[int, Change] = {}
 
     def on_subscribe(self, message: Subscribe) -> None:
         self.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
@@ -59,16 +59,16 @@ class Connection:
 
     def on_request(self, request: Request) -> None:
         if self._by and isinstance(request.change, audited.CHANGES) and not request.validate_only:
-            self._asked[request.request_id] = request.change
+            self._requests[request.request_id] = request.change
 
     def audit(self, audit: Audit, answer: Answer) -> None:
-        change = self._asked.pop(answer.request_id, None)
+        change = self._requests.pop(answer.request_id, None)
         for event, fields in audited.lines(change, answer) if change is not None else ():
             audit.write(event, **self._by, **fields)
 
     def audit_unanswered(self, audit: Audit) -> None:
         """It has left; what it asked for may have been done."""
-        for change in self._asked.values():
+        for change in self._requests.values():
             audit.write("asked for, outcome not known", **self._by, change=type(change).__name__)
 
     def send(self, message: FromController) -> None:

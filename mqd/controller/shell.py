@@ -121,14 +121,14 @@ class Shell:
         and that state was in its log. Records that the quorum's leader truncates there were not
         committed.
         """
-        waiting_since, said = clock.monotonic_ms(), 0
+        waiting_since, log_count = clock.monotonic_ms(), 0
         while not self.failed.done():
             known = self.core.committed
             logged = min(logged, self.quorum.core.log.end_offset)
             need = max(version, logged)
             waited_s = (clock.monotonic_ms() - waiting_since) // 1000
-            if waited_s >= 2 and waited_s // 10 >= said:
-                said = waited_s // 10 + 1
+            if waited_s >= 2 and waited_s // 10 >= log_count:
+                log_count = waited_s // 10 + 1
                 core = self.quorum.core
                 log.info(
                     "waiting for the metadata quorum",

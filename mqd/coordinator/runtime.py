@@ -198,7 +198,7 @@ class Coordinator:
         """
         for place in self._places:
             if place.epoch >= 0:
-                self._tell(place, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
+                self._notify(place, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
                 del place.missed[:-MISSED_MAX]
 
     def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
@@ -208,7 +208,7 @@ class Coordinator:
         if partition < len(self._places) and self._places[partition].epoch <= leader_epoch:
             self._places[partition].forget_missed()
 
-    def _tell(
+    def _notify(
         self, place: Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()
     ) -> None:
         """Delivers the event now, and again at a load that comes before its effects are written. If
@@ -551,8 +551,8 @@ class Coordinator:
             place.shard = None
             place.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
             # any error but one of the disk is a bug
-            tell = log.error if isinstance(error, OSError) else log.exception
-            tell(
+            write = log.error if isinstance(error, OSError) else log.exception
+            write(
                 "a coordinator's partition cannot be loaded; trying again",
                 topic=self.topic,
                 partition=partition,
@@ -565,13 +565,13 @@ class Coordinator:
         """Delivers the events that were posted while the partition was not loaded."""
         missed, place.missed = place.missed, []
         for _, event, names, failed in missed:
-            self._tell(place, event, names, failed)
+            self._notify(place, event, names, failed)
         if self._after_load is None:
             return
         for name, core in shard.items():
             event = self._after_load(core)
             if event is not None and place.shard is shard:
-                self._tell(place, event, partial(only, name))
+                self._notify(place, event, partial(only, name))
 
     def _unload(self, place: Place, error: int, reason: str, quiet: bool = False) -> None:
         """Discards the cores of a partition. Waiting requests get a retriable error."""

@@ -263,7 +263,7 @@ class Shard:
                 if action.records:
                     self._persist(name, entry, action)
             elif entry.unit is None:
-                self._say(name, action)
+                self._send(name, action)
             else:
                 entry.unit.held.append((name, action))  # H2
         if self._budget is not None:
@@ -276,7 +276,7 @@ class Shard:
         budget.used_bytes += size_bytes - entry.size_bytes
         entry.size_bytes = size_bytes
 
-    def _say(self, name: str, action: Reply | Effect) -> None:
+    def _send(self, name: str, action: Reply | Effect) -> None:
         if isinstance(action, Reply):
             self._reply(action.request, action.response)
         else:
@@ -351,9 +351,9 @@ class Shard:
                 entry.unit = None
                 if entry.core.is_empty:
                     self._drop(name, entry)
-        _tell(unit, None)
+        _notify(unit, None)
         for name, action in unit.held:
-            self._say(name, action)
+            self._send(name, action)
 
     def fail(self, error: int) -> None:
         """Reports the error to callers that wait for a marker; the runtime answers requests. The
@@ -361,7 +361,7 @@ class Shard:
         """
         units, self._units = self._units, []
         for unit in units:
-            _tell(unit, error)
+            _notify(unit, error)
         if self._budget is not None:
             for entry in self._entries.values():
                 self._charge(self._budget, entry, 0)
@@ -388,7 +388,7 @@ class Shard:
             assert self._budget is None or entry.size_bytes == cast(MeasuredCore, entry.core).size_bytes, "H6"
 
 
-def _tell(unit: Unit, error: int | None) -> None:
+def _notify(unit: Unit, error: int | None) -> None:
     """Reports the result to callers that wait for a marker."""
     for batch in unit.batches:
         if batch.done is not None:

@@ -32,14 +32,14 @@ class InternalTopic(NamedTuple):
         """The configuration to create the topic with. It must be valid whatever the broker's
         defaults for other topics are.
         """
-        wanted = {
+        topic_config = {
             "segment.bytes": config.get(self.segment_property, "104857600"),
             "max.message.bytes": str(BATCH_BYTES_MAX),
             "flush.on.ack": "true",
             "message.timestamp.type": "CreateTime",
             "retention.bytes": "-1",
         }
-        return wanted | self.cleanup()
+        return topic_config | self.cleanup()
 
     def cleanup(self) -> dict[str, str]:
         """Compacted if this broker supports it; otherwise everything is kept."""

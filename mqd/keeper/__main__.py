@@ -18,14 +18,14 @@ def _supervisor() -> tuple[int, bool]:
     MQD_RUN_SUPERVISOR says so, in the configuration of this program; without it there is no parent
     to watch. MQD_RUN_SUPERVISOR_PID in tests.
     """
-    told = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
-    if told.isdigit():
-        return int(told), True
+    supervisor = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
+    if supervisor.isdigit():
+        return int(supervisor), True
     kind = os.environ.get("MQD_RUN_SUPERVISOR", "")
     return os.getppid() if kind else 0, kind == "own"
 
 
-def _ask_to_be_spared() -> None:
+def _avoid_oom_killer() -> None:
     """When memory runs out, the kernel should kill a process that can be restarted, not the keeper.
     Needs a privilege; without it this has no effect.
     """
@@ -72,7 +72,7 @@ def main() -> int:
         )
         return 2
     logging.follow(lambda: made.control.log_level)
-    _ask_to_be_spared()
+    _avoid_oom_killer()
     confined = confinement.confine(settings.config, None)
     host, port = made.addresses[0]
     log.info(

@@ -442,7 +442,7 @@ class Keeper(BrokerState):
             return
         all_ended = all(process.pidfd < 0 for process in self.processes if process.role != "acceptor")
         if ended.role != "acceptor" and (all_ended or ended.role == "controller"):
-            told = self._prove(
+            informed = self._prove(
                 self.settings.config,
                 self.settings.places.run_dir,
                 self.resources.control,
@@ -450,16 +450,16 @@ class Keeper(BrokerState):
                 self._after,
                 all_ended,
             )
-            self._proven = told and all_ended
+            self._proven = informed and all_ended
         if all_ended and self._proven and self._by_role["acceptor", 0].pidfd < 0:
             self._turn_away(True)
 
-    def _turn_away(self, away: bool, anew: bool = False) -> None:
+    def _turn_away(self, away: bool, repeat: bool = False) -> None:
         """Other hosts lead what this host led. A client whose connection the kernel accepts but no
         process answers would wait here, while a refused one asks another host. Lasts until an
         acceptor is back.
         """
-        if away == self._turning_away and not anew:
+        if away == self._turning_away and not repeat:
             return
         self._turning_away = away
         for listener in self.resources.listeners:
@@ -474,7 +474,7 @@ class Keeper(BrokerState):
                 connection, _ = listener.accept()
             except OSError as error:
                 if stays(error):
-                    self._rest(listener, lambda: self._turn_away(self._turning_away, anew=True))
+                    self._rest(listener, lambda: self._turn_away(self._turning_away, repeat=True))
                 return
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

@@ -62,8 +62,8 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
             "log.dirs",
             named,
         )
-    told = broker_value(config, "worker.count")
-    count = worker_count or (told if isinstance(told, int) else 0) or _default_worker_count(config, places)
+    configured = broker_value(config, "worker.count")
+    count = worker_count or (configured if isinstance(configured, int) else 0) or _default_worker_count(config, places)
     config = host_identity.absolute(tls_files.absolute(config))
     config = {**config, "log.dirs": ",".join(log_dirs), "worker.count": str(count)}
     return Settings(places, config, count, log_dirs)

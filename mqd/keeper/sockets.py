@@ -162,7 +162,7 @@ class ClusterSockets(NamedTuple):
             one.close()
 
 
-def _told(place: Place, listener: socket.socket) -> tuple[str, int]:
+def _advertised(place: Place, listener: socket.socket) -> tuple[str, int]:
     return place.advertised_host, place.advertised_port or listener.getsockname()[1]
 
 
@@ -184,7 +184,11 @@ def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
         raise
     controller, inter_broker, gossip = opened
     return ClusterSockets(
-        controller, gossip, inter_broker, _told(places.controller, controller), _told(places.inter_broker, inter_broker)
+        controller,
+        gossip,
+        inter_broker,
+        _advertised(places.controller, controller),
+        _advertised(places.inter_broker, inter_broker),
     )
 
 

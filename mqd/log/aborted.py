@@ -24,7 +24,7 @@ class AbortedTransactions:
 
     def __init__(self) -> None:
         self._begun: dict[int, int] = {}  # producer id -> first offset
-        self._wanted: list[Aborted] = []  # of the current segment
+        self._pending: list[Aborted] = []  # of the current segment
         # producer id, offset: every abort marker of the current segment
         self._markers: set[tuple[int, int]] = set()
 
@@ -38,23 +38,23 @@ class AbortedTransactions:
             return
         self._markers.add((batch.producer_id, batch.base_offset))
         if first >= 0:
-            self._wanted.append((batch.producer_id, first, batch.base_offset))
+            self._pending.append((batch.producer_id, first, batch.base_offset))
 
     def compare(self, directory: Path, base_offset: int, next_offset: int) -> list[str]:
         """Problems of the last segment; the next one may follow. Entries at or beyond next_offset
         are still being written.
         """
-        wanted, markers = self._wanted, self._markers
-        self._wanted, self._markers = [], set()
+        pending, markers = self._pending, self._markers
+        self._pending, self._markers = [], set()
         try:
             data = segment_path(directory, base_offset, ".txnindex").read_bytes()
         except FileNotFoundError:
             data = b""
         found = [_ENTRY.unpack_from(data, at)[1:4] for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
         firsts = {(producer_id, last): first for producer_id, first, last in found}
-        for producer_id, first, last in wanted:
-            told = firsts.get((producer_id, last))
-            if told is None or not 0 <= told <= first:
+        for producer_id, first, last in pending:
+            first_offset = firsts.get((producer_id, last))
+            if first_offset is None or not 0 <= first_offset <= first:
                 return [
                     f"transaction index: the transaction of producer {producer_id} from offset {first}, aborted at"
                     f" {last}, is not in it"

@@ -245,13 +245,13 @@ class CheckpointWriter:
         }
         self._written: dict[str, bytes] = {}
 
-    def settle(self, still_wanted: Iterable[Key] = ()) -> None:
+    def settle(self, keep: Iterable[Key] = ()) -> None:
         """Every worker has written its own files: carried entries (C4) are now in theirs, except
-        `still_wanted`, own partitions that are not open.
+        `keep`, own partitions that are not open.
         """
-        wanted = set(still_wanted)
+        kept = set(keep)
         for stem, entries in self._carried.items():
-            self._carried[stem] = [entry for entry in entries if (entry.topic, entry.partition) in wanted]
+            self._carried[stem] = [entry for entry in entries if (entry.topic, entry.partition) in kept]
 
     def write(self, recovery_points: Iterable[Entry], log_starts: Iterable[Entry]) -> bool:
         """Writes changed files; False if nothing changed. Log starts first: a recovery point must

@@ -54,14 +54,14 @@ class CleanerCheckpoint:
         return self._offsets.get((topic, partition, topic_id))
 
     def put(
-        self, topic: str, partition: int, topic_id: bytes, offset: int, wanted: Iterable[Name] | None = None
+        self, topic: str, partition: int, topic_id: bytes, offset: int, existing: Iterable[Name] | None = None
     ) -> None:
-        """Writes durably. `wanted`: the partitions that still exist; entries of others are dropped.
+        """Writes durably. `existing`: the partitions that still exist; entries of others are dropped.
         Raises OSError.
         """
         self._offsets[topic, partition, topic_id] = offset
-        if wanted is not None:
-            kept = {*wanted, (topic, partition, topic_id)}
+        if existing is not None:
+            kept = {*existing, (topic, partition, topic_id)}
             self._offsets = {name: value for name, value in self._offsets.items() if name in kept}
         rows = [Entry(name, index, value, identity) for (name, index, identity), value in sorted(self._offsets.items())]
         self._files.replace(self._path, format_checkpoint(rows))

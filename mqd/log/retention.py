@@ -109,8 +109,8 @@ class Candidate(msgspec.Struct, Generic[Key], frozen=True):
     delete: bool
 
 
-def free_space(candidates: Sequence[Candidate[Key]], bytes_wanted: int) -> dict[Key, int]:
-    """New log start offsets (key -> offset) that free at least `bytes_wanted`, taking the oldest
+def free_space(candidates: Sequence[Candidate[Key]], bytes_needed: int) -> dict[Key, int]:
+    """New log start offsets (key -> offset) that free at least `bytes_needed`, taking the oldest
     sealed segments of all partitions first; fewer bytes if there are no more segments. Empty if
     nothing is wanted.
     """
@@ -126,7 +126,7 @@ def free_space(candidates: Sequence[Candidate[Key]], bytes_wanted: int) -> dict[
     next_position = [0] * len(candidates)
     freed = 0
     for _, index, position, _ in sorted(removable):
-        if freed >= bytes_wanted:
+        if freed >= bytes_needed:
             break
         candidate = candidates[index]
         # producers' timestamps may fall from one segment to the next: earlier segments are included

@@ -78,9 +78,9 @@ class Client:
     ) -> None:
         self._pointer = ffi.NULL
         path, name = ffi.new("char[]", os.fsencode(socket_path)), ffi.new("char[]", client_id.encode()[:63])
-        wanted = ffi.new("char[]", server.encode())
+        c_server = ffi.new("char[]", server.encode())
         options = ffi.new("struct mqd_client_options *")
-        options.socket_path, options.client_id, options.server = path, name, wanted
+        options.socket_path, options.client_id, options.server = path, name, c_server
         options.data_bytes, options.reply_bytes, options.submission_count, options.request_bytes = (
             data_bytes,
             reply_bytes,
@@ -256,7 +256,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 class Producer:
     """Batches on an attachment. Order of life of a batch, retry and drop: native/client/client.h."""
 
-    __slots__ = ("_client", "_deliveries", "_number", "_pointer", "_put", "_told")
+    __slots__ = ("_client", "_deliveries", "_number", "_pointer", "_put", "_unreturned")
 
     DELIVERIES_MAX = 512  # of one call
 
@@ -275,7 +275,7 @@ class Producer:
             raise failure()
         self._client = client
         self._deliveries = ffi.new("struct mqd_delivery[]", self.DELIVERIES_MAX)
-        self._told = 0  # of _deliveries, and not returned yet
+        self._unreturned = 0  # of _deliveries, and not returned yet
         self._number = ffi.new("uint64_t *")
         self._put = lib.mqd_producer_put
 
@@ -367,13 +367,13 @@ class Producer:
         returns what it had.
         """
         out = self._deliveries
-        if not self._told:
-            self._told = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
+        if not self._unreturned:
+            self._unreturned = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
         found = [
             Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error)
-            for d in out[0 : self._told]
+            for d in out[0 : self._unreturned]
         ]
-        self._told = 0
+        self._unreturned = 0
         return found
 
     def retry(self, batch: int) -> None:

@@ -36,9 +36,9 @@ class _Buffers:
         self.rows.row_capacity = row_count
         self.views: dict[str, np.ndarray] = {}
         plan: list[tuple[str, int]] = []
-        for name, wanted in (("offset", "offsets"), ("timestamp", "timestamps_us")):
+        for name, kind in (("offset", "offsets"), ("timestamp", "timestamps_us")):
             if name in columns:
-                plan.append((wanted, 8 * row_count))
+                plan.append((kind, 8 * row_count))
         if "timestampType" in columns:
             plan.append(("timestamp_types", 4 * row_count))
         for column, name in (("key", "keys"), ("value", "values")):

@@ -72,10 +72,10 @@ class Compaction:
     """
 
     def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):
-        told = copy_in(options, ffi.new("struct mqd_compact_options *"))
-        told.segment_count = len(bases)
+        c_options = copy_in(options, ffi.new("struct mqd_compact_options *"))
+        c_options.segment_count = len(bases)
         self._work = ffi.new("struct mqd_compact_work *")
-        self._compact = lib.mqd_compact_open(os.fsencode(directory), list(bases), told)
+        self._compact = lib.mqd_compact_open(os.fsencode(directory), list(bases), c_options)
         if self._compact == ffi.NULL:
             raise failure(directory)
 

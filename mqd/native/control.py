@@ -338,12 +338,12 @@ class Control:
 
     def publish_quotas(self, rules: Sequence[QuotaRule], burst_ns: Sequence[int]) -> None:
         """Controller. `burst_ns`: by QuotaKind. Forgives what is owed."""
-        told = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1))
-        for rule, one in zip(told, rules, strict=False):
+        c_rules = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1))
+        for rule, one in zip(c_rules, rules, strict=False):
             user, client_id = self._quota_key(one.user.encode()), self._quota_key(one.client_id.encode())
             rule.key = lib.mqd_quota_rule_key(one.level, user, client_id)
             rule.interval, rule.level = list(one.intervals), one.level
-        check(lib.mqd_quota_publish(self._memory, told, len(rules), list(burst_ns)))
+        check(lib.mqd_quota_publish(self._memory, c_rules, len(rules), list(burst_ns)))
 
     def _quota_key(self, name: bytes) -> int:
         return lib.mqd_quota_key(self._memory, name, len(name))

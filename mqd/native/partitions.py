@@ -120,15 +120,15 @@ class Partition:
         `has_others`: on other hosts.
         """
         recovery = recovery if recovery is not None else Recovery()
-        told = copy_in(recovery, ffi.new("struct mqd_recovery *"))
-        told.has_others = has_others
+        c_recovery = copy_in(recovery, ffi.new("struct mqd_recovery *"))
+        c_recovery.has_others = has_others
         if committed_end is not None:
-            told.replicated, told.high_watermark = 1, committed_end
-        pointer = lib.mqd_partition_open(os.fsencode(path), options.native(), leader_epoch, now_ms, told)
+            c_recovery.replicated, c_recovery.high_watermark = 1, committed_end
+        pointer = lib.mqd_partition_open(os.fsencode(path), options.native(), leader_epoch, now_ms, c_recovery)
         if pointer == ffi.NULL:
             raise failure(path)
         for name in recovery.__struct_fields__:
-            setattr(recovery, name, getattr(told, name))
+            setattr(recovery, name, getattr(c_recovery, name))
         recovery.clean_shutdown, recovery.rewrite = bool(recovery.clean_shutdown), bool(recovery.rewrite)
         return cls(pointer)
 

@@ -36,10 +36,10 @@ class EventKind(IntEnum):
     TRUNCATED = lib.MQD_EVENT_TRUNCATED
     LOG_START = lib.MQD_EVENT_LOG_START
     RETIRED_USED = lib.MQD_EVENT_RETIRED_USED
-    RELAY_WANTED = lib.MQD_EVENT_RELAY_WANTED
+    RELAY_REQUESTED = lib.MQD_EVENT_RELAY_REQUESTED
     RELAY_ENDED = lib.MQD_EVENT_RELAY_ENDED
     TLS_NAME = lib.MQD_EVENT_TLS_NAME
-    SUBJECT_WANTED = lib.MQD_EVENT_SUBJECT_WANTED
+    SUBJECT_REQUESTED = lib.MQD_EVENT_SUBJECT_REQUESTED
     SUBJECT_GONE = lib.MQD_EVENT_SUBJECT_GONE
     DENIED = lib.MQD_EVENT_DENIED
 
@@ -337,7 +337,7 @@ class Reactor:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
 
     def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes) -> None:
-        """Answers SUBJECT_WANTED of that token, or replaces what did (mqd/security/rights_table.py has
+        """Answers SUBJECT_REQUESTED of that token, or replaces what did (mqd/security/rights_table.py has
         the tables). The event's error is E_STALE when the subject is gone.
         """
         check(

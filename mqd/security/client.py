@@ -42,7 +42,7 @@ _JAAS = re.compile(
 _JAAS_OPTION = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 
 # sends one request, by key and version, and returns its response
-Ask = Callable[[int, object, int], Any]
+Send = Callable[[int, object, int], Any]
 
 
 class NotAuthenticated(Exception):
@@ -72,18 +72,18 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         """
         return self._context().wrap_socket(connection, server_hostname=host) if self.has_tls else connection
 
-    def authenticate(self, ask: Ask) -> None:
+    def authenticate(self, send: Send) -> None:
         """Proves who we are on a new connection. Raises NotAuthenticated."""
         if not self.has_sasl:
             return
         mechanism = self.settings.get("sasl.mechanisms", "")
-        response = ask(HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism), 1)
+        response = send(HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism), 1)
         if response.error_code:
             offered = ", ".join(response.mechanisms)
             raise NotAuthenticated(
                 f"the broker does not take sasl.mechanism={mechanism or '(none)'}; it takes {offered}"
             )
-        step = lambda token: self._step(ask, token)
+        step = lambda token: self._step(send, token)
         user, password = self.settings.get("sasl.username", ""), self.settings.get("sasl.password", "")
         if mechanism == "PLAIN":
             step(f"\0{user}\0{password}".encode())
@@ -92,12 +92,12 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         else:
             raise NotAuthenticated(f"sasl.mechanism={mechanism} is not known here: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512")
 
-    def _step(self, ask: Ask, token: bytes) -> bytes:
-        response = ask(AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=token), 2)
+    def _step(self, send: Send, token: bytes) -> bytes:
+        response = send(AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=token), 2)
         code = response.error_code
         if code:
-            said = response.error_message or ERRORS[code].message
-            raise NotAuthenticated(f"{said} (user {self.settings.get('sasl.username', '')})")
+            message = response.error_message or ERRORS[code].message
+            raise NotAuthenticated(f"{message} (user {self.settings.get('sasl.username', '')})")
         return bytes(response.auth_bytes)
 
     def _context(self) -> ssl.SSLContext:

@@ -80,7 +80,7 @@ def receive_packet(
     """(bytes, descriptors); b"" means that the peer closed. Raises OSError; EMSGSIZE if the packet
     did not fit (its descriptors are closed).
     """
-    data, ancillary, told, _ = connection.recvmsg(
+    data, ancillary, message_flags, _ = connection.recvmsg(
         size_bytes_max, socket.CMSG_SPACE(DESCRIPTOR_COUNT_MAX * 4), flags | socket.MSG_CMSG_CLOEXEC
     )
     fds: list[int] = []
@@ -88,7 +88,7 @@ def receive_packet(
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             count = len(payload) // 4
             fds.extend(struct.unpack(f"{count}i", payload[: count * 4]))
-    if told & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if message_flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for fd in fds:
             os.close(fd)
         raise OSError(errno.EMSGSIZE, "a packet on the keeper's socket was cut off")

@@ -55,7 +55,7 @@ class Budget(msgspec.Struct, frozen=True):
         """The whole budget."""
         return self.block * self.block_count
 
-    def wanted(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
+    def target_blocks(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
         """Number of blocks that a worker with this many connections should hold: most of its fair
         share, because connections arrive faster than any check; beyond it, the used ones and some
         headroom. If the budget is exhausted: the used ones and one block.
@@ -140,15 +140,18 @@ class Credits:
         return self.held_blocks != before
 
     def _adjust(self, connection_count: int) -> None:
-        wanted = self.budget.wanted(connection_count, self._worker_count, exhausted=False)
-        if self.held_blocks < wanted:
-            self._acquire(wanted - self.held_blocks)
+        target_blocks = self.budget.target_blocks(connection_count, self._worker_count, exhausted=False)
+        if self.held_blocks < target_blocks:
+            self._acquire(target_blocks - self.held_blocks)
         # hysteresis: do not adjust with every connection
-        if self.held_blocks > wanted + wanted // 4:
-            self._release(self.held_blocks - wanted)
+        if self.held_blocks > target_blocks + target_blocks // 4:
+            self._release(self.held_blocks - target_blocks)
         if self.free_blocks == 0:
             self._release(
-                max(0, self.held_blocks - self.budget.wanted(connection_count, self._worker_count, exhausted=True))
+                max(
+                    0,
+                    self.held_blocks - self.budget.target_blocks(connection_count, self._worker_count, exhausted=True),
+                )
             )
 
     def _acquire(self, count: int) -> None:

@@ -65,9 +65,9 @@ class Published(NamedTuple):
 
 def directories() -> list[Path]:
     """The directories of links in search order, whether they exist or not."""
-    told = os.environ.get(_DIRECTORIES_VARIABLE)
-    if told:
-        return [Path(text) for text in told.split(":") if text]
+    configured = os.environ.get(_DIRECTORIES_VARIABLE)
+    if configured:
+        return [Path(text) for text in configured.split(":") if text]
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     return [Path("/run/mqd"), Path(runtime) / "mqd", *([home / _IN_HOME] if (home := _home()) else [])]
 
@@ -325,13 +325,13 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
     without verification. Never raises. Resolves names (which may take as long as the resolver
     does).
     """
-    told = socket_path or os.environ.get(SOCKET_VARIABLE)
-    if told:
-        if _is_socket(told):
-            return Rendezvous(told, "named by mqd.socket.path" if socket_path else f"named by ${SOCKET_VARIABLE}")
+    configured = socket_path or os.environ.get(SOCKET_VARIABLE)
+    if configured:
+        if _is_socket(configured):
+            return Rendezvous(configured, "named by mqd.socket.path" if socket_path else f"named by ${SOCKET_VARIABLE}")
         return Rendezvous(
             None,
-            f"{told} is no socket that this user can reach"
+            f"{configured} is no socket that this user can reach"
             f" ({'mqd.socket.path' if socket_path else '$' + SOCKET_VARIABLE})",
         )
     places = directories() if places is None else places

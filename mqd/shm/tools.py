@@ -28,7 +28,7 @@ class KeeperTool:
         self._connection = connect_keeper(layout(data_dir).keeper_socket)
         self._connection.settimeout(ANSWER_TIMEOUT_S)
 
-    def ask(self, message: Any) -> Status:
+    def request(self, message: Any) -> Status:
         try:
             send_message(self._connection, message)
             packet, _ = receive_packet(self._connection, size_bytes_max=MESSAGE_BYTES_MAX)
@@ -46,7 +46,7 @@ class KeeperTool:
         return answer
 
     def status(self) -> Status:
-        return self.ask(StatusQuery())
+        return self.request(StatusQuery())
 
     def close(self) -> None:
         self._connection.close()

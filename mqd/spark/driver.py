@@ -56,7 +56,7 @@ def list_offsets(
         by_node.setdefault(leader, {}).setdefault(topic, []).append(partition)
     found: dict[Key, int] = {}
     for node, topics in by_node.items():
-        wanted = [
+        requested = [
             ListOffsetsRequest.Topic(
                 name=topic,
                 partitions=[
@@ -66,9 +66,9 @@ def list_offsets(
             )
             for topic, indexes in topics.items()
         ]
-        response = cluster.link_to(node).ask(
+        response = cluster.link_to(node).request(
             ListOffsetsRequest(
-                isolation_level=isolation, topics=wanted, timeout_ms=int(cluster.settings.request_timeout_s * 1000)
+                isolation_level=isolation, topics=requested, timeout_ms=int(cluster.settings.request_timeout_s * 1000)
             )
         )
         for topic in response.topics:
@@ -143,7 +143,7 @@ class Driver:
                 check(topic.error, f"topic {topic.name}")
         return metadata
 
-    def ask_another(self) -> None:
+    def use_another_broker(self) -> None:
         """From now on, requests that any broker can answer, such as Metadata, go to another one."""
         self.cluster.turn_away()
 
@@ -174,13 +174,13 @@ class Driver:
             by_topic.setdefault(topic, []).append(
                 ListOffsetsRequest.Partition(partition_index=partition, timestamp=LATEST)
             )
-        asked = ListOffsetsRequest(
+        request = ListOffsetsRequest(
             topics=[ListOffsetsRequest.Topic(name=name, partitions=partitions) for name, partitions in by_topic.items()]
         )
         found: dict[Key, int] = {}
         for node in sorted(self.cluster.brokers):
             try:
-                response = self.cluster.link_to(node).ask(asked)
+                response = self.cluster.link_to(node).request(request)
             except (OSError, BrokerError, MqdReadError) as error:
                 log.warning("broker %d does not tell where retired partitions end: %s", node, error)
                 continue
@@ -199,24 +199,24 @@ class Driver:
         if limit.offsets is not None:
             return self._resolve_offsets(limit.offsets, keys, f"{word}Offsets")
         if limit.timestamp is not None:
-            wanted = dict.fromkeys(keys, limit.timestamp)
+            requested = dict.fromkeys(keys, limit.timestamp)
         else:
-            wanted = self._named(limit.timestamps or {}, keys, f"{word}OffsetsByTimestamp")
-        found = self.list_at(wanted)
+            requested = self._named(limit.timestamps or {}, keys, f"{word}OffsetsByTimestamp")
+        found = self.list_at(requested)
         late = [key for key in keys if found[key] == _NO_MATCH]
         if late and word == "starting" and self.options.timestamp_without_match == "error":
             topic, partition = late[0]
             raise MqdReadError(
                 f"No offset matched from request of topic-partition {topic}-{partition} and timestamp"
-                f" {wanted[late[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at the"
+                f" {requested[late[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at the"
                 " end instead"
             )
         return {**found, **self.offsets_at(late, LATEST)}
 
     def _resolve_offsets(self, given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
-        wanted = self._named(given, keys, option)
-        symbolic = {key: offset for key, offset in wanted.items() if offset in (EARLIEST, LATEST)}
-        return {**wanted, **self.list_at(symbolic)}
+        requested = self._named(given, keys, option)
+        symbolic = {key: offset for key, offset in requested.items() if offset in (EARLIEST, LATEST)}
+        return {**requested, **self.list_at(symbolic)}
 
     @staticmethod
     def _named(given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
@@ -243,10 +243,10 @@ class Driver:
         sizes: dict[Key, int] = {}
         try:
             for node, topics in by_node.items():
-                asked = [
+                request = [
                     DescribeLogDirsRequest.Topic(topic=topic, partitions=indexes) for topic, indexes in topics.items()
                 ]
-                for result in self.cluster.link_to(node).ask(DescribeLogDirsRequest(topics=asked)).results:
+                for result in self.cluster.link_to(node).request(DescribeLogDirsRequest(topics=request)).results:
                     for topic in result.topics:
                         sizes |= {
                             (topic.name, one.partition_index): one.partition_size
@@ -271,10 +271,10 @@ class Driver:
 
     def _known_weights(self, ranges: list[Range]) -> dict[Key, float]:
         """Asked again after WEIGHTS_S, or for partitions that are new: not for every micro-batch."""
-        wanted = {(one.topic, one.partition) for one in ranges}
-        asked_at, weights = self._weights
-        if time.monotonic() - asked_at > WEIGHTS_S or not wanted <= weights.keys():
-            weights = self.bytes_per_offset(wanted | weights.keys())
+        requested = {(one.topic, one.partition) for one in ranges}
+        planned_at, weights = self._weights
+        if time.monotonic() - planned_at > WEIGHTS_S or not requested <= weights.keys():
+            weights = self.bytes_per_offset(requested | weights.keys())
             self._weights = (time.monotonic(), weights)
         return weights
 
@@ -284,7 +284,7 @@ class Driver:
         """As committed offsets of a group without members. Raises BrokerError, OSError,
         MqdReadError; tried once.
         """
-        response = self.cluster.any_link().ask(FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id]))
+        response = self.cluster.any_link().request(FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id]))
         (coordinator,) = response.coordinators
         check(coordinator.error_code, f"coordinator of group {group_id}")
         self.cluster.brokers = {**self.cluster.brokers, coordinator.node_id: (coordinator.host, coordinator.port)}
@@ -302,7 +302,7 @@ class Driver:
             )
             for topic, indexes in by_topic.items()
         ]
-        answer = self.cluster.link_to(coordinator.node_id).ask(
+        answer = self.cluster.link_to(coordinator.node_id).request(
             OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX
         )
         for topic in answer.topics:
@@ -344,11 +344,11 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         )
         earliest, latest = driver.offsets_at(keys, EARLIEST), driver.offsets_at(keys, LATEST)
         archived: list[Any] = []
-        wanted = {key: [(starts[key], ends[key])] for key in keys}
+        requested = {key: [(starts[key], ends[key])] for key in keys}
         if archive is not None:
-            archived, wanted = history.plan(options, starts, ends, latest, driver.ids(), archive)
+            archived, requested = history.plan(options, starts, ends, latest, driver.ids(), archive)
         ranges = []
-        for key, (first, behind) in ((each, one) for each in keys for one in wanted[each]):
+        for key, (first, behind) in ((each, one) for each in keys for one in requested[each]):
             start, end = _within(driver, key, first, behind, earliest[key], latest[key])
             if end > start:
                 ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))

@@ -232,12 +232,12 @@ class Encoder:
     def _partitions(self, topic: str, batch: pa.RecordBatch) -> np.ndarray:
         """int32, of every row."""
         count = self._partition_count(topic)
-        told = self._column(batch, "partition")
-        partitions = np.full(batch.num_rows, -1, np.int32) if told is None else np.array(told.fill_null(-1), np.int32)
+        given = self._column(batch, "partition")
+        partitions = np.full(batch.num_rows, -1, np.int32) if given is None else np.array(given.fill_null(-1), np.int32)
         if (
-            told is not None
+            given is not None
             and len(partitions)
-            and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != told.null_count)
+            and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != given.null_count)
         ):
             wrong = next(one for one in partitions.tolist() if one >= count or one < 0)
             raise MqdWriteError(

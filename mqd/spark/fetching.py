@@ -256,7 +256,7 @@ class TcpViews:
             )
         self._link.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
 
-    def _ask(self, offset: int) -> int:
+    def _request(self, offset: int) -> int:
         assert self._link is not None
         size = self._options.kafka.fetch_bytes_max
         part = FetchRequest.Partition(partition=self._range.partition, fetch_offset=offset, partition_max_bytes=size)
@@ -276,12 +276,12 @@ class TcpViews:
         """One connection, for as long as it goes well. The next Fetch is sent before this one's
         records are looked at.
         """
-        asked, turn = self._ask(self.position), 0
+        sent, turn = self._request(self.position), 0
         while self.position < self._range.end:
             assert self._link is not None
             frame = self._link.receive(self._memory[turn])
             try:
-                answer = parse_answer(frame, asked, self._topic_id, self._range.partition)
+                answer = parse_answer(frame, sent, self._topic_id, self._range.partition)
             except ValueError as error:
                 raise _Again(
                     f"broker {self._link.host}:{self._link.port} does not answer as a Kafka broker does: {error}"
@@ -292,10 +292,10 @@ class TcpViews:
                 self._out_of_patience(
                     f"the log ends at {answer.high_watermark}, read_committed at {answer.last_stable_offset}"
                 )
-                asked = self._ask(self.position)
+                sent = self._request(self.position)
                 continue
             if following < self._range.end:
-                asked, turn = self._ask(max(following, self.position)), 1 - turn
+                sent, turn = self._request(max(following, self.position)), 1 - turn
             yield from self._records(answer, size, following)
             self.position = max(self.position, following)
             self._since = time.monotonic()

@@ -85,13 +85,13 @@ def plan(
         )
     for topic in sorted({topic for topic, _ in starts}):
         for file in archive.of(topic):
-            wanted = tuple(
+            requested = tuple(
                 (span.partition, max(span.first, firsts[key]), min(span.end, ends[key]))
                 for span in file.spans
                 if (key := (topic, span.partition)) in firsts and span.end > firsts[key] and span.first < ends[key]
             )
-            if wanted:
-                tasks.append(ArchivedTask(archive.path, file.path, topic, wanted))
+            if requested:
+                tasks.append(ArchivedTask(archive.path, file.path, topic, requested))
     return tasks, {key: [(start, end) for start, end in ranges if start < end] for key, ranges in from_log.items()}
 
 

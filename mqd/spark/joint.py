@@ -49,21 +49,23 @@ class Joint:
 
     def enlist(self) -> Child | None:
         """A child for this task attempt. None: the batch is committed. Raises MqdWriteError."""
-        response = self._ask(self._enlisting(Child(-1, -1)), f"taking part in the transaction of batch {self.batch_id}")
+        response = self._request(
+            self._enlisting(Child(-1, -1)), f"taking part in the transaction of batch {self.batch_id}"
+        )
         self._require_known(response)
         return None if response.producer_id < 0 else Child(response.producer_id, response.producer_epoch)
 
     def alive(self, child: Child) -> None:
         """Raises MqdWriteError when the transaction is not this child's any more."""
-        self._ask(self._enlisting(child), f"going on with the transaction of batch {self.batch_id}")
+        self._request(self._enlisting(child), f"going on with the transaction of batch {self.batch_id}")
 
     def commit(self, winners: Iterable[Child]) -> None:
         """Of a batch that was committed before: nothing happens. Raises MqdWriteError."""
-        self._require_known(self._ask(self._ending(True, winners), f"committing batch {self.batch_id}"))
+        self._require_known(self._request(self._ending(True, winners), f"committing batch {self.batch_id}"))
 
     def abort(self) -> None:
         """Raises MqdWriteError."""
-        self._ask(self._ending(False, ()), f"aborting batch {self.batch_id}")
+        self._request(self._ending(False, ()), f"aborting batch {self.batch_id}")
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -93,13 +95,13 @@ class Joint:
                 " of an older version. Set the option delivery to at-least-once"
             )
 
-    def _ask(self, request: Any, doing: str) -> Any:
+    def _request(self, request: Any, doing: str) -> Any:
         """The response, when it is one. Raises MqdWriteError."""
         deadline = time.monotonic() + self._cluster.api_timeout_s
         pause, problem = 0.005, ""
         while True:
             try:
-                response = self._coordinator().ask(request)
+                response = self._coordinator().request(request)
                 if not response.error_code:
                     return response
                 if response.error_code not in _AGAIN:
@@ -153,7 +155,7 @@ class Joint:
         if self._node_id < 0:
             found = (
                 self._cluster.any_link()
-                .ask(
+                .request(
                     FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=[self.transactional_id]), FIND_VERSION
                 )
                 .coordinators[0]

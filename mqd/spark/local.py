@@ -167,7 +167,7 @@ class LocalViews:
                 # found nothing
                 time.sleep(LOOK_S)
             elif problem.kind == "aborted":
-                if not self._ask_aborted():
+                if not self._request_aborted():
                     return
             elif problem.kind == "corrupt":
                 raise MqdReadError(
@@ -177,7 +177,7 @@ class LocalViews:
             else:  # out of range, gone: the leader tells what it is about, over TCP
                 return
 
-    def _ask_aborted(self) -> bool:
+    def _request_aborted(self) -> bool:
         """L2. False: no answer that helps."""
         reader, one = self._reader, self._range
         assert reader is not None
@@ -192,7 +192,7 @@ class LocalViews:
             topics=[FetchRequest.Topic(topic_id=one.topic_id, partitions=[part])],
         )
         try:
-            response = _ask(self._client, request)
+            response = _request(self._client, request)
         except (OSError, ProtocolError) as error:
             log.info(
                 "%s-%d: aborted transactions could not be asked for (%s): going on over TCP",
@@ -213,7 +213,7 @@ class LocalViews:
         return False
 
 
-def _ask(client: Client, request: Any) -> Any:
+def _request(client: Client, request: Any) -> Any:
     """One request on an attachment that no other thread uses. Raises OSError, ProtocolError."""
     number = next(_numbers) % (1 << 29) + 1
     frame = encode_request(request, VERSION, number, "spark-mqd")

@@ -61,13 +61,13 @@ def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list
     return [one.size * weight for one, weight in zip(ranges, known, strict=True)]
 
 
-def _counts(ranges: list[Range], weights: list[float], wanted: int) -> list[int]:
+def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]:
     """Pieces of each: one, and the next one goes to the range whose pieces are the largest. No more
     than it has offsets.
     """
     total = sum(weights)
-    counts = [max(1, min(one.size, int(wanted * weight / total))) for one, weight in zip(ranges, weights, strict=True)]
-    while sum(counts) < wanted:
+    counts = [max(1, min(one.size, int(target * weight / total))) for one, weight in zip(ranges, weights, strict=True)]
+    while sum(counts) < target:
         place = max(range(len(ranges)), key=lambda i: weights[i] / counts[i] if counts[i] < ranges[i].size else -1.0)
         if counts[place] >= ranges[place].size:
             break

@@ -153,7 +153,7 @@ class Producer:
         self._topics: dict[str, Topic] = {}
         # topic id, and who leads each partition that it has ever shown
         self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._queues: dict[Key, collections.deque[Batch]] = {}
         self._next_sequence: dict[Key, int] = {}
         self._not_before: dict[Key, float] = {}
@@ -169,7 +169,7 @@ class Producer:
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
-        if topic is None or topic.error or time.monotonic() - self._asked_at > METADATA_AGE_S:
+        if topic is None or topic.error or time.monotonic() - self._requested_at > METADATA_AGE_S:
             self._refresh([*self._topics, name])
             topic = self._topics[name]
         if topic.error:
@@ -181,7 +181,7 @@ class Producer:
         found = cluster.patiently("metadata of " + ", ".join(names), lambda: cluster.metadata(names))
         for topic in found.topics.values():
             self._learn(topic)
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
 
     def _learn(self, topic: Topic) -> None:
         self._topics[topic.name] = topic
@@ -201,11 +201,11 @@ class Producer:
         """
         cluster = self._connections.cluster
         deadline = time.monotonic() + min(_ABSENT_S, self._options.topic_timeout_s)
-        asked = MetadataRequest(
+        request = MetadataRequest(
             topics=[MetadataRequest.Topic(name=name, topic_id=bytes(16))], allow_auto_topic_creation=True
         )
         while True:
-            cluster.patiently(f"metadata of {name}", lambda: cluster.any_link().ask(asked))
+            cluster.patiently(f"metadata of {name}", lambda: cluster.any_link().request(request))
             self._refresh([name])
             topic = self._topics[name]
             if not topic.error and topic.leaders:
@@ -276,7 +276,7 @@ class Producer:
         by_node: dict[int, list[Batch]] = {}
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
         due = [key for key in self._queues if key not in busy and self._not_before.get(key, 0.0) <= now]
-        if now - self._asked_at >= AGAIN_S and any(self._leader(key) < 0 for key in due):
+        if now - self._requested_at >= AGAIN_S and any(self._leader(key) < 0 for key in due):
             self._look_again()  # here: others may be under way without end
         for key in due:
             batch, leader = self._queues[key][0], self._leader(key)
@@ -450,7 +450,7 @@ class Producer:
         for topic in found.values():
             if not topic.error:
                 self._learn(topic)
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
 
 
 def _has_news(flight: _Flight, seconds: float) -> bool:

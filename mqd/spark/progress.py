@@ -129,21 +129,21 @@ class Progress:
         except MqdMissingError:  # deleted in between: whether that is a loss is said by who looks for it now
             return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
 
-    def _find(self, wanted: Position) -> list[Key]:
+    def _find(self, target: Position) -> list[Key]:
         """The partitions there are; what is wanted and missing is requested again (S6)."""
-        keys = self._driver.partitions(missing_is_lost=bool(wanted.offsets))
+        keys = self._driver.partitions(missing_is_lost=bool(target.offsets))
         for _ in range(LOOKS):
-            if not self._misses(wanted, keys, self._driver.ids()):
+            if not self._misses(target, keys, self._driver.ids()):
                 break
             self._pause(PAUSE_S)
-            self._driver.ask_another()
+            self._driver.use_another_broker()
             keys = self._driver.partitions(missing_is_lost=True)
         return keys
 
-    def _misses(self, wanted: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
+    def _misses(self, target: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
         return any(
-            key not in self._gone and (key not in keys or _is_another(key[0], wanted.ids, ids))
-            for key in wanted.offsets
+            key not in self._gone and (key not in keys or _is_another(key[0], target.ids, ids))
+            for key in target.offsets
         )
 
     def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:

@@ -39,7 +39,7 @@ def ddl(include_headers: bool) -> str:
     return ", ".join(f"{name} {COLUMNS[name]}" for name in names(include_headers))
 
 
-def wanted(schema: Any) -> tuple[str, ...]:
+def requested_columns(schema: Any) -> tuple[str, ...]:
     """The columns of a StructType that Spark has handed over: its own of ddl(), or the user's.
     Raises MqdOptionError for what a record does not have.
     """

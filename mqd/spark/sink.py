@@ -142,7 +142,7 @@ class MqdBatchWriter(DataSourceArrowWriter):
         _end(self.options, messages, True, self.place)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        with _told():
+        with _explained():
             _end(self.options, messages, False, self.place)
 
 
@@ -186,12 +186,12 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
                 self.options.transaction_timeout_ms,
             )
             return
-        with _told():
+        with _explained():
             _end(self.options, messages, False, None)
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """An abort that fails is no harm: the transaction ends by its time-out, or when the batch comes
     again. What Spark shows is why it wanted the abort.
     """

@@ -48,10 +48,10 @@ class MqdDataSource(DataSource):
         return columns.ddl(Options(self.options).boolean("includeHeaders", False))
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return MqdReader(dict(self.options), columns.wanted(schema))
+        return MqdReader(dict(self.options), columns.requested_columns(schema))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        return MqdStreamReader(dict(self.options), columns.wanted(schema))
+        return MqdStreamReader(dict(self.options), columns.requested_columns(schema))
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
         from mqd.spark import sink

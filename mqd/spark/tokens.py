@@ -53,7 +53,7 @@ class DelegationToken:
         self._cluster = Cluster(settings)
         self._stopped = threading.Event()
         lifetime_ms = -1 if max_lifetime_s is None else max(1, int(max_lifetime_s * 1000))
-        made = self._ask(CreateDelegationTokenRequest(max_lifetime_ms=lifetime_ms))
+        made = self._request(CreateDelegationTokenRequest(max_lifetime_ms=lifetime_ms))
         self.token_id: str = made.token_id
         self._hmac = bytes(made.hmac)
         self._issued_ms: int = made.issue_timestamp_ms
@@ -86,14 +86,14 @@ class DelegationToken:
         self._stopped.set()
         self._renewing.join()
         try:
-            self._ask(ExpireDelegationTokenRequest(hmac=self._hmac, expiry_time_period_ms=-1))
+            self._request(ExpireDelegationTokenRequest(hmac=self._hmac, expiry_time_period_ms=-1))
         except (OSError, ProtocolError, MqdReadError) as error:
             log.warning("the delegation token %s was not ended, it expires by itself: %s", self.token_id, error)
         self._cluster.close()
 
     def renew(self) -> None:
         """Raises OSError, ProtocolError, MqdReadError."""
-        self.expires_ms = self._ask(
+        self.expires_ms = self._request(
             RenewDelegationTokenRequest(hmac=self._hmac, renew_period_ms=-1)
         ).expiry_timestamp_ms
 
@@ -115,15 +115,15 @@ class DelegationToken:
                 if self._stopped.wait(RETRY_S):
                     return
 
-    def _ask(self, request: object) -> Any:
+    def _request(self, request: object) -> Any:
         """One that the broker has not answered is asked once more, on a new connection: the old one
         may have ended in the meantime.
         """
         try:
-            response = self._cluster.any_link().ask(request)
+            response = self._cluster.any_link().request(request)
         except OSError:
             self._cluster.close()
-            response = self._cluster.any_link().ask(request)
+            response = self._cluster.any_link().request(request)
         if response.error_code:
             code = response.error_code
             raise MqdReadError(f"delegation token: {error_name(code)}: {error_message(code)}")

@@ -121,7 +121,7 @@ class Link:
         self._socket.settimeout(timeout_s)
         try:
             self._socket = security.secure(self._socket, host)
-            response = self.ask(
+            response = self.request(
                 ApiVersionsRequest(client_software_name="mqd-spark", client_software_version="0.1.0"), version=3
             )
         except BaseException:
@@ -130,7 +130,7 @@ class Link:
         check(response.error_code, f"versions of {host}:{port}")
         self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
         try:
-            security.authenticate(lambda _, request, version: self.ask(request, version=version))
+            security.authenticate(lambda _, request, version: self.request(request, version=version))
         except NotAuthenticated as error:
             self.close()
             raise MqdReadError(f"not authenticated at {host}:{port}: {error}") from None
@@ -154,7 +154,7 @@ class Link:
             )
         return version
 
-    def ask(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
+    def request(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
         """The response's struct."""
         api_key = codec.owner_of(type(request))[0].api_key
         number = self.send(request, version if version is not None else self.pick(api_key, at_most))
@@ -304,7 +304,7 @@ class Cluster:
     def metadata(self, names: Iterable[str] | None) -> Metadata:
         """None: of all topics. A topic that is not there has an `error`."""
         topics = None if names is None else [MetadataRequest.Topic(name=name, topic_id=_ANY_TOPIC) for name in names]
-        response = self.any_link().ask(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        response = self.any_link().request(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         found = {
             topic.name: Topic(

@@ -90,9 +90,9 @@ def _identity(options: SinkOptions) -> Child:
     """Of an idempotent producer."""
     cluster = connections(options).cluster
 
-    def ask() -> Child:
-        response = cluster.any_link().ask(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0))
+    def allocate() -> Child:
+        response = cluster.any_link().request(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0))
         check(response.error_code, "a producer id")
         return Child(response.producer_id, response.producer_epoch)
 
-    return cluster.patiently("a producer id", ask)
+    return cluster.patiently("a producer id", allocate)

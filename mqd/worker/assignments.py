@@ -12,7 +12,7 @@ import msgspec
 from mqd.base.config import broker_number, topic_effective, topic_list, topic_value
 from mqd.cluster.host.images import owner_of
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
-from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Assignment(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """Replication settings of a topic."""
 
-    wanted_min_in_sync: int
+    configured_min_in_sync: int
     lag_ms_max: int
     lag_records_max: int
     flush_on_ack: bool
@@ -76,7 +76,7 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
     """`broker_config`: the effective configuration of this host (static and dynamic)."""
     effective = topic_effective(broker_config, topic.config)
     return Settings(
-        wanted_min_in_sync=wanted_min_in_sync(topic.config, cluster.default_config),
+        configured_min_in_sync=configured_min_in_sync(topic.config, cluster.default_config),
         lag_ms_max=broker_number(broker_config, "replica.lag.time.max.ms"),
         lag_records_max=int(effective["replica.lag.max.messages"]),
         flush_on_ack=topic.internal or bool(topic_value(effective, "flush.on.ack")),
@@ -104,7 +104,9 @@ def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster
         leader=partition.leader,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
-        min_insync=effective_min_in_sync(settings.wanted_min_in_sync, len(partition.replicas), len(partition.adding)),
+        min_insync=effective_min_in_sync(
+            settings.configured_min_in_sync, len(partition.replicas), len(partition.adding)
+        ),
         lag_ms_max=settings.lag_ms_max,
         lag_records_max=settings.lag_records_max,
         flush_on_ack=settings.flush_on_ack,

@@ -133,12 +133,12 @@ class Catalog:
     def topic_of(self, owned: Owned) -> TopicImage:
         return self.topics[owned.topic_id]
 
-    def slots_of(self, wanted: Callable[[str], bool]) -> list[int]:
+    def slots_of(self, matches: Callable[[str], bool]) -> list[int]:
         """The slots of all replicas on this host of topics whose name is wanted."""
         return [
             partition.slot
             for topic in self.topics.values()
-            if wanted(topic.name)
+            if matches(topic.name)
             for partition in topic.partitions
             if partition.slot >= 0
         ]
@@ -162,12 +162,12 @@ class Catalog:
             return self._on_image(image)
 
     def _on_image(self, image: Image) -> Changes:
-        told = {topic.topic_id: topic for topic in image.topics}
+        published = {topic.topic_id: topic for topic in image.topics}
         self.cluster = Cluster(
             image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config)
         )
         changes = Changes(brokers=self._known_brokers()) if image.node_id >= 0 else Changes()
-        for topic in [topic for topic_id, topic in self.topics.items() if topic_id not in told]:
+        for topic in [topic for topic_id, topic in self.topics.items() if topic_id not in published]:
             self._remove(topic, changes)
         config_changed = image.broker_config != self.broker_config
         self.broker_config = dict(image.broker_config)
@@ -307,15 +307,15 @@ class Catalog:
             self.retiring.pop(topic.topic_id, None)
         if before is None or _places(before) != _places(topic):
             changes.put_topics.append(topic)
-        wanted = self._owned_of(topic)
+        owned_now = self._owned_of(topic)
         owned_before = (
             [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []
         )
-        for key in [key for key in owned_before if key in self.owned and key not in wanted]:
+        for key in [key for key in owned_before if key in self.owned and key not in owned_now]:
             (changes.delete if self._is_deleted(topic, key) else changes.close).append(self.owned.pop(key))
             self._forget(key)
         options_changed = broker_config_changed or (before is not None and before.config != topic.config)
-        for key, owned in wanted.items():
+        for key, owned in owned_now.items():
             self._place(owned, self.owned.get(key), changes, options_changed, key in retry)
             self.owned[key] = owned
 

@@ -268,7 +268,7 @@ class Compactor:
         plan, policy = chosen.plan, chosen.opened.compaction
         share = int(self._value("log.cleaner.dedupe.buffer.size")) // self._worker_count
         load_percent = max(1, min(95, int(100 * self._value("log.cleaner.io.buffer.load.factor"))))
-        wanted = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
+        needed = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
         return native.CompactOptions(
             first_dirty_offset=plan.first_dirty_offset,
             clean_count=plan.clean_count,
@@ -276,7 +276,7 @@ class Compactor:
             delete_retention_ms=policy.delete_retention_ms,
             snapshot_offset=steps.newest_snapshot(chosen.opened.path),
             end_position=plan.end_position,
-            map_bytes=max(MAP_BYTES_MIN, min(share, wanted)),
+            map_bytes=max(MAP_BYTES_MIN, min(share, needed)),
             map_load_percent=load_percent,
             index_interval_bytes=policy.index_interval_bytes,
         )

@@ -1,7 +1,7 @@
 """Connections that forward the batches of local clients to leaders on other hosts: opened when the
 reactor requests one, authenticated, and passed to it; refused when the host cannot be reached.
 
-    MQD_EVENT_RELAY_WANTED -> dial, then
+    MQD_EVENT_RELAY_REQUESTED -> dial, then
         mqd_reactor_relay_put      the reactor has the connection until MQD_EVENT_RELAY_ENDED; it
                                    requests one again when there is something to send
         mqd_reactor_relay_refuse   during the back-off batches are refused immediately; their
@@ -83,8 +83,8 @@ class Forwarding:
             else None
         )
 
-    def on_wanted(self, event: native.Event) -> None:
-        """MQD_EVENT_RELAY_WANTED."""
+    def on_requested(self, event: native.Event) -> None:
+        """MQD_EVENT_RELAY_REQUESTED."""
         way = Way(event.offset, event.log_dir, event.level)
         if way not in self._dialling:
             self._dial(way)

@@ -39,8 +39,8 @@ async def dial(
             await loop.sock_connect(connection, address)
             side = credentials.initiator("data", identity, worker)
             await loop.sock_sendall(connection, side.opening())
-            while side.wanted:
-                data = await loop.sock_recv(connection, side.wanted)
+            while side.missing_bytes:
+                data = await loop.sock_recv(connection, side.missing_bytes)
                 if not data:
                     raise EOFError("the leader closed the connection in the handshake")
                 if out := side.feed(data):

@@ -111,15 +111,15 @@ class LogDirectory:
             ):
                 path.unlink(missing_ok=True)
 
-    def settle(self, still_wanted: list[tuple[str, int]]) -> None:
+    def settle(self, keep: list[tuple[str, int]]) -> None:
         """Blocking. Every worker has its own checkpoints now: drops the entries carried for others.
         Worker 0 removes the files of workers that no longer exist.
         """
         if self._writer is None or self.failure:
             return
-        self._writer.settle(still_wanted)
+        self._writer.settle(keep)
         self.settled = True
-        if not still_wanted:
+        if not keep:
             self._unmark_doubtful()
         if self._worker == 0:
             for path in checkpoints.remove_orphans(self.path, self._worker_count, self._files):

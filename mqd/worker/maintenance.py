@@ -104,7 +104,7 @@ class Upkeep:
         self._files = files
         self._wake_checkpoints = {log_dir.index: asyncio.Event() for log_dir in partitions.log_dirs}
         self._settle_at: int | None = None
-        self._asked_space: dict[int, asyncio.Future[int]] = {}
+        self._space_requests: dict[int, asyncio.Future[int]] = {}
         # a log directory has become full, or has space again
         self.on_space: Callable[[], None] = lambda: None
         self._log = logging.get("worker.upkeep")
@@ -157,18 +157,18 @@ class Upkeep:
     async def _look_at_space(self, log_dir: LogDirectory) -> None:
         config = self._partitions.broker_config
         log_dir.guard.reserve_bytes = broker_number(config, "log.dirs.free.bytes.min")
-        asked = self._asked_space.get(log_dir.index)
-        if asked is None:
-            asked = self._asked_space[log_dir.index] = asyncio.ensure_future(
+        request = self._space_requests.get(log_dir.index)
+        if request is None:
+            request = self._space_requests[log_dir.index] = asyncio.ensure_future(
                 self._background.urgent(log_dir.index, log_dir.free_bytes)
             )
-        done, _ = await asyncio.wait([asked], timeout=SPACE_ANSWER_S)
+        done, _ = await asyncio.wait([request], timeout=SPACE_ANSWER_S)
         if not done:
             self._log.warning("file system does not answer", log_dir=str(log_dir.path))
             return  # the same query is pending: a hanging disk must not occupy more threads
-        self._asked_space.pop(log_dir.index, None)  # concurrent callers shared the result
+        self._space_requests.pop(log_dir.index, None)  # concurrent callers shared the result
         try:
-            free = asked.result()
+            free = request.result()
         except OSError as error:
             self._log.warning("free space cannot be read", log_dir=str(log_dir.path), reason=str(error))
             return
@@ -361,15 +361,15 @@ class Upkeep:
         return bool(doomed)
 
     async def _free_space(self, log_dir: LogDirectory) -> None:
-        wanted_free = broker_number(self._partitions.broker_config, "retention.free.bytes")
-        if wanted_free < 0 or log_dir.failure:
+        free_target = broker_number(self._partitions.broker_config, "retention.free.bytes")
+        if free_target < 0 or log_dir.failure:
             return
-        missing = wanted_free - await self._background.slow(log_dir.index, log_dir.free_bytes)
+        missing = free_target - await self._background.slow(log_dir.index, log_dir.free_bytes)
         if missing > 0:
             # every worker frees its part; a shortfall is requested again
             await self._make_room(log_dir, -(-missing // self._worker_count))
 
-    async def _make_room(self, log_dir: LogDirectory, bytes_wanted: int) -> None:
+    async def _make_room(self, log_dir: LogDirectory, bytes_needed: int) -> None:
         views = {
             opened.owned.key: self._control.slot_view(opened.owned.slot)
             for opened in self._partitions.open.values()
@@ -384,7 +384,7 @@ class Upkeep:
             candidates.append(
                 Candidate(key, found, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete)
             )
-        for key, offset in free_space(candidates, bytes_wanted).items():
+        for key, offset in free_space(candidates, bytes_needed).items():
             if not partitions[key].closing:
                 start = await self.advance_start(partitions[key], log_dir, offset)
                 self._log.info(

@@ -215,15 +215,15 @@ class Mover:
             await self._partitions.apply(Changes(open=[owned]))  # Y2
             raise
         move.switching = True
-        self._tell(move)
+        self._report(move)
 
-    def _tell(self, move: _Move) -> None:
+    def _report(self, move: _Move) -> None:
         self._send(MoveCompleted(move.owned.topic_id, move.owned.index, move.target))
 
     def report_again(self) -> None:
         for move in self._moves.values():
             if move.switching:
-                self._tell(move)
+                self._report(move)
 
     async def on_applied(self, image: bool) -> None:
         """A message of the controller has been applied. Called with the lock of changes held.
@@ -237,7 +237,7 @@ class Mover:
                 if key in self._partitions.open:  # Y3; otherwise its opening is retried
                     await self._settle(move)
             elif move.switching and image:
-                self._tell(move)
+                self._report(move)
             elif not move.switching and owned.log_dir != move.owned.log_dir:
                 await self._give_up(move)
 

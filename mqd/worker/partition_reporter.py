@@ -29,7 +29,7 @@ LOOK_S_MAX = 2 * TICK_S
 USED_S = 1.0  # USED_MS of native/server/redirect.c: a use this soon after another is not reported
 
 
-class Telling:
+class PartitionReporter:
     """`aside(work)` runs the work in a separate task."""
 
     def __init__(

@@ -130,14 +130,14 @@ class PartitionSet(OpenPartitions):
 
     # -- opening -----------------------------------------------------------------------------------
 
-    async def _open_all(self, wanted: list[Owned]) -> None:
-        views = {owned.key: self._control.slot_view(owned.slot) for owned in wanted}
+    async def _open_all(self, to_open: list[Owned]) -> None:
+        views = {owned.key: self._control.slot_view(owned.slot) for owned in to_open}
         results = await asyncio.gather(
-            *(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in wanted),
+            *(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in to_open),
             return_exceptions=True,
         )
         opened: list[_Opened] = []
-        for owned, result in zip(wanted, results, strict=True):
+        for owned, result in zip(to_open, results, strict=True):
             if isinstance(result, _Opened):
                 opened.append(result)
             elif isinstance(result, Exception):
@@ -433,7 +433,7 @@ class PartitionSet(OpenPartitions):
                 )
         if not self.log_dirs[opened.owned.log_dir].failure:
             self.failures.pop(slot, None)
-            if not is_whole and shortened.is_wanted(assignment):
+            if not is_whole and shortened.is_requested(assignment):
                 self.failures[slot] = f"{opened.owned.name}: {shortened.REASON}"
         return given
 

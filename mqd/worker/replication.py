@@ -2,7 +2,7 @@
 wanted ones, opens and authenticates them, passes them to the reactor, and reopens them when they
 end.
 
-    catalog's assignments -> wanted_links(), spare_links() -> one task for each link:
+    catalog's assignments -> target_links(), spare_links() -> one task for each link:
         connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches
         MQD_EVENT_FETCHER_ENDED -> back-off -> connect
         another address or life of the leader -> connect immediately
@@ -68,17 +68,17 @@ def lane_of(assignment: Assignment) -> int:
     return THROTTLED if assignment.throttled else CATCH_UP
 
 
-def wanted_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
+def target_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
     """Links to registered leaders with an inter-broker address."""
-    wanted: dict[Link, Target] = {}
+    targets: dict[Link, Target] = {}
     for assignment in assigned.values():
         leader = brokers.get(assignment.leader)
         own = any(member.node_id == assignment.node_id for member in assignment.members)
         if assignment.leader == assignment.node_id or not own or leader is None or not leader.inter_broker_host:
             continue
         link = Link(assignment.leader, assignment.leader_worker, lane_of(assignment))
-        wanted[link] = Target(leader.inter_broker_host, leader.inter_broker_port, leader.epoch)
-    return wanted
+        targets[link] = Target(leader.inter_broker_host, leader.inter_broker_port, leader.epoch)
+    return targets
 
 
 def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
@@ -145,14 +145,14 @@ class Replication:
         self._identity = (
             Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
         )
-        wanted = (
-            {**spare_links(self._assigned, cluster.brokers), **wanted_links(self._assigned, cluster.brokers)}
+        targets = (
+            {**spare_links(self._assigned, cluster.brokers), **target_links(self._assigned, cluster.brokers)}
             if self._assigned
             else {}
         )
-        for link in [link for link in self._connections if link not in wanted]:
+        for link in [link for link in self._connections if link not in targets]:
             self._drop(link)
-        for link, target in wanted.items():
+        for link, target in targets.items():
             known = self._connections.get(link)
             if known is None:
                 known = self._connections[link] = _Connection(target)

@@ -52,7 +52,7 @@ def unmark(path: Path, files: Files) -> None:
     files.unlink(path / MARKER)
 
 
-def is_wanted(assignment: Assignment) -> bool:
+def is_requested(assignment: Assignment) -> bool:
     """It is to lead, or is the next candidate: in sync while there is no leader. A replica that is
     only eligible is elected as soon as it is available, and is in sync then. One that is neither
     may be an operator's choice (H4).

@@ -1,7 +1,7 @@
 """Rights of the worker's clients: the reactor asks for a subject (what one principal from one address
 may do), this compiles it from the rules, and again whenever they change.
 
-    MQD_EVENT_SUBJECT_WANTED -> compile -> mqd_reactor_subject_put
+    MQD_EVENT_SUBJECT_REQUESTED -> compile -> mqd_reactor_subject_put
     rules changed            -> the same for every subject that is not gone
     MQD_EVENT_SUBJECT_GONE   -> forgotten
 
@@ -54,8 +54,8 @@ class Subjects:
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.rights")
 
-    def on_wanted(self, event: native.Event) -> None:
-        """MQD_EVENT_SUBJECT_WANTED."""
+    def on_requested(self, event: native.Event) -> None:
+        """MQD_EVENT_SUBJECT_REQUESTED."""
         host, _, principal = event.text.partition(" ")
         self._live[event.token] = principal, host
         self._aside(self._put(event.token))

@@ -63,7 +63,7 @@ from mqd.worker.maintenance import Upkeep, scan_max_timestamp
 from mqd.worker.moving import Mover
 from mqd.worker.options import listener_flags, reactor_options
 from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
-from mqd.worker.partition_reporter import Telling
+from mqd.worker.partition_reporter import PartitionReporter
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
@@ -112,7 +112,7 @@ class Worker:
             *(
                 asyncio.create_task(work)
                 for work in [
-                    self._telling.run(),
+                    self._reporter.run(),
                     *self._upkeep.tasks(),
                     *self._scrubber.tasks(),
                     *self._compactor.tasks(),
@@ -234,7 +234,7 @@ class Worker:
             self._applying,
         )
         grace_s = int(config["partition.retire.grace.ms"]) / 1000
-        self._telling = Telling(
+        self._reporter = PartitionReporter(
             self._control,
             self._reactor,
             self._commands,
@@ -362,7 +362,7 @@ class Worker:
             elif isinstance(message, Image):
                 await self._on_image(message)
             elif isinstance(message, InSyncAnswer):
-                self._telling.on_answer(message)
+                self._reporter.on_answer(message)
             elif isinstance(message, Several):
                 for part in message.parts:
                     if isinstance(part, AclsPut):
@@ -498,22 +498,22 @@ class Worker:
             self._aside(self._upkeep.on_leader_log_start(event.slot, event.offset))
         elif kind == native.EventKind.FETCHER_ENDED:
             self._replication.on_ended(event)
-        elif kind == native.EventKind.RELAY_WANTED:
-            self._forwarding.on_wanted(event)
+        elif kind == native.EventKind.RELAY_REQUESTED:
+            self._forwarding.on_requested(event)
         elif kind == native.EventKind.RELAY_ENDED:
             self._forwarding.on_ended(event)
         elif kind == native.EventKind.TLS_NAME:
             self._aside(self._tls.on_name(event))
-        elif kind == native.EventKind.SUBJECT_WANTED:
-            self._subjects.on_wanted(event)
+        elif kind == native.EventKind.SUBJECT_REQUESTED:
+            self._subjects.on_requested(event)
         elif kind == native.EventKind.SUBJECT_GONE:
             self._subjects.on_gone(event)
         elif kind == native.EventKind.DENIED:
             self._subjects.on_denied(event)
         elif kind == native.EventKind.RETIRED_USED:
-            self._telling.on_used(event)
+            self._reporter.on_used(event)
         elif event.proposal is not None:
-            self._telling.on_proposal(event)
+            self._reporter.on_proposal(event)
         elif kind == native.EventKind.LOG_DIR_FAILED:
             self._on_log_dir_failed(event)
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):

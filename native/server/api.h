@@ -184,7 +184,7 @@ int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int3
 int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max);
 
 /* Produce of local clients for partitions that other hosts lead (server/relay/relay.h).
- * MQD_EVENT_RELAY_WANTED requests a connection: offset = the leader's node id, log_dir = which of
+ * MQD_EVENT_RELAY_REQUESTED requests a connection: offset = the leader's node id, log_dir = which of
  * its workers, level = enum mqd_relay_lane. Answer it with relay_put or relay_refuse. */
 #define MQD_RELAY_COUNT_MAX 4096
 enum mqd_relay_lane { MQD_RELAY_LANE_PLAIN, MQD_RELAY_LANE_TRANSACTIONS, MQD_RELAY_LANE_COUNT };
@@ -206,7 +206,7 @@ int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const 
 /* Ends all connections to that host, without events. */
 int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
 
-/* The rights that MQD_EVENT_SUBJECT_WANTED asked for (token = `subject`), or new ones for a subject
+/* The rights that MQD_EVENT_SUBJECT_REQUESTED asked for (token = `subject`), or new ones for a subject
  * that is still there: tables of mqd/security/rights_table.py, for topics and transactional ids.
  * MQD_E_STALE: it is not there any more. */
 int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject, const uint8_t *topics,
@@ -240,14 +240,14 @@ enum mqd_event_kind {
      * is hidden, at most once a second */
     MQD_EVENT_RETIRED_USED,
     /* request for a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
-    MQD_EVENT_RELAY_WANTED,
+    MQD_EVENT_RELAY_REQUESTED,
     MQD_EVENT_RELAY_ENDED, /* the relay connection put with `token` has ended: error, text */
     /* a client of listener `slot` has proved by its certificate that it is `text`, a distinguished
      * name. Its connection, `token`, waits for mqd_reactor_tls_principal */
     MQD_EVENT_TLS_NAME,
     /* request for the rights of subject `token`: text is its host, a space, its principal. Its
      * connections wait */
-    MQD_EVENT_SUBJECT_WANTED,
+    MQD_EVENT_SUBJECT_REQUESTED,
     MQD_EVENT_SUBJECT_GONE, /* subject `token` is not used any more */
     /* subject `token` was denied operation `level` on the resource of type `offset` that text names.
      * `log_dir` = how many such denials it stands for */

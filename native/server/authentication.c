@@ -21,7 +21,7 @@ static bool is_exchange(int16_t api_key)
 
 void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    c->authentication = MQD_AUTHENTICATION_WANTED;
+    c->authentication = MQD_AUTHENTICATION_REQUESTED;
     c->authenticate_by_ms = r->now_ms + r->options.authentication_ms_max;
     c->frame_bytes_max = r->options.authentication_bytes_max;
 }
@@ -52,7 +52,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
 {
     static const struct mqd_request_header token = {.api_key = SASL_AUTHENTICATE};
     int16_t api_key = c->raw_tokens ? SASL_AUTHENTICATE : (int16_t)mqd_get_be16(frame);
-    if (c->authentication == MQD_AUTHENTICATION_WANTED) {
+    if (c->authentication == MQD_AUTHENTICATION_REQUESTED) {
         if (!admit_before(r, c, api_key))
             return false;
     } else if (c->session_end_ms <= r->now_ms && !is_exchange(api_key)) {

@@ -87,7 +87,7 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
  * request's header. False: there are none, or the header cannot be read; its parser reports that. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
-    if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_WANTED)
+    if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)
         /* a connection from another host was charged there: a debt would hold up all clients that it serves */
         return false;
     int16_t length = (int16_t)mqd_get_be16(frame + 8);

@@ -32,8 +32,8 @@ async def shake(side: handshake.Initiator | handshake.Responder, connection: soc
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
-        while side.wanted:
-            data = await loop.sock_recv(connection, side.wanted)
+        while side.missing_bytes:
+            data = await loop.sock_recv(connection, side.missing_bytes)
             if not data:
                 raise EOFError("the peer closed the connection in the handshake")
             out = side.feed(data)

@@ -116,11 +116,11 @@ class Peers:
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._connected(node_id)
-                return await self._ask(connection, request, version)
+                return await self._request(connection, request, version)
         except TimeoutError:
             raise PeerError(f"host {node_id} has not answered within {timeout_s} s") from None
 
-    async def _ask(self, connection: _Connection, request: object, version: int) -> object:
+    async def _request(self, connection: _Connection, request: object, version: int) -> object:
         if len(connection.waiting) >= IN_FLIGHT_MAX:
             raise PeerError(f"{IN_FLIGHT_MAX} requests to host {connection.broker.node_id} are under way")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF

@@ -219,29 +219,29 @@ class LocalClients:
             connection.close()  # it only probed for a listener
             return
         pid, uid = peer_pid(connection)
-        said = parse(packet, self._abi_hash)
-        if isinstance(said, Hello) and (not said.server or said.server in self._servers):
+        hello = parse(packet, self._abi_hash)
+        if isinstance(hello, Hello) and (not hello.server or hello.server in self._servers):
             principal = self._principal_of(uid)
             if principal is not None:
-                self._hand(connection, handoff(said, uid, pid, principal))
+                self._hand(connection, handoff(hello, uid, pid, principal))
                 return
-            said = (
+            hello = (
                 f"user id {uid} stands for no principal (local.principal.mapping.rules): the client goes over TCP, where"
                 " it can authenticate"
             )
-            refuse(connection, native.E_INVALID, said)
-        elif isinstance(said, Hello):
-            said = (
-                f"the client would connect by TCP to {said.server}, and this broker does not listen there: a broker in"
+            refuse(connection, native.E_INVALID, hello)
+        elif isinstance(hello, Hello):
+            hello = (
+                f"the client would connect by TCP to {hello.server}, and this broker does not listen there: a broker in"
                 " another network namespace or container has the path of the client's; the client goes over TCP"
             )
-            refuse(connection, native.E_STALE, said)
-        elif said is not None:
-            refuse(connection, native.E_LAYOUT, said)
+            refuse(connection, native.E_STALE, hello)
+        elif hello is not None:
+            refuse(connection, native.E_LAYOUT, hello)
         else:
             connection.close()
         log.warning(
-            "a local client was refused", pid=pid, uid=uid, reason=said or "what it said is no hello of an mqd client"
+            "a local client was refused", pid=pid, uid=uid, reason=hello or "what it said is no hello of an mqd client"
         )
 
     # -- handing over ------------------------------------------------------------------------------

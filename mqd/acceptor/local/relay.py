@@ -97,7 +97,7 @@ class Relaying:
         if node_id < 0:
             return None
         try:
-            return await self._ask(node_id, address, header, frame)
+            return await self._request(node_id, address, header, frame)
         except PeerError as error:
             log.info(
                 "a coordinator on another host cannot be asked; the client tries again", node=node_id, reason=str(error)
@@ -122,7 +122,7 @@ class Relaying:
         except CoordinatorError:
             return -1  # its internal topic does not exist yet
 
-    async def _ask(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
+    async def _request(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
         """Raises PeerError."""
         principal = msgspec.msgpack.encode(
             Principal(address.uid, address.pid, address.principal, address.principal_kind, address.peer_ip)
@@ -188,7 +188,7 @@ class Relaying:
             try:
                 frame = encode_request(part, header.api_version, header.correlation_id, header.client_id)
                 return decode_response(
-                    await self._ask(node_id, address, header, frame), LIST_OFFSETS, header.api_version
+                    await self._request(node_id, address, header, frame), LIST_OFFSETS, header.api_version
                 )[1]
             except (PeerError, ProtocolError) as error:
                 log.info(
@@ -223,7 +223,8 @@ def split_by_leader(broker: BrokerState, request: ListOffsetsRequest) -> dict[in
             ).append(one)
     return {
         node_id: msgspec.structs.replace(
-            request, topics=[ListOffsetsRequest.Topic(name=name, partitions=asked) for name, asked in topics.items()]
+            request,
+            topics=[ListOffsetsRequest.Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
         )
         for node_id, topics in parts.items()
     }

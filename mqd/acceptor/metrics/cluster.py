@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.metadata import Metadata
-from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
 
 
 def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
@@ -19,14 +19,14 @@ def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     if metadata.is_alone:
         return 0, 0, 0
     for topic in list(metadata.topics.values()):
-        wanted = wanted_min_in_sync(topic.config, metadata.broker_default_config)
+        configured = configured_min_in_sync(topic.config, metadata.broker_default_config)
         for one in topic.partitions:
             if one.leader < 0:
                 without_leader += 1
             elif one.leader == node_id and len(one.in_sync_replicas) < len(one.replicas):
                 under_replicated += len(one.in_sync_replicas) < len(one.replicas) - len(one.adding)
                 under_min += len(one.in_sync_replicas) < effective_min_in_sync(
-                    wanted, len(one.replicas), len(one.adding)
+                    configured, len(one.replicas), len(one.adding)
                 )
     return without_leader, under_replicated, under_min
 

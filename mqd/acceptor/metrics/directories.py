@@ -23,35 +23,35 @@ class Kept(Generic[T]):
     def __init__(self, question: Callable[[], T], kept_s: float) -> None:
         self._question, self._kept_s = question, kept_s
         self._lock = threading.Lock()
-        self._asking: threading.Thread | None = None
-        self._asked_at = self._known_at = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._started_at = self._known_at = float("-inf")
         self._known: T | None = None
         self._cost_s = 0.0
 
-    def ask(self) -> None:
+    def refresh(self) -> None:
         """Starts the query unless it is running or the answer is fresh."""
         with self._lock:
-            if self._asking is not None or time.monotonic() - self._known_at <= max(self._kept_s, REST * self._cost_s):
+            if self._thread is not None or time.monotonic() - self._known_at <= max(self._kept_s, REST * self._cost_s):
                 return
-            self._asking, self._asked_at = (
-                threading.Thread(target=self._ask, name="measuring", daemon=True),
+            self._thread, self._started_at = (
+                threading.Thread(target=self._refresh, name="measuring", daemon=True),
                 time.monotonic(),
             )
             try:
-                self._asking.start()
+                self._thread.start()
             except RuntimeError:  # no thread is available
-                self._asking = None
+                self._thread = None
 
-    def _ask(self) -> None:
+    def _refresh(self) -> None:
         try:
             self._known, self._known_at = self._question(), time.monotonic()
             self._cost_s = time.thread_time()
         finally:
-            self._asking = None
+            self._thread = None
 
     def known(self) -> T | None:
         """Waits for the running query, at most ANSWER_S. None: there has never been an answer."""
-        asking = self._asking
-        if asking is not None:
-            asking.join(max(0.0, self._asked_at + ANSWER_S - time.monotonic()))
+        thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, self._started_at + ANSWER_S - time.monotonic()))
         return self._known

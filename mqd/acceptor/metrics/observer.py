@@ -83,7 +83,7 @@ class Observer:
         """`extents()` gives (used, total) of the acceptor's own arena."""
         self.arena_extents = extents
 
-    def ask(self, path: str, decided: Callable[[list[str]], None]) -> None:
+    def check(self, path: str, decided: Callable[[list[str]], None]) -> None:
         """Has the acceptor's loop decide a health check. Any thread."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: the acceptor ends
@@ -97,11 +97,13 @@ class Observer:
         had, or what protects it cannot be used. Without metrics.listener a port that is taken is
         replaced by a free one.
         """
-        wanted = listeners.metrics_listener(config)
+        configured = listeners.metrics_listener(config)
         token_file = config.get("metrics.token.file")
         self.shows_partitions = config.get("metrics.partitions", "true") == "true"
-        listener = listen(wanted, kafka_port + PORT_OFFSET, bool(config.get("metrics.listener"))) if wanted else None
-        if wanted is None or listener is None:
+        listener = (
+            listen(configured, kafka_port + PORT_OFFSET, bool(config.get("metrics.listener"))) if configured else None
+        )
+        if configured is None or listener is None:
             return -1
         port: int = listener.getsockname()[1]
         token = tls = None
@@ -110,10 +112,10 @@ class Observer:
                 from mqd.acceptor.metrics.token import Token
 
                 token = Token(Path(token_file))
-            if wanted.has_tls:
+            if configured.has_tls:
                 from mqd.security.python_tls import ServerTls
 
-                tls = ServerTls(config, wanted)
+                tls = ServerTls(config, configured)
         except ConfigError as error:  # it could be used when `mqd up` looked
             log.error("there is no metrics page", reason=str(error))
             listener.close()

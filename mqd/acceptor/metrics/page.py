@@ -158,7 +158,7 @@ class Metrics:
         with self._lock:
             kept: list[Kept[Any]] = [*self._directories, *self._waiting, self._reports]
             for one in kept:
-                one.ask()  # all at the same time, so that a hanging one delays none of the others
+                one.refresh()  # all at the same time, so that a hanging one delays none of the others
             yield from self._requests()
             yield from self._workers()
             yield from self._disks()

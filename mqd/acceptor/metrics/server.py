@@ -91,7 +91,7 @@ class _Tls(Protocol):
 class Checks(Protocol):
     """How the acceptor decides health checks."""
 
-    def ask(self, path: str, decided: Callable[[list[str]], None]) -> None:
+    def check(self, path: str, decided: Callable[[list[str]], None]) -> None:
         """`decided` gets what is wrong, one line each, in the acceptor's thread."""
 
 
@@ -316,7 +316,7 @@ class MetricsServer:
         client.waiting = decided
         client.deadline_s = client.moved_s + (RENDER_S if decided == PAGE else HEALTH_S)
         if decided != PAGE:
-            self._checks.ask(decided, partial(self._on_decided, client))
+            self._checks.check(decided, partial(self._on_decided, client))
         elif not self._rendering:
             self._render_from_s = max(client.moved_s, self._resting_until_s)
 
@@ -390,15 +390,15 @@ class MetricsServer:
             self._close(client)
 
 
-def listen(wanted: Listener, usual_port: int, is_fixed: bool) -> socket.socket | None:
-    """`usual_port` where `wanted` names none and is not fixed. A port that is taken is replaced by a
+def listen(configured: Listener, usual_port: int, is_fixed: bool) -> socket.socket | None:
+    """`usual_port` where `configured` names none and is not fixed. A port that is taken is replaced by a
     free one, with a log line, unless it is fixed. None: it cannot listen.
     """
-    first = wanted.port if is_fixed or wanted.port else usual_port if usual_port <= 65535 else 0
-    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+    first = configured.port if is_fixed or configured.port else usual_port if usual_port <= 65535 else 0
+    family = socket.AF_INET6 if ":" in configured.host else socket.AF_INET
     for port in (first,) if is_fixed else dict.fromkeys((first, 0)):
         try:
-            return socket.create_server((wanted.host, port), family=family, backlog=BACKLOG)
+            return socket.create_server((configured.host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             reason = error.strerror or str(error)
             if is_fixed:

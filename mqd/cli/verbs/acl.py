@@ -86,7 +86,7 @@ def _create(
             for rule in rules
         ]
         with Broker(settings.bootstrap) as broker:
-            answer = broker.ask(_CREATE, CreateAclsRequest(creations=creations))
+            answer = broker.request(_CREATE, CreateAclsRequest(creations=creations))
         for result in answer.results:
             check("access control lists", result.error_code, result.error_message)
     _emit(settings, rules, "")
@@ -139,25 +139,25 @@ def _filter(
     )
 
 
-def _filter_fields(wanted: "AclFilter") -> dict[str, Any]:
+def _filter_fields(acl_filter: "AclFilter") -> dict[str, Any]:
     return {
-        "resource_type_filter": wanted.resource_type,
-        "resource_name_filter": wanted.name,
-        "pattern_type_filter": wanted.pattern_type,
-        "principal_filter": wanted.principal,
-        "host_filter": wanted.host,
-        "operation": wanted.operation,
-        "permission_type": wanted.permission,
+        "resource_type_filter": acl_filter.resource_type,
+        "resource_name_filter": acl_filter.name,
+        "pattern_type_filter": acl_filter.pattern_type,
+        "principal_filter": acl_filter.principal,
+        "host_filter": acl_filter.host,
+        "operation": acl_filter.operation,
+        "permission_type": acl_filter.permission,
     }
 
 
-def _found(settings: Settings, wanted: "AclFilter") -> list["AclBinding"]:
+def _found(settings: Settings, acl_filter: "AclFilter") -> list["AclBinding"]:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeAclsRequest
     from mqd.security.acl import AclBinding
 
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_DESCRIBE, DescribeAclsRequest(**_filter_fields(wanted)))
+        answer = broker.request(_DESCRIBE, DescribeAclsRequest(**_filter_fields(acl_filter)))
     check("access control lists", answer.error_code, answer.error_message)
     return sorted(
         AclBinding(
@@ -239,16 +239,18 @@ def remove(
 
     if not everything and not any((resource, principal, operation, permission, host)):
         raise click.UsageError("say which rules: a RESOURCE, --principal, ..., or --all")
-    wanted = _filter(principal, operation, resource, host, permission)
+    acl_filter = _filter(principal, operation, resource, host, permission)
     if dry_run:
-        _emit(settings, _found(settings, wanted), "no rule fits")
+        _emit(settings, _found(settings, acl_filter), "no rule fits")
         return
     if data_dir is not None:
-        removed = [rule for rules in _locally(data_dir, messages.DeleteAcls([wanted])).removed_acls for rule in rules]
+        removed = [
+            rule for rules in _locally(data_dir, messages.DeleteAcls([acl_filter])).removed_acls for rule in rules
+        ]
     else:
         with Broker(settings.bootstrap) as broker:
-            answer = broker.ask(
-                _DELETE, DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_filter_fields(wanted))])
+            answer = broker.request(
+                _DELETE, DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_filter_fields(acl_filter))])
             )
         (result,) = answer.filter_results
         check("access control lists", result.error_code, result.error_message)
@@ -280,13 +282,13 @@ def _authorizer(settings: Settings) -> "Authorizer":
 
     rules = _found(settings, AclFilter())
     with Broker(settings.bootstrap) as broker:
-        node_id = broker.ask(60, DescribeClusterRequest()).controller_id
-        asked = DescribeConfigsRequest.Resource(
+        node_id = broker.request(60, DescribeClusterRequest()).controller_id
+        requested = DescribeConfigsRequest.Resource(
             resource_type=_BROKER,
             resource_name=str(node_id),
             configuration_keys=["super.users", "allow.everyone.if.no.acl.found"],
         )
-        (answer,) = broker.ask(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[asked])).results
+        (answer,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[requested])).results
     check("the broker's super.users", answer.error_code, answer.error_message)
     config = {one.name: one.value or "" for one in answer.configs}
     made = Authorizer(super_users(config["super.users"]), config["allow.everyone.if.no.acl.found"] == "true")
@@ -300,10 +302,10 @@ def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, 
     from mqd.security.acl import Operation, PatternType
 
     kind, pattern, name = acl_words.resource(resource)
-    asked = acl_words.operation(operation, kind)
-    if pattern == PatternType.PREFIXED or asked == Operation.ALL:
+    requested = acl_words.operation(operation, kind)
+    if pattern == PatternType.PREFIXED or requested == Operation.ALL:
         raise ValueError("a question names one operation and one resource")
-    return made.explain(acl_words.principal(principal), host, asked, kind, name)
+    return made.explain(acl_words.principal(principal), host, requested, kind, name)
 
 
 @command.command()

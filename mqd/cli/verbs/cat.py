@@ -48,7 +48,7 @@ class Letters(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...]
 
 
-def _say(letters: Letters, text: str) -> None:
+def _print_note(letters: Letters, text: str) -> None:
     if not letters.quiet:
         print("% " + text, file=sys.stderr, flush=True)
 
@@ -173,7 +173,7 @@ def _letters(ctx: click.Context, given: dict[str, Any]) -> Letters:
     if letters.mode in "CP" and len(topics) != 1:
         raise click.UsageError("-t TOPIC is missing" if not topics else f"-{letters.mode} takes one -t")
     if mode is None:
-        _say(
+        _print_note(
             letters,
             f"Auto-selecting {'Consumer' if letters.mode == 'C' else 'Producer'} mode (use -P or -C to override)",
         )
@@ -190,19 +190,19 @@ def _list(letters: Letters) -> None:
 
     admin = AdminClient(base_config(letters.bootstrap, letters.timeout_s, letters.config) | letters.config)
     found = admin.list_topics(timeout=letters.timeout_s)
-    wanted = letters.topics[0] if letters.topics else None
-    topics = [topic for name, topic in found.topics.items() if wanted is None or name == wanted]
+    requested = letters.topics[0] if letters.topics else None
+    topics = [topic for name, topic in found.topics.items() if requested is None or name == requested]
     click.echo(
-        _list_json(found, topics, wanted) if letters.as_json else _list_text(found, topics, wanted),
+        _list_json(found, topics, requested) if letters.as_json else _list_text(found, topics, requested),
         nl=not letters.as_json,
     )
-    if wanted is not None and not topics:
-        raise CliError(f"{wanted}: unknown topic; mqd topic list shows the topics there are")
+    if requested is not None and not topics:
+        raise CliError(f"{requested}: unknown topic; mqd topic list shows the topics there are")
 
 
-def _list_text(found: Any, topics: list[Any], wanted: str | None) -> str:
+def _list_text(found: Any, topics: list[Any], requested: str | None) -> str:
     lines = [
-        f"Metadata for {wanted or 'all topics'} (from broker {found.orig_broker_id}: {found.orig_broker_name}):",
+        f"Metadata for {requested or 'all topics'} (from broker {found.orig_broker_id}: {found.orig_broker_name}):",
         f" {len(found.brokers)} brokers:",
     ]
     for broker in found.brokers.values():
@@ -225,7 +225,7 @@ def _list_text(found: Any, topics: list[Any], wanted: str | None) -> str:
     return "\n".join(lines)
 
 
-def _list_json(found: Any, topics: list[Any], wanted: str | None) -> str:
+def _list_json(found: Any, topics: list[Any], requested: str | None) -> str:
     def partition(item: Any) -> dict[str, Any]:
         shown: dict[str, Any] = {"partition": item.id} | ({"error": item.error.str()} if item.error is not None else {})
         return shown | {
@@ -241,7 +241,7 @@ def _list_json(found: Any, topics: list[Any], wanted: str | None) -> str:
     return json.dumps(
         {
             "originating_broker": {"id": found.orig_broker_id, "name": found.orig_broker_name},
-            "query": {"topic": wanted or "*"},
+            "query": {"topic": requested or "*"},
             "controllerid": found.controller_id,
             "brokers": [{"id": broker.id, "name": f"{broker.host}:{broker.port}"} for broker in found.brokers.values()],
             "topics": [topic(item) for item in topics],
@@ -259,19 +259,19 @@ def _query(letters: Letters) -> None:
 
     from mqd.cli.librdkafka import base_config
 
-    asked = []
+    requested = []
     for text in letters.topics:
         name, partition, timestamp = ([*text.rsplit(":", 2), "", ""])[:3]
         if not (name and partition.isdigit() and timestamp.removeprefix("-").isdigit()):
             raise click.UsageError(f"-t: expected TOPIC:PARTITION:TIMESTAMP_MS, not {text!r}")
-        asked.append(TopicPartition(name, int(partition), int(timestamp)))
-    if not asked:
+        requested.append(TopicPartition(name, int(partition), int(timestamp)))
+    if not requested:
         raise click.UsageError("-Q needs -t TOPIC:PARTITION:TIMESTAMP_MS")
     consumer = Consumer(
         base_config(letters.bootstrap, letters.timeout_s, letters.config) | {"group.id": "mqd-cli"} | letters.config
     )
     try:
-        answers = consumer.offsets_for_times(asked, timeout=letters.timeout_s)
+        answers = consumer.offsets_for_times(requested, timeout=letters.timeout_s)
     finally:
         consumer.close()
     by_topic: dict[str, dict[str, Any]] = {}
@@ -331,13 +331,15 @@ def _consume(letters: Letters) -> None:
     topic = letters.topics[0]
 
     def on_end(partition: int, offset: int, last: bool) -> None:
-        _say(letters, f"Reached end of topic {topic} [{partition}] at offset {offset}{': exiting' if last else ''}")
+        _print_note(
+            letters, f"Reached end of topic {topic} [{partition}] at offset {offset}{': exiting' if last else ''}"
+        )
 
     reader = Reader(letters.bootstrap, topic, letters.config, letters.timeout_s)
     out = sys.stdout.buffer
     try:
-        wanted = None if letters.partition is None or letters.partition < 0 else [letters.partition]
-        reader.assign(reader.partitions(wanted), start, stop)
+        requested = None if letters.partition is None or letters.partition < 0 else [letters.partition]
+        reader.assign(reader.partitions(requested), start, stop)
         render = _renderer(letters, reader.leader)
         for batch in reader.batches(letters.count, letters.exit_at_end, on_end):
             if letters.unbuffered:

@@ -44,7 +44,7 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
         resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_OPENS_LISTENERS)
     )
     with Broker(settings.bootstrap) as broker:
-        (found,) = broker.ask(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
+        (found,) = broker.request(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
     check(f"broker {nodes[0]}", found.error_code, found.error_message)
     values = {one.name: one.value for one in found.configs}
     return "cluster.seeds" in values and not any(values.values())
@@ -245,7 +245,7 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 
     found = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(
+        answer = broker.request(
             _ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=found)
         )
     check(f"node {node}", answer.error_code, answer.error_message)
@@ -268,7 +268,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
         directory = voters[0]["directory"]
     found = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
+        answer = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
     check(f"node {node}", answer.error_code, answer.error_message)
     _done(settings, f"node {node} is no voter any more")
 
@@ -292,11 +292,11 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
     from mqd.protocol.messages import UnregisterBrokerRequest
 
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
+        answer = broker.request(_UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
         check(f"node {node}", answer.error_code, answer.error_message)
         if not cancel and not no_wait:
             moves.wait_until_empty(broker, node, not settings.json)
-    said = (
+    outcome = (
         "takes part again"
         if cancel
         else (
@@ -308,7 +308,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
     if settings.json:
         emit_json({"node": node, "drain": not cancel})
     else:
-        click.echo(f"node {node} {said}")
+        click.echo(f"node {node} {outcome}")
 
 
 @command.command("forget")
@@ -320,7 +320,7 @@ def forget(settings: Settings, node: int) -> None:
     from mqd.protocol.messages import UnregisterBrokerRequest
 
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_UNREGISTER, UnregisterBrokerRequest(broker_id=node))
+        answer = broker.request(_UNREGISTER, UnregisterBrokerRequest(broker_id=node))
     check(f"node {node}", answer.error_code, answer.error_message)
     if settings.json:
         emit_json({"node": node, "registered": False})
@@ -345,10 +345,12 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     from mqd.cluster.metadata.rules.placement import BALANCE_MOVES_MAX
     from mqd.protocol.messages import AlterPartitionReassignmentsRequest
 
-    asked = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
+    requested = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
     with Broker(settings.bootstrap) as broker:
         before = moves.replicas_of_all(broker)
-        answer = broker.ask(moves.ALTER, AlterPartitionReassignmentsRequest(topics=asked, balance=2 if dry_run else 1))
+        answer = broker.request(
+            moves.ALTER, AlterPartitionReassignmentsRequest(topics=requested, balance=2 if dry_run else 1)
+        )
         check("balancing", answer.error_code, answer.error_message)
         plan = {
             (topic.name, one.partition_index): list(one.target)
@@ -427,7 +429,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
             for name, level in raised.items()
         ]
         with Broker(settings.bootstrap) as broker:
-            answer = broker.ask(
+            answer = broker.request(
                 _UPDATE_FEATURES,
                 UpdateFeaturesRequest(timeout_ms=_TIMEOUT_MS, feature_updates=updates, validate_only=dry_run),
             )

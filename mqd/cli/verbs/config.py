@@ -56,9 +56,9 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
 
     admin = admin_client(settings.bootstrap)
-    asked = _resource(admin, resource)
+    requested = _resource(admin, resource)
     try:
-        entries = admin.describe_configs([asked], request_timeout=REQUEST_TIMEOUT_S)[asked].result()
+        entries = admin.describe_configs([requested], request_timeout=REQUEST_TIMEOUT_S)[requested].result()
     except KafkaException as error:
         raise named(resource, error) from None
     missing = [key for key in keys if key not in entries]

@@ -204,10 +204,10 @@ class Broker:
             )
         match = re.match(r"mqd ready on (\S+:\d+)", self._first_line())
         if match is None:
-            said = (self.directory / "stderr").read_text(errors="replace").strip().splitlines()
+            errors = (self.directory / "stderr").read_text(errors="replace").strip().splitlines()
             raise CliError(
                 "the broker did not start: "
-                + (said[-1].removeprefix("mqd: ") if said else f"no word from it within {_START_TIMEOUT_S:.0f} s")
+                + (errors[-1].removeprefix("mqd: ") if errors else f"no word from it within {_START_TIMEOUT_S:.0f} s")
             )
         self.bootstrap = match[1]
         self.ready_s = time.monotonic() - started
@@ -264,7 +264,7 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         if self._bars is not None:
             self._bars.console.print(text, highlight=False)
         elif self._shown:
@@ -321,10 +321,10 @@ class _Consumer(threading.Thread):
         self.pairs: list[Pair] = []
         self.failure: Exception | None = None
         self.stop = threading.Event()
-        self._told = (bootstrap, partitions, total, progress)
+        self._arguments = (bootstrap, partitions, total, progress)
 
     def run(self) -> None:
-        bootstrap, partitions, total, progress = self._told
+        bootstrap, partitions, total, progress = self._arguments
         try:
             self._read(bootstrap, partitions, total, progress)
         except Exception as error:  # carried to the main thread, which raises it
@@ -439,12 +439,12 @@ def command(settings: Settings, limit: int | None) -> int:
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(text))
         file = flights_file()
-        progress.say("starting a broker ...")
+        progress.show("starting a broker ...")
         broker = stack.enter_context(Broker())
-        progress.say(f"ready on {broker.bootstrap} after {broker.ready_s:.2f} s; reading the flights ...")
+        progress.show(f"ready on {broker.bootstrap} after {broker.ready_s:.2f} s; reading the flights ...")
         pairs = encode_flights(read_flights(file, limit))
         create_topic(broker.bootstrap)
-        progress.say(
+        progress.show(
             f"topic {TOPIC} with {PARTITION_COUNT} partitions; {len(pairs):,} flights as JSON, keyed by tail number,"
             " acks=all"
         )

@@ -93,7 +93,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(not settings.json))
         flights = sorted(read_flights(flights_file(), limit), key=lambda flight: flight["time_hour"])
-        progress.say("starting a broker and Spark ...")
+        progress.show("starting a broker and Spark ...")
         broker = stack.enter_context(Broker())
         create_topic(broker.bootstrap)
         create_topic(broker.bootstrap, DELAYS, 1)
@@ -103,17 +103,17 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
         except SettingsError as error:
             raise CliError(str(error), EXIT_USAGE) from None
         stack.callback(spark.stop)
-        progress.say(
+        progress.show(
             f"Spark is there after {time.monotonic() - started:.1f} s; {len(flights):,} flights, in the order of their"
             " hours"
         )
         try:
-            rows, told = _through(spark, broker, flights, progress)
+            rows, published = _through(spark, broker, flights, progress)
         except CliError:
             raise
         except Exception as error:
             raise CliError(explained(error)) from error
-    checks = verdict(flights, rows, told)
+    checks = verdict(flights, rows, published)
     drawn = draw(rows, picture)
     passed = all(check.passed for check in checks)
     if settings.json:
@@ -178,7 +178,7 @@ def _through(
     sender.join()
     for query, pipeline in zip(queries, pipelines, strict=True):
         ended = _settled(query, partial(running.start, spark, pipeline))
-        progress.say(f"  {query.name}: all is told after batch {ended.lastProgress['batchId']}")
+        progress.show(f"  {query.name}: all is told after batch {ended.lastProgress['batchId']}")
         ended.stop()
     records = (
         spark.read.format(running.FORMAT)
@@ -206,7 +206,7 @@ def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> Stre
             query.processAllAvailable()  # one batch more than the records need: the one that tells the last windows
             return query
         except StreamingQueryException as error:
-            if not left or not any(said in str(error) for said in LADEN):
+            if not left or not any(message in str(error) for message in LADEN):
                 raise
             query = again()
     raise AssertionError("unreachable")
@@ -227,14 +227,14 @@ def _windows(spark: SparkSession, path: str) -> list[Window]:
     ]
 
 
-def verdict(flights: list[dict[str, Any]], rows: list[Window], told: list[dict[str, Any]]) -> list[Check]:
+def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[dict[str, Any]]) -> list[Check]:
     """What came out of Spark against what went in."""
-    wanted: dict[tuple[str, str], int] = defaultdict(int)
+    expected: dict[tuple[str, str], int] = defaultdict(int)
     for flight in flights:
-        wanted[flight["origin"], flight["time_hour"][:13]] += 1
+        expected[flight["origin"], flight["time_hour"][:13]] += 1
     found = {(row.origin, row.start.isoformat()[:13]): row.flights for row in rows}
-    topic = {(window["origin"], window["start"][:13]): window["flights"] for window in told}
-    wrong = sum(wanted[key] != found.get(key) for key in wanted) + sum(key not in wanted for key in found)
+    topic = {(window["origin"], window["start"][:13]): window["flights"] for window in published}
+    wrong = sum(expected[key] != found.get(key) for key in expected) + sum(key not in expected for key in found)
     return [
         Check(
             "flights",
@@ -252,8 +252,8 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], told: list[dict[s
         ),
         Check(
             "topic",
-            topic == found and len(told) == len(found),
-            f"the topic {DELAYS} has the same {len(told):,} windows as Parquet",
+            topic == found and len(published) == len(found),
+            f"the topic {DELAYS} has the same {len(published):,} windows as Parquet",
         ),
     ]
 

@@ -285,7 +285,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
             request = DeleteGroupsRequest(groups_names=[name])
             try:
                 error = (
-                    cluster.ask_coordinator(
+                    cluster.request_coordinator(
                         GROUP, name, _DELETE_GROUPS, request, lambda found: found.results[0].error_code
                     )
                     .results[0]
@@ -366,25 +366,25 @@ def seek(
     from datetime import datetime
 
     from mqd.cli.broker_lookup import Cluster
-    from mqd.cli.group_listing import NOBODY
-    from mqd.cli.group_listing import describe as ask
+    from mqd.cli.group_listing import WITHOUT_MEMBERS
+    from mqd.cli.group_listing import describe as request
     from mqd.cli.seeking import ONLY_SHOWN, commit, parse_where, plan
 
     if (where is None) == (shift_by is None):
         raise click.UsageError("say where: --to earliest|latest|TIME|OFFSET, or --shift-by N")
     start = parse_where(where, datetime.now().astimezone()) if where is not None else None
-    asked = [parse_target(text) for text in targets]
+    requested = [parse_target(text) for text in targets]
     with Cluster(settings.bootstrap) as cluster:
-        group = ask(cluster, name)
-        busy = group is not None and group.state not in NOBODY
+        group = request(cluster, name)
+        busy = group is not None and group.state not in WITHOUT_MEMBERS
         if busy and execute:
             assert group is not None
             raise CliError(_refusal(group))
-        if group is None and not asked:
+        if group is None and not requested:
             raise CliError(
                 f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics"
             )
-        moves = plan(cluster, name, asked, start, shift_by or 0)
+        moves = plan(cluster, name, requested, start, shift_by or 0)
         failed = commit(cluster, name, moves) if execute else {}
     only_shown = any(one.only_shown for one in moves)
     if settings.json:

@@ -41,7 +41,7 @@ def command(ctx: click.Context, level: str | None, data_dir: Path | None, output
         raise CliError(f"no broker runs in {places.data_dir}", EXIT_UNREACHABLE) from error
     try:
         with tool:
-            status = tool.ask(SetLogLevel(level)) if level else tool.status()
+            status = tool.request(SetLogLevel(level)) if level else tool.status()
     except KeeperError as error:
         raise CliError(str(error), EXIT_FAILED) from error
     if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":

@@ -100,14 +100,14 @@ def _found(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, f
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeClientQuotasRequest
 
-    wanted = [
+    requested = [
         DescribeClientQuotasRequest.ComponentData(
             entity_type=kind, match_type=_DEFAULT if name is None else _EXACT, match=name
         )
         for kind, name in entity.items()
     ]
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_DESCRIBE, DescribeClientQuotasRequest(components=wanted, strict=bool(entity)))
+        answer = broker.request(_DESCRIBE, DescribeClientQuotasRequest(components=requested, strict=bool(entity)))
     check("quotas", answer.error_code, answer.error_message)
     found = []
     for entry in answer.entries or []:
@@ -155,7 +155,7 @@ def _alter(settings: Settings, entity: Entity, operations: dict[str, float | Non
         ],
     )
     with Broker(settings.bootstrap) as broker:
-        (answer,) = broker.ask(_ALTER, AlterClientQuotasRequest(entries=[entry], validate_only=dry_run)).entries
+        (answer,) = broker.request(_ALTER, AlterClientQuotasRequest(entries=[entry], validate_only=dry_run)).entries
     check(_shown(entity), answer.error_code, answer.error_message)
 
 
@@ -193,14 +193,14 @@ def set_(
     """Limit CLIENT, a user, a user's client or an address; what is not named stays as it is."""
     entity = _one_entity(**named)
     given = dict(zip(_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
-    wanted: dict[str, float | None] = {key: float(value) for key, value in given.items() if value is not None}
-    if not wanted:
+    requested: dict[str, float | None] = {key: float(value) for key, value in given.items() if value is not None}
+    if not requested:
         raise click.UsageError("nothing to set; give --produce, --fetch, --requests, --changes or --connections")
-    _alter(settings, entity, wanted, dry_run)
+    _alter(settings, entity, requested, dry_run)
     if settings.json:
-        emit_json({"entity": entity, "set": wanted, "changed": not dry_run})
+        emit_json({"entity": entity, "set": requested, "changed": not dry_run})
     else:
-        words = ", ".join(f"{name} {_text(key, wanted[key])}" for name, key in _KEYS.items() if key in wanted)
+        words = ", ".join(f"{name} {_text(key, requested[key])}" for name, key in _KEYS.items() if key in requested)
         click.echo(f"{_shown(entity)} {'could be' if dry_run else 'is'} limited: {words}")
 
 
@@ -218,7 +218,7 @@ def delete(
     """Remove the quotas of CLIENT, a user, a user's client or an address: all, or those named."""
     entity = _one_entity(**named)
     chosen = dict(zip(_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
-    keys = [key for key, wanted in chosen.items() if wanted] or list(_KEYS.values())
+    keys = [key for key, is_chosen in chosen.items() if is_chosen] or list(_KEYS.values())
     before = {key for _, quotas in _found(settings, entity) for key in quotas}
     gone = [key for key in keys if key in before]
     if not gone:

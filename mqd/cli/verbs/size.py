@@ -137,8 +137,8 @@ def _table(found: Plan, hosts: int) -> None:
         row(title, shown(name), shown(f"{name}_per_host") if hosts > 1 else "")
     row("cores", shown("cores"), f"{shown('workers_per_host')} worker{'s' if found['workers_per_host'] > 1 else ''}")
     row("memory", "", shown("memory_per_host")) if hosts > 1 else row("memory", shown("memory_per_host"))
-    asks = ", ".join(f"{name} {count}" for name, count in found.hosts_by.items())
-    row("hosts", f"{hosts}, for {found.decided_by} ({asks})")
+    reasons = ", ".join(f"{name} {count}" for name, count in found.hosts_by.items())
+    row("hosts", f"{hosts}, for {found.decided_by} ({reasons})")
     row("partitions", f"at least {shown('partitions_least')}")
 
 

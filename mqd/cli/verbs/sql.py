@@ -16,7 +16,7 @@ from mqd.cli.common import (
     error_line,
     options,
     pairs,
-    say,
+    print_note,
     stop_when_interrupted,
 )
 
@@ -107,13 +107,13 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
     """
     if as_json and max_rows is None:
         for row in _lines(frame).toLocalIterator():
-            say(row[0])
+            print_note(row[0])
         return 0
     most = max_rows or _ROWS_MAX
     found = (_lines(frame) if as_json else frame).limit(most + 1).collect()
     if as_json:
         for row in found[:most]:
-            say(row[0])
+            print_note(row[0])
     else:
         _table(frame.columns, found[:most])
     if len(found) > most:
@@ -130,7 +130,7 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
         try:
             if as_json:
                 for line in batch.toJSON().toLocalIterator():
-                    say(line)
+                    print_note(line)
             elif found := batch.collect():
                 _table(batch.columns, found)
             sys.stdout.flush()
@@ -169,4 +169,4 @@ def _table(columns: list[str], found: list) -> None:
     console = Console(soft_wrap=True)
     with console.capture() as captured:
         console.print(shown)
-    say(captured.get().removesuffix("\n"))
+    print_note(captured.get().removesuffix("\n"))

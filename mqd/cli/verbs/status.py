@@ -56,7 +56,7 @@ def _describe(status: Status) -> dict[str, Any]:
     }
 
 
-def ask(data_dir: Path) -> dict[str, Any]:
+def request(data_dir: Path) -> dict[str, Any]:
     """What `mqd status --format json` prints; with "reason" and nothing else of worth when no
     broker runs there. Raises CliError when this user may not know.
     """
@@ -135,7 +135,7 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     """
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
     places = layout(data_dir or default_data_dir())
-    about = ask(places.data_dir)
+    about = request(places.data_dir)
     if about["ready"]:
         from mqd.cli import offline_replicas as offline
 

@@ -61,7 +61,7 @@ def create(
     if owner is not None:
         request.owner_principal_type, request.owner_principal_name = _user(owner)
     with Broker(settings.bootstrap) as broker:
-        response = broker.ask(_CREATE, request)
+        response = broker.request(_CREATE, request)
     check("token", response.error_code, None)
     password = base64.b64encode(response.hmac).decode()
     if out is not None:
@@ -97,12 +97,12 @@ def _found(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeDelegationTokenRequest
 
-    asked = [
+    requested = [
         DescribeDelegationTokenRequest.DescribeDelegationTokenOwner(principal_type=kind, principal_name=name)
         for kind, name in map(_user, owners)
     ]
     with Broker(settings.bootstrap) as broker:
-        response = broker.ask(_DESCRIBE, DescribeDelegationTokenRequest(owners=asked or None))
+        response = broker.request(_DESCRIBE, DescribeDelegationTokenRequest(owners=requested or None))
     check("tokens", response.error_code, None)
     return sorted(response.tokens, key=lambda one: (one.principal_name, one.issue_timestamp))
 
@@ -152,7 +152,7 @@ def _change(settings: Settings, token_id: str, api_key: int, request: Any, word:
         raise CliError(f"there is no token {token_id} that you may see; mqd token list shows them")
     request.hmac = known.hmac
     with Broker(settings.bootstrap) as broker:
-        response = broker.ask(api_key, request)
+        response = broker.request(api_key, request)
     check(f"token {token_id}", response.error_code, None)
     if settings.json:
         emit_json({"id": token_id, "expires_ms": response.expiry_timestamp_ms})

@@ -122,13 +122,13 @@ def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[in
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S
 
     found: list[dict[int, int | None]] = []
-    asked = [
+    requested = [
         admin.list_offsets(
             {TopicPartition(name, index): spec for index in partitions}, request_timeout=REQUEST_TIMEOUT_S
         )
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
     ]
-    for futures in asked:
+    for futures in requested:
         answer: dict[int, int | None] = {}
         for partition, future in futures.items():
             try:
@@ -344,9 +344,9 @@ def retire_partitions(
     shown = _Retirement(settings)
     with Cluster(settings.bootstrap) as cluster:
         if total is None:
-            state = retiring.ask(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS)
+            state = retiring.request(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS)
         else:
-            state = retiring.ask(
+            state = retiring.request(
                 cluster.first, name, total, retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE
             )
         readers = retiring.Readers()
@@ -366,7 +366,7 @@ class _Retirement:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._json, self._said = settings.json, ""
+        self._json, self._shown = settings.json, ""
 
     def look(self, cluster: Any) -> Callable[[Any, Any], None]:
         from mqd.cli import retirement as retiring
@@ -379,8 +379,8 @@ class _Retirement:
                 text += ": " + _behind(readers)
             elif state.step == retiring.REDIRECTED:
                 text += f", {retiring.records_left(cluster, state)} records are left for retention to delete"
-            if text != self._said:
-                self._said = text
+            if text != self._shown:
+                self._shown = text
                 click.echo(f"topic {state.topic}: {text}", err=True)
 
         return show
@@ -418,13 +418,13 @@ class _Retirement:
 
 
 def _behind(readers: Any) -> str:
-    told = [
+    laggards = [
         f"group {one.group} has {one.records} records to"
-        f" read{'' if one.active else ' and no members: nobody waits for it'}"
+        f" read{'' if one.active else ' and no members: no_group waits for it'}"
         for one in readers.behind
     ]
     unknown = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []
-    return "; ".join(told[:3] + ([f"and {len(told) - 3} more groups"] if len(told) > 3 else []) + unknown)
+    return "; ".join(laggards[:3] + ([f"and {len(laggards) - 3} more groups"] if len(laggards) > 3 else []) + unknown)
 
 
 @command.command()

@@ -308,9 +308,9 @@ def _abort_in_partition(
     ]
     if not found:
         others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in there[:5])
-        wanted = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
+        criterion = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
         raise CliError(
-            f"no open transaction of {topic}-{index} {wanted}; "
+            f"no open transaction of {topic}-{index} {criterion}; "
             + (f"those open begin at {others}" if others else "none is open there")
         )
     one = found[0]

@@ -97,7 +97,7 @@ def _alter(settings: Settings, name: str, password: str, iterations: int, data_d
         ]
     )
     with Broker(settings.bootstrap) as broker:
-        for result in broker.ask(_ALTER, request).results:
+        for result in broker.request(_ALTER, request).results:
             check(f"user {name}", result.error_code, result.error_message)
 
 
@@ -120,7 +120,7 @@ def _found(settings: Settings) -> dict[str, list[tuple[int, int]]]:
     from mqd.protocol.messages import DescribeUserScramCredentialsRequest
 
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_DESCRIBE, DescribeUserScramCredentialsRequest(users=None))
+        answer = broker.request(_DESCRIBE, DescribeUserScramCredentialsRequest(users=None))
     check("users", answer.error_code, answer.error_message)
     return {one.user: [(info.mechanism, info.iterations) for info in one.credential_infos] for one in answer.results}
 
@@ -163,7 +163,7 @@ def delete(settings: Settings, name: str) -> None:
         ]
     )
     with Broker(settings.bootstrap) as broker:
-        for result in broker.ask(_ALTER, request).results:
+        for result in broker.request(_ALTER, request).results:
             check(f"user {name}", result.error_code, result.error_message)
     if settings.json:
         emit_json({"user": name, "deleted": True})

@@ -140,11 +140,11 @@ class KeyFile(Keys):
             return self._keys
 
 
-def provider(told: object) -> KeyProvider:
+def provider(option: object) -> KeyProvider:
     """What encryption.key.provider says. Raises ConfigError."""
-    if not isinstance(told, str):
-        return _checked(told)
-    kind, _, name = told.partition(":")
+    if not isinstance(option, str):
+        return _checked(option)
+    kind, _, name = option.partition(":")
     if kind == "file" and name:
         return KeyFile(Path(name))
     if kind == "env" and name:
@@ -154,7 +154,7 @@ def provider(told: object) -> KeyProvider:
         made = getattr(importlib.import_module(kind), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{PROVIDER}={told} is neither file:PATH, env:NAME nor PACKAGE.MODULE:NAME of something that makes a"
+            f"{PROVIDER}={option} is neither file:PATH, env:NAME nor PACKAGE.MODULE:NAME of something that makes a"
             f" provider ({error})",
             PROVIDER,
         ) from None

@@ -260,13 +260,13 @@ class ClassicCore:
                 self._rejoin()
 
     def _topics(self) -> frozenset[str]:
-        wanted = self.subscription
-        if wanted is None:
+        subscription = self.subscription
+        if subscription is None:
             return frozenset()
-        matched = set(wanted.topics)
-        if wanted.regex is not None:
+        matched = set(subscription.topics)
+        if subscription.regex is not None:
             try:
-                matches = re.compile(wanted.regex).fullmatch
+                matches = re.compile(subscription.regex).fullmatch
             except re.error:
                 return frozenset(matched)
             matched.update(topic for topic in self.counts if matches(topic))

@@ -158,7 +158,7 @@ class Commits:
         # also where another partition's topic is refused permanently
         again = next((code for code in codes.values() if code in _AGAIN), 0)
         if again in COORDINATOR_AWAY:
-            self._coordinator.ask()
+            self._coordinator.look_up()
         if again:
             self._retry_or_end(commit, broker_error(again, "commit"), True)
             return

@@ -110,7 +110,7 @@ class GroupCore:
         self.callback: tuple[type, Owned] | None = None
         self.next_ms: int | None = None
         self._number = 0
-        self._said: Subscribe | None = None
+        self._sent: Subscribe | None = None
         self._report_all = True
         self._report_owned = False
         self._reported_owned: Owned = set()
@@ -324,7 +324,7 @@ class GroupCore:
             self._later(now_ms)
         elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
             actions.append(Problem(code, text or error_message(code)))
-            self._said = self.subscription  # not again until another one is subscribed to
+            self._sent = self.subscription  # not again until another one is subscribed to
             self._due_ms = now_ms + self._interval_ms
             if self.state is State.JOINING:
                 self.state, self.subscription = State.IDLE, None
@@ -409,7 +409,7 @@ class GroupCore:
         settled = self.callback is None
         urgent = not self._failures and (
             (self._report_owned and settled)
-            or self.subscription != self._said
+            or self.subscription != self._sent
             or (self.state is State.JOINING and self._report_all)
         )
         if urgent or now_ms >= self._due_ms:
@@ -427,8 +427,8 @@ class GroupCore:
         return self._number
 
     def _heartbeat(self, settled: bool) -> ConsumerGroupHeartbeatRequest:
-        everything, wanted = self._report_all, self.subscription
-        assert wanted is not None
+        everything, subscription = self._report_all, self.subscription
+        assert subscription is not None
         message = ConsumerGroupHeartbeatRequest(
             group_id=self.settings.group_id,
             member_id=self.member_id,
@@ -438,13 +438,16 @@ class GroupCore:
         if everything:
             message.rack_id, message.server_assignor = self.settings.rack_id, self.settings.server_assignor
             message.rebalance_timeout_ms = self.settings.max_poll_interval_ms
-        if everything or wanted != self._said:
-            message.subscribed_topic_names, message.subscribed_topic_regex = list(wanted.topics), wanted.regex or ""
+        if everything or subscription != self._sent:
+            message.subscribed_topic_names, message.subscribed_topic_regex = (
+                list(subscription.topics),
+                subscription.regex or "",
+            )
         if everything or (self._report_owned and settled):
             message.topic_partitions = self._listed()
             self._reported_owned, self._is_report_open = set(self.owned), True
             self._report_owned = self._report_owned and not settled
-        self._said, self._report_all = wanted, False
+        self._sent, self._report_all = subscription, False
         return message
 
     def _listed(self) -> list[_TopicPartitions]:

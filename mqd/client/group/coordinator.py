@@ -3,7 +3,7 @@ it makes a broker that never had a group prepare to be one.
 
 Asked when the consumer is made, and again when an answer says that the coordinator is away. Until
 the first answer nothing is sent to it: `when_known` waits. Concurrency: with the attachment's lock
-held, but `ask` and `when_known`, which take it.
+held, but `look_up` and `when_known`, which take it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Coordinator:
         self._again_at: float | None = None
         self._give_up_at = time.monotonic() + WAIT_MAX_S
         attachment.subscribe(self)
-        self.ask()
+        self.look_up()
 
-    def ask(self) -> None:
+    def look_up(self) -> None:
         """Soon, without waiting."""
         with self._attachment.lock:
             if not self._is_under_way and self._again_at is None:

@@ -156,7 +156,7 @@ class GroupRunner:
 
     def _on_response(self, number: int, response: Any, error: KafkaError | None) -> None:
         if error is None and response.error_code in COORDINATOR_AWAY:
-            self._coordinator.ask()
+            self._coordinator.look_up()
         self._events.append(Unanswered(number) if error is not None else Answered(number, response))
 
     def on_turn(self, _now: float) -> float | None:

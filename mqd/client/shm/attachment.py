@@ -23,7 +23,7 @@ role back when no other thread has driven for DRIVER_LEASE_S.
    never call the user's code.
 3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died;
    whether the request took effect is unknown) or _DESTROY.
-4. What wake_by() asks for is never slept through: `_asked` is set before `_sleep_until` is looked
+4. What wake_by() asks for is never slept through: `_turn_requested` is set before `_sleep_until` is looked
    at, and looked at after that is set, so one of the two threads sees the other.
 5. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and nothing
    of the parent's is touched.
@@ -138,7 +138,7 @@ class Attachment:
         self._driven = 0  # turns driven by threads of the application
         self._waiting = 0  # threads of the application that want to drive
         self._sleep_until = 0.0
-        self._asked = False
+        self._turn_requested = False
         self._backoff_s = BACKOFF_MIN_S
         self._reattach_at = 0.0
         self.native = opener()
@@ -149,7 +149,7 @@ class Attachment:
         self._thread = threading.Thread(target=self._run, name=f"mqd-client-{client_id}", daemon=True)
         self._thread.start()
         try:
-            self._ask_versions(request_timeout_s)
+            self._request_versions(request_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -221,7 +221,7 @@ class Attachment:
         """As wake, but only when the driver would sleep beyond `due`. A turn that is under way may
         have passed by what is due: another follows before the driver sleeps (4).
         """
-        self._asked = True
+        self._turn_requested = True
         if due < self._sleep_until:
             self.wake()
 
@@ -294,7 +294,7 @@ class Attachment:
         if self.fatal is not None:
             raise KafkaException(self.fatal)
 
-    def _ask_versions(self, timeout: float) -> None:
+    def _request_versions(self, timeout: float) -> None:
         self.api = requests.ApiTable.read(self.request(requests.API_VERSIONS, 3, requests.api_versions(), timeout))
 
     def _on_versions(self, response: Any, error: KafkaError | None) -> None:
@@ -338,14 +338,14 @@ class Attachment:
         """
         self._driver = me
         try:
-            self._asked = False
+            self._turn_requested = False
             due = min(self._turn(), deadline)
             if (predicate is not None and predicate()) or self._closed or self.fatal is not None:
                 return
             self._sleep_until = due
             native, wait_us = (
                 self.native,
-                (0 if self._asked else int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)),
+                (0 if self._turn_requested else int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)),
             )
             self.lock.release()
             try:
@@ -384,9 +384,9 @@ class Attachment:
         for reference in self._listeners:
             listener = reference()
             if listener is not None:
-                wanted = listener.on_turn(now)
-                if wanted is not None and wanted < due:
-                    due = wanted
+                listener_due = listener.on_turn(now)
+                if listener_due is not None and listener_due < due:
+                    due = listener_due
         if self.attached:
             try:
                 self.native.flush()
@@ -445,9 +445,9 @@ class Attachment:
         self._reattach_at = time.monotonic()
         why = "the worker has ended" if error.errno == errno.EPIPE else str(error)
         _log.info("%s: lost the broker (%s); attaching again", self.client_id, why)
-        told = local_error(KafkaError._TRANSPORT, f"Local: shared memory: {why}", retriable=True)
-        self._fail_pending(told)
-        self._notify_lost(told)
+        lost = local_error(KafkaError._TRANSPORT, f"Local: shared memory: {why}", retriable=True)
+        self._fail_pending(lost)
+        self._notify_lost(lost)
 
     def _notify_lost(self, error: KafkaError) -> None:
         for reference in self._listeners:
@@ -455,9 +455,9 @@ class Attachment:
             if listener is not None:
                 self._notify(listener.on_lost, error)
 
-    def _notify(self, tell: Callable[..., object], *what: Any) -> None:
+    def _notify(self, callback: Callable[..., object], *what: Any) -> None:
         try:
-            tell(*what)
+            callback(*what)
         except Exception:
             if self.fatal is None:
                 raise  # _run tells all of it

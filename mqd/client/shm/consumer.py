@@ -473,14 +473,14 @@ class ShmConsumer:
         if not all(topics):
             raise failure(KafkaError._INVALID_ARG, "Failed to set subscription: a topic's name is empty")
         self._subscription = list(topics)
-        if names := self._wanted_topics()[0]:
+        if names := self._requested_topics()[0]:
             self._metadata_version = -1
             with self.control.lock:
                 self.control.metadata.refresh(names, bool(self.config["allow.auto.create.topics"]))
         if self._runner is None:
             self._join_by(new_core(self.config, self._own_id))
         else:
-            self._runner.subscribe(*self._wanted_topics())
+            self._runner.subscribe(*self._requested_topics())
 
     def _look_for_topics(self) -> None:
         """Tells the application of what it subscribed to and is not there, each once: the group
@@ -501,9 +501,9 @@ class ShmConsumer:
         self._runner = GroupRunner(
             self.control, self.coordinator, core, self._inbox.put_operation, self._has_progressed
         )
-        self._runner.subscribe(*self._wanted_topics())
+        self._runner.subscribe(*self._requested_topics())
 
-    def _wanted_topics(self) -> tuple[tuple[str, ...], str | None]:
+    def _requested_topics(self) -> tuple[tuple[str, ...], str | None]:
         return subscribed(self.config, self._subscription)
 
     def speak_classic(self) -> bool:

@@ -156,15 +156,15 @@ class ConsumerOffsets:
         if message is not None and offsets is not None:
             raise ValueError("message and offsets are mutually exclusive")
         self._consumer.enter()
-        wanted = self._wanted(message, offsets)
+        to_commit = self._offsets_to_commit(message, offsets)
         on_commit = self._config["on_commit"]
-        if not wanted:
+        if not to_commit:
             error = local_error(KafkaError._NO_OFFSET) if message is None else _gone(message)
             if not asynchronous:
                 raise KafkaException(error)
             self.commits.finish(Commit({}, on_commit, 0.0), error)
             return None
-        commit = self.commits.add(wanted, on_commit if asynchronous else None, self._timeout_s)
+        commit = self.commits.add(to_commit, on_commit if asynchronous else None, self._timeout_s)
         if asynchronous:
             return None
         self._consumer.until(lambda: commit.outcome is not None, INFINITY)
@@ -173,7 +173,7 @@ class ConsumerOffsets:
             raise KafkaException(failed)
         return list(results)
 
-    def _wanted(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
+    def _offsets_to_commit(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
         """What a commit is to say. Nothing of a message that is of a topic which is gone."""
         if message is not None:
             if message.error() is not None:
@@ -222,7 +222,7 @@ class ConsumerOffsets:
         if self.auto_store:
             raise failure(KafkaError._INVALID_ARG, "enable.auto.offset.store must be false for store_offsets")
         self._consumer.enter()
-        given = self._wanted(message, offsets)
+        given = self._offsets_to_commit(message, offsets)
         if message is not None and not given:
             raise KafkaException(_gone(message))
         missing = [f"{topic} [{index}]" for topic, index in given if (topic, index) not in self._parts]
@@ -255,7 +255,7 @@ class ConsumerOffsets:
             )
             codes = {code for code, _ in found.values()}
             if codes & offsets.COORDINATOR_AWAY:
-                self._consumer.coordinator.ask()
+                self._consumer.coordinator.look_up()
             if not codes & _AGAIN or time.monotonic() + AGAIN_S >= deadline:
                 break
             self._consumer.until(lambda: False, time.monotonic() + AGAIN_S)

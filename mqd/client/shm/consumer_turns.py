@@ -21,7 +21,7 @@ class Turns:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._version = -1
-        self._told = False  # error_cb, of this loss
+        self._reported = False  # error_cb, of this loss
         self._error: deque[KafkaError] = deque(maxlen=1)  # for error_cb
         self._error_waits = False
         self.data = DataTurns(consumer)
@@ -41,12 +41,12 @@ class Turns:
         return min(consumer._offsets.due, consumer._statistics.due)
 
     def on_lost(self, error: KafkaError) -> None:
-        if self._consumer.config["error_cb"] is not None and (error.fatal() or not self._told):
+        if self._consumer.config["error_cb"] is not None and (error.fatal() or not self._reported):
             self._error.append(error)
             if not self._error_waits:
                 self._error_waits = True
                 self._consumer._inbox.put_operation(Call(self._call_error_callback, ()))
-        self._told = True
+        self._reported = True
         if error.fatal():
             self._consumer._inbox.notice()
 
@@ -58,7 +58,7 @@ class Turns:
             self._consumer.config["error_cb"](self._error.pop())
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
-        self._told = False
+        self._reported = False
         self._consumer._inbox.notice()
 
 

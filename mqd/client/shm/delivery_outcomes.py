@@ -72,7 +72,7 @@ class Fates:
         config = producer.config
         self._producer = producer
         self.batches: dict[int, Batch] = {}
-        self._told: collections.deque[NativeDelivery] = collections.deque()  # by the C core, and not dealt with yet
+        self._reported: collections.deque[NativeDelivery] = collections.deque()  # by the C core, and not dealt with yet
         self.records_written = 0
         self.records_failed = 0
         self.batches_retried = 0
@@ -143,32 +143,32 @@ class Fates:
     # -- outcomes ----------------------------------------------------------------------------------
 
     def take_deliveries(self, now: float) -> None:
-        while self._told or self._ask_core():
-            told = self._told.popleft()
+        while self._reported or self._take_from_core():
+            outcome = self._reported.popleft()
             try:
-                self._settle(told, now)
+                self._settle(outcome, now)
             except BaseException:  # Ctrl-C: the C core tells it once
-                self._told.appendleft(told)
+                self._reported.appendleft(outcome)
                 self._producer.attachment.wake()
                 raise
         # a thread that waits for room or an outcome checks after every turn if it drives; if not:
         self._producer.attachment.changed.notify_all()
 
-    def _ask_core(self) -> bool:
-        self._told.extend(self._producer.native.deliveries())
-        return bool(self._told)
+    def _take_from_core(self) -> bool:
+        self._reported.extend(self._producer.native.deliveries())
+        return bool(self._reported)
 
-    def _settle(self, told: NativeDelivery, now: float) -> None:
-        batch = self.batches.get(told.batch)
+    def _settle(self, outcome: NativeDelivery, now: float) -> None:
+        batch = self.batches.get(outcome.batch)
         if batch is None:
             return
-        if told.error:
-            self._failed(batch, told, now)
+        if outcome.error:
+            self._failed(batch, outcome, now)
             return
         if batch.parts and not self._only_errors:
-            self._report(batch, told.partition, told.base_offset, told.timestamp_ms, None)
-        del self.batches[told.batch]
-        self.records_written += told.record_count
+            self._report(batch, outcome.partition, outcome.base_offset, outcome.timestamp_ms, None)
+        del self.batches[outcome.batch]
+        self.records_written += outcome.record_count
 
     def _report(
         self, batch: Batch, partition: int, base_offset: int, timestamp_ms: int, error: KafkaError | None
@@ -177,18 +177,18 @@ class Fates:
             name = self._producer.topics[batch.topic].topic
             self._producer.leave(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
 
-    def _failed(self, batch: Batch, told: NativeDelivery, now: float) -> None:
-        producer, identity, code = self._producer, self._producer.identity, told.error
+    def _failed(self, batch: Batch, outcome: NativeDelivery, now: float) -> None:
+        producer, identity, code = self._producer, self._producer.identity, outcome.error
         verdict = judge(code, identity.idempotent, producer.transactions.enabled, identity.renewing)
         if verdict is Verdict.RENEW:
-            self._parked.append(told.batch)
+            self._parked.append(outcome.batch)
             identity.renew()
             return
         if verdict is Verdict.FATAL:
-            text = f"{producer.topics[batch.topic].topic} [{told.partition}]: {broker_error(code).str()}"
+            text = f"{producer.topics[batch.topic].topic} [{outcome.partition}]: {broker_error(code).str()}"
             producer.set_fatal(
                 local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True),
-                (told.batch, told.partition, broker_error(code)),
+                (outcome.batch, outcome.partition, broker_error(code)),
             )
             return
         age = now - batch.created
@@ -197,12 +197,14 @@ class Fates:
             backoff = min(self._backoff_s * 2 ** min(batch.attempts, 16), self._backoff_max_s)
             batch.attempts += 1
             self.batches_retried += 1
-            heapq.heappush(self._retries, (now + backoff, told.batch))
+            heapq.heappush(self._retries, (now + backoff, outcome.batch))
             producer.attachment.metadata.expire()
             return
         timed_out = verdict is Verdict.RETRY and age >= self._timeout_s
         self.give_up(
-            told.batch, told.partition, local_error(KafkaError._MSG_TIMED_OUT) if timed_out else broker_error(code)
+            outcome.batch,
+            outcome.partition,
+            local_error(KafkaError._MSG_TIMED_OUT) if timed_out else broker_error(code),
         )
 
     def give_up(self, number: int, partition: int, error: KafkaError) -> None:

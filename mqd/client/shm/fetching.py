@@ -54,12 +54,12 @@ from mqd.protocol.errors import ErrorCode
 
 PARK_S = 10.0
 POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
-ASKED_MAX = 5_000  # partitions of one question
+PARTITIONS_PER_REQUEST_MAX = 5_000  # partitions of one question
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
 UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application was told
 LATER_AGAIN_S = 0.05  # a leader is being elected, or a replica here is a moment behind its leader
-UNKNOWN_TELL_S = 1.0  # metadata may be behind: a topic that was just made or has grown
+UNKNOWN_REPORT_S = 1.0  # metadata may be behind: a topic that was just made or has grown
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
 NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none that has what is wanted; another host leads
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
@@ -142,10 +142,10 @@ class Fetcher:
             elif part.phase is Phase.LIST:
                 listed.append(part)
             self._starting = self._starting or part.phase is not Phase.ACTIVE
-        for begin in range(0, len(committed), ASKED_MAX):
-            self._ask_committed(committed[begin : begin + ASKED_MAX])
-        for begin in range(0, len(listed), ASKED_MAX):
-            self._ask_listed(listed[begin : begin + ASKED_MAX])
+        for begin in range(0, len(committed), PARTITIONS_PER_REQUEST_MAX):
+            self._request_committed(committed[begin : begin + PARTITIONS_PER_REQUEST_MAX])
+        for begin in range(0, len(listed), PARTITIONS_PER_REQUEST_MAX):
+            self._request_listed(listed[begin : begin + PARTITIONS_PER_REQUEST_MAX])
 
     @property
     def due(self) -> float:
@@ -159,9 +159,9 @@ class Fetcher:
         if info is None or info.error or part.index >= info.partition_count:
             if part.unknown_since is None:
                 part.unknown_since = now
-            elif now >= part.unknown_since + UNKNOWN_TELL_S:
+            elif now >= part.unknown_since + UNKNOWN_REPORT_S:
                 problem = offsets.unknown_partition(part.topic, part.index, info)
-                self._tell(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
+                self._report(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
             part.retry_at = now + (UNKNOWN_AGAIN_S if part.reported_error == 0 else TOPIC_AGAIN_S)
             part.phase = Phase.FAILED
             self._control.metadata.refresh([part.topic], bool(self._config["allow.auto.create.topics"]))
@@ -234,52 +234,52 @@ class Fetcher:
             elif part.remote_view is not None and part.remote_view != self._view_of(part):
                 self._activate(part, part.fetched)
 
-    def _ask(
+    def _request(
         self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]
     ) -> None:
-        asked = [(part, part.serial) for part in parts]
+        requested = [(part, part.serial) for part in parts]
         for part in parts:
-            part.phase = Phase.ASKING
+            part.phase = Phase.REQUESTING
         version = self._control.api.pick(api_key, version_max)
         self._control.send(
             api_key,
             version,
             message,
-            lambda response, error: self._inbox.put(self._on_begin, handler, asked, response, error),
+            lambda response, error: self._inbox.put(self._on_begin, handler, requested, response, error),
         )
 
     def _on_begin(
-        self, handler: Callable[..., None], asked: list[tuple[Part, int]], response: Any, error: KafkaError | None
+        self, handler: Callable[..., None], requested: list[tuple[Part, int]], response: Any, error: KafkaError | None
     ) -> None:
-        for part, serial in asked:
-            if part.serial == serial and part.phase is Phase.ASKING:
+        for part, serial in requested:
+            if part.serial == serial and part.phase is Phase.REQUESTING:
                 if error is not None:
                     self._again(part, error)
                 else:
                     handler(part, response)
         self.advance()
 
-    def _ask_committed(self, parts: list[Part]) -> None:
+    def _request_committed(self, parts: list[Part]) -> None:
         message = offsets.committed_request(
             self._config["group.id"], [part.key for part in parts], bool(self._config.isolation_level)
         )
-        asked = [(part, part.serial) for part in parts]
+        requested = [(part, part.serial) for part in parts]
         for part in parts:
-            part.phase = Phase.ASKING
+            part.phase = Phase.REQUESTING
         version = self._control.api.pick(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX)
         self._coordinator.when_known(
             lambda: self._control.send(
                 requests.OFFSET_FETCH,
                 version,
                 message,
-                lambda response, error: self._inbox.put(self._on_begin, self._on_committed, asked, response, error),
+                lambda response, error: self._inbox.put(self._on_begin, self._on_committed, requested, response, error),
             )
         )
 
     def _on_committed(self, part: Part, response: Any) -> None:
         code, found = offsets.read_committed(response).get(part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None))
         if code in offsets.COORDINATOR_AWAY:
-            self._coordinator.ask()
+            self._coordinator.look_up()
         if code:
             self._again(
                 part,
@@ -307,12 +307,12 @@ class Fetcher:
         part.timestamp = EARLIEST_TIMESTAMP if self._config.reset == EARLIEST else LATEST_TIMESTAMP
         part.phase, self._starting = Phase.LIST, True
 
-    def _ask_listed(self, parts: list[Part]) -> None:
+    def _request_listed(self, parts: list[Part]) -> None:
         timeout_ms = int(self._config["socket.timeout.ms"])
         message = offsets.list_offsets_request(
             {part.key: part.timestamp for part in parts}, self._config.isolation_level, timeout_ms
         )
-        self._ask(requests.LIST_OFFSETS, 1 << 14, message, parts, self._on_listed)
+        self._request(requests.LIST_OFFSETS, 1 << 14, message, parts, self._on_listed)
 
     def _on_listed(self, part: Part, response: Any) -> None:
         code, offset, _ = offsets.read_list_offsets(response).get(
@@ -328,12 +328,12 @@ class Fetcher:
         pause_s = self._config["fetch.error.backoff.ms"] / 1000
         part.retry_at = time.monotonic() + (min(pause_s, LATER_AGAIN_S) if soon else pause_s)
         if not quietly:
-            self._tell(part, error)
+            self._report(part, error)
 
     def _fail(self, part: Part, error: KafkaError) -> None:
         self._again(part, error, quietly=False)
 
-    def _tell(self, part: Part, error: KafkaError) -> None:
+    def _report(self, part: Part, error: KafkaError) -> None:
         if part.reported_error != error.code():
             part.reported_error = error.code()
             self.events.append(
@@ -378,11 +378,11 @@ class Fetcher:
                 self._at_end(part, end)
             return
         if problem.kind == "aborted":
-            self._ask_positions(part)
+            self._request_positions(part)
         elif problem.kind == "range":
             self._on_error(part, OUT_OF_RANGE)
         elif problem.kind == "corrupt":
-            self._tell(
+            self._report(
                 part,
                 local_error(
                     KafkaError._BAD_MSG, f"{part.topic} [{part.index}] at offset {part.fetched}: {problem.text}"
@@ -398,7 +398,7 @@ class Fetcher:
         error = broker_error(code, f"{part.topic} [{part.index}]")
         if code == OUT_OF_RANGE:
             if part.reader.is_remote:
-                self._ask_topic(part)
+                self._request_topic(part)
             else:
                 self.reset(part, error)
             self.advance()
@@ -412,13 +412,13 @@ class Fetcher:
             self._control.metadata.refresh([part.topic])
         part.start = part.fetched
         if code in UNKNOWN or code not in _LATER:
-            self._tell(part, error)
+            self._report(part, error)
         self._again(part, error, soon=code in _LATER)
 
-    def _ask_topic(self, part: Part) -> None:
+    def _request_topic(self, part: Part) -> None:
         """Out of range for a reader that asks by name: of another topic, maybe (F6)."""
         part.serial, part.start, self._starting = part.serial + 1, part.fetched, True
-        self._ask(requests.METADATA, 1 << 14, requests.metadata([part.topic], False), [part], self._on_topic)
+        self._request(requests.METADATA, 1 << 14, requests.metadata([part.topic], False), [part], self._on_topic)
 
     def _on_topic(self, part: Part, response: Any) -> None:
         try:
@@ -443,11 +443,11 @@ class Fetcher:
             )
             self.events.append(Message(part.topic, part.index, end, error=error))
 
-    def _ask_positions(self, part: Part) -> None:
+    def _request_positions(self, part: Part) -> None:
         """Which transactions were aborted from here to the last stable offset: known before the
         next record is given out.
         """
-        part.phase, part.serial, self._starting = Phase.ASKING, part.serial + 1, True
+        part.phase, part.serial, self._starting = Phase.REQUESTING, part.serial + 1, True
         message = offsets.positions_request(
             [(part.topic_id or b"", part.index, part.fetched)],
             self._config.isolation_level,
@@ -455,7 +455,7 @@ class Fetcher:
             self._config["client.rack"],
         )
         part.start = part.fetched
-        self._ask(requests.FETCH, 1 << 14, message, [part], self._on_positions)
+        self._request(requests.FETCH, 1 << 14, message, [part], self._on_positions)
 
     def _on_positions(self, part: Part, response: Any) -> None:
         for _, _, data in offsets.read_positions(response):
@@ -498,7 +498,7 @@ class Fetcher:
 
     def _park(self, now: float) -> float:
         """The Fetch is under way. Returns until when it may be waited for."""
-        wanted = {
+        requested = {
             (part.topic_id or b"", part.index): part.fetched
             for part in self._parts
             if part.phase is Phase.ACTIVE and not part.paused and not part.reader.is_remote
@@ -506,14 +506,14 @@ class Fetcher:
         if self._covered is not None:
             return (
                 _INFINITY
-                if all(self._covered.get(place) == offset for place, offset in wanted.items())
+                if all(self._covered.get(place) == offset for place, offset in requested.items())
                 else now + UNCOVERED_WAIT_S
             )
-        if not wanted:
+        if not requested:
             return _INFINITY
-        wanted = dict(islice(wanted.items(), POSITIONS_MAX))  # of the others F1 takes care
-        message = self._session.request(wanted, int(PARK_S * 1000))
-        self._covered = wanted
+        requested = dict(islice(requested.items(), POSITIONS_MAX))  # of the others F1 takes care
+        message = self._session.request(requested, int(PARK_S * 1000))
+        self._covered = requested
         self._fetch_serial += 1
         serial, read = self._fetch_serial, self._records_read
         version = self._data.api.pick(requests.FETCH)
@@ -536,14 +536,14 @@ class Fetcher:
             self._session.reset()
             self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             return
-        told = self._session.on_response(response)
+        outcome = self._session.on_response(response)
         if response.error_code:
             if not self._session.is_session_error(response.error_code):
                 self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             return
         has_grown = False
         by_place = {(part.topic_id or b"", part.index): part for part in self._parts}
-        for topic_id, index, data in told:
+        for topic_id, index, data in outcome:
             part = by_place.get((topic_id, index))
             if (
                 part is None

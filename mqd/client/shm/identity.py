@@ -31,8 +31,8 @@ class Identity:
         self._mine = self.idempotent and not producer.config["transactional.id"]
         self._gapless: bool = producer.config["enable.gapless.guarantee"]
         self.renewing = self._mine
-        self._asked = False
-        self._ask_at = 0.0
+        self._requested = False
+        self._request_at = 0.0
         self._found: tuple[int, int] | None = None
         if self._mine:
             producer.held = HOLD
@@ -54,7 +54,7 @@ class Identity:
     def renew(self) -> None:
         if not self.renewing:
             self.renewing = True
-            self._ask_at = 0.0
+            self._request_at = 0.0
             self._producer.hold(HOLD)
             self._producer.attachment.wake()
 
@@ -65,9 +65,9 @@ class Identity:
         if self._found is not None:
             # answers bring turns; the time is for those that never come
             return _NEVER if self._take_over() else now + _RETRY_S
-        if self._asked or now < self._ask_at:
-            return self._ask_at if not self._asked else _NEVER
-        self._asked = True
+        if self._requested or now < self._request_at:
+            return self._request_at if not self._requested else _NEVER
+        self._requested = True
         api = self._producer.attachment.api
         self._producer.attachment.send(
             requests.INIT_PRODUCER_ID,
@@ -78,15 +78,15 @@ class Identity:
         return _NEVER
 
     def _on_response(self, response: Any, error: KafkaError | None) -> None:
-        self._asked = False
+        self._requested = False
         if error is None and response.error_code:
             error = broker_error(response.error_code, "InitProducerId", retriable=is_retriable(response.error_code))
         if error is None:
             self._found = (response.producer_id, response.producer_epoch)
             self._producer.attachment.wake()
         elif error.retriable():
-            self._ask_at = self._producer.now() + _RETRY_S
-            self._producer.attachment.wake_by(self._ask_at)
+            self._request_at = self._producer.now() + _RETRY_S
+            self._producer.attachment.wake_by(self._request_at)
         elif error.code() != KafkaError._DESTROY:
             self._producer.set_fatal(local_error(error.code(), error.str(), fatal=True))
 

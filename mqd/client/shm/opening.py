@@ -25,10 +25,10 @@ def opener(
     """opener() -> a new attachment of the broker that `choice` has found. A broker of another build
     is a permanent error: this process's code is not its partner any more.
     """
-    servers, told = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
+    servers, socket_path = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 
     def attach() -> Client:
-        found = None if told else rendezvous.find(servers)
+        found = None if socket_path else rendezvous.find(servers)
         path, server = (found.path, found.server) if found and found.path else (choice.socket_path, choice.server)
         assert path is not None  # the choice was shared memory
         try:

@@ -23,7 +23,7 @@ class Phase(enum.IntEnum):
     TOPIC = 0  # its topic id is not known yet
     COMMITTED = 1  # asks what the group has committed
     LIST = 2  # asks for its begin or end
-    ASKING = 3  # one of these questions is under way
+    REQUESTING = 3  # one of these questions is under way
     ACTIVE = 4
     FAILED = 5  # told the application; tried again at retry_at
 

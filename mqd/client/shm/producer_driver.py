@@ -174,8 +174,8 @@ class ProducerDriver:
                     self.topics.append(stage)
             return True
         now = time.monotonic()
-        if now >= stage.wanted_by:
-            stage.wanted_by = now + 0.1
+        if now >= stage.requested_by:
+            stage.requested_by = now + 0.1
             metadata.refresh([stage.topic], allow_auto_create=self.config["allow.auto.create.topics"])
         return False
 

@@ -133,7 +133,7 @@ class RemoteRecords:
         self.records_read = 0
         self._given = {key: value for key, value in settings.rdkafka.items() if key not in _NOT_TAKEN}
         self._given |= _OWN | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
-        self._wanted = threading.Condition(self.lock)
+        self._demand = threading.Condition(self.lock)
         self._open: set[RemoteReader] = set()
         self._orders: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end it)
         # the thread's: who reads, and which serial was carried out
@@ -181,13 +181,13 @@ class RemoteRecords:
             elif reader.end > reader.position:
                 reader.position = reader.end
             if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2:
-                self._wanted.notify()
+                self._demand.notify()
         return RecordBatchView.from_messages(reader.topic, reader.partition, found) if found else None
 
     def close(self) -> None:
         with self.lock:
             self._closed = True
-            self._wanted.notify()
+            self._demand.notify()
         if self._thread is not None:
             self._thread.join()
 
@@ -195,7 +195,7 @@ class RemoteRecords:
         if self._failed:
             return
         self._orders.append((reader, reader.serial, offset))
-        self._wanted.notify()
+        self._demand.notify()
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._run, name="mqd-remote-records", daemon=True)
             self._thread.start()
@@ -229,7 +229,7 @@ class RemoteRecords:
         while True:
             with self.lock:
                 while not self._closed and not self._orders and not self._readers:
-                    self._wanted.wait()
+                    self._demand.wait()
                 if self._closed:
                     return False
                 orders, self._orders = list(self._orders), deque()
@@ -270,10 +270,10 @@ class RemoteRecords:
                     reader.messages.append(message)
                     reader.end = -1
                 else:
-                    self._tell(reader, message)
+                    self._report(reader, message)
         self._notify()
 
-    def _tell(self, reader: RemoteReader, message: Any) -> None:
+    def _report(self, reader: RemoteReader, message: Any) -> None:
         code = message.error().code()
         if code == KafkaError._PARTITION_EOF:
             reader.end = message.offset()

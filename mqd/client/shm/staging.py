@@ -82,7 +82,7 @@ class Stage:
         "taken",
         "topic",
         "unresolved_since",
-        "wanted_by",
+        "requested_by",
     )
 
     def __init__(self, topic: str) -> None:
@@ -97,7 +97,7 @@ class Stage:
         self.number = -1
         self.partition_count = 0
         self.unresolved_since = 0.0
-        self.wanted_by = 0.0
+        self.requested_by = 0.0
 
     def mark(self, now_ms: int) -> None:
         """The next entry is of another millisecond."""

@@ -189,7 +189,7 @@ class Transactions:
         with self._producer.attachment.lock:
             if self.state is not State.UNINITIALIZED:
                 raise failure(KafkaError._STATE, "init_transactions() has been called already")
-        self._ask(
+        self._request(
             requests.FIND_COORDINATOR, 3, lambda: FindCoordinatorRequest(key=self._id or "", key_type=1), deadline
         )
         identity = self._init_identity(-1, -1, deadline)
@@ -214,7 +214,7 @@ class Transactions:
         if not offsets:
             return
         if not self._version_2 and group.group_id not in self._current.groups:
-            self._ask(
+            self._request(
                 requests.ADD_OFFSETS_TO_TXN,
                 None,
                 lambda: AddOffsetsToTxnRequest(**self._names(), group_id=group.group_id),
@@ -222,7 +222,7 @@ class Transactions:
             )
             self._current.groups.add(group.group_id)
         self._current.wrote = True
-        self._ask(requests.TXN_OFFSET_COMMIT, None, lambda: self._offset_commit(offsets, group), deadline)
+        self._request(requests.TXN_OFFSET_COMMIT, None, lambda: self._offset_commit(offsets, group), deadline)
 
     def commit(self, timeout: float) -> None:
         self._require_enabled()
@@ -305,7 +305,7 @@ class Transactions:
                 retriable=True,
             )
         if self._current.ended is None:
-            response = self._ask_end(commit, deadline)
+            response = self._request_end(commit, deadline)
             if self._version_2:
                 self._current.next = response.producer_id, response.producer_epoch
             self._current.ended = commit
@@ -314,10 +314,10 @@ class Transactions:
         if self._current.renews and self._current.next is None:
             self._current.next = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
-    def _ask_end(self, commit: bool, deadline: float) -> Any:
+    def _request_end(self, commit: bool, deadline: float) -> Any:
         self._current.commit_requested |= commit
         expected = _COMMITTED if self._current.commit_requested and not commit else 0
-        response = self._ask(
+        response = self._request(
             requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected
         )
         if response.error_code:
@@ -338,7 +338,7 @@ class Transactions:
 
     def _init_identity(self, producer_id: int, producer_epoch: int, deadline: float) -> tuple[int, int]:
         timeout_ms = self._producer.config["transaction.timeout.ms"]
-        response = self._ask(
+        response = self._request(
             requests.INIT_PRODUCER_ID,
             None,
             lambda: requests.init_producer_id(self._id, timeout_ms, producer_id, producer_epoch),
@@ -384,7 +384,7 @@ class Transactions:
             topics=list(topics.values()),
         )
 
-    def _ask(
+    def _request(
         self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0
     ) -> Any:
         """The response, after as many tries as it takes; it has no error, or the one that is

@@ -71,13 +71,13 @@ class BrokerCore(Reports):
         """`now_ms`: CLOCK_BOOTTIME, which continues while the machine is suspended."""
         if self._ended:
             return []
-        return [*_HANDLERS[type(event)](self, event, now_ms), *self._say()]
+        return [*_HANDLERS[type(event)](self, event, now_ms), *self._report()]
 
-    def _say(self) -> list[Action]:
+    def _report(self) -> list[Action]:
         """Reports each change to the control segment. A controller process that has just restarted
         leaves its predecessor's values there until it has newer ones.
         """
-        if self.broker_epoch < 0 and self._said is None:
+        if self.broker_epoch < 0 and self._reported is None:
             return []
         lease = (
             0
@@ -86,17 +86,17 @@ class BrokerCore(Reports):
             if self._alone
             else self._lease_until_ms
         )
-        said = SetBroker(
+        report = SetBroker(
             self.broker_epoch,
             self._registration.incarnation if self._registration else -1,
             lease,
             self.ready,
             self.fenced,
         )
-        if said == self._said:
+        if report == self._reported:
             return []
-        self._said = said
-        return [said]
+        self._reported = report
+        return [report]
 
     # -- registration and heartbeats ---------------------------------------------------------------
 
@@ -147,8 +147,8 @@ class BrokerCore(Reports):
         if message.error == ErrorCode.NOT_CONTROLLER:
             return []
         if message.error == ErrorCode.DUPLICATE_BROKER_REGISTRATION:
-            said, self._wait_logged = self._wait_logged, True
-            return [] if said else [NotYetRegistered(message.message)]
+            logged, self._wait_logged = self._wait_logged, True
+            return [] if logged else [NotYetRegistered(message.message)]
         return [Refused(message.message)]
 
     def _heartbeat(self, now_ms: int) -> list[Action]:
@@ -211,7 +211,10 @@ class BrokerCore(Reports):
         return self._moved_on(now_ms)
 
     def _on_metadata_committed(self, event: MetadataCommitted, now_ms: int) -> list[Action]:
-        self._committed, self._told = max(self._committed, event.version), max(self._told, event.known_version)
+        self._committed, self._known_version = (
+            max(self._committed, event.version),
+            max(self._known_version, event.known_version),
+        )
         self._prune()
         self._check_directories()
         return self._moved_on(now_ms)
@@ -272,16 +275,16 @@ class BrokerCore(Reports):
         for key in keys:
             entry = self._proposals[key]
             entry.sent_epoch, entry.sent_ms = self._controller_epoch, now_ms
-            wanted = entry.proposal
+            proposal = entry.proposal
             proposals.append(
                 peer.InSyncProposal(
-                    wanted.topic_id,
-                    wanted.index,
-                    wanted.leader_epoch,
-                    wanted.partition_epoch,
-                    wanted.sequence,
-                    list(wanted.in_sync),
-                    wanted.recovered,
+                    proposal.topic_id,
+                    proposal.index,
+                    proposal.leader_epoch,
+                    proposal.partition_epoch,
+                    proposal.sequence,
+                    list(proposal.in_sync),
+                    proposal.recovered,
                 )
             )
         return self._to_controller(
@@ -396,9 +399,9 @@ class BrokerCore(Reports):
         """The only output after this is the last write to the control segment: no lease."""
         epoch = self.broker_epoch
         self.fenced, self.ready, self._lease_until_ms = True, False, 0
-        said = self._say()
+        report = self._report()
         self._ended = True
-        return [*said, ShutDown(epoch, reason)]
+        return [*report, ShutDown(epoch, reason)]
 
     def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
         actions: list[Action] = []

@@ -59,8 +59,8 @@ class Reports:
         self._controller, self._controller_epoch, self._alone = -1, -1, False
         self._lease_until_ms = 0
         self._inherited = (-1, 0)  # (broker epoch, lease) that a predecessor left in the control segment
-        self._said: SetBroker | None = None
-        self._applied = self._told = self._committed = -1
+        self._reported: SetBroker | None = None
+        self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
         self._wait_logged = False  # logged that another host has the node id
         # earlier heartbeats are not this process's own: a proof of death may lie in between (A4)
@@ -91,7 +91,7 @@ class Reports:
     @property
     def in_force_version(self) -> int:
         """This host's workers have applied everything committed up to here."""
-        return self._committed if self._applied >= self._told else min(self._applied, self._committed)
+        return self._committed if self._applied >= self._known_version else min(self._applied, self._committed)
 
     def _to_controller(self, message: peer.ToActiveController) -> list[Action]:
         return [SendPeer(self._controller, message)] if self._controller >= 0 else []

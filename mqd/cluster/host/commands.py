@@ -41,7 +41,7 @@ class HostCommands:
     _commands: dict[int, Command]
     _command_id: int
 
-    def _told(self, partition: Partition) -> messages.PartitionImage | None:
+    def _published(self, partition: Partition) -> messages.PartitionImage | None:
         raise NotImplementedError
 
     def _on_command_requested(self, event: CommandRequested, now_ms: int) -> list[Action]:
@@ -101,7 +101,7 @@ class HostCommands:
         everything that was recorded for it), and only for a partition that it owns.
         """
         worker = self._subscribers.get(event.client)
-        image = self._told((event.moved.topic_id, event.moved.index))
+        image = self._published((event.moved.topic_id, event.moved.index))
         directory = next((name for name, index in self._log_dirs.items() if index == event.moved.log_dir), None)
         if (
             worker is None

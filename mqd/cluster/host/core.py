@@ -364,7 +364,7 @@ class HostCore(TopicImages):
         for index in list(self._fenced):
             waiting = self._fenced[index]
             for partition in list(waiting):
-                image = self._told(partition)
+                image = self._published(partition)
                 if image is None or image.leader_epoch > waiting[partition]:
                     del waiting[partition]
             if not waiting:

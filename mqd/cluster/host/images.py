@@ -268,7 +268,7 @@ class TopicImages(HostCommands):
             if not one.held and (role is None or one.role == role)
         ]
 
-    def _told(self, partition: Partition) -> messages.PartitionImage | None:
+    def _published(self, partition: Partition) -> messages.PartitionImage | None:
         """The partition as subscribers know it. The committed state may be ahead: several batches
         are committed at once, but published one by one.
         """

@@ -11,7 +11,7 @@ from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import LeaderDied
 
 NOTICES_MAX = 64
-TOLD_MAX = 64
+INFORMED_MAX = 64
 
 
 def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
@@ -40,7 +40,7 @@ def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int],
         if broker.controller_host
     }
     nodes = [*sorted(voters), *sorted(brokers.keys() - voters.keys())]
-    return tuple([brokers.get(node) or voters[node] for node in nodes if node != core.key.node_id][:TOLD_MAX])
+    return tuple([brokers.get(node) or voters[node] for node in nodes if node != core.key.node_id][:INFORMED_MAX])
 
 
 class DeathProofs:

@@ -206,7 +206,7 @@ class FormationCore:
         self.decided: Found | Join | None = None
         self._states = {seed: _Seed() for seed in self.seeds}
         self._ask_count = 0
-        self._said: tuple[str, ...] | None = None
+        self._logged: tuple[str, ...] | None = None
         self._advise_ms: int | None = None  # earliest time for the advice; None before Start
         self._advised = False
 
@@ -284,8 +284,8 @@ class FormationCore:
                 state.ask_id, state.asked_ms = self._ask_count, now_ms
                 effects.append(AskSeed(seed, FormationAsk(self._ask_count)))
         reasons, advice = self._reasons(), self._advice(now_ms)
-        if reasons != self._said or advice:
-            self._said = reasons
+        if reasons != self._logged or advice:
+            self._logged = reasons
             effects.append(Wait(reasons, advice))
         return effects
 

@@ -38,12 +38,12 @@ RELAY_COUNT_MAX = 256
 
 
 class Probe:
-    __slots__ = ("asked", "identity", "incarnation", "nacks")
+    __slots__ = ("identity", "incarnation", "nacks", "relays")
 
     def __init__(self, identity: Identity, incarnation: int) -> None:
         self.identity = identity
         self.incarnation = incarnation
-        self.asked: list[Identity] = []
+        self.relays: list[Identity] = []
         self.nacks = 0
 
 
@@ -163,7 +163,7 @@ class Prober:
         core.send_to(
             member,
             Ping(probe_id, core.membership.profile.host, core.membership.profile.port),
-            [told] if (told := member.refutable_state()) else [],
+            [refutable] if (refutable := member.refutable_state()) else [],
         )
 
     def on_suspected(self, member: Member, by: int) -> None:
@@ -198,7 +198,7 @@ class Prober:
             helper = core.membership.members[identity]
             if helper.state != ALIVE:
                 continue
-            probe.asked.append(identity)
+            probe.relays.append(identity)
             target = member.profile
             # The Nack must arrive before the interval ends: two thirds of the remaining time.
             request = PingRequest(
@@ -221,7 +221,7 @@ class Prober:
         member = core.membership.members.get(probe.identity) if probe is not None else None
         if probe is None or member is None or member.state in (DEAD, LEFT):
             return
-        core.health.worse(len(probe.asked) - probe.nacks if probe.asked else 1)
+        core.health.worse(len(probe.relays) - probe.nacks if probe.relays else 1)
         if member.incarnation == probe.incarnation:
             core.membership.on_suspect(Suspect(*probe.identity, member.incarnation, core.membership.identity[0]))
 
@@ -242,7 +242,7 @@ class Prober:
         if not (core.may_answer_stranger() if stranger else core.may_respond()):
             return
         member = core.membership.members.get((packet.node_id, packet.directory_id))
-        first = [told] if member is not None and (told := member.refutable_state()) else []
+        first = [refutable] if member is not None and (refutable := member.refutable_state()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
             # perhaps refuted long ago, but the refutation did not arrive there
             first.append(core.membership.encoded)
@@ -262,7 +262,7 @@ class Prober:
         probe = self.probes.get(ack.probe_id)
         if probe is not None and (
             probe.identity == (packet.node_id, packet.directory_id)
-            or (packet.node_id, packet.directory_id) in probe.asked
+            or (packet.node_id, packet.directory_id) in probe.relays
         ):
             self.answered(ack.probe_id)
             return
@@ -272,8 +272,8 @@ class Prober:
 
     def on_nack(self, packet: Packet, nack: Nack) -> None:
         probe = self.probes.get(nack.probe_id)
-        if probe is not None and (packet.node_id, packet.directory_id) in probe.asked:
-            probe.nacks = min(probe.nacks + 1, len(probe.asked))
+        if probe is not None and (packet.node_id, packet.directory_id) in probe.relays:
+            probe.nacks = min(probe.nacks + 1, len(probe.relays))
 
     def on_ping_request(self, packet: Packet, request: PingRequest) -> None:
         core = self._core
@@ -289,7 +289,7 @@ class Prober:
             request.target_host,
             request.target_port,
             Ping(relay_id, own.host, own.port),
-            [told] if known is not None and (told := known.refutable_state()) else [],
+            [refutable] if known is not None and (refutable := known.refutable_state()) else [],
         )
         core.after(request.wait_ms, self._on_relay_ended, relay_id)
 

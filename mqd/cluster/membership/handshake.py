@@ -25,7 +25,7 @@ Invariants
         useless on another connection, for another purpose or in the other direction
     H3  proofs are compared in constant time; a wrong one, an oversized frame or a frame out of turn
         ends the connection silently
-    H4  exactly the handshake's bytes are consumed: feed() takes at most `wanted` bytes, so a
+    H4  exactly the handshake's bytes are consumed: feed() takes at most `missing_bytes` bytes, so a
         descriptor can be handed on afterwards
     H5  a refusal is proven like an acceptance: a stranger cannot make a host believe that it was
         refused
@@ -188,7 +188,7 @@ class _Side:
         self._failed = False
 
     @property
-    def wanted(self) -> int:
+    def missing_bytes(self) -> int:
         """Maximum number of bytes to read next; 0 when the handshake is over."""
         if self.done or self._failed:
             return 0
@@ -198,10 +198,10 @@ class _Side:
         """Returns the bytes to send now. Raises HandshakeFailed: close the connection and send
         nothing.
         """
-        if len(data) > self.wanted:
-            raise ValueError(f"{len(data)} bytes given where {self.wanted} were wanted")
+        if len(data) > self.missing_bytes:
+            raise ValueError(f"{len(data)} bytes given where {self.missing_bytes} were wanted")
         self._buffer += data
-        if self.wanted:
+        if self.missing_bytes:
             return b""
         try:
             if self._size < 0:

@@ -50,15 +50,15 @@ class HostTls:
                 except ssl.SSLWantReadError:
                     return self._out.read()
                 self._established = True
-                self._tell()
+                self._publish()
             self._open()
-            self._hear()
+            self._receive()
         except (ssl.SSLError, ConnectionError) as error:
             self.farewell = self._out.read()
             raise HandshakeFailed(host_identity.reason_of(error)) from error
         return self._out.read()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         """Raises NotThatHost."""
         try:
             host_identity.check_peer(self._ssl.getpeercert(), self._node_id)
@@ -68,7 +68,7 @@ class HostTls:
             raise
         self._ssl.write(b"\0\0")
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Raises ConnectionError: the peer refuses, or has ended the connection."""
         size = int.from_bytes(self._plain[:2], "big") if len(self._plain) >= 2 else 0
         if size > REASON_BYTES_MAX:

@@ -91,7 +91,7 @@ class ActiveController(Maintenance):
         if old is None or broker.epoch != old.epoch:  # a new session
             self._ended(message.node_id, now_ms)
             # its disk may have recovered
-            self._unable = {key: said_ms for key, said_ms in self._unable.items() if key[0] != message.node_id}
+            self._unable = {key: reported_ms for key, reported_ms in self._unable.items() if key[0] != message.node_id}
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
             self._sent.pop(message.node_id, None)
@@ -288,7 +288,9 @@ class ActiveController(Maintenance):
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
-        self._unable = {key: said_ms for key, said_ms in self._unable.items() if now_ms - said_ms < UNABLE_MS}
+        self._unable = {
+            key: reported_ms for key, reported_ms in self._unable.items() if now_ms - reported_ms < UNABLE_MS
+        }
         self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
         failed = broker_rules.failed(state, message.node_id, message.partitions, self._unable_in(state, UNABLE_MS))
         return failed or broker_rules.full(state, message.node_id, message.full, self._unable_in(state))

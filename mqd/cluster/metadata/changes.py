@@ -106,7 +106,7 @@ def _partition(state: MetadataState, name: str, index: int) -> tuple[TopicState,
 
 
 def _each(
-    wanted: Iterable[tuple[str, int]],
+    requested: Iterable[tuple[str, int]],
     number: int,
     view_state: MetadataState,
     make: Callable[[int, TopicState, PartitionState], PartitionChange | None],
@@ -117,7 +117,7 @@ def _each(
     changes: list[tuple[TopicState, PartitionChange]] = []
     results: list[messages.PartitionResult] = []
     seen: set[tuple[str, int]] = set()
-    for place, (name, index) in enumerate(wanted):
+    for place, (name, index) in enumerate(requested):
         try:
             if (name, index) in seen:
                 raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}-{index} is named twice.")
@@ -148,16 +148,16 @@ def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignm
 
 
 def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, number: int) -> Decision:
-    view, kind, wanted = place.view, change.election_type, change.partitions
-    if wanted is None:
-        wanted = [
+    view, kind, requested = place.view, change.election_type, change.partitions
+    if requested is None:
+        requested = [
             (topic.name, partition.index)
             for topic in view.state.topics.values()
             for partition in topic.partitions
             if election_rules.needs(view, kind, topic, partition)
         ]
     return _each(
-        wanted, number, view.state, lambda _, topic, partition: election_rules.elected(view, kind, topic, partition)
+        requested, number, view.state, lambda _, topic, partition: election_rules.elected(view, kind, topic, partition)
     )
 
 

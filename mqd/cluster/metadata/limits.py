@@ -40,12 +40,12 @@ def image_bytes(state: MetadataState) -> int:
 
 def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
     """Checks the image with that many more. Raises Refusal(INVALID_PARTITIONS)."""
-    wanted = image_bytes(state) + PARTITION_BYTES * partitions + REPLICA_BYTES * replicas
-    if wanted > IMAGE_BYTES_MAX:
+    needed = image_bytes(state) + PARTITION_BYTES * partitions + REPLICA_BYTES * replicas
+    if needed > IMAGE_BYTES_MAX:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
             f"The cluster has {state.partition_count} partitions; with {partitions} more of {replicas} replicas its"
-            f" metadata would take {wanted >> 20} MiB in every process, {IMAGE_BYTES_MAX >> 20} MiB are the limit."
+            f" metadata would take {needed >> 20} MiB in every process, {IMAGE_BYTES_MAX >> 20} MiB are the limit."
             " Delete topics first, or use another cluster.",
         )
 

@@ -124,18 +124,18 @@ class Maintenance:
         while there is no leader.
         """
         found: dict[tuple[bytes, int], set[int]] = {}
-        for (node, key), said_ms in self._unable.items():
-            if self._ticked_ms - said_ms <= within_ms:
+        for (node, key), reported_ms in self._unable.items():
+            if self._ticked_ms - reported_ms <= within_ms:
                 found.setdefault(key, set()).add(node)
         return found
 
     def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
         """By reports about single replicas and about whole directories."""
         within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
-        said, directories = self.unable(within_ms), self.directories(state)
+        reported, directories = self.unable(within_ms), self.directories(state)
 
         def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
-            if node in said.get((topic.topic_id, partition.index), ()):
+            if node in reported.get((topic.topic_id, partition.index), ()):
                 return True
             return node in partition.replicas and directories.failed(
                 node, partition.directories[partition.replicas.index(node)]
@@ -180,10 +180,10 @@ class Maintenance:
         """Whether each leader of its hidden partitions has recently reported that no client has
         written there for the grace period. Silence is not a report.
         """
-        told = self._unused.get(topic.topic_id, {})
+        reported = self._unused.get(topic.topic_id, {})
         for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
-            epoch, told_ms = told.get(partition.index, (-1, 0))
-            if epoch != partition.leader_epoch or now_ms - told_ms > UNUSED_MS:
+            epoch, reported_ms = reported.get(partition.index, (-1, 0))
+            if epoch != partition.leader_epoch or now_ms - reported_ms > UNUSED_MS:
                 return False
         return True
 

@@ -59,7 +59,7 @@ from mqd.cluster.metadata.records import (
     TopicRemoved,
     TopicState,
 )
-from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
 from mqd.security.acl import AclBinding
 
 # topics that a worker that was down may delete from its disk; it sets older ones aside
@@ -216,8 +216,8 @@ class MetadataState:
 
     def min_in_sync(self, topic: TopicState, partition: PartitionState) -> int:
         """Effective min.insync.replicas of one partition (partition_rules.effective_min_in_sync)."""
-        wanted = wanted_min_in_sync(topic.config, self.broker_configs.get("", {}))
-        return effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
+        configured = configured_min_in_sync(topic.config, self.broker_configs.get("", {}))
+        return effective_min_in_sync(configured, len(partition.replicas), len(partition.adding_replicas))
 
     # -- applying ----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ whatever their record still says.
 from collections.abc import Callable, Iterator
 
 from mqd.cluster.metadata.records import PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
-from mqd.cluster.metadata.rules.partitions import Target, settle, wanted_min_in_sync
+from mqd.cluster.metadata.rules.partitions import Target, configured_min_in_sync, settle
 from mqd.cluster.metadata.rules.redirects import held
 from mqd.cluster.metadata.state import MetadataState
 
@@ -56,8 +56,8 @@ class View:
         brokers = self.state.brokers
         return sorted(node for node in self._may_lead if not brokers[node].draining)
 
-    def wanted_min(self, topic: TopicState) -> int:
-        return wanted_min_in_sync(topic.config, self._default)
+    def configured_min(self, topic: TopicState) -> int:
+        return configured_min_in_sync(topic.config, self._default)
 
     def partition(self, topic_id: bytes, index: int) -> tuple[TopicState, PartitionState] | None:
         name = self.state.topics_by_id.get(topic_id)
@@ -85,18 +85,20 @@ class View:
                 and able(node)
             )
 
-        change = settle(target, self.wanted_min(topic), live)
+        change = settle(target, self.configured_min(topic), live)
         after = leader if change is None or change.leader is None else change.leader
         if after < 0 and self._ending:
             return settle(
-                target, self.wanted_min(topic), lambda node: node != leaving and node in self._unfenced and able(node)
+                target,
+                self.configured_min(topic),
+                lambda node: node != leaving and node in self._unfenced and able(node),
             )
         return change
 
-    def changes(self, wanted: Iterator[tuple[TopicState, Target]], leaving: int = -1) -> list[Record]:
+    def changes(self, targets: Iterator[tuple[TopicState, Target]], leaving: int = -1) -> list[Record]:
         """One record per topic."""
         found: dict[bytes, list[PartitionChange]] = {}
-        for topic, target in wanted:
+        for topic, target in targets:
             change = self.settled(topic, target, leaving)
             if change is not None:
                 found.setdefault(topic.topic_id, []).append(change)

@@ -205,7 +205,7 @@ class QuorumCore(QuorumTransitions):
             self.leading.propose(event.values, now_ns)
 
     def _on_snapshot_stored(self, event: events.SnapshotStored, now_ns: int) -> None:
-        self._snapshot_wanted = False
+        self._snapshot_requested = False
         if self.log.snapshot is None or event.meta.offset > self.log.snapshot.offset:
             self.log.snapshot_stored(event.meta, event.size_bytes, self.settings.retained_bytes)
 
@@ -293,7 +293,7 @@ class QuorumCore(QuorumTransitions):
         if message.leader.node_id != sender:
             return
         if message.epoch < self.epoch:
-            self._ask(sender)  # so that it learns the newer epoch
+            self._request(sender)  # so that it learns the newer epoch
         elif message.epoch > self.epoch or self.leader < 0:
             self.learn_leader(message.epoch, sender, sender, now_ns)
 
@@ -465,9 +465,9 @@ class QuorumCore(QuorumTransitions):
         )
         if nodes:
             self._discovered += 1
-            self._ask(nodes[self._discovered % len(nodes)])
+            self._request(nodes[self._discovered % len(nodes)])
 
-    def _ask(self, node: int) -> None:
+    def _request(self, node: int) -> None:
         self.send(node, self.make_fetch(0))
 
     def make_fetch(self, stamp_ns: int) -> Fetch:

@@ -26,7 +26,7 @@ class Election:
         if self.core.is_alone:
             self.stand(now_ns)
         else:
-            self._ask(now_ns, self.core.settings.promise_ns // 8)
+            self._request_votes(now_ns, self.core.settings.promise_ns // 8)
             self.maybe_win(now_ns)
 
     def stand(self, now_ns: int) -> None:
@@ -34,9 +34,9 @@ class Election:
         core = self.core
         self.is_pre_vote = False
         core.persist_vote(VoteState(core.epoch + 1, core.key, None))
-        self._ask(now_ns, core.settings.promise_ns // 4)
+        self._request_votes(now_ns, core.settings.promise_ns // 4)
 
-    def _ask(self, now_ns: int, wait_ns: int) -> None:
+    def _request_votes(self, now_ns: int, wait_ns: int) -> None:
         core = self.core
         self._round = core.next_fetch_sequence()
         self._granted, self._refused = set(), set()

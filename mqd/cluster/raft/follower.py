@@ -45,14 +45,14 @@ class Following:
         self._heard_ns = now_ns
         self._jitter_ns = core.some_backoff()
         self.sequence: int | None = None  # of the request in flight
-        self._asked_ns = now_ns
+        self._fetched_ns = now_ns
         self._pause_until_ns = self._patient_until_ns = 0
         self._stamp_ns = 0
         self._download: Download | None = None
 
     @property
     def deadline_ns(self) -> int:
-        retry = self._asked_ns + self.core.settings.fetch_retry_ns if self.sequence is not None else NO_DEADLINE
+        retry = self._fetched_ns + self.core.settings.fetch_retry_ns if self.sequence is not None else NO_DEADLINE
         if self.sequence is None and self.is_flushed:
             retry = self._pause_until_ns
         return min(retry, self._patience_ns)
@@ -76,7 +76,7 @@ class Following:
                 self.core.doubt_leader()
                 self.core.campaign(now_ns)
                 return
-        if self.sequence is not None and now_ns >= self._asked_ns + self.core.settings.fetch_retry_ns:
+        if self.sequence is not None and now_ns >= self._fetched_ns + self.core.settings.fetch_retry_ns:
             self.sequence = None
         self.maybe_fetch(now_ns)
 
@@ -117,7 +117,7 @@ class Following:
                     self._stamp_ns,
                 ),
             )
-        self._asked_ns = now_ns
+        self._fetched_ns = now_ns
 
     # -- answers -----------------------------------------------------------------------------------
 

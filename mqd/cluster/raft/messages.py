@@ -51,8 +51,8 @@ class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
 Voters = tuple[Voter, ...]  # sorted; node ids are unique
 
 FOUNDED, GROWING, SHRUNK = 0, 1, 2
-"""How a voter set came to be as large as it is: as it was founded, or nobody knows any more; by voters added; or an operator has taken one out, and there have not been VOTERS_WANTED since."""
-VOTERS_WANTED = 3
+"""How a voter set came to be as large as it is: as it was founded, or it is not known any more; by voters added; or an operator has taken one out, and there have not been VOTERS_TARGET since."""
+VOTERS_TARGET = 3
 
 
 def course_after(course: int, before: Voters, voters: Voters) -> int:
@@ -62,7 +62,7 @@ def course_after(course: int, before: Voters, voters: Voters) -> int:
     old, new = {voter.key for voter in before}, {voter.key for voter in voters}
     if old - new:
         return SHRUNK
-    if not new - old or (course == SHRUNK and len(new) < VOTERS_WANTED):
+    if not new - old or (course == SHRUNK and len(new) < VOTERS_TARGET):
         return course
     return GROWING
 

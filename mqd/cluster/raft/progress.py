@@ -30,8 +30,8 @@ class Replica(msgspec.Struct):
     stamp_ns: int = 0  # newest stamp of ours that it has repeated
     heard_ns: int = -1
     caught_up_ns: int = -1  # when it last had everything in this log (KIP-836)
-    asked_ns: int = -1  # its last Fetch of records ...
-    asked_end_offset: int = -1  # ... and where this log ended then
+    fetched_ns: int = -1  # its last Fetch of records ...
+    fetched_end_offset: int = -1  # ... and where this log ended then
 
     def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
         """A replica that follows a constantly growing log is never at its end: having reached the
@@ -39,9 +39,9 @@ class Replica(msgspec.Struct):
         """
         if offset >= end_offset:
             self.caught_up_ns = now_ns
-        elif 0 <= self.asked_end_offset <= offset:
-            self.caught_up_ns = max(self.caught_up_ns, self.asked_ns)
-        self.asked_ns, self.asked_end_offset = now_ns, end_offset
+        elif 0 <= self.fetched_end_offset <= offset:
+            self.caught_up_ns = max(self.caught_up_ns, self.fetched_ns)
+        self.fetched_ns, self.fetched_end_offset = now_ns, end_offset
 
     def view(self, now_ns: int) -> ReplicaView:
         return ReplicaView(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.raft.identity import directory_bytes
-from mqd.cluster.raft.messages import GROWING, SHRUNK, VOTERS_WANTED, ReplicaKey, Voter, Voters
+from mqd.cluster.raft.messages import GROWING, SHRUNK, VOTERS_TARGET, ReplicaKey, Voter, Voters
 
 
 def key_of(broker: BrokerState) -> ReplicaKey | None:
@@ -32,7 +32,7 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], course: int) -> l
     two that are left, are deliberate.
     """
     count = len(voters)
-    if count >= VOTERS_WANTED or course == SHRUNK or (count == 2 and course != GROWING):
+    if count >= VOTERS_TARGET or course == SHRUNK or (count == 2 and course != GROWING):
         return []
     nodes = {voter.node_id for voter in voters}
     fit = []
@@ -47,7 +47,7 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], course: int) -> l
             and broker.node_id not in nodes
         ):
             fit.append(Voter(key, broker.controller_host, broker.controller_port))
-    return fit if len(fit) + count >= VOTERS_WANTED else []
+    return fit if len(fit) + count >= VOTERS_TARGET else []
 
 
 def moved(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:

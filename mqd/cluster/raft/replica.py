@@ -61,7 +61,7 @@ class QuorumReplica:
         self._installing: events.InstallSnapshot | None = None
         self._outbox: deque[events.Send] = deque(maxlen=OUTBOX_MAX)
         self._effects: list[Effect] = []
-        self._snapshot_wanted = False
+        self._snapshot_requested = False
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -149,10 +149,10 @@ class QuorumReplica:
 
     def _emit_vote(self) -> None:
         vote = self.vote
-        asked = [effect for effect in self._effects if type(effect) in _DISK]
+        writes = [effect for effect in self._effects if type(effect) in _DISK]
         # of the same event: one write is enough
-        if asked and isinstance(asked[-1], events.PersistVote):
-            self._effects[self._effects.index(asked[-1])] = events.PersistVote(asked[-1].sequence, vote)
+        if writes and isinstance(writes[-1], events.PersistVote):
+            self._effects[self._effects.index(writes[-1])] = events.PersistVote(writes[-1].sequence, vote)
             return
         self._vote_sequence = self._sequence + 1
         self._disk_effect("vote", 0, lambda sequence: events.PersistVote(sequence, vote))
@@ -199,7 +199,7 @@ class QuorumReplica:
         self.generation = meta.generation
         self.durable_offset = self.applied_offset = meta.offset
         self.high_watermark = max(self.high_watermark, meta.offset)
-        self._snapshot_wanted = False
+        self._snapshot_requested = False
         self.emit(events.LoadState(meta, installed.data))
 
     # -- results of disk writes -------------------------------------------------------------------
@@ -258,11 +258,11 @@ class QuorumReplica:
         self.on_applied()
         if (
             self.log.snapshot is not None
-            and not self._snapshot_wanted
+            and not self._snapshot_requested
             and self.log.size_bytes > self.settings.log_bytes_max + self.settings.retained_bytes
         ):
             if self.applied_offset > self.log.snapshot.offset:
-                self._snapshot_wanted = True
+                self._snapshot_requested = True
                 self.emit(events.SnapshotWanted(self.applied_offset))
 
     def on_applied(self) -> None:

@@ -230,8 +230,8 @@ class Transaction(TransactionState):
         """An error code, or None if the answer comes later. A repetition carries the epoch before
         the current one (T4).
         """
-        asked = (event.producer_id, event.producer_epoch)
-        is_current = asked == self._identity() and event.producer_epoch < EPOCH_MAX  # T3
+        requested = (event.producer_id, event.producer_epoch)
+        is_current = requested == self._identity() and event.producer_epoch < EPOCH_MAX  # T3
         is_repeated = self._is_ended(event.producer_id, event.producer_epoch)
         if not is_current and not is_repeated:
             return FENCED if event.producer_id == self.producer_id else UNKNOWN_PRODUCER
@@ -351,8 +351,8 @@ class Transaction(TransactionState):
 
     def _is_answered(self, event: events.EndTransaction, actions: list[Action]) -> bool:
         """Whether this is the end that was waited for."""
-        asked = (event.producer_id, event.producer_epoch)
-        if event.client_version >= VERSION_2 and not self._is_ended(*asked):
+        requested = (event.producer_id, event.producer_epoch)
+        if event.client_version >= VERSION_2 and not self._is_ended(*requested):
             return False
         actions.append(Reply(event.request, Identity(NONE, *self._identity())))
         return True

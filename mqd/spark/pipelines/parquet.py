@@ -352,17 +352,19 @@ def read(
                 raise
         if not go_on:
             raise MqdReadError(
-                f"{task.path} of the archive {task.root} ({_told(task)}) was compacted meanwhile, and deleted an hour"
+                f"{task.path} of the archive {task.root} ({_description(task)}) was compacted meanwhile, and deleted an hour"
                 " after that: read it again; in less time, by less at once, or with compact_from_files = 0 in the"
                 " archive's pipeline as long as it takes"
             )
         for batch in read_in_order(replacing, names if "offset" in names else (*names, "offset")):
             yield batch.select(list(names))
     except (OSError, pa.ArrowInvalid, ArchiveError) as error:
-        raise MqdReadError(f"{task.path} of the archive {task.root} cannot be read ({_told(task)}): {error}") from error
+        raise MqdReadError(
+            f"{task.path} of the archive {task.root} cannot be read ({_description(task)}): {error}"
+        ) from error
 
 
-def _told(task: ArchivedTask) -> str:
+def _description(task: ArchivedTask) -> str:
     return ", ".join(f"{task.topic}-{partition} {start} to {end - 1}" for partition, start, end in task.spans)
 
 

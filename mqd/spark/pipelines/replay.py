@@ -35,21 +35,21 @@ def replay(
     Raises ArchiveError for a topic that the archive does not have, SettingsError for a time that is
     not one, and for topics and partitions in `to` and the offsets that are not replayed.
     """
-    wanted = topics or archive.topics
-    missing = [topic for topic in wanted if topic not in archive.topics]
+    requested = topics or archive.topics
+    missing = [topic for topic in requested if topic not in archive.topics]
     if missing:
         raise ArchiveError(
             f"{archive.path} has nothing of {', '.join(missing)}; it has"
             f" {', '.join(archive.topics) or 'no topic at all'}"
         )
-    _refuse_unknown(archive, wanted, to, starting_offsets or {}, ending_offsets or {})
+    _refuse_unknown(archive, requested, to, starting_offsets or {}, ending_offsets or {})
     first_ms, end_ms = (
         _milliseconds("starting_timestamp", starting_timestamp),
         _milliseconds("ending_timestamp", ending_timestamp),
     )
     from pyspark.sql import functions as f
 
-    tasks = _tasks(archive, wanted, (first_ms, end_ms), (starting_offsets or {}, ending_offsets or {}))
+    tasks = _tasks(archive, requested, (first_ms, end_ms), (starting_offsets or {}, ending_offsets or {}))
     found = archiving.scan(spark, tasks, ("topic", "partition", "offset", "key", "value", "headers", "timestamp"))
     if first_ms is not None:
         found = found.where(f.unix_millis("timestamp") >= first_ms)

@@ -195,7 +195,7 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
     try:
         compacting.compact(spark, archive, groups)
     except Exception as error:
-        if any(said in str(error) for said in STOPPED):
+        if any(message in str(error) for message in STOPPED):
             raise
         if len(groups) > 1:  # one Spark job for all: which of them it is
             for group in groups:
@@ -347,7 +347,7 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
             for progress in query.recentProgress:
                 if progress["batchId"] > seen and progress["numInputRows"] > 0:
                     seen = progress["batchId"]
-                    report(_told(pipeline.name, progress))
+                    report(_progress(pipeline.name, progress))
             if ended or stop.is_set():
                 return bool(ended)
     finally:
@@ -382,7 +382,8 @@ def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) 
 
 def _stopped_text(pipeline: Replay) -> str:
     if any(
-        name.lower() == "delivery" and said.strip().lower() == AT_LEAST_ONCE for name, said in pipeline.options.items()
+        name.lower() == "delivery" and value.strip().lower() == AT_LEAST_ONCE
+        for name, value in pipeline.options.items()
     ):
         return (
             "stopped before its end; what was written so far stays (delivery is at-least-once), and started again it"
@@ -391,7 +392,7 @@ def _stopped_text(pipeline: Replay) -> str:
     return "stopped before its end: nothing was written; started again it begins anew"
 
 
-def _told(name: str, progress: Any) -> Progress:
+def _progress(name: str, progress: Any) -> Progress:
     behind = [_behind(source["endOffset"], source["latestOffset"]) for source in progress["sources"]]
     return Progress(
         name,
@@ -408,7 +409,7 @@ def _behind(end: str | None, latest: str | None) -> int | None:
     not known, as of a batch that is done again after a crash ("null": the source was not asked for
     the latest).
     """
-    at, to = (msgspec.json.decode(said) if said else None for said in (end, latest))
+    at, to = (msgspec.json.decode(encoded) if encoded else None for encoded in (end, latest))
     if at is None or to is None:
         return None
     topics = [topic for topic in to if not topic.startswith("@")]
@@ -424,7 +425,7 @@ def explained(error: BaseException) -> str:
     if isinstance(error, (SettingsError, ReplayStoppedError)):
         return str(error)
     text = str(error)
-    if any(said in text for said in LADEN):
+    if any(message in text for message in LADEN):
         return (
             "a Python process of Spark's did not come up within the ten seconds that Spark gives it: this machine is"
             " too laden; start again when it is less so"

@@ -73,11 +73,11 @@ def held_back() -> Iterator[None]:
         while True:
             select.select([reader], [], [])
             with lock:  # read and handled at once: nothing earlier is reported later
-                said = os.read(reader, 65536)
-                if not said:
+                output = os.read(reader, 65536)
+                if not output:
                     os.close(reader)
                     return
-                held.append(said) if holding else _tell(said)
+                held.append(output) if holding else _write_through(output)
 
     threading.Thread(target=pass_on, name="stderr of Spark", daemon=True).start()
     sys.stderr.flush()
@@ -95,12 +95,12 @@ def held_back() -> Iterator[None]:
         with lock:
             holding = False
             if failed:
-                _tell(b"".join(held))
+                _write_through(b"".join(held))
 
 
-def _tell(said: bytes) -> None:
+def _write_through(output: bytes) -> None:
     with contextlib.suppress(OSError):  # the reader is gone
-        os.write(2, said)
+        os.write(2, output)
 
 
 def require_spark() -> None:

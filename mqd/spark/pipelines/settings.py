@@ -254,10 +254,10 @@ def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
-    said, unsaid = (
+    own, defaulted = (
         {key: value for key, value in (given or {}).items() if value is not None} for given in (changes, defaults)
     )
-    return checked({"name": path.stem, **unsaid, **raw, **said}, str(path))
+    return checked({"name": path.stem, **defaulted, **raw, **own}, str(path))
 
 
 def checked(raw: Mapping[str, Any], origin: str) -> Pipeline:

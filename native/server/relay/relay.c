@@ -212,7 +212,7 @@ static void want(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     if (relay->socket.fd >= 0 || relay->asked)
         return;
-    struct mqd_event event = {.kind = MQD_EVENT_RELAY_WANTED,
+    struct mqd_event event = {.kind = MQD_EVENT_RELAY_REQUESTED,
                               .slot = UINT32_MAX,
                               .offset = relay->leader_node,
                               .log_dir = relay->leader_worker,

@@ -6,7 +6,7 @@
  * client id, transactional id, acks, time-out and bytes, and so its producer id, epoch and
  * sequence. The answer completes the append.
  *
- *   connection  wanted -> MQD_EVENT_RELAY_WANTED -> mqd_reactor_relay_put or
+ *   connection  wanted -> MQD_EVENT_RELAY_REQUESTED -> mqd_reactor_relay_put or
  *               mqd_reactor_relay_refuse
  *   append      copied after the unsent bytes -> one send a turn -> answers, in order ->
  *               mqd_append_done

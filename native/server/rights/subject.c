@@ -58,7 +58,7 @@ static uint32_t name_of(const struct mqd_connection *c, char name[NAME_BYTES_MAX
 
 static void ask(struct mqd_reactor *r, struct mqd_subject *subject)
 {
-    struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_WANTED, .slot = UINT32_MAX, .token = subject->id};
+    struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_REQUESTED, .slot = UINT32_MAX, .token = subject->id};
     _Static_assert(sizeof event.text > NAME_BYTES_MAX, "no principal is cut off");
     memcpy(event.text, subject->name, subject->name_bytes + 1);
     subject->asked = mqd_reactor_emit(r, &event);
@@ -152,7 +152,7 @@ bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
 {
     char name[NAME_BYTES_MAX + 1];
     if (r->options.rights == MQD_RIGHTS_OFF || c->peer_node >= 0 || c->subject ||
-        c->authentication == MQD_AUTHENTICATION_WANTED)
+        c->authentication == MQD_AUTHENTICATION_REQUESTED)
         return true;
     struct mqd_subject *subject = find_or_create(r, name, name_of(c, name));
     if (!subject) {

@@ -2,7 +2,7 @@
  * by the worker's Python (mqd/security/subject.py); all connections of that principal and address
  * share it.
  *
- *   wanted   MQD_EVENT_SUBJECT_WANTED was emitted; its connections are not read
+ *   wanted   MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
  *   known    mqd_reactor_subject_put has brought its tables; replaced as a whole when rules change
  *   unused   no connection has it; kept for the next one, within bounds, then dropped
  *            (MQD_EVENT_SUBJECT_GONE)

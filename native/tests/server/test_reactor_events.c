@@ -19,7 +19,7 @@ BOTH(answers_to_commands_have_room_whatever_else_is_told)
 {
     struct bench *b = bench_start(backend, NULL);
     static const enum mqd_event_kind kinds[] = {MQD_EVENT_LOG, MQD_EVENT_LOG_START, MQD_EVENT_TRUNCATED,
-                                                MQD_EVENT_RELAY_WANTED, MQD_EVENT_FETCHER_ENDED};
+                                                MQD_EVENT_RELAY_REQUESTED, MQD_EVENT_FETCHER_ENDED};
     uint32_t left[MQD_EVENT_RELAY_ENDED + 1] = {0};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         flood(b, kinds[i], i < 2 ? FLOOD : 100);
@@ -42,7 +42,7 @@ BOTH(answers_to_commands_have_room_whatever_else_is_told)
     }
     CHECK(left[MQD_EVENT_LOG] >= 1000);
     CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* nobody tells it again: all else gives way */
-    CHECK_EQUAL(left[MQD_EVENT_RELAY_WANTED], 100);
+    CHECK_EQUAL(left[MQD_EVENT_RELAY_REQUESTED], 100);
     bench_stop(b);
 }
 

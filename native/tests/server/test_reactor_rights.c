@@ -49,7 +49,7 @@ static struct client client_of(struct bench *b, const char *principal)
 static struct client client_with(struct bench *b, const char *principal, uint16_t quick, uint64_t *subject)
 {
     struct client client = client_of(b, principal);
-    struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_WANTED);
+    struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED);
     CHECK_OR(strcmp(strchr(event.text, ' ') + 1, principal) == 0, abort());
     *subject = event.token;
     CHECK_OR(rights_give(b, *subject, quick, 0) == 0, abort());
@@ -127,8 +127,8 @@ BOTH(connections_wait_for_their_rights)
     struct part part = {0, {.mark = 3, .record_count = 1}};
     put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
     CHECK(client_send(&first, &frame) && client_send(&second, &frame) && client_send(&plain, &frame));
-    struct mqd_event alice = rights_event(b, MQD_EVENT_SUBJECT_WANTED),
-                     anonymous = rights_event(b, MQD_EVENT_SUBJECT_WANTED);
+    struct mqd_event alice = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED),
+                     anonymous = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED);
     CHECK(strcmp(strchr(alice.text, ' '), " User:alice") == 0);
     CHECK(strcmp(strchr(anonymous.text, ' '), " User:ANONYMOUS") == 0);
     usleep(50000);
@@ -159,12 +159,12 @@ BOTH(connections_that_leave_before_their_rights_arrive)
     struct part part = {0, {.mark = 3, .record_count = 1}};
     put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
     CHECK(client_send(&client, &frame));
-    uint64_t subject = rights_event(b, MQD_EVENT_SUBJECT_WANTED).token;
+    uint64_t subject = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token;
     client_close(&client);
     /* its socket is not read: that it has gone shows when it is */
     CHECK_EQUAL(rights_give(b, subject, WRITE, 0), 0);
     client = client_of(b, "User:bob");
-    uint64_t other = rights_event(b, MQD_EVENT_SUBJECT_WANTED).token;
+    uint64_t other = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token;
     CHECK(other != subject);
     CHECK_EQUAL(rights_give(b, other + 1024, WRITE, 0), MQD_E_STALE);
     CHECK_EQUAL(rights_give(b, other, WRITE, 0), 0);
@@ -251,7 +251,7 @@ BOTH(a_session_is_its_principals)
     uint64_t alice, bob;
     struct client owner = client_with(b, "User:alice", READ, &alice), other = client_with(b, "User:bob", READ, &bob),
                   again = client_of(b, "User:alice"), plain = client_open(b, 0);
-    CHECK_EQUAL(rights_give(b, rights_event(b, MQD_EVENT_SUBJECT_WANTED).token, READ, 0), 0);
+    CHECK_EQUAL(rights_give(b, rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token, READ, 0), 0);
     struct asked asked = {0, 0};
     struct fetch fetch = {.bytes_max = 1 << 20, .session_epoch = 0};
     client_fetch(&owner, fetch, &asked, 1, &fetched);
@@ -367,7 +367,7 @@ BOTH(a_transactional_id_needs_a_right)
 {
     struct bench *b = bench_start(backend, rights);
     struct client client = client_of(b, "User:alice");
-    uint64_t subject = rights_event(b, MQD_EVENT_SUBJECT_WANTED).token;
+    uint64_t subject = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token;
     for (int may = 0; may < 2; may++) {
         struct right topic = {"quick", EVERYTHING, 0}, id = {"mine", may ? WRITE : READ, 0};
         struct table topics = table_of(&topic, 1, NULL, 0, 0), ids = table_of(&id, 1, NULL, 0, 0);

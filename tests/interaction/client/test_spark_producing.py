@@ -45,7 +45,7 @@ def rows(first: int, count: int) -> pa.RecordBatch:
 def identity(found: SinkOptions) -> Child:
     from mqd.protocol.messages import InitProducerIdRequest
 
-    response = connections(found).cluster.any_link().ask(InitProducerIdRequest(transactional_id=None))
+    response = connections(found).cluster.any_link().request(InitProducerIdRequest(transactional_id=None))
     assert response.error_code == 0
     return Child(response.producer_id, response.producer_epoch)
 
@@ -166,8 +166,8 @@ def test_brokers_that_do_not_know_joint_transactions_are_named(
     """The answer is that of a broker which skipped the field."""
     cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
     joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
-    ask = joint._ask
-    monkeypatch.setattr(joint, "_ask", lambda request, doing: _without_field(ask(request, doing)))
+    ask = joint._request
+    monkeypatch.setattr(joint, "_request", lambda request, doing: _without_field(ask(request, doing)))
     with pytest.raises(MqdWriteError, match="delivery to at-least-once"):
         joint.enlist()
 

@@ -453,8 +453,8 @@ def shaken(
         handshake.derive_key(secret, "handshake"), purpose, identity, os.urandom(handshake.NONCE_BYTES), worker
     )
     connection.sendall(side.opening())
-    while side.wanted:
-        data = connection.recv(side.wanted)
+    while side.missing_bytes:
+        data = connection.recv(side.missing_bytes)
         if not data:
             raise ConnectionError("closed")
         connection.sendall(side.feed(data))

@@ -127,7 +127,7 @@ def elected(broker: Member, topic: str, way: int) -> int:
             topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])],
             timeout_ms=10_000,
         )
-        answer = asked.ask(ELECT_LEADERS, request)
+        answer = asked.request(ELECT_LEADERS, request)
     assert answer.error_code == 0
     ((one,),) = (result.partition_result for result in answer.replica_election_results)
     return one.error_code

@@ -293,7 +293,7 @@ def step_of(bootstrap: str, topic: str) -> int:
             topics=[CreatePartitionsRequest.Topic(name=topic, count=0, assignments=None, retire=STATUS)],
             timeout_ms=10_000,
         )
-        return requests.ask(CREATE_PARTITIONS, request).results[0].retirement.step
+        return requests.request(CREATE_PARTITIONS, request).results[0].retirement.step
 
 
 def retire(bootstrap: str, topic: str, *arguments: str, fails: bool = False) -> str:

@@ -351,9 +351,9 @@ def test_idle_tools_are_bounded(host):
 def test_the_log_level_is_changed_while_it_runs(host):
     with host.tool() as tool:
         assert tool.status().log_level == "info"
-        assert tool.ask(SetLogLevel("debug")).log_level == "debug"
+        assert tool.request(SetLogLevel("debug")).log_level == "debug"
         with pytest.raises(KeeperError, match="not a log level"):
-            tool.ask(SetLogLevel("loud"))
+            tool.request(SetLogLevel("loud"))
         assert tool.status().log_level == "debug"
 
 

@@ -27,7 +27,7 @@ from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, PartitionState, decode_record
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
-from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import QuorumSettings
@@ -210,8 +210,8 @@ class ClusterWorld:
             return None
         topic = state.topics[name]
         found = topic.partitions[partition[1]]
-        wanted = wanted_min_in_sync(topic.config, state.broker_configs.get("", {}))
-        minimum = effective_min_in_sync(wanted, len(found.replicas), len(found.adding_replicas))
+        configured = configured_min_in_sync(topic.config, state.broker_configs.get("", {}))
+        minimum = effective_min_in_sync(configured, len(found.replicas), len(found.adding_replicas))
         return PartitionView(
             found.leader,
             found.leader_epoch,

@@ -21,7 +21,7 @@ from mqd.cluster.host.messages import (
 from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
-from mqd.worker.shortened_log import Shortened, is_wanted
+from mqd.worker.shortened_log import Shortened, is_requested
 from tests.sim.cluster.controller_process import ControllerProcess
 from tests.sim.cluster.rights import Known
 from tests.sim.coordinator.coordinators import Coordinator
@@ -136,7 +136,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self._refused.discard(partition)
         if is_whole:
             log.shortened = False
-        elif is_wanted(assignment):
+        elif is_requested(assignment):
             self._refused.add(partition)
         return given
 

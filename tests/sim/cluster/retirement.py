@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.maintenance import UNUSED_MS
 from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_SEALED, TopicState
-from mqd.worker.partition_reporter import TICK_S, Telling
+from mqd.worker.partition_reporter import TICK_S, PartitionReporter
 from tests.sim.clients import TIMEOUT, Client, Consumer
 from tests.sim.kernel import MILLISECOND, SECOND, Violation
 from tests.sim.replica.model_worker import Caller, Place
@@ -57,7 +57,7 @@ BELIEVED = (UNUSED_MS + 1_000) * MILLISECOND  # and the record that takes the pa
 HIDDEN_MAX, SETTLE_MAX = 15 * SECOND, 60 * SECOND
 
 
-class _Telling(Telling):
+class _Reporter(PartitionReporter):
     def _recovered(self, *_: Any) -> None:
         """No unclean elections here."""
 
@@ -141,7 +141,7 @@ class Retirement:
         self._used: dict[Partition, int] = {}  # hidden, and written to at
         self._hidden: dict[Partition, int] = {}  # since
         self._pause: dict[Partition, int] = {}  # when a pause of all its producers ended that was as long as the grace
-        self._telling: dict[ClusterWorker, _Telling] = {}
+        self._reporter: dict[ClusterWorker, _Reporter] = {}
         self._checked_left_behind: dict[ClusterWorker, None] = {}
         self._over = False
 
@@ -323,8 +323,8 @@ class Retirement:
         """
         for host in self.world.hosts:
             for worker in host.workers:
-                if worker is not None and worker not in self._telling:
-                    self._telling[worker] = self._new_telling(worker)
+                if worker is not None and worker not in self._reporter:
+                    self._reporter[worker] = self._new_reporter(worker)
                     self.kernel.after(int(TICK_S * SECOND), worker.process, self._look, worker)
                 if worker is not None and worker not in self._checked_left_behind and worker.catalog.caught_up:
                     self._checked_left_behind[worker] = None
@@ -338,7 +338,7 @@ class Retirement:
                         del host.logs[key]
         self.kernel.after(500 * MILLISECOND, None, self._tick)
 
-    def _new_telling(self, worker: ClusterWorker) -> _Telling:
+    def _new_reporter(self, worker: ClusterWorker) -> _Reporter:
         def find(key: Partition) -> Any:
             owned = worker.catalog.owned.get(key)
             return SimpleNamespace(closing=False, owned=owned) if owned is not None and key in worker.places else None
@@ -357,7 +357,7 @@ class Retirement:
             return SimpleNamespace(log_start_offset=end if is_empty else 0, log_end_offset=end)
 
         host = worker.cluster_host
-        return _Telling(
+        return _Reporter(
             SimpleNamespace(slot_view=slot_view),
             None,
             None,
@@ -370,7 +370,7 @@ class Retirement:
         )
 
     def _look(self, worker: ClusterWorker) -> None:
-        self._telling[worker].look()
+        self._reporter[worker].look()
         self.kernel.after(worker.cluster_host.clock.true_delay(int(TICK_S * 1e9)), worker.process, self._look, worker)
 
     def on_produce(
@@ -427,9 +427,9 @@ class Retirement:
         if self.kernel.now - self._used.get(partition, self._hidden[partition]) >= PAUSE_MIN:
             self._pause[partition] = self.kernel.now
         self._used[partition] = self.kernel.now
-        owned, telling = worker.catalog.owned.get(partition), self._telling.get(worker)
-        if owned is not None and telling is not None and "used" not in self.world.off:
-            telling.on_used(SimpleNamespace(slot=owned.slot))  # type: ignore[arg-type]
+        owned, reporter = worker.catalog.owned.get(partition), self._reporter.get(worker)
+        if owned is not None and reporter is not None and "used" not in self.world.off:
+            reporter.on_used(SimpleNamespace(slot=owned.slot))  # type: ignore[arg-type]
 
     def _take_on(
         self,

@@ -25,9 +25,9 @@ def test_what_gets_on_is_waited_for_and_what_does_not_is_given_up() -> None:
             return "done"
 
         questions, let_go = Questions(), threading.Event()
-        assert await questions.ask("slow", slow, 1.0) == "done"
+        assert await questions.run("slow", slow, 1.0) == "done"
         with pytest.raises(TimeoutError, match="hung does not answer"):
-            await questions.ask("hung", lambda stepped: let_go.wait(60), 0.05)
+            await questions.run("hung", lambda stepped: let_go.wait(60), 0.05)
         let_go.set()
 
     run(scenario())
@@ -44,9 +44,9 @@ def test_each_is_asked_one_question_at_a_time_and_none_waits_for_another() -> No
 
         for _ in range(3):
             with pytest.raises(TimeoutError):
-                await questions.ask("a", hanging, 0.05)
-        assert len(asked) == 1 and await questions.ask("b", lambda stepped: 7, 20) == 7
-        later = [asyncio.create_task(questions.ask("a", hanging, 20)) for _ in range(3)]
+                await questions.run("a", hanging, 0.05)
+        assert len(asked) == 1 and await questions.run("b", lambda stepped: 7, 20) == 7
+        later = [asyncio.create_task(questions.run("a", hanging, 20)) for _ in range(3)]
         let_go.set()
         assert sorted(await asyncio.gather(*later)) == [2, 3, 4]
 
@@ -61,7 +61,7 @@ def test_what_a_question_raises_is_raised_and_the_next_one_is_asked() -> None:
         questions = Questions()
         for _ in range(2):
             with pytest.raises(ValueError, match="our own fault"):
-                await questions.ask("a", failing, 20)
+                await questions.run("a", failing, 20)
 
     run(scenario())
 
@@ -83,8 +83,8 @@ def test_who_could_not_be_asked_for_want_of_a_thread_is_asked_later(monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refused)
             with pytest.raises(RuntimeError, match="new thread"):
-                await questions.ask("a", lambda stepped: 1, 20)
-        assert await questions.ask("a", lambda stepped: 2, 20) == 2
+                await questions.run("a", lambda stepped: 1, 20)
+        assert await questions.run("a", lambda stepped: 2, 20) == 2
 
     run(scenario())
 
@@ -103,13 +103,13 @@ def test_who_asks_in_the_moment_of_an_answer_asks_at_once(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(asking, "in_thread", asked)
         questions = Questions()
-        first = asyncio.create_task(questions.ask("a", lambda stepped: 0, 20))
+        first = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)
-        second = asyncio.create_task(questions.ask("a", lambda stepped: 0, 20))  # its turn comes
+        second = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))  # its turn comes
         answers[0].set_result(1)  # before those who are told of this
         await asyncio.sleep(0)
         assert len(answers) == 2 and await first == 1
-        third = asyncio.create_task(questions.ask("a", lambda stepped: 0, 20))
+        third = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)
         assert len(answers) == 2, "the second one is under way: the first one's end does not forget it"
         answers[1].set_result(2)

@@ -165,7 +165,7 @@ def test_names_of_kafka_that_promise_what_is_not_kept_stop_the_start(name, value
 
 
 def test_names_of_kafka_that_ask_for_nothing_are_taken():
-    given = {**kafka_names.ASKS_FOR_NOTHING, "security.inter.broker.protocol": "PLAINTEXT"}
+    given = {**kafka_names.ALREADY_SO, "security.inter.broker.protocol": "PLAINTEXT"}
     assert c.load_broker(None, {}, given) == c.load_broker(None, {}, {})
     topic = {"remote.storage.enable": "false", "local.retention.ms": "-2", "remote.log.copy.disable": "false"}
     assert c.validate_topic(topic) == topic

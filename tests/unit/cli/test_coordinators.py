@@ -148,7 +148,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
         def __exit__(self, *_: object) -> None: ...
 
-        def ask(self, _api_key: int, request: object, _version_max: int = 0) -> Any:
+        def request(self, _api_key: int, request: object, _version_max: int = 0) -> Any:
             return found.answer(self._bootstrap, request)
 
     monkeypatch.setattr(cluster_module, "Broker", Broker)
@@ -246,7 +246,7 @@ def test_groups_are_listed_without_one_whose_coordinator_is_just_changing(
 def test_what_groups_have_left_is_not_known_while_one_is_not_described(world: World) -> None:
     world.groups = [("host1:9092", "a", NOT_COORDINATOR)]
     with Cluster("host1:9092") as cluster:
-        state = retiring.ask(cluster.first, "t", 0, retiring.STATUS)
+        state = retiring.request(cluster.first, "t", 0, retiring.STATUS)
         assert "group a" in retiring.groups_behind(cluster, state).unknown
 
 

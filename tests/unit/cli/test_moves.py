@@ -132,7 +132,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
         def __exit__(self, *_: object) -> None:
             pass
 
-        def ask(self, api_key: int, asked: object) -> object:
+        def request(self, api_key: int, asked: object) -> object:
             match asked:
                 case MetadataRequest():
                     return cluster.metadata(asked)

@@ -42,7 +42,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
         def __exit__(self, *_: object) -> None:
             pass
 
-        def ask(self, api_key: int, request: object) -> object:
+        def request(self, api_key: int, request: object) -> object:
             if isinstance(request, DescribeLogDirsRequest):
                 assert request.topics and self.timeout_s == offline.DIRECTORIES_S
             partitions = [
@@ -107,7 +107,7 @@ def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what
         def __exit__(self, *_: object) -> None:
             pass
 
-        def ask(self, api_key: int, request: DescribeLogDirsRequest) -> object:
+        def request(self, api_key: int, request: DescribeLogDirsRequest) -> object:
             asked[self.address] = [(topic.topic, topic.partitions) for topic in request.topics or []]
             together.wait(20)
             return SimpleNamespace(results=[directory("/d", FAILED)])

@@ -80,7 +80,7 @@ def server() -> Iterator[Server]:
 
 
 def names(broker: Broker) -> list[str]:
-    return [one.group_id for one in broker.ask(LIST_GROUPS, ListGroupsRequest()).groups]
+    return [one.group_id for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
 
 
 def test_a_connection_that_has_ended_is_made_again(server: Server) -> None:
@@ -172,7 +172,7 @@ def test_groups_behind_one_that_cannot_be_deleted_are_deleted_and_told(
 
         def __exit__(self, *_: object) -> None: ...
 
-        def ask_coordinator(self, kind: int, name: str, *_: object) -> object:
+        def request_coordinator(self, kind: int, name: str, *_: object) -> object:
             if name == "b":
                 raise CliError("no coordinator answers: it is away")
             return SimpleNamespace(results=[SimpleNamespace(error_code=0)])

@@ -103,7 +103,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             def __exit__(self, *_: object) -> None:
                 pass
 
-            def ask(self, api_key: int, asked: object) -> object:
+            def request(self, api_key: int, asked: object) -> object:
                 answers = {
                     "DescribeClusterRequest": DescribeClusterResponse(
                         cluster_id="c", brokers=[DescribeClusterResponse.Broker(broker_id=1, host="a", port=1)]

@@ -40,7 +40,7 @@ class Control:
 
 def commits_over(control: Control) -> tuple[Commits, Inbox, list]:
     inbox, committed = Inbox(lambda: None), []
-    coordinator = SimpleNamespace(ask=lambda: None)
+    coordinator = SimpleNamespace(look_up=lambda: None)
     return (
         Commits(
             control,

@@ -13,7 +13,7 @@ import pytest
 from mqd.base import cluster_config
 from mqd.cluster.membership import death_notice
 from mqd.cluster.membership.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Notice, Orders
-from mqd.cluster.membership.death_proofs import TOLD_MAX, last_words, recipients
+from mqd.cluster.membership.death_proofs import INFORMED_MAX, last_words, recipients
 from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.messages import ReplicaKey, Voter
@@ -216,4 +216,4 @@ def test_everybody_is_told_the_voters_first() -> None:
         ("broker9", 7000),
     )
     state.brokers |= {node: broker(node, node, controller_host=f"broker{node}") for node in range(10, 500)}
-    assert len(recipients(Quorum(1, 8), state)) == TOLD_MAX
+    assert len(recipients(Quorum(1, 8), state)) == INFORMED_MAX

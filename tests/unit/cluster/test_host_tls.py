@@ -88,7 +88,7 @@ def test_garbage_and_a_reason_without_end(tmp_path):
         responder.feed(b"GET / HTTP/1.1\r\n\r\n" * 10)
     assert not responder.done
     initiator, responder = pair(tmp_path)
-    initiator._tell = lambda: initiator._ssl.write(b"\xff\xff")  # type: ignore[method-assign]
+    initiator._publish = lambda: initiator._ssl.write(b"\xff\xff")  # type: ignore[method-assign]
     flight = initiator.feed(responder.feed(initiator.begin()))
     with pytest.raises(HandshakeFailed, match="a reason of 65535 bytes"):
         responder.feed(flight)

@@ -25,8 +25,8 @@ def pair(key_a=KEY, key_b=KEY, purpose="controller", decide=lambda hello: B, wor
 def give(side, data: bytes, step: int = 1 << 20) -> tuple[bytes, bytes]:
     """(what it sends, what it did not take)"""
     out = b""
-    while data and side.wanted:
-        take = min(side.wanted, step, len(data))
+    while data and side.missing_bytes:
+        take = min(side.missing_bytes, step, len(data))
         out += side.feed(data[:take])
         data = data[take:]
     return out, data
@@ -50,7 +50,7 @@ def test_both_sides_know_each_other(step):
     initiator, responder = pair(purpose="data", worker=3)
     run(initiator, responder, step)
     assert initiator.done and responder.done
-    assert initiator.peer == B and initiator.wanted == responder.wanted == 0
+    assert initiator.peer == B and initiator.missing_bytes == responder.missing_bytes == 0
     assert responder.peer.identity == A and responder.peer.purpose == "data" and responder.peer.worker == 3
 
 
@@ -73,7 +73,7 @@ def test_a_stranger_learns_nothing():
     proof, _ = give(initiator, challenge)
     with pytest.raises(HandshakeFailed, match="key"):
         give(responder, proof)
-    assert not responder.done and responder.peer is None and responder.wanted == 0
+    assert not responder.done and responder.peer is None and responder.missing_bytes == 0
 
 
 def test_a_responder_without_the_key_is_found_out():
@@ -255,7 +255,7 @@ def test_hostile_bytes_end_the_connection():
         try:
             give(responder, data)
         except HandshakeFailed:
-            assert responder.wanted == 0
+            assert responder.missing_bytes == 0
         assert not responder.done
 
 

@@ -272,7 +272,7 @@ def test_what_fails_while_it_is_measured_ends_the_ticks(monkeypatch: pytest.Monk
 def test_the_load_that_gossip_tells_of_waits_for_no_file_system() -> None:
     async def work() -> None:
         gossip, answered = object.__new__(HostGossip), threading.Event()
-        gossip._used_bytes, gossip._asked = 5, None
+        gossip._used_bytes, gossip._disk_check = 5, None
         asked = []
 
         def disk(which: int) -> int:

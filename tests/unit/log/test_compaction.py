@@ -126,7 +126,7 @@ def test_the_highest_of_all_checkpoints_counts(tmp_path: Path):
     found = cleaner_checkpoint.CleanerCheckpoint(tmp_path, 1, PlainFiles())
     found.load()
     assert len(found.problems) == 1 and found.get("t", 0, one) == 70 and found.get("t", 0, other) is None
-    found.put("t", 0, one, 90, wanted=[("u", 1, one)])
+    found.put("t", 0, one, 90, existing=[("u", 1, one)])
     assert found.get("u", 0, one) is None and found.get("u", 1, one) == 5 and found.get("t", 0, one) == 90
 
 

@@ -148,7 +148,7 @@ def test_outcomes_that_ctrl_c_kept_from_being_returned_are_returned_by_the_next_
         raise KeyboardInterrupt
 
     producer = Producer.__new__(Producer)
-    producer._pointer, producer._told, producer._deliveries = (
+    producer._pointer, producer._unreturned, producer._deliveries = (
         object(),
         0,
         ffi.new("struct mqd_delivery[]", Producer.DELIVERIES_MAX),

@@ -330,7 +330,7 @@ def test_sizes_are_told_of_partitions_that_have_a_leader(world: World, monkeypat
     def link_to(node: int) -> Any:
         if node not in answers:
             raise ConnectionError(f"broker {node} is not in the metadata")
-        return SimpleNamespace(ask=lambda request: answers[node])
+        return SimpleNamespace(request=lambda request: answers[node])
 
     monkeypatch.setattr(driver.cluster, "link_to", link_to)
     monkeypatch.setattr(driver, "offsets_at", lambda keys, at: dict.fromkeys(keys, 0 if at == -2 else 10))

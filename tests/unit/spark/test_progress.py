@@ -34,7 +34,7 @@ class World:
         self.topics = {name: Topic(name, bytes([numbers[name]]) * 16, {}) for name, _ in logs}
         return sorted(logs)
 
-    def ask_another(self) -> None:
+    def use_another_broker(self) -> None:
         self.turns += 1
 
     def ids(self) -> dict[str, bytes]:

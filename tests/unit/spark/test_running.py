@@ -154,7 +154,7 @@ def progress(*ends: tuple[str | None, str | None]) -> dict[str, Any]:
 )
 def test_how_far_a_batch_is_behind(ends: list[tuple[str | None, str | None]], behind: int) -> None:
     """Spark says "null" of a batch that is done again after a crash."""
-    assert running._told("n", progress(*ends)).behind == behind
+    assert running._progress("n", progress(*ends)).behind == behind
 
 
 # -- compacting ------------------------------------------------------------------------------------
@@ -318,9 +318,10 @@ def test_what_a_query_publishes_says_that_it_is_a_querys() -> None:
     asked: list[Any] = []
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
     link = SimpleNamespace(
-        ask=lambda request, *_: (asked.append(request), coordinator if len(asked) == 1 else SimpleNamespace(topics=[]))[
-            1
-        ]
+        request=lambda request, *_: (
+            asked.append(request),
+            coordinator if len(asked) == 1 else SimpleNamespace(topics=[]),
+        )[1]
     )
     driver.cluster = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={})  # type: ignore[assignment]
     driver.publish("g", {("t", 0): 7})

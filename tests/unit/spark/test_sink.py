@@ -313,7 +313,7 @@ def test_a_transaction_that_is_over_is_told_with_its_time_out() -> None:
     """
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
     link = SimpleNamespace(
-        ask=lambda request, *_: (
+        request=lambda request, *_: (
             coordinator
             if hasattr(request, "coordinator_keys")
             else SimpleNamespace(error_code=ErrorCode.PRODUCER_FENCED)

@@ -205,11 +205,11 @@ def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, 
         def __init__(self, host: str) -> None:
             self.is_silent = host == "h1"
             if cluster.silent and self.is_silent:
-                self.ask(None)
+                self.request(None)
 
         def close(self) -> None: ...
 
-        def ask(self, _request: Any) -> MetadataResponse:
+        def request(self, _request: Any) -> MetadataResponse:
             if cluster.silent and self.is_silent:
                 cluster.now += 30
                 raise TimeoutError("nothing")

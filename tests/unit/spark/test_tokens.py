@@ -70,7 +70,7 @@ class Played:
     def close(self) -> None:
         pass
 
-    def ask(self, request: Any) -> Any:
+    def request(self, request: Any) -> Any:
         self.asked.append(request)
         now_ms = int(CLOCK.now_s * 1000)
         if isinstance(request, m.CreateDelegationTokenRequest):

@@ -61,7 +61,7 @@ def test_blocks_never_exceed_the_budget(maximum: int, workers: int) -> None:
 def test_what_is_wanted_covers_what_is_used(maximum: int, workers: int, used: int) -> None:
     budget = Budget.of(maximum, workers)
     for exhausted in (False, True):
-        blocks = budget.wanted(used, workers, exhausted)
+        blocks = budget.target_blocks(used, workers, exhausted)
         assert 1 <= blocks <= budget.block_count
         assert blocks * budget.block >= min(used, budget.block_count * budget.block)
 

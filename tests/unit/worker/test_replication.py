@@ -23,7 +23,7 @@ from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
 from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
 from mqd.worker.host_connections import Dialled
-from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Link, Replication, Target, spare_links, wanted_links
+from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Link, Replication, Target, spare_links, target_links
 from tests.unit.security.host_files import host
 
 SECRET = b"a secret of sixteen bytes and more"
@@ -73,12 +73,12 @@ def test_one_link_for_each_worker_and_lane() -> None:
         (TOPIC, 8): assignment(5),  # by one that listens for no other hosts
     }
     brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, epoch=9), 5: broker(5, host="")}
-    assert wanted_links(assigned, brokers) == {
+    assert target_links(assigned, brokers) == {
         Link(2, 0, IN_SYNC): Target("127.0.0.1", 1111, 5),
         Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5),
         Link(3, 0, CATCH_UP): Target("127.0.0.1", 2222, 9),
     }
-    assert wanted_links({}, brokers) == {}
+    assert target_links({}, brokers) == {}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_one_link_for_each_worker_and_lane() -> None:
     [(True, False, IN_SYNC), (True, True, IN_SYNC), (False, False, CATCH_UP), (False, True, THROTTLED)],
 )
 def test_what_is_in_sync_is_not_throttled(in_sync: bool, throttled: bool, lane: int) -> None:
-    assert list(wanted_links({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [
+    assert list(target_links({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [
         Link(2, 0, lane)
     ]
 
@@ -195,8 +195,8 @@ class Leader:
             handshake.derive_key(self.secret, "handshake"), self.decide, os.urandom(handshake.NONCE_BYTES), self.tls
         )
         try:
-            while side.wanted:
-                writer.write(side.feed(await reader.readexactly(side.wanted)))
+            while side.missing_bytes:
+                writer.write(side.feed(await reader.readexactly(side.missing_bytes)))
             if side.done:
                 writer.write(b"first byte behind the handshake")
         except (handshake.HandshakeFailed, asyncio.IncompleteReadError):

@@ -71,8 +71,8 @@ def tables(rules: Authorizer, principal: str, host: str) -> tuple[bytes, bytes]:
 def test_a_principal_that_comes_gets_its_rights() -> None:
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
         rules.change({ID: rule("User:alice")}, ())
-        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 7, "10.0.0.1 User:alice"))
-        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 8, "::1 User:a b"))
+        subjects.on_requested(event(EventKind.SUBJECT_REQUESTED, 7, "10.0.0.1 User:alice"))
+        subjects.on_requested(event(EventKind.SUBJECT_REQUESTED, 8, "::1 User:a b"))
         await turns()
         assert reactor.put == [(7, *tables(rules, "User:alice", "10.0.0.1")), (8, *tables(rules, "User:a b", "::1"))]
         assert reactor.put[0][1] != reactor.put[1][1]
@@ -84,7 +84,7 @@ def test_a_change_of_rules_is_applied_when_the_reactor_has_it() -> None:
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
         reactor.go.set()
         for number in (7, 8, 9):
-            subjects.on_wanted(event(EventKind.SUBJECT_WANTED, number, "10.0.0.1 User:alice"))
+            subjects.on_requested(event(EventKind.SUBJECT_REQUESTED, number, "10.0.0.1 User:alice"))
         await turns()
         await subjects.apply()
         assert len(reactor.put) == 3, "nothing has changed"
@@ -106,7 +106,7 @@ def test_a_subject_that_is_gone_is_forgotten() -> None:
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
         reactor.go.set()
         reactor.gone.add(7)
-        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 7, "10.0.0.1 User:alice"))
+        subjects.on_requested(event(EventKind.SUBJECT_REQUESTED, 7, "10.0.0.1 User:alice"))
         await turns()
         reactor.put.clear()
         rules.change({ID: rule("User:alice")}, ())
@@ -121,7 +121,7 @@ def test_a_denial_names_its_principal(tmp_path: Path) -> None:
 
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
         subjects._audit = audit
-        subjects.on_wanted(event(EventKind.SUBJECT_WANTED, 7, "10.0.0.1 User:alice"))
+        subjects.on_requested(event(EventKind.SUBJECT_REQUESTED, 7, "10.0.0.1 User:alice"))
         subjects.on_denied(
             msgspec.structs.replace(
                 event(EventKind.DENIED, 7, "orders", level=Operation.WRITE, offset=ResourceType.TOPIC), log_dir=3

@@ -29,7 +29,7 @@ async def handle(
             request.allow_replication_factor_change,
         )
     if not context.broker.metadata.is_alone:
-        return await _ask_controller(context.broker, header.api_version, request)
+        return await _request_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         responses=[
@@ -45,10 +45,10 @@ async def handle(
     )
 
 
-async def _ask_controller(
+async def _request_controller(
     broker: Broker, version: int, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
-    asked = [
+    requested = [
         messages.PartitionReassignment(
             topic.name, partition.partition_index, list(partition.replicas) if partition.replicas is not None else None
         )
@@ -57,17 +57,17 @@ async def _ask_controller(
     ]
     allow = request.allow_replication_factor_change if version >= FACTOR_CHANGE_SINCE else True
     return _answer(
-        await broker.controller.request(messages.AlterReassignments(asked, allow), request.timeout_ms), allow
+        await broker.controller.request(messages.AlterReassignments(requested, allow), request.timeout_ms), allow
     )
 
 
 def _answer(answer: messages.Answer, allow: bool) -> AlterPartitionReassignmentsResponse:
     results: dict[str, list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]] = {}
     for one in answer.results:
-        told = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+        result = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
             partition_index=one.partition, error_code=one.error, error_message=one.message, target=one.replicas
         )
-        results.setdefault(one.name, []).append(told)
+        results.setdefault(one.name, []).append(result)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=allow,
         error_code=answer.error,

@@ -19,14 +19,14 @@ TIMEOUT_MS = 30_000  # the request has none
 async def handle(
     context: Context, header: RequestHeader, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
-    asked = [
+    requested = [
         (topic.name, index, directory.path)
         for directory in request.dirs
         for topic in directory.topics
         for index in topic.partitions
     ]
     targets: dict[tuple[str, int], set[str]] = {}
-    for name, index, path in asked:
+    for name, index, path in requested:
         targets.setdefault((name, index), set()).add(path)
     if context.authorize(Operation.ALTER, ResourceType.CLUSTER):
         errors = await asyncio.gather(
@@ -53,14 +53,14 @@ async def _move(broker: Broker, name: str, index: int, paths: set[str]) -> int:
         return int(ErrorCode.INVALID_REQUEST)
     if partition is None:
         return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    wanted = Path(next(iter(paths)))
-    if not wanted.is_absolute() or wanted not in broker.log_dirs:
+    target = Path(next(iter(paths)))
+    if not target.is_absolute() or target not in broker.log_dirs:
         return int(ErrorCode.LOG_DIR_NOT_FOUND)
     if broker.node_id not in partition.replicas:
         return int(ErrorCode.REPLICA_NOT_AVAILABLE)
     if broker.replica_view(partition) is None:
         return broker.unserved_error(partition)
     answer = await broker.controller.request(
-        messages.MoveReplica(name, index, broker.log_dirs.index(wanted)), TIMEOUT_MS
+        messages.MoveReplica(name, index, broker.log_dirs.index(target)), TIMEOUT_MS
     )
     return answer.error

@@ -27,42 +27,49 @@ META_PROPERTIES = "meta.properties"
 # A file system without a response for this long hangs; the controller then counts its replicas as
 # failed, too.
 ANSWER_S = 5.0
-Wanted = dict[str, list[PartitionImage]]
-Asked = tuple[str, bytes, PartitionImage]  # topic, its id, partition
+Requested = dict[str, list[PartitionImage]]
+PartitionWithId = tuple[str, bytes, PartitionImage]  # topic, its id, partition
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
     broker = context.broker
-    by_directory: list[Wanted] = [{} for _ in broker.log_dirs]
-    for name, partition in _wanted(broker, request):
+    by_directory: list[Requested] = [{} for _ in broker.log_dirs]
+    for name, partition in _requested(broker, request):
         if partition.owner != OWNER_NONE and partition.log_dir < len(by_directory):
             by_directory[partition.log_dir].setdefault(name, []).append(partition)
-    asked = [
+    partitions_with_id = [
         (name, broker.metadata.topics[name].topic_id, partition)
-        for wanted in by_directory
-        for name, partitions in wanted.items()
+        for requested in by_directory
+        for name, partitions in requested.items()
         for partition in partitions
     ]
     ends = {
         (name, partition.index): view.log_end_offset
-        for name, _, partition in asked
+        for name, _, partition in partitions_with_id
         if (view := broker.replica_view(partition)) is not None
     }
     results = await asyncio.gather(
-        *(_result(broker, path, wanted, asked, ends) for path, wanted in zip(broker.log_dirs, by_directory))
+        *(
+            _result(broker, path, requested, partitions_with_id, ends)
+            for path, requested in zip(broker.log_dirs, by_directory)
+        )
     )
     return DescribeLogDirsResponse(results=results)
 
 
 async def _result(
-    broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int]
+    broker: Broker,
+    directory: Path,
+    requested: Requested,
+    partitions_with_id: list[PartitionWithId],
+    ends: dict[tuple[str, int], int],
 ) -> DescribeLogDirsResponse.Result:
     """Runs on a thread of its own, not on one that reads for other requests: a hanging disk would
     block all of those.
     """
     try:
-        return await broker.directories.ask(
-            directory, partial(_measure, broker, directory, wanted, asked, ends), ANSWER_S
+        return await broker.directories.run(
+            directory, partial(_measure, broker, directory, requested, partitions_with_id, ends), ANSWER_S
         )
     except TimeoutError:
         return _failed(directory)
@@ -72,19 +79,21 @@ def _failed(directory: Path) -> DescribeLogDirsResponse.Result:
     return DescribeLogDirsResponse.Result(error_code=int(ErrorCode.KAFKA_STORAGE_ERROR), log_dir=str(directory))
 
 
-def _wanted(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, PartitionImage]]:
+def _requested(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, PartitionImage]]:
     topics = broker.metadata.topics
     if request.topics is None:
         return [(name, partition) for name in broker.metadata.sorted_names() for partition in topics[name].partitions]
-    asked = {(topic.topic, index): None for topic in request.topics for index in topic.partitions}
-    return [(name, partition) for name, index in asked if (partition := broker.partition_of(name, index)) is not None]
+    requested = {(topic.topic, index): None for topic in request.topics for index in topic.partitions}
+    return [
+        (name, partition) for name, index in requested if (partition := broker.partition_of(name, index)) is not None
+    ]
 
 
 def _measure(
     broker: Broker,
     directory: Path,
-    wanted: Wanted,
-    asked: list[Asked],
+    requested: Requested,
+    partitions_with_id: list[PartitionWithId],
     ends: dict[tuple[str, int], int],
     stepped: Callable[[], None],
 ) -> DescribeLogDirsResponse.Result:
@@ -104,13 +113,13 @@ def _measure(
             DescribeLogDirsResponse.Topic(
                 name=name, partitions=[sized(one.index, broker.path_of(name, one)) for one in partitions]
             )
-            for name, partitions in wanted.items()
+            for name, partitions in requested.items()
         ]
         topics += [
             DescribeLogDirsResponse.Topic(
                 name=name, partitions=[_future(path, one.index, ends.get((name, one.index), 0))]
             )
-            for name, one, path in _futures(directory, asked, stepped)
+            for name, one, path in _futures(directory, partitions_with_id, stepped)
         ]
     except OSError:
         return _failed(directory)
@@ -141,12 +150,12 @@ def size_of(directory: Path) -> int:
 
 
 def _futures(
-    directory: Path, asked: list[Asked], stepped: Callable[[], None]
+    directory: Path, partitions_with_id: list[PartitionWithId], stepped: Callable[[], None]
 ) -> Iterator[tuple[str, PartitionImage, Path]]:
     """Copies in progress to this directory."""
     if not any(True for _ in moving.futures(directory)):
         return
-    for name, topic_id, partition in asked:
+    for name, topic_id, partition in partitions_with_id:
         path = moving.future_of(directory, topic_id, partition.index)
         stepped()
         if path is not None:

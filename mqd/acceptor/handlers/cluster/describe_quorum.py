@@ -21,7 +21,7 @@ TIMEOUT_MS = 10_000  # the request has none
 async def handle(context: Context, header: RequestHeader, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     broker = context.broker
     if not broker.metadata.is_alone:
-        return await _ask_controller(broker, header.api_version, request)
+        return await _request_controller(broker, header.api_version, request)
     topics = [
         DescribeQuorumResponse.TopicData(
             topic_name=topic.topic_name,
@@ -38,7 +38,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeQuoru
     )
 
 
-async def _ask_controller(broker: Broker, version: int, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+async def _request_controller(broker: Broker, version: int, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     answer = await broker.controller.request(messages.DescribeQuorum(), TIMEOUT_MS)
     quorum = answer.quorum
     if answer.error or quorum is None:

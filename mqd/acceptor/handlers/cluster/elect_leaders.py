@@ -17,7 +17,7 @@ async def handle(context: Context, header: RequestHeader, request: ElectLeadersR
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     if not context.broker.metadata.is_alone:
-        return await _ask_controller(context.broker, header.api_version, request)
+        return await _request_controller(context.broker, header.api_version, request)
     if request.topic_partitions is None:
         return ElectLeadersResponse()
     return ElectLeadersResponse(
@@ -33,14 +33,14 @@ async def handle(context: Context, header: RequestHeader, request: ElectLeadersR
     )
 
 
-async def _ask_controller(broker: Broker, version: int, request: ElectLeadersRequest) -> ElectLeadersResponse:
+async def _request_controller(broker: Broker, version: int, request: ElectLeadersRequest) -> ElectLeadersResponse:
     election_type = request.election_type if version >= 1 else PREFERRED
-    asked = (
+    requested = (
         None
         if request.topic_partitions is None
         else [(topic.topic, index) for topic in request.topic_partitions for index in topic.partitions]
     )
-    answer = await broker.controller.request(messages.ElectLeaders(election_type, asked), request.timeout_ms)
+    answer = await broker.controller.request(messages.ElectLeaders(election_type, requested), request.timeout_ms)
     results: dict[str, list[ElectLeadersResponse.PartitionResult]] = {}
     for one in answer.results:
         results.setdefault(one.name, []).append(

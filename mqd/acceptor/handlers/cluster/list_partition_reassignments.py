@@ -12,7 +12,7 @@ async def handle(
     context: Context, header: RequestHeader, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     found: dict[str, list[ListPartitionReassignmentsResponse.OngoingPartitionReassignment]] = {}
-    for name, partition in _asked(context.broker, request):
+    for name, partition in _requested(context.broker, request):
         if partition.adding or partition.removing:
             found.setdefault(name, []).append(
                 ListPartitionReassignmentsResponse.OngoingPartitionReassignment(
@@ -30,10 +30,12 @@ async def handle(
     )
 
 
-def _asked(broker: Broker, request: ListPartitionReassignmentsRequest) -> list[tuple[str, PartitionImage]]:
+def _requested(broker: Broker, request: ListPartitionReassignmentsRequest) -> list[tuple[str, PartitionImage]]:
     """None = all. Partitions that do not exist are left out, as in Kafka."""
     topics = broker.metadata.topics
     if request.topics is None:
         return [(name, partition) for name in broker.metadata.sorted_names() for partition in topics[name].partitions]
-    wanted = {(topic.name, index): None for topic in request.topics for index in topic.partition_indexes}
-    return [(name, partition) for name, index in wanted if (partition := broker.partition_of(name, index)) is not None]
+    requested = {(topic.name, index): None for topic in request.topics for index in topic.partition_indexes}
+    return [
+        (name, partition) for name, index in requested if (partition := broker.partition_of(name, index)) is not None
+    ]

@@ -20,32 +20,32 @@ async def handle(
     context: Context, header: RequestHeader, request: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse:
     try:
-        wanted = _filter(request)
+        matches = _filter(request)
     except Refusal as refusal:
         return DescribeClientQuotasResponse(error_code=refusal.error, error_message=refusal.message, entries=None)
-    found = [quota for quota in context.broker.metadata.client_quotas if _fits(quota, wanted, request.strict)]
+    found = [quota for quota in context.broker.metadata.client_quotas if _fits(quota, matches, request.strict)]
     return DescribeClientQuotasResponse(entries=[_entry(quota) for quota in found])
 
 
 def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
     """By entity type. Raises Refusal."""
-    wanted: dict[str, Matches] = {}
+    matches: dict[str, Matches] = {}
     for component in request.components:
         kind = component.entity_type
-        if kind in wanted:
+        if kind in matches:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter.")
         if not kind:
             raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
         if kind not in (USER, CLIENT_ID, IP):
             raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
-        wanted[kind] = _matches(component)
-    if IP in wanted and len(wanted) > 1:
+        matches[kind] = _matches(component)
+    if IP in matches and len(matches) > 1:
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
             "Invalid entity filter component combination. IP filter component should not be used with user or clientId"
             " filter component.",
         )
-    return wanted
+    return matches
 
 
 def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
@@ -66,11 +66,11 @@ def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
     return lambda found: found is None or component.match_type == ANY
 
 
-def _fits(quota: ClientQuota, wanted: dict[str, Matches], strict: bool) -> bool:
+def _fits(quota: ClientQuota, entities: dict[str, Matches], strict: bool) -> bool:
     entity = dict(quota.entity)
-    if strict and len(entity) != len(wanted):
+    if strict and len(entity) != len(entities):
         return False
-    return all(kind in entity and matches(entity[kind]) for kind, matches in wanted.items())
+    return all(kind in entity and matches(entity[kind]) for kind, matches in entities.items())
 
 
 def _entry(quota: ClientQuota) -> DescribeClientQuotasResponse.EntryData:

@@ -15,10 +15,10 @@ _KNOWN = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIE
 async def handle(
     context: Context, header: RequestHeader, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
-    asked = set(request.resource_types) if header.api_version > 0 else {RESOURCE_CLIENT_METRICS}
-    if not asked <= set(_KNOWN):
+    requested = set(request.resource_types) if header.api_version > 0 else {RESOURCE_CLIENT_METRICS}
+    if not requested <= set(_KNOWN):
         return ListConfigResourcesResponse(error_code=int(ErrorCode.UNSUPPORTED_VERSION))
-    kinds = [kind for kind in _KNOWN if kind in asked or not asked]
+    kinds = [kind for kind in _KNOWN if kind in requested or not requested]
     return ListConfigResourcesResponse(
         config_resources=[
             ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)

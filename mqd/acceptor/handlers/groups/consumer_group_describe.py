@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.groups.group_requests import ask, coordinator, rebalance_of
+from mqd.acceptor.handlers.groups.group_requests import coordinator, rebalance_of, request_group
 from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.coordinator.group.consumer.events import ConsumerDescribe
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -60,7 +60,7 @@ async def _describe(broker: Broker, group_id: str) -> ConsumerGroupDescribeRespo
     if broker.coordinators is not None and not broker.coordinators.cluster.is_enabled:
         return ConsumerGroupDescribeResponse.Group(error_code=int(ErrorCode.UNSUPPORTED_VERSION), group_id=group_id)
     try:
-        return await ask(broker, group_id, ConsumerDescribe)
+        return await request_group(broker, group_id, ConsumerDescribe)
     except CoordinatorError as error:
         return ConsumerGroupDescribeResponse.Group(
             error_code=error.error_code, error_message=error_message(error.error_code), group_id=group_id

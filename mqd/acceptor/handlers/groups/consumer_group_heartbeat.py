@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.consumer.cluster import Reader
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.requests import problem_of
@@ -38,7 +38,7 @@ async def handle(
     reader = Reader(address.principal, address.peer_ip) if broker.authorizer is not None else None
     new_member_id = str(uuid4()) if not request.member_id else ""
     try:
-        return await ask(
+        return await request_group(
             broker,
             request.group_id,
             lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id, reader),

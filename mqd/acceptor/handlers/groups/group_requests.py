@@ -33,7 +33,7 @@ def coordinator(broker: Broker) -> Coordinator:
     return broker.coordinators.groups
 
 
-async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
+async def request_group(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
     """The core's response, whenever the core gives it: a JoinGroup waits as long as its rebalance.
     Raises CoordinatorError.
     """

@@ -3,7 +3,7 @@ nothing is written.
 """
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.classic.events import Heartbeat
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
@@ -13,7 +13,7 @@ from mqd.protocol.messages import HeartbeatRequest, HeartbeatResponse
 
 async def handle(context: Context, header: RequestHeader, request: HeartbeatRequest) -> HeartbeatResponse:
     try:
-        return await ask(context.broker, request.group_id, lambda number: Heartbeat(number, request))
+        return await request_group(context.broker, request.group_id, lambda number: Heartbeat(number, request))
     except CoordinatorError as error:
         # While the group is loading the answer is success, as in Kafka: an error would make every
         # member of every group join again after a restart.

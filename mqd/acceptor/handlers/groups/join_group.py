@@ -5,7 +5,7 @@ phase ends.
 from uuid import uuid4
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.classic.events import JoinGroup
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
@@ -42,7 +42,7 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
     client_id = header.client_id or ""
     new_member_id = f"{instance_id or client_id[:CLIENT_ID_IN_MEMBER_ID_MAX] or 'consumer'}-{uuid4()}"
     host = f"/{context.address.described_ip}"
-    return await ask(
+    return await request_group(
         context.broker,
         request.group_id,
         lambda number: JoinGroup(number, header.api_version, client_id, host, request, new_member_id),

@@ -3,7 +3,7 @@ administrator removes static members.
 """
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.classic.events import LeaveGroup
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.framing import RequestHeader
@@ -16,7 +16,7 @@ async def handle(context: Context, header: RequestHeader, request: LeaveGroupReq
     if header.api_version < _VERSION_MEMBERS:
         request.members = [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
     try:
-        response = await ask(context.broker, request.group_id, lambda number: LeaveGroup(number, request))
+        response = await request_group(context.broker, request.group_id, lambda number: LeaveGroup(number, request))
     except CoordinatorError as error:
         return LeaveGroupResponse(error_code=error.error_code)
     assert isinstance(response, LeaveGroupResponse)

@@ -25,19 +25,20 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
     for topic in request.topics:
         name, error = name_of(broker, topic.name, topic.topic_id, by_id)
         partitions = []
-        for asked in topic.partitions:
+        for requested in topic.partitions:
             answer = OffsetCommitResponse.PartitionResponse(
-                partition_index=asked.partition_index, error_code=error or exists(broker, name, asked.partition_index)
+                partition_index=requested.partition_index,
+                error_code=error or exists(broker, name, requested.partition_index),
             )
             partitions.append(answer)
             if not answer.error_code:
                 offsets.append(
                     CommittedOffset(
                         name,
-                        asked.partition_index,
-                        asked.committed_offset,
-                        asked.committed_leader_epoch,
-                        asked.committed_metadata or "",
+                        requested.partition_index,
+                        requested.committed_offset,
+                        requested.committed_leader_epoch,
+                        requested.committed_metadata or "",
                     )
                 )
                 places.append(answer)

@@ -15,7 +15,7 @@ TIMEOUT_S = 5.0
 
 async def handle(context: Context, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
     broker = context.broker
-    topics, asked, places = [], [], []
+    topics, requested, places = [], [], []
     for topic in request.topics:
         partitions = [
             OffsetDeleteResponse.PartitionResponse(
@@ -24,14 +24,14 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
             for one in topic.partitions
         ]
         known = [one for one in partitions if not one.error_code]
-        asked.append((topic.name, tuple(one.partition_index for one in known)))
+        requested.append((topic.name, tuple(one.partition_index for one in known)))
         places.append(known)
         topics.append(OffsetDeleteResponse.TopicResponse(name=topic.name, partitions=partitions))
     if broker.coordinators is None:
         return OffsetDeleteResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
     try:
         deleted = await broker.coordinators.groups.request(
-            request.group_id, lambda number: DeleteOffsets(number, tuple(asked)), TIMEOUT_S
+            request.group_id, lambda number: DeleteOffsets(number, tuple(requested)), TIMEOUT_S
         )
     except CoordinatorError as error:
         deleted = OffsetsDeleted(error.error_code)

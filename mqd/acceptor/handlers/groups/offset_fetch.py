@@ -26,7 +26,7 @@ _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
 # aiokafka and older Java consumers give up at the first code; at the second they look up the
 # coordinator again (as KAFKA-17267).
-_ASKED_AGAIN = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
+_RETRIED_ERRORS = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
 
 UNAUTHORIZED = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 Topics = tuple[tuple[str, tuple[int, ...]], ...]
@@ -38,18 +38,18 @@ async def handle(context: Context, header: RequestHeader, request: OffsetFetchRe
             *(_group(context, header.api_version, group, request.require_stable) for group in request.groups)
         )
         return OffsetFetchResponse(groups=list(groups))
-    asked = (
+    requested = (
         None
         if request.topics is None
         else tuple((topic.name, tuple(topic.partition_indexes)) for topic in request.topics)
     )
-    denied = tuple(topic for topic in asked or () if not _may_describe(context, topic[0]))
-    asked = asked and tuple(topic for topic in asked if topic not in denied)
-    fetched = await _fetch(context, request.group_id, asked, request.require_stable, None, -1)
+    denied = tuple(topic for topic in requested or () if not _may_describe(context, topic[0]))
+    requested = requested and tuple(topic for topic in requested if topic not in denied)
+    fetched = await _fetch(context, request.group_id, requested, request.require_stable, None, -1)
     if fetched.error:
         topics = [
             (name, [_refused(OffsetFetchResponse.Partition, index, fetched.error) for index in indexes])
-            for name, indexes in (*(asked or ()), *denied)
+            for name, indexes in (*(requested or ()), *denied)
         ]
     else:
         topics = [
@@ -71,7 +71,7 @@ async def _group(
 ) -> OffsetFetchResponse.Group:
     broker = context.broker
     by_id = version >= _VERSION_TOPIC_IDS
-    asked, refused = None, []
+    requested, refused = None, []
     if group.topics is not None:
         known: list[tuple[str, tuple[int, ...]]] = []
         for topic in group.topics:
@@ -87,8 +87,8 @@ async def _group(
                 )
             else:
                 known.append((name, tuple(topic.partition_indexes)))
-        asked = tuple(known)
-    fetched = await _fetch(context, group.group_id, asked, require_stable, group.member_id, group.member_epoch)
+        requested = tuple(known)
+    fetched = await _fetch(context, group.group_id, requested, require_stable, group.member_id, group.member_epoch)
     if fetched.error:
         return OffsetFetchResponse.Group(group_id=group.group_id, topics=[], error_code=fetched.error)
     topics = []
@@ -138,7 +138,7 @@ async def _fetch(
             fetched = msgspec.structs.replace(fetched, topics=shown)
         return fetched
     except CoordinatorError as error:
-        return OffsetsFetched(_ASKED_AGAIN.get(error.error_code, error.error_code))
+        return OffsetsFetched(_RETRIED_ERRORS.get(error.error_code, error.error_code))
 
 
 def _partition(kind: type, one):

@@ -3,7 +3,7 @@ after it is on disk.
 """
 
 from mqd.acceptor.broker import Context
-from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.classic.events import SyncGroup
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
@@ -19,6 +19,6 @@ async def handle(context: Context, header: RequestHeader, request: SyncGroupRequ
     ):
         return SyncGroupResponse(error_code=int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     try:
-        return await ask(context.broker, request.group_id, lambda number: SyncGroup(number, request))
+        return await request_group(context.broker, request.group_id, lambda number: SyncGroup(number, request))
     except CoordinatorError as error:
         return SyncGroupResponse(error_code=error.error_code)

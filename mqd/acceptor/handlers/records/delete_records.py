@@ -19,7 +19,7 @@ LOCAL_MS = 5_000
 
 async def handle(context: Context, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
     await context.broker.flushed(
-        (topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions
+        (topic.name, requested.partition_index) for topic in request.topics for requested in topic.partitions
     )
     topics = await asyncio.gather(*(_topic(context.broker, topic, request.timeout_ms) for topic in request.topics))
     return DeleteRecordsResponse(topics=list(topics))
@@ -29,7 +29,10 @@ async def _topic(
     broker: Broker, topic: DeleteRecordsRequest.Topic, timeout_ms: int
 ) -> DeleteRecordsResponse.TopicResult:
     partitions = await asyncio.gather(
-        *(_partition(broker, topic.name, asked.partition_index, asked.offset, timeout_ms) for asked in topic.partitions)
+        *(
+            _partition(broker, topic.name, requested.partition_index, requested.offset, timeout_ms)
+            for requested in topic.partitions
+        )
     )
     return DeleteRecordsResponse.TopicResult(name=topic.name, partitions=list(partitions))
 

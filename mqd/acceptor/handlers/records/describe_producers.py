@@ -29,7 +29,7 @@ async def handle(
 
 
 async def _partition(broker: Broker, name: str, index: int) -> DescribeProducersResponse.PartitionResponse:
-    error, found = await _ask(broker, name, index)
+    error, found = await _request(broker, name, index)
     return DescribeProducersResponse.PartitionResponse(
         partition_index=index,
         error_code=error,
@@ -38,7 +38,7 @@ async def _partition(broker: Broker, name: str, index: int) -> DescribeProducers
     )
 
 
-async def _ask(broker: Broker, name: str, index: int) -> tuple[int, list[ProducerView]]:
+async def _request(broker: Broker, name: str, index: int) -> tuple[int, list[ProducerView]]:
     partition = broker.partition_of(name, index)
     if partition is None:
         return absent_error(name), []

@@ -27,24 +27,26 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 
 
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    counts = Counter(
+        (topic.name, requested.partition_index) for topic in request.topics for requested in topic.partitions
+    )
     await context.broker.flushed(
-        (topic.name, asked.partition_index)
+        (topic.name, requested.partition_index)
         for topic in request.topics
-        for asked in topic.partitions
-        if asked.timestamp not in _OF_THE_START
+        for requested in topic.partitions
+        if requested.timestamp not in _OF_THE_START
     )
     silent: set[int] = set()
     topics = []
     for topic in request.topics:
         partitions = []
-        for asked in topic.partitions:
-            if counts[topic.name, asked.partition_index] > 1:
-                partitions.append(_result(asked.partition_index, ErrorCode.INVALID_REQUEST))
+        for requested in topic.partitions:
+            if counts[topic.name, requested.partition_index] > 1:
+                partitions.append(_result(requested.partition_index, ErrorCode.INVALID_REQUEST))
             else:
                 partitions.append(
                     await _partition(
-                        context.broker, header.api_version, request.isolation_level, topic.name, asked, silent
+                        context.broker, header.api_version, request.isolation_level, topic.name, requested, silent
                     )
                 )
         topics.append(ListOffsetsResponse.TopicResponse(name=topic.name, partitions=partitions))
@@ -60,18 +62,23 @@ def _result(
 
 
 async def _partition(
-    broker: Broker, version: int, isolation_level: int, name: str, asked: ListOffsetsRequest.Partition, silent: set[int]
+    broker: Broker,
+    version: int,
+    isolation_level: int,
+    name: str,
+    requested: ListOffsetsRequest.Partition,
+    silent: set[int],
 ) -> ListOffsetsResponse.PartitionResponse:
     """`silent`: log directories that have not responded to this request, which waits only once for
     each.
     """
-    index, timestamp = asked.partition_index, asked.timestamp
+    index, timestamp = requested.partition_index, requested.timestamp
     if timestamp < 0 and version < _SINCE.get(timestamp, 99):
         return _result(index, ErrorCode.UNSUPPORTED_VERSION)
     partition = broker.partition_of(name, index)
     if partition is None:
         return _result(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    error = epoch_error(asked.current_leader_epoch, partition.leader_epoch)
+    error = epoch_error(requested.current_leader_epoch, partition.leader_epoch)
     if error:
         return _result(index, error)
     view = broker.view(partition)

@@ -16,20 +16,22 @@ async def handle(
     silent: set[int] = set()
     topics = []
     for topic in request.topics:
-        partitions = [await _partition(context.broker, topic.topic, asked, silent) for asked in topic.partitions]
+        partitions = [
+            await _partition(context.broker, topic.topic, requested, silent) for requested in topic.partitions
+        ]
         topics.append(OffsetForLeaderEpochResponse.TopicResult(topic=topic.topic, partitions=partitions))
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
-def epoch_error(asked: int, current: int) -> int:
+def epoch_error(requested: int, current: int) -> int:
     """KIP-320: compares the client's leader epoch with ours. -1 = not given."""
-    if asked == -1 or asked == current:
+    if requested == -1 or requested == current:
         return 0
-    return int(ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
+    return int(ErrorCode.FENCED_LEADER_EPOCH if requested < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
 
 
 async def _partition(
-    broker: Broker, name: str, asked: OffsetForLeaderEpochRequest.Partition, silent: set[int]
+    broker: Broker, name: str, requested: OffsetForLeaderEpochRequest.Partition, silent: set[int]
 ) -> OffsetForLeaderEpochResponse.EpochEndOffset:
     """`silent`: log directories that have not responded to this request, which waits only once for
     each.
@@ -37,16 +39,16 @@ async def _partition(
 
     def result(error: int, leader_epoch: int = -1, end_offset: int = -1) -> OffsetForLeaderEpochResponse.EpochEndOffset:
         return OffsetForLeaderEpochResponse.EpochEndOffset(
-            partition=asked.partition, error_code=int(error), leader_epoch=leader_epoch, end_offset=end_offset
+            partition=requested.partition, error_code=int(error), leader_epoch=leader_epoch, end_offset=end_offset
         )
 
-    partition = broker.partition_of(name, asked.partition)
+    partition = broker.partition_of(name, requested.partition)
     if partition is None:
         return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     view = broker.view(partition)
     if view is None:
         return result(broker.unserved_error(partition))
-    error = epoch_error(asked.current_leader_epoch, partition.leader_epoch)
+    error = epoch_error(requested.current_leader_epoch, partition.leader_epoch)
     if error:
         return result(error)
     if partition.log_dir in silent:
@@ -56,13 +58,13 @@ async def _partition(
             partition.log_dir,
             lookup.leader_epoch_end_offset,
             broker.path_of(name, partition),
-            asked.leader_epoch,
+            requested.leader_epoch,
             view.log_end_offset,
             view.leader_epoch,
         )
     except (OSError, ValueError) as failure:
         if isinstance(failure, TimeoutError):
             silent.add(partition.log_dir)
-        log.error("leader epochs cannot be read", partition=f"{name}-{asked.partition}", reason=str(failure))
+        log.error("leader epochs cannot be read", partition=f"{name}-{requested.partition}", reason=str(failure))
         return result(ErrorCode.KAFKA_STORAGE_ERROR)
     return result(0, found.leader_epoch, found.end_offset)

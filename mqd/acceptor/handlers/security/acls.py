@@ -113,26 +113,26 @@ def _refusal(binding: AclBinding) -> str | None:
 # -- filters ---------------------------------------------------------------------------------------
 
 
-def _filter(asked: DescribeAclsRequest | DeleteAclsRequest.Filter) -> AclFilter:
+def _filter(request: DescribeAclsRequest | DeleteAclsRequest.Filter) -> AclFilter:
     return AclFilter(
-        asked.resource_type_filter,
-        asked.pattern_type_filter,
-        asked.resource_name_filter,
-        asked.principal_filter,
-        asked.host_filter,
-        asked.operation,
-        asked.permission_type,
+        request.resource_type_filter,
+        request.pattern_type_filter,
+        request.resource_name_filter,
+        request.principal_filter,
+        request.host_filter,
+        request.operation,
+        request.permission_type,
     )
 
 
 def _describe(context: Context, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    wanted = _filter(request)
-    if says_unknown(wanted):
+    acl_filter = _filter(request)
+    if says_unknown(acl_filter):
         raise CloseConnection("DescribeAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return DescribeAclsResponse(**DISABLED)
     resources: dict[tuple[int, str, int], list[DescribeAclsResponse.AclDescription]] = {}
-    for binding in sorted(context.broker.authorizer.matching(wanted).values()):
+    for binding in sorted(context.broker.authorizer.matching(acl_filter).values()):
         resources.setdefault((binding.resource_type, binding.name, binding.pattern_type), []).append(
             DescribeAclsResponse.AclDescription(
                 principal=binding.principal,

@@ -73,9 +73,9 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
         [(one.name, one.mechanism) for one in request.deletions], [_credential(one) for one in request.upsertions]
     )
     answer = await context.change(change, TIMEOUT_MS)
-    told = answer.users or [messages.UserResult(user, answer.error, answer.message) for user in users]
+    results = answer.users or [messages.UserResult(user, answer.error, answer.message) for user in users]
     return AlterUserScramCredentialsResponse(
-        results=[Result(user=one.user, error_code=one.error, error_message=one.message) for one in told]
+        results=[Result(user=one.user, error_code=one.error, error_message=one.message) for one in results]
     )
 
 

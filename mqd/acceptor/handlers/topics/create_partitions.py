@@ -57,7 +57,7 @@ async def _extend(
     if topic.retire == STATUS:
         image = broker.metadata.topics.get(topic.name)
         return (
-            _told(context, topic, 0, None)
+            _result(context, topic, 0, None)
             if image is not None
             else Result(name=topic.name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), error_message=None)
         )
@@ -70,10 +70,10 @@ async def _extend(
     if refused is not None:
         return Result(name=topic.name, error_code=refused[0], error_message=refused[1])
     answer = await broker.controller.request(change, request.timeout_ms, request.validate_only)
-    return _told(context, topic, answer.error, answer.message)
+    return _result(context, topic, answer.error, answer.message)
 
 
-def _told(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:
+def _result(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:
     """The result with the topic's retirement, for clients that use the tagged field."""
     image = context.broker.metadata.topics.get(topic.name)
     return Result(

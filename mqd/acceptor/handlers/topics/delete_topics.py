@@ -16,13 +16,13 @@ NO_ID = b"\0" * 16
 
 async def handle(context: Context, header: RequestHeader, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
     if header.api_version >= 6:
-        asked = [(topic.name, topic.topic_id) for topic in request.topics]
+        requested = [(topic.name, topic.topic_id) for topic in request.topics]
     else:
-        asked = [(name, NO_ID) for name in request.topic_names]
-    counts = Counter(asked)
+        requested = [(name, NO_ID) for name in request.topic_names]
+    counts = Counter(requested)
     # One by name and id is wrong in itself, however often it is there (as in Kafka).
     once = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
-    wrong = [(name, topic_id) for name, topic_id in asked if (name is None) == (topic_id == NO_ID)]
+    wrong = [(name, topic_id) for name, topic_id in requested if (name is None) == (topic_id == NO_ID)]
     changes = TopicChanges(context, header, strict=header.api_version >= 5)
 
     async def delete(name: str | None, topic_id: bytes) -> DeleteTopicsResponse.TopicResult:

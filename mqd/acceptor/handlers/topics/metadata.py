@@ -30,7 +30,7 @@ _RETRIABLE = {ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR, ErrorC
 async def handle(context: Context, header: RequestHeader, request: MetadataRequest) -> MetadataResponse:
     broker = context.broker
     if header.api_version < _VERSION_NULL_NAMES and any(
-        asked.topic_id != NO_ID or asked.name is None for asked in request.topics or ()
+        requested.topic_id != NO_ID or requested.name is None for requested in request.topics or ()
     ):
         return _refused(request)
     version = broker.metadata.version
@@ -67,8 +67,8 @@ def _refused(request: MetadataRequest) -> MetadataResponse:
         cluster_id=None,
         controller_id=-1,
         topics=[
-            MetadataResponse.Topic(error_code=error, name=asked.name or "", topic_id=asked.topic_id)
-            for asked in request.topics or ()
+            MetadataResponse.Topic(error_code=error, name=requested.name or "", topic_id=requested.topic_id)
+            for requested in request.topics or ()
         ],
     )
 
@@ -83,27 +83,27 @@ async def _topics(context: Context, version: int, request: MetadataRequest) -> l
         ]
     found = []
     seen: set[bytes | str | None] = set()
-    for asked in request.topics:
-        by_id = asked.topic_id != NO_ID
-        key = asked.topic_id if by_id else asked.name
+    for requested in request.topics:
+        by_id = requested.topic_id != NO_ID
+        key = requested.topic_id if by_id else requested.name
         if key in seen:
             continue
         seen.add(key)
         if by_id:
-            topic = broker.metadata.by_id(asked.topic_id)
+            topic = broker.metadata.by_id(requested.topic_id)
             if topic is None:
                 found.append(
-                    MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=asked.topic_id)
+                    MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=requested.topic_id)
                 )
             elif not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
                 # ids are no secret, names are
-                found.append(_unauthorized(None, asked.topic_id))
+                found.append(_unauthorized(None, requested.topic_id))
             else:
                 found.append(_topic(broker, topic))
-        elif asked.name is None:
+        elif requested.name is None:
             found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), topic_id=NO_ID))
         else:
-            found.append(await _by_name(context, asked.name, version < 4 or request.allow_auto_topic_creation))
+            found.append(await _by_name(context, requested.name, version < 4 or request.allow_auto_topic_creation))
     return found
 
 

@@ -30,28 +30,28 @@ async def handle(
 ) -> AddPartitionsToTxnResponse:
     version = header.api_version
     if version < BATCHED_SINCE:
-        asked = _partitions(request.v3_and_below_topics)
+        requested = _partitions(request.v3_and_below_topics)
         names = dict.fromkeys(topic.name for topic in request.v3_and_below_topics)
         errors = await _add(
             context.broker,
             request.v3_and_below_transactional_id,
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
-            asked,
+            requested,
             version,
             denied={name for name in names if not context.authorize(Operation.WRITE, ResourceType.TOPIC, name)},
         )
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_topics(request.v3_and_below_topics, errors))
     results = []
     for one in request.transactions:
-        asked = _partitions(one.topics)
+        requested = _partitions(one.topics)
         work = _verify if one.verify_only else _add
         errors = await work(
             context.broker,
             one.transactional_id,
             one.producer_id,
             one.producer_epoch,
-            asked,
+            requested,
             version,
             context.address.peer_node >= 0,
         )
@@ -83,18 +83,18 @@ def _topics(topics: list, errors: Errors) -> list:
 
 
 def _unusable(
-    broker: Broker, transactional_id: str, asked: tuple[Partition, ...], is_peer: bool, denied: Collection[str] = ()
+    broker: Broker, transactional_id: str, requested: tuple[Partition, ...], is_peer: bool, denied: Collection[str] = ()
 ) -> Errors | None:
     """All or nothing: if one partition does not exist or is not for this client, none is added.
     `denied`: topics to which the client may not write.
     """
-    refused = {partition: error for partition in asked if (error := _refusal(broker, *partition, is_peer))}
+    refused = {partition: error for partition in requested if (error := _refusal(broker, *partition, is_peer))}
     unwritable = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    refused.update({partition: unwritable for partition in asked if partition[0] in denied})
+    refused.update({partition: unwritable for partition in requested if partition[0] in denied})
     if refused:
-        return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked}
+        return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in requested}
     if not transactional_id or broker.transactions is None:
-        return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
+        return dict.fromkeys(requested, int(ErrorCode.INVALID_REQUEST))
     return None
 
 
@@ -113,12 +113,12 @@ async def _add(
     transactional_id: str,
     producer_id: int,
     epoch: int,
-    asked: tuple[Partition, ...],
+    requested: tuple[Partition, ...],
     version: int,
     is_peer: bool = False,
     denied: Collection[str] = (),
 ) -> Errors:
-    refused = _unusable(broker, transactional_id, asked, is_peer, denied)
+    refused = _unusable(broker, transactional_id, requested, is_peer, denied)
     if refused is not None:
         return refused
     service = broker.transactions
@@ -126,13 +126,13 @@ async def _add(
     client_version = VERSION_2 if version >= VERSION_2_SINCE else 0
     try:
         error = await service.request(
-            transactional_id, lambda number: AddPartitions(number, producer_id, epoch, asked, client_version)
+            transactional_id, lambda number: AddPartitions(number, producer_id, epoch, requested, client_version)
         )
     except CoordinatorError as failure:
         error = failure.error_code
     if error == ErrorCode.PRODUCER_FENCED and version < KNOWS_PRODUCER_FENCED:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
-    return dict.fromkeys(asked, error)
+    return dict.fromkeys(requested, error)
 
 
 async def _verify(
@@ -140,20 +140,20 @@ async def _verify(
     transactional_id: str,
     producer_id: int,
     epoch: int,
-    asked: tuple[Partition, ...],
+    requested: tuple[Partition, ...],
     _version: int,
     is_peer: bool,
 ) -> Errors:
     """Another host gets the coordinator's own codes, and translates them for its client."""
-    refused = _unusable(broker, transactional_id, asked, is_peer)
+    refused = _unusable(broker, transactional_id, requested, is_peer)
     if refused is not None:
         return refused
     service = broker.transactions
     assert service is not None  # refused otherwise
-    found = await checks.verify(service.coordinator, transactional_id, producer_id, epoch, asked)
+    found = await checks.verify(service.coordinator, transactional_id, producer_id, epoch, requested)
     if is_peer:
-        return dict(zip(asked, found, strict=True))
+        return dict(zip(requested, found, strict=True))
     return {
         partition: int(ErrorCode.TRANSACTION_ABORTABLE) if error == ErrorCode.INVALID_TXN_STATE else error
-        for partition, error in zip(asked, found, strict=True)
+        for partition, error in zip(requested, found, strict=True)
     }

@@ -57,16 +57,18 @@ async def _abort(service: TransactionService, request: EndTxnRequest) -> EndTxnR
         return EndTxnResponse(error_code=error.error_code)
 
 
-async def _end_joint(service: TransactionService, request: EndTxnRequest, asked: EndTxnRequest.Joint) -> EndTxnResponse:
+async def _end_joint(
+    service: TransactionService, request: EndTxnRequest, change: EndTxnRequest.Joint
+) -> EndTxnResponse:
     is_administrator = (
-        asked.run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
+        change.run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
     )
-    if not is_administrator and not joint.is_valid(request.transactional_id, asked.batch_id, asked.run_id):
+    if not is_administrator and not joint.is_valid(request.transactional_id, change.batch_id, change.run_id):
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
-    winners = tuple((winner.producer_id, winner.producer_epoch) for winner in asked.winners)
+    winners = tuple((winner.producer_id, winner.producer_epoch) for winner in change.winners)
     answer = await service.joint(
         request.transactional_id,
-        lambda number, _: events.EndJoint(number, asked.batch_id, asked.run_id, request.committed, winners),
+        lambda number, _: events.EndJoint(number, change.batch_id, change.run_id, request.committed, winners),
     )
     return EndTxnResponse(
         error_code=answer.error, joint=EndTxnResponse.JointResult(committed_batch_id=answer.committed_batch_id)

@@ -50,16 +50,16 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
 
 
 async def _enlist(
-    service: TransactionService, name: str, request: InitProducerIdRequest, asked: InitProducerIdRequest.Joint
+    service: TransactionService, name: str, request: InitProducerIdRequest, change: InitProducerIdRequest.Joint
 ) -> InitProducerIdResponse:
-    if not joint.is_valid(name, asked.batch_id, asked.run_id):
+    if not joint.is_valid(name, change.batch_id, change.run_id):
         return InitProducerIdResponse(error_code=int(ErrorCode.INVALID_REQUEST), producer_id=-1, producer_epoch=-1)
 
     def make(number: int, spare: int) -> events.Enlist:
         return events.Enlist(
             number,
-            asked.batch_id,
-            asked.run_id,
+            change.batch_id,
+            change.run_id,
             request.transaction_timeout_ms,
             request.producer_id,
             request.producer_epoch,

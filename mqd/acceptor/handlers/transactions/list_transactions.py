@@ -36,7 +36,7 @@ async def handle(context: Context, header: RequestHeader, request: ListTransacti
     for _, core in service.coordinator.items():
         assert isinstance(core, Transaction | JointTransaction)
         description = core.description()
-        if description is None or not _is_wanted(description, request, matches, now_ms):
+        if description is None or not _matches(description, request, matches, now_ms):
             continue
         name = description.transactional_id
         if not context.authorize(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, is_named=False):
@@ -62,13 +62,15 @@ def _producer_ids(
     """One entry for each requested producer; without a filter one for each transactional id."""
     if not request.producer_id_filters:
         return [description.producer_id]
-    wanted = set(request.producer_id_filters)
+    producer_ids = set(request.producer_id_filters)
     return [
-        producer_id for producer_id in {description.producer_id: 0, **core.open_producers()} if producer_id in wanted
+        producer_id
+        for producer_id in {description.producer_id: 0, **core.open_producers()}
+        if producer_id in producer_ids
     ]
 
 
-def _is_wanted(
+def _matches(
     found: Description, request: ListTransactionsRequest, matches: Callable[[str], object] | None, now_ms: int
 ) -> bool:
     if request.state_filters and found.state not in request.state_filters:

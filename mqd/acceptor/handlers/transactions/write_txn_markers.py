@@ -62,13 +62,13 @@ async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersR
     """From the host whose coordinator ends these transactions. The markers are written
     concurrently, and answered when they are below the high watermarks.
     """
-    asked = [
+    requested = [
         (marker, (topic.name, index))
         for marker in request.markers
         for topic in marker.topics
         for index in topic.partition_indexes
     ]
-    errors = iter(await asyncio.gather(*(_write_here(service, marker, partition) for marker, partition in asked)))
+    errors = iter(await asyncio.gather(*(_write_here(service, marker, partition) for marker, partition in requested)))
     return WriteTxnMarkersResponse(
         markers=[
             WriteTxnMarkersResponse.MarkerResult(
@@ -120,16 +120,16 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
 
 async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
     """`known`: the transactional id with an open transaction of this producer."""
-    asked = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
+    requested = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
     service = broker.transactions
     refused = _refusal(service, marker)
     if refused:
-        return dict.fromkeys(asked, refused)
+        return dict.fromkeys(requested, refused)
     assert service is not None
     try:
         service.coordinator.check_loaded()
         if known is not None:
-            return await _abort_known(service, known, marker, asked)
+            return await _abort_known(service, known, marker, requested)
         elsewhere = (
             Elsewhere(0)
             if service.peers is None or broker.metadata.is_alone
@@ -137,13 +137,13 @@ async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
         )
         if elsewhere.node_id >= 0 and service.peers is not None:
             return dict.fromkeys(
-                asked, await abort_elsewhere(service.peers, elsewhere, _own_id(marker), _epoch_max(marker))
+                requested, await abort_elsewhere(service.peers, elsewhere, _own_id(marker), _epoch_max(marker))
             )
         if elsewhere.error:
-            return dict.fromkeys(asked, elsewhere.error)
+            return dict.fromkeys(requested, elsewhere.error)
     except CoordinatorError as error:
-        return dict.fromkeys(asked, error.error_code)
-    return {partition: await _write(broker, service, marker, partition) for partition in asked}
+        return dict.fromkeys(requested, error.error_code)
+    return {partition: await _write(broker, service, marker, partition) for partition in requested}
 
 
 def _refusal(service: TransactionService | None, marker: Marker) -> int:
@@ -171,8 +171,8 @@ def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, s
     }
 
 
-async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
-    return dict.fromkeys(asked, await abort_ongoing(service, name, _own_id(marker), _epoch_max(marker)))
+async def _abort_known(service: TransactionService, name: str, marker: Marker, requested: list[Partition]) -> Errors:
+    return dict.fromkeys(requested, await abort_ongoing(service, name, _own_id(marker), _epoch_max(marker)))
 
 
 async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:

@@ -222,13 +222,13 @@ def unfence(state: MetadataState, node: int, unable: Unable = all_able) -> list[
     """The broker knows its own registration: it may lead partitions without a leader."""
     broker = state.brokers[node]
     view = View(state, back=frozenset((node,)), unable=unable)
-    wanted = (
+    targets = (
         (topic, Target(partition))
         for topic in state.topics.values()
         for partition in topic.partitions
         if partition.leader < 0 and node in partition.replicas
     )
-    return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(wanted)]
+    return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(targets)]
 
 
 def failed(
@@ -241,7 +241,7 @@ def failed(
     """
     view = View(state, unable=unable)
 
-    def wanted() -> Iterator[tuple[TopicState, Target]]:
+    def targets() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
             found = view.partition(topic_id, index)
             if found is None or node not in found[1].in_sync_replicas:
@@ -258,7 +258,7 @@ def failed(
                 continue
             yield topic, target
 
-    return view.changes(wanted(), leaving=node)
+    return view.changes(targets(), leaving=node)
 
 
 def full(
@@ -272,7 +272,7 @@ def full(
     """
     view = View(state, unable=unable)
 
-    def wanted() -> Iterator[tuple[TopicState, Target]]:
+    def targets() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
             found = view.partition(topic_id, index)
             if found is None or node not in found[1].in_sync_replicas:
@@ -286,7 +286,7 @@ def full(
                 target.in_sync, target.new_epoch = others, True
                 yield topic, target
 
-    return view.changes(wanted(), leaving=node)
+    return view.changes(targets(), leaving=node)
 
 
 # -- controlled shutdown ---------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def _would_refuse(topic: TopicState, partition: PartitionState, view: View, comi
     """Whether acks=all would be refused without this broker, while a replica that is not in sync
     may soon be.
     """
-    minimum = effective_min_in_sync(view.wanted_min(topic), len(partition.replicas), len(partition.adding_replicas))
+    minimum = effective_min_in_sync(view.configured_min(topic), len(partition.replicas), len(partition.adding_replicas))
     return len(partition.in_sync_replicas) == minimum and any(
         other in coming for other in partition.replicas if other not in partition.in_sync_replicas
     )
@@ -315,7 +315,7 @@ def move_away(
     sync, while another one is `coming` (its broker was heard recently), count as not done.
     """
     view = View(state, unable=unable)
-    wanted: list[tuple[TopicState, Target]] = []
+    targets: list[tuple[TopicState, Target]] = []
     done = True
     for topic in state.topics.values():
         for partition in topic.partitions:
@@ -323,13 +323,13 @@ def move_away(
                 other != node and view.may_take_over(topic, partition, other) for other in partition.in_sync_replicas
             ):
                 continue
-            if _would_refuse(topic, partition, view, coming) or len(wanted) == moves_max:
+            if _would_refuse(topic, partition, view, coming) or len(targets) == moves_max:
                 done = False
                 continue
             target = Target(partition)
             target.in_sync = without(partition.in_sync_replicas, (node,))
-            wanted.append((topic, target))
-    return view.changes(iter(wanted), leaving=node), done
+            targets.append((topic, target))
+    return view.changes(iter(targets), leaving=node), done
 
 
 # -- permanent removal -----------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
     return found
 
 
-def unclean_wanted(view: View, topic: TopicState, of_file: bool) -> bool:
+def unclean_requested(view: View, topic: TopicState, of_file: bool) -> bool:
     """The setting of the topic, else that for all brokers in the metadata log, else `of_file`: from
     the active controller's file, as in Kafka.
     """
@@ -108,7 +108,7 @@ def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, Partit
     """
     found = []
     for topic in view.state.topics.values():
-        if not unclean_wanted(view, topic, of_file):
+        if not unclean_requested(view, topic, of_file):
             continue
         for partition in topic.partitions:
             if partition.leader >= 0 or not any(map(view.unfenced, partition.replicas)):

@@ -31,19 +31,19 @@ def default_replication_factor(host_count: int) -> int:
     return max(1, min(REPLICAS_DEFAULT, host_count))
 
 
-def wanted_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
+def configured_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
     """The setting of the topic, else that for all brokers in the metadata log; DEFAULT if neither
     is set.
     """
     return int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
 
 
-def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0) -> int:
+def effective_min_in_sync(configured: int, replica_count: int, adding_count: int = 0) -> int:
     """The effective value for one partition: at most its number of replicas without those that a
     reassignment is still adding, so that a growing partition accepts records in the meantime.
     """
     count = max(1, replica_count - adding_count)
-    return min(2, count) if wanted == DEFAULT else min(max(1, wanted), count)
+    return min(2, count) if configured == DEFAULT else min(max(1, configured), count)
 
 
 class Target:
@@ -65,7 +65,7 @@ class Target:
         "new_epoch",
         "elect",
         "stays",
-        "wanted_leader",
+        "target_leader",
         "last_known",
         "held",
     )
@@ -85,7 +85,7 @@ class Target:
         self.new_epoch = False
         self.elect = ONLINE
         self.stays = False  # the leader stays, even if it should hand over leadership
-        self.wanted_leader = -1  # leads if it may, even if it is to be removed
+        self.target_leader = -1  # leads if it may, even if it is to be removed
         self.held = False  # a reassignment must not end now, even if it could
         self.last_known = old.last_known_eligible
 
@@ -101,14 +101,14 @@ def there_before(partition: PartitionState) -> tuple[int, ...]:
     return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
 
 
-def settle(target: Target, wanted_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
-    """The change that reaches the target; None if nothing changes. `wanted_min`:
-    wanted_min_in_sync(). `live`: brokers that may lead (unfenced and not shutting down).
+def settle(target: Target, configured_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
+    """The change that reaches the target; None if nothing changes. `configured_min`:
+    configured_min_in_sync(). `live`: brokers that may lead (unfenced and not shutting down).
     """
     old = target.old
-    _maybe_complete_reassignment(target, wanted_min)
+    _maybe_complete_reassignment(target, configured_min)
     in_sync = target.in_sync
-    minimum = effective_min_in_sync(wanted_min, len(target.replicas), len(target.adding))
+    minimum = effective_min_in_sync(configured_min, len(target.replicas), len(target.adding))
     eligible, last_known = _eligible(target, in_sync, minimum)
     leader, unclean = _elected(target, in_sync, eligible, live)
     recovering = target.recovering
@@ -180,7 +180,7 @@ def _elected(
     order, leader = target.replicas, target.old.leader
     if (
         target.elect != PREFERRED
-        and target.wanted_leader < 0
+        and target.target_leader < 0
         and leader in in_sync
         and leader in order
         and live(leader)
@@ -190,8 +190,8 @@ def _elected(
     may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [
         node for node in order if node in candidates and live(node)
     ]
-    if target.wanted_leader in order and target.wanted_leader in candidates and live(target.wanted_leader):
-        return target.wanted_leader, False
+    if target.target_leader in order and target.target_leader in candidates and live(target.target_leader):
+        return target.target_leader, False
     preferred = without(order, target.removing or ())[:1]
     if target.elect == PREFERRED and preferred and preferred[0] in may:
         return preferred[0], False
@@ -207,20 +207,20 @@ def _elected(
     return -1, False
 
 
-def _may_complete(target: Target, replicas: tuple[int, ...], in_sync: tuple[int, ...], wanted_min: int) -> bool:
+def _may_complete(target: Target, replicas: tuple[int, ...], in_sync: tuple[int, ...], configured_min: int) -> bool:
     """R14: all added replicas are in sync, and the remaining ones include min.insync.replicas
     in-sync ones.
     """
-    enough = len(in_sync) >= effective_min_in_sync(wanted_min, len(replicas))
+    enough = len(in_sync) >= effective_min_in_sync(configured_min, len(replicas))
     return enough and all(node in in_sync for node in target.adding)
 
 
-def _maybe_complete_reassignment(target: Target, wanted_min: int) -> None:
+def _maybe_complete_reassignment(target: Target, configured_min: int) -> None:
     if target.held or (not target.adding and not target.removing):
         return
     replicas = without(target.replicas, target.removing)
     in_sync = without(target.in_sync, target.removing)
-    if not _may_complete(target, replicas, in_sync, wanted_min) or not replicas or not in_sync:
+    if not _may_complete(target, replicas, in_sync, configured_min) or not replicas or not in_sync:
         return
     by_node = dict(zip(target.replicas, target.directories))
     target.replicas, target.directories = replicas, tuple(by_node[node] for node in replicas)

@@ -257,24 +257,24 @@ def balance(
     loads = Loads(state, nodes, full)
     # Other partitions follow one partition of a topic that is being retired: moving it moves
     # several replicas, and the next plan would undo that.
-    wanted = {
+    targets = {
         (topic.name, partition.index): partition.replicas
         for topic in state.topics.values()
         if topics(topic.name) and not _retires(topic)
         for partition in topic.partitions
     }
-    original = dict(wanted)
+    original = dict(targets)
     held: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
-    for key, replicas in wanted.items():
+    for key, replicas in targets.items():
         for node in replicas:
             if node in held:
                 held[node].append(key)
-    if _even_out(loads, wanted, held, moves_max) < moves_max:
-        _even_out_leaders(loads, wanted, moves_max)
+    if _even_out(loads, targets, held, moves_max) < moves_max:
+        _even_out_leaders(loads, targets, moves_max)
     return [
-        Move(name, index, wanted[(name, index)])
-        for name, index in wanted
-        if wanted[(name, index)] != original[(name, index)]
+        Move(name, index, targets[(name, index)])
+        for name, index in targets
+        if targets[(name, index)] != original[(name, index)]
     ]
 
 
@@ -284,7 +284,10 @@ def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
 
 
 def _even_out(
-    loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]], moves_max: int
+    loads: Loads,
+    targets: dict[tuple[str, int], tuple[int, ...]],
+    held: dict[int, list[tuple[str, int]]],
+    moves_max: int,
 ) -> int:
     """Returns the number of moves. Each host gives away its surplus over the others in one pass
     over its partitions; repeated until nothing moves any more. About moves times hosts steps.
@@ -303,11 +306,11 @@ def _even_out(
                 if loads.replicas[high] - loads.replicas[low] < 2:
                     break
                 key = mine.pop()
-                to = low if _may_move(loads, wanted[key], high, low) else _another(loads, takers, wanted[key], high)
+                to = low if _may_move(loads, targets[key], high, low) else _another(loads, takers, targets[key], high)
                 if to < 0:
                     kept.append(key)
                     continue
-                _give(loads, wanted, key, high, to)
+                _give(loads, targets, key, high, to)
                 held[to].append(key)
                 count += 1
             mine += reversed(kept)
@@ -325,10 +328,10 @@ def _another(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], hig
 
 
 def _give(
-    loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], high: int, low: int
+    loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], high: int, low: int
 ) -> None:
-    before = wanted[key]
-    wanted[key] = tuple(low if node == high else node for node in before)
+    before = targets[key]
+    targets[key] = tuple(low if node == high else node for node in before)
     loads.replicas[high] -= 1
     loads.replicas[low] += 1
     if before[0] == high:
@@ -342,13 +345,13 @@ def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> b
     return _rack_cost(loads, [low if node == high else node for node in replicas]) <= _rack_cost(loads, replicas)
 
 
-def _even_out_leaders(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
+def _even_out_leaders(loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
     """From hosts that lead more than the average to those that lead less, so that nothing moves
     twice.
     """
     average = sum(loads.leaders.values()) / len(loads.leaders)
     count = 0
-    for key, replicas in wanted.items():
+    for key, replicas in targets.items():
         if count >= moves_max:
             return
         first = replicas[0]
@@ -364,6 +367,6 @@ def _even_out_leaders(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...
             and best != first
         ):
             count += 1
-            wanted[key] = (best, *(node for node in replicas if node != best))
+            targets[key] = (best, *(node for node in replicas if node != best))
             loads.leaders[first] -= 1
             loads.leaders[best] += 1

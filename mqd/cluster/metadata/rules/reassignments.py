@@ -81,7 +81,7 @@ def reassign(
     in_sync = without(partition.in_sync_replicas, unwanted)
     base_count = len(partition.replicas) - len(partition.adding_replicas)
     if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(
-        view.wanted_min(topic), base_count
+        view.configured_min(topic), base_count
     ):
         unwanted = [node for node in unwanted if node not in partition.in_sync_replicas]
         in_sync = without(partition.in_sync_replicas, unwanted)
@@ -140,7 +140,7 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
     base, astray = there_before(partition), partition.astray_replicas
     in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
     lost = len(in_sync) < len(partition.in_sync_replicas)
-    if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.wanted_min(topic), len(base))):
+    if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.configured_min(topic), len(base))):
         raise Refusal(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} of"

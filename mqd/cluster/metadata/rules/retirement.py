@@ -106,13 +106,13 @@ def retire(
 
 
 def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
-    def wanted() -> Iterator[tuple[TopicState, Target]]:
+    def targets() -> Iterator[tuple[TopicState, Target]]:
         for partition in topic.partitions[first:]:
             target = Target(partition)
             target.retiring, target.redirect, target.new_epoch = to, partition.index % first, to != RETIRE_NOT
             yield topic, target
 
-    return view.changes(wanted())
+    return view.changes(targets())
 
 
 def draw_near(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
@@ -155,11 +155,11 @@ def _better_led(view: View, topic: TopicState, goal: PartitionState) -> Partitio
 def _moved(
     view: View, topic: TopicState, partition: PartitionState, directories: Directories
 ) -> PartitionChange | None:
-    wanted = staying(topic.partitions[partition.redirect])
-    if set(staying(partition)) == set(wanted):
+    target = staying(topic.partitions[partition.redirect])
+    if set(staying(partition)) == set(target):
         return None
     try:
-        return reassign(view, topic, partition, wanted, directories)
+        return reassign(view, topic, partition, target, directories)
     except Refusal:
         return None  # another tick will find the disk in a better state
 
@@ -176,7 +176,7 @@ def _led_alike(view: View, topic: TopicState, partition: PartitionState) -> Part
 
 def _led(view: View, topic: TopicState, partition: PartitionState, node: int) -> PartitionChange | None:
     target = Target(partition)
-    target.wanted_leader = node
+    target.target_leader = node
     return view.settled(topic, target) if node >= 0 else None
 
 

@@ -37,10 +37,10 @@ from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
 from mqd.cluster.metadata.rules.partitions import (
     DEFAULT,
     MIN_IN_SYNC,
+    configured_min_in_sync,
     default_replication_factor,
     effective_min_in_sync,
     there_before,
-    wanted_min_in_sync,
 )
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
@@ -282,8 +282,8 @@ def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: P
         )
 
 
-def _no_room(who: str, room: int, limit: int, wanted: int) -> str:
-    return f"{who} room for {room} more partition(s) (of {limit}), {wanted} were asked for; delete topics first."
+def _no_room(who: str, room: int, limit: int, requested: int) -> str:
+    return f"{who} room for {room} more partition(s) (of {limit}), {requested} were asked for; delete topics first."
 
 
 def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
@@ -448,11 +448,11 @@ def alter_config(
     if change.resource_type == RESOURCE_TOPIC:
         # As in Kafka: the operations, the name, the values, and only then whether the topic is there.
         known = state.topics.get(change.resource_name)
-        wanted = _operated(known.config if known else {}, change, rules, broker_config)
+        updated = _operated(known.config if known else {}, change, rules, broker_config)
         if not change.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         check_topic_name(change.resource_name)
-        config = _checked(wanted, change, rules)
+        config = _checked(updated, change, rules)
         topic = existing(state, change.resource_name)
         _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
         return [] if config == topic.config else [TopicConfigured(topic.topic_id, config)]
@@ -484,9 +484,9 @@ def alter_config(
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_CLIENT_METRICS:
         current = state.client_metrics.get(change.resource_name, {})
-        wanted = _operated(current, change, rules, broker_config)
-        client_metrics.check(state, change.resource_name, wanted, rules)
-        return client_metrics.configured(change.resource_name, current, _checked(wanted, change, rules))
+        updated = _operated(current, change, rules, broker_config)
+        client_metrics.check(state, change.resource_name, updated, rules)
+        return client_metrics.configured(change.resource_name, current, _checked(updated, change, rules))
     raise Refusal(
         ErrorCode.INVALID_REQUEST,
         f"Unexpected resource type {change.resource_type}; topics (2), brokers (4), client metrics (16) and"
@@ -498,9 +498,9 @@ def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_defa
     """R13: with a smaller number the in-sync replicas would be enough, and the eligible ones, which
     have every record too, would be forgotten.
     """
-    wanted = wanted_min_in_sync(config, broker_default)
+    configured = configured_min_in_sync(config, broker_default)
     for partition in topic.partitions:
-        minimum = effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
+        minimum = effective_min_in_sync(configured, len(partition.replicas), len(partition.adding_replicas))
         if partition.eligible_leader_replicas and minimum <= len(partition.in_sync_replicas):
             raise Refusal(
                 ErrorCode.POLICY_VIOLATION,
@@ -580,9 +580,9 @@ def _alter_one(
     if base is None:
         base = rules.default(resource_type, name, broker_config) or ""
     items = [item for item in (part.strip() for part in base.split(",")) if item]
-    wanted = [item for item in (part.strip() for part in value.split(",")) if item]
+    listed = [item for item in (part.strip() for part in value.split(",")) if item]
     if verb == "append":
-        items += [item for item in dict.fromkeys(wanted) if item not in items]
+        items += [item for item in dict.fromkeys(listed) if item not in items]
     else:
-        items = [item for item in items if item not in wanted]
+        items = [item for item in items if item not in listed]
     config[name] = ",".join(items)

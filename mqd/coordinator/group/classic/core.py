@@ -273,7 +273,7 @@ class ClassicGroup(Rebalancing):
         self.members.deadlines.move(member, now_ms + self.settings.new_member_join_timeout_ms)
         if self._initial_wait_ms != NEVER:
             self._initial_wait_ms = min(now_ms + self.settings.initial_rebalance_delay_ms, self._initial_until_ms)
-        self._rebalance_or_complete(f"member {member_id} joined{_said(message.reason)}", now_ms, actions)
+        self._rebalance_or_complete(f"member {member_id} joined{_reason_text(message.reason)}", now_ms, actions)
 
     def _join_known(
         self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
@@ -287,11 +287,11 @@ class ClassicGroup(Rebalancing):
             member.seen_ms = now_ms
             actions.append(Reply(event.request, self._join_response(member)))
             return
-        said = _said(event.message.reason)
+        reason_text = _reason_text(event.message.reason)
         reason = (
-            f"member {member.member_id} joined again{said}"
+            f"member {member.member_id} joined again{reason_text}"
             if not unchanged
-            else f"the leader {member.member_id} asked for it{said}"
+            else f"the leader {member.member_id} asked for it{reason_text}"
         )
         self._update_member(event, member, protocols, now_ms, actions)
         self._rebalance_or_complete(reason, now_ms, actions)
@@ -346,9 +346,9 @@ class ClassicGroup(Rebalancing):
                 response = self._join_response(member, leader=notified_leader)
             actions.append(Reply(request, response))
             return
-        said = _said(event.message.reason)
+        reason_text = _reason_text(event.message.reason)
         self._rebalance_or_complete(
-            f"static member {member.instance_id} came back as {member.member_id}{said}", now_ms, actions
+            f"static member {member.instance_id} came back as {member.member_id}{reason_text}", now_ms, actions
         )
 
     def _rename(self, old: Member, event: JoinGroup, actions: list[Action]) -> Member:
@@ -411,8 +411,8 @@ class ClassicGroup(Rebalancing):
             return error
         if message.generation_id != self.generation:
             return ILLEGAL_GENERATION
-        for said, actual in ((message.protocol_type, self.protocol_type), (message.protocol_name, self.protocol)):
-            if said is not None and actual is not None and said != actual:
+        for claimed, actual in ((message.protocol_type, self.protocol_type), (message.protocol_name, self.protocol)):
+            if claimed is not None and actual is not None and claimed != actual:
                 return INCONSISTENT_GROUP_PROTOCOL
         return NONE
 
@@ -492,7 +492,7 @@ class ClassicGroup(Rebalancing):
             error = self.validate_member(member_id, instance_id)
         if error == NONE:
             self._remove_member(self.members.by_id[member_id], actions)
-            left.append(member_id + _said(one.reason))
+            left.append(member_id + _reason_text(one.reason))
         return LeaveGroupResponse.MemberResponse(
             member_id=one.member_id, group_instance_id=instance_id, error_code=error
         )
@@ -503,6 +503,6 @@ def _rebalance_timeout_ms(message: JoinGroupRequest) -> int:
     return message.rebalance_timeout_ms if message.rebalance_timeout_ms >= 0 else message.session_timeout_ms
 
 
-def _said(reason: str | None) -> str:
+def _reason_text(reason: str | None) -> str:
     """The reason that the client gave (KIP-800), shortened."""
     return f" ({reason[:120]})" if reason else ""

@@ -22,7 +22,7 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
 # Minimum time before a join phase in which no member joined checks again, whatever timeout its
 # absent members asked for.
-NOBODY_JOINED_MS = 1_000
+NO_MEMBER_JOINED_MS = 1_000
 VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
 
 
@@ -126,7 +126,7 @@ class Rebalancing(ClassicState):
             self._remove_member(member, actions)
         self._initial_wait_ms = self._initial_until_ms = NEVER
         if self.members.by_id and not self._elect_leader():
-            actions.append(Timer(JOIN_TIMER, now_ms + max(self.members.rebalance_timeout_ms, NOBODY_JOINED_MS)))
+            actions.append(Timer(JOIN_TIMER, now_ms + max(self.members.rebalance_timeout_ms, NO_MEMBER_JOINED_MS)))
             return
         actions.append(Timer(JOIN_TIMER, None))
         self.generation += 1

@@ -174,11 +174,11 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
         for topic in members[member_id].topics:
             if topic in counts:
                 subscribers.setdefault(topic, []).append(member_id)
-    wanted = {topic: counts[topic] for topic in sorted(subscribers)}
-    draft = _Draft(members, wanted)
+    requested = {topic: counts[topic] for topic in sorted(subscribers)}
+    draft = _Draft(members, requested)
     sizes = draft.sizes
     # Topics with few subscribers first: their partitions have the fewest alternatives.
-    order = sorted(wanted, key=lambda topic: (len(subscribers[topic]), topic))
+    order = sorted(requested, key=lambda topic: (len(subscribers[topic]), topic))
     for topic in order:
         free = [index for index, flag in enumerate(draft.taken[topic]) if not flag]
         if free:
@@ -280,5 +280,5 @@ def check_assignment(members: Members, counts: Counts, found: Mapping[str, Parti
             for index in indexes:
                 assert (topic, index) not in owners, f"A1: {topic.hex()}-{index} has two owners"
                 owners.add((topic, index))
-    wanted = {topic for spec in members.values() for topic in spec.topics if topic in counts}
-    assert len(owners) == sum(counts[topic] for topic in wanted), "A1: a partition has no owner"
+    requested = {topic for spec in members.values() for topic in spec.topics if topic in counts}
+    assert len(owners) == sum(counts[topic] for topic in requested), "A1: a partition has no owner"

@@ -264,8 +264,8 @@ class ClassicSide:
 
     def maybe_downgrade(self) -> None:
         group = self.group
-        everybody = self.member_count and self.member_count == len(group.members)
-        if everybody and group.cluster.settings(group.group_id).downgrade:
+        all_joined = self.member_count and self.member_count == len(group.members)
+        if all_joined and group.cluster.settings(group.group_id).downgrade:
             group.downgrades = True
 
     def check(self) -> None:

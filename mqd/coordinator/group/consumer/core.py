@@ -242,12 +242,14 @@ class ConsumerGroup:
         before = member.assigned
         self.reconcile(member, requests.owned(message), now_ms)
         self.deadlines.move(member, now_ms + self.cluster.settings(self.group_id).session_timeout_ms)
-        told = message.member_epoch != member.epoch or before != member.assigned or requests.is_full(message)
+        sends_assignment = (
+            message.member_epoch != member.epoch or before != member.assigned or requests.is_full(message)
+        )
         return ConsumerGroupHeartbeatResponse(
             member_id=member.member_id,
             member_epoch=member.epoch,
             heartbeat_interval_ms=self._interval_ms(member),
-            assignment=requests.assignment(member.assigned) if told else None,
+            assignment=requests.assignment(member.assigned) if sends_assignment else None,
         )
 
     def _interval_ms(self, member: Member) -> int:

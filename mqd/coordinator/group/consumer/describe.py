@@ -71,8 +71,8 @@ def holders(group: ConsumerGroup) -> list[Holder]:
     owners: set[str] = set()
     for member_id, member in group.members.items():
         if member.state == WAITING:
-            wanted = difference(group.target.get(member_id, NOTHING), member.assigned)
-            found = (group.owners.get(topic_id, index) for topic_id, indexes in wanted.items() for index in indexes)
+            pending = difference(group.target.get(member_id, NOTHING), member.assigned)
+            found = (group.owners.get(topic_id, index) for topic_id, indexes in pending.items() for index in indexes)
             owners.update(owner for owner in found if owner is not None and owner != member_id)
     holding = [
         _holder(group, member)

@@ -203,11 +203,11 @@ def _previous(member: Member, epoch: int) -> int:
     return member.epoch if epoch != member.epoch else member.previous_epoch
 
 
-def _free(member_id: str, wanted: Partitions, owners: Owners) -> tuple[Partitions, bool]:
+def _free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partitions, bool]:
     """(those without another owner, whether some have another owner)."""
     found: Partitions = {}
     unreleased = False
-    for topic_id, indexes in wanted.items():
+    for topic_id, indexes in requested.items():
         free = tuple(index for index in indexes if owners.get(topic_id, index) in (None, member_id))
         if free:
             found[topic_id] = free

@@ -25,7 +25,7 @@ BOTH(a_descriptor_needs_the_right_to_read)
     struct mqd_local_segment answer;
     int fd;
     CHECK(local_ask(&local, 0, 0, 1)); /* before the rights are known: it waits */
-    struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_WANTED);
+    struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED);
     CHECK(strcmp(event.text, "127.0.0.1 User:alice") == 0);
     const uint16_t masks[] = {READ, (uint16_t)~READ, READ};
     for (int i = 0; i < 3; i++) {
@@ -48,7 +48,7 @@ BOTH(a_local_client_without_a_principal_is_anonymous)
 {
     struct bench *b = local_bench(backend, rights);
     struct local local = local_as(b, NULL);
-    struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_WANTED);
+    struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED);
     CHECK(strcmp(event.text, "127.0.0.1 User:ANONYMOUS") == 0);
     local_close(&local);
     local_wait_none(b);

@@ -17,7 +17,7 @@ BOTH(written_at_the_leader)
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct part first = one_record(1, 41, 64);
     submit(&local, 1, -1, first);
-    struct mqd_event wanted = relay_event(b, MQD_EVENT_RELAY_WANTED);
+    struct mqd_event wanted = relay_event(b, MQD_EVENT_RELAY_REQUESTED);
     CHECK_EQUAL(wanted.offset, LEADER);
     CHECK_EQUAL(wanted.log_dir, 1);
     CHECK_EQUAL(wanted.level, MQD_RELAY_LANE_PLAIN);
@@ -106,7 +106,7 @@ BOTH(refused_while_the_host_cannot_be_reached)
     struct mqd_relay_options options = relay_options(MQD_RELAY_LANE_PLAIN, LIMIT_MS * 10);
     submit(&local, 1, 1, one_record(1, 1, 64));
     submit(&local, 2, 1, one_record(1, 2, 64));
-    relay_event(b, MQD_EVENT_RELAY_WANTED);
+    relay_event(b, MQD_EVENT_RELAY_REQUESTED);
     CHECK_EQUAL(mqd_reactor_relay_refuse(b->reactors[0], ++b->token, &options), 0);
     for (int i = 0; i < 2; i++)
         CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
@@ -166,7 +166,7 @@ BOTH(told_apart_at_the_end_of_a_connection)
     relay_event(b, MQD_EVENT_RELAY_ENDED);
     CHECK_EQUAL(local_counter(b, 0, MQD_COUNT_RELAY_FAILURES), 3);
     submit(&local, 4, 1, one_record(1, 4, 64)); /* wanted again, at once */
-    relay_event(b, MQD_EVENT_RELAY_WANTED);
+    relay_event(b, MQD_EVENT_RELAY_REQUESTED);
     leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 5});
     CHECK_EQUAL(outcome(&local).error[0], 0);
@@ -341,7 +341,7 @@ BOTH(nothing_is_sent_on_without_the_lease)
 {
     struct bench *b = relay_bench_of(backend, rights);
     struct local local = local_open_as(b, 0, WISH, "User:alice");
-    CHECK_EQUAL(rights_give(b, rights_event(b, MQD_EVENT_SUBJECT_WANTED).token, WRITE, 0), 0);
+    CHECK_EQUAL(rights_give(b, rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token, WRITE, 0), 0);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     for (int lease = 0; lease < 2; lease++) {
         mqd_control_set_broker(b->control, 1, 1, lease ? INT64_MAX : 1 /* long over */);
@@ -394,7 +394,7 @@ BOTH(written_over_tls)
     relay_certificate(b, 0, &other, &ca);
     relay_certificate(b, 1, &other, &ca); /* of another node than the leader's */
     submit(&local, 1, -1, one_record(1, 1, 64));
-    relay_event(b, MQD_EVENT_RELAY_WANTED);
+    relay_event(b, MQD_EVENT_RELAY_REQUESTED);
     relay_put_secure(b, client_open_of(b, 1, 0, 2, true).fd);
     CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
     struct mqd_event ended = relay_event(b, MQD_EVENT_RELAY_ENDED);

@@ -14,7 +14,7 @@ from mqd.cluster.host.messages import (
 )
 from mqd.native.reactor import Proposal
 from mqd.worker.catalog import Catalog
-from mqd.worker.partition_reporter import Telling
+from mqd.worker.partition_reporter import PartitionReporter
 
 NODE, TOPIC = 2, b"t" * 16
 GRACE_S = 10.0
@@ -40,7 +40,7 @@ class Bench:
         commands = SimpleNamespace(run=lambda *arguments: arguments)
         control = SimpleNamespace(slot_view=lambda _slot: self.view)
         self.now_s = 100.0
-        self.telling = Telling(
+        self.reporter = PartitionReporter(
             control,
             reactor,
             commands,
@@ -59,19 +59,19 @@ class Bench:
     def pass_time(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now_s += 1
-            self.telling.look()
+            self.reporter.look()
 
     def propose(self, sequence: int = 1) -> None:
-        self.telling.on_proposal(SimpleNamespace(slot=5, proposal=Proposal(sequence, 5, 4, 7, ((2, 5), (3, 5)))))
+        self.reporter.on_proposal(SimpleNamespace(slot=5, proposal=Proposal(sequence, 5, 4, 7, ((2, 5), (3, 5)))))
 
 
 def test_a_proposal_goes_to_the_controller_and_its_answer_to_the_reactor() -> None:
     bench = Bench()
     bench.propose()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5), (3, 5)], 1)]
-    bench.telling.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 55))
+    bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 55))
     assert bench.told == [("in_sync_answer", 5, 1, 4, 55)]
-    bench.telling.look()
+    bench.reporter.look()
     assert len(bench.sent) == 1, "nothing else is to be said"
 
 
@@ -79,21 +79,21 @@ def test_of_what_is_closed_nothing_is_said() -> None:
     bench = Bench(recovering=True, retiring=2)
     bench.partitions.open.clear(), bench.partitions.by_slot.clear()
     bench.propose()
-    bench.telling.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 0))
-    bench.telling.look()
+    bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 0))
+    bench.reporter.look()
     assert bench.sent == bench.told == []
 
 
 def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> None:
     bench = Bench(recovering=True)
     for _ in range(2):
-        bench.telling.look()
+        bench.reporter.look()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5)], 0, True)] * 2
-    bench.telling.on_answer(InSyncAnswer(TOPIC, 0, 4, 0, 0))
+    bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 0, 0))
     assert bench.told == [], "the reactor has not asked"
     bench.propose()
     assert bench.sent[-1].recovered and bench.sent[-1].sequence == 1
-    bench.telling.look()
+    bench.reporter.look()
     assert len(bench.sent) == 3, "the reactor's own proposals say it from now on, and in order"
     bench.catalog.on_message(PartitionsPut(2, TOPIC, [bench.partition()]))
     bench.propose(2)
@@ -103,16 +103,16 @@ def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> Non
 def test_a_follower_says_nothing_of_the_kind() -> None:
     bench = Bench(leader=1, recovering=True, retiring=2)
     bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
-    bench.telling.look()
+    bench.reporter.look()
     assert bench.sent == []
 
 
 def test_a_retiring_partition_is_told_when_it_is_empty() -> None:
     bench = Bench(retiring=2)
-    bench.telling.look()
+    bench.reporter.look()
     assert bench.sent == []
     bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
-    bench.telling.look()
+    bench.reporter.look()
     assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)]
 
 
@@ -129,8 +129,8 @@ def test_a_hidden_partition_is_told_of_when_nobody_has_written_to_it_for_the_gra
     assert bench.sent == [], "a use may be told a second late"
     bench.pass_time(2)
     assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)] * 2, "as long as it is so"
-    bench.telling.on_used(SimpleNamespace(slot=77))
-    bench.telling.on_used(SimpleNamespace(slot=5))
+    bench.reporter.on_used(SimpleNamespace(slot=77))
+    bench.reporter.on_used(SimpleNamespace(slot=5))
     bench.pass_time(11)
     assert len(bench.sent) == 2
     bench.pass_time(1)
