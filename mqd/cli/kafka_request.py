@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Broker:
-    """`with Broker(bootstrap) as broker: broker.ask(48, DescribeClientQuotasRequest(...))`. Raises
+    """`with Broker(bootstrap) as broker: broker.request(48, DescribeClientQuotasRequest(...))`. Raises
     CliError. `advertised_by`: the node whose address this is, according to another broker.
     """
 

@@ -4,7 +4,7 @@ the executors' Fetch.
     cluster = Cluster(settings)                                   # KafkaSettings; connects when it
                                                                   is first asked
     metadata = cluster.metadata(["orders"])                       # leaders, topic ids
-    response = cluster.link_to(node_id).ask(request)              # mqd.protocol's messages
+    response = cluster.link_to(node_id).request(request)            # mqd.protocol's messages
     cluster.patiently("offsets of orders", attempt)               # tries again what may come right:
                                                                   a broker that restarts, a leader
                                                                   that moves
