@@ -164,7 +164,7 @@ def gossip_page(result: dict) -> str:
             markdown_table(
                 (
                     "hosts",
-                    "of which fail",
+                    "hosts that fail",
                     "suspected, longest",
                     "dead, median",
                     "dead, longest",

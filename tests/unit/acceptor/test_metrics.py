@@ -129,7 +129,7 @@ def test_a_costly_question_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) 
     kept = measuring.Kept(lambda: next(answers), 10.0)
 
     def known() -> int | None:
-        kept.ask()
+        kept.refresh()
         return kept.known()
 
     assert known() == 0

@@ -25,7 +25,7 @@ class Decided:
     def __init__(self, faults: dict[str, list[str] | None]) -> None:
         self._faults = faults
 
-    def ask(self, path: str, decided: Callable[[list[str]], None]) -> None:
+    def check(self, path: str, decided: Callable[[list[str]], None]) -> None:
         faults = self._faults[path]
         if faults is not None:
             decided(faults)
