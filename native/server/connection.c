@@ -134,7 +134,7 @@ static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32
     else
         snprintf(reason, sizeof reason, "a frame of %u bytes is larger than %s=%u", length,
                  c->authentication == MQD_AUTHENTICATION_REQUESTED ? "sasl.server.max.receive.size"
-                                                                : "socket.request.max.bytes",
+                                                                   : "socket.request.max.bytes",
                  c->frame_bytes_max);
     mqd_connection_fail(r, c, reason);
     return false;
