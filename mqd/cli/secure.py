@@ -11,6 +11,8 @@ DATA_DIR/secure.
     metrics.token      what scrapes of the metrics page carry
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import datetime
@@ -20,13 +22,14 @@ import secrets
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqd.base.paths import Layout, layout
 from mqd.cli.common import CliError
 from mqd.protocol.errors import ERRORS
-from mqd.security import pki
-from mqd.security.pki import Pair
+
+if TYPE_CHECKING:
+    from mqd.security.pki import Pair
 
 ADMIN = "admin"
 ADMIN_TIMEOUT_S = 30.0
@@ -150,6 +153,8 @@ def _alone(places: Files) -> Iterator[None]:
 
 def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.datetime, has_peers: bool) -> None:
     """Raises OSError, ValueError."""
+    from mqd.security import pki  # it loads cryptography, which a broker without --secure does not need
+
     if not places.key.exists():
         _write(places.key, base64.urlsafe_b64encode(secrets.token_bytes(32)) + b"\n")
     if not places.metrics_token.exists():
@@ -172,6 +177,8 @@ def renew(places: Files, now: datetime.datetime) -> None:
     """Other certificates for the broker and its host, for the names of the present ones. Raises
     CliError.
     """
+    from mqd.security import pki
+
     try:
         with _alone(places):
             for file in (places.broker, places.host):
@@ -188,6 +195,9 @@ def described(name: str, hosts: Iterable[str]) -> str:
 
 
 def _authority(places: Files, now: datetime.datetime) -> Pair:
+    from mqd.security import pki
+    from mqd.security.pki import Pair
+
     if not places.ca.exists():
         made = pki.make_authority("mqd", now)
         _write(places.ca_key, made.key)
@@ -199,12 +209,16 @@ def _authority(places: Files, now: datetime.datetime) -> Pair:
 
 def _is_old(places: Files, hosts: list[str], now: datetime.datetime) -> bool:
     """Whether the broker's certificate ends soon or is not for all names."""
+    from mqd.security import pki
+
     content = places.broker.read_bytes()
     left = pki.expires(content) - now
     return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
 
 
 def _is_host_old(places: Files, node_id: int, now: datetime.datetime) -> bool:
+    from mqd.security import pki
+
     if not places.host.exists():
         return True
     content = places.host.read_bytes()

@@ -46,7 +46,7 @@ def _load(
     from mqd.base import cluster_config
     from mqd.base.config import load_broker
     from mqd.base.listeners import parse_listeners
-    from mqd.cli import joining, secure
+    from mqd.cli import secure
     from mqd.keeper.settings import properties_environment, resolve
 
     places = layout(data_dir)
@@ -56,8 +56,11 @@ def _load(
     if port is not None:
         config["listeners"] = _listeners_with_port(config, port)
         parse_listeners(config)
-    if token is not None and not joining.has_joined(token, places.data_dir):
-        joining.join(token, places.data_dir, secure.hosts_of(config))
+    if token is not None:
+        from mqd.cli import joining
+
+        if not joining.has_joined(token, places.data_dir):
+            joining.join(token, places.data_dir, secure.hosts_of(config))
     if secured:
         node_id, has_peers = int(config["node.id"]), cluster_config.listens(config)
         secure.prepare(places.data_dir, node_id, secure.hosts_of(config), has_peers=has_peers)

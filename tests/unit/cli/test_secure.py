@@ -171,3 +171,13 @@ def test_the_commands(tmp_path):
     assert not pki.is_host(out.read_bytes(), 1), "no client becomes a host"
     secure.prepare(tmp_path, 1, ["another"], NOW - 85 * DAY)
     assert cert("status").return_value == 1
+
+
+def test_a_start_without_secure_loads_no_cryptography() -> None:
+    """A tenth of a second of each start."""
+    program = (
+        "import sys, mqd.cli.verbs.up, mqd.keeper.settings; from mqd.cli import secure;"
+        " sys.exit(str([name for name in sys.modules if name.startswith('cryptography')] or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert not done.stderr.strip(), done.stderr
