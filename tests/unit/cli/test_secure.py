@@ -2,6 +2,8 @@ import contextlib
 import datetime
 import json
 import stat
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
