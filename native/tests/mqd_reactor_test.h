@@ -65,7 +65,7 @@ static inline uint32_t bench_owner(uint32_t slot)
     return slot == 4 ? FAKE : slot % 2;
 }
 
-/* Zero, and pages that nobody touches cost nothing: sanitizers align large blocks, other libraries may not. */
+/* Zero, and pages that are never touched cost nothing: sanitizers align large blocks, other libraries may not. */
 static void *bench_memory(size_t size_bytes)
 {
     void *memory = calloc(1, size_bytes);

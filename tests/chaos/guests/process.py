@@ -100,7 +100,7 @@ class Administrator:
         self._connection: KafkaConnection | None = None
 
     def ask(self, api_key: int, version: int, request: Any) -> Any:
-        """Raises what FAILURES names; then nobody knows whether it was done."""
+        """Raises what FAILURES names; then it is not known whether it was done."""
         try:
             if self._connection is None:
                 address = self._hosts[self._turn % len(self._hosts)]
@@ -182,7 +182,7 @@ class Guests(Client):
             yield
             status = "ok"
         except FAILURES:
-            pass  # whether it was done nobody knows
+            pass  # it is not known whether it was done
         self.tell(kind, **fields, status=status, begin_ns=begin_ns, end_ns=time.monotonic_ns())
 
     def _change_right(self, admin: Administrator, granted: set[tuple[str, int]], user: str, operation: int) -> None:
@@ -318,7 +318,7 @@ def prepare(hosts: list[str], topics: list[str]) -> None:
     admin.ask(51, 0, of_password(APP, APP_PASSWORD))
     admin.ask(30, 3, m.CreateAclsRequest(rules))
     while left:  # each is led by one of the hosts
-        assert time.monotonic() < until, f"nobody takes records for partitions {left} of {GUARDED}"
+        assert time.monotonic() < until, f"no broker takes records for partitions {left} of {GUARDED}"
         for host in hosts:
             with KafkaConnection(host, PORT, timeout_s=TIMEOUT_S) as kafka:
                 answer: Any = kafka.call(0, 9, first)

@@ -72,7 +72,7 @@ def test_a_removal_that_is_not_told_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("what", quick(["acls", "scram_credentials", "delegation_tokens", "client_quotas"], ["acls"]))
 def test_a_snapshot_without_them_is_seen(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Planted: whoever starts or catches up from a snapshot has none."""
+    """Planted: a host that starts or catches up from a snapshot has none."""
     taken = MetadataState.snapshot
 
     def snapshot(self: MetadataState) -> Snapshot:

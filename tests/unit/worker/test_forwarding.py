@@ -168,7 +168,7 @@ def test_who_cannot_be_reached_is_refused_for_longer_and_longer() -> None:
             for count in range(1, 8):
                 subject.on_requested(wanted(2))
                 await until(lambda count=count: len(reactor.refused) == count)
-            subject.on_requested(wanted(9))  # of whom nobody knows
+            subject.on_requested(wanted(9))  # an unknown client
             await until(lambda: len(reactor.refused) == 8)
             times = [ms for _, ms in reactor.refused[:7]]
             assert (

@@ -4,8 +4,8 @@ answer completes the request. A coordinator that is loaded in between knows no r
 the record says what is left: what was to be deleted is `deleting`, and deleted again with the next
 request.
 
-Altering raises the group's epoch, which is the state epoch of what is initialized: whoever still
-holds the earlier state is fenced (124).
+Altering raises the group's epoch, which is the state epoch of what is initialized: a leader
+that still holds the earlier state is fenced (124).
 """
 
 from __future__ import annotations
