@@ -469,7 +469,7 @@ def test_a_wrong_hosts_certificate_is_refused_and_both_say_so(tmp_path, thief, c
                     await asyncio.sleep(0.005)
             assert two.heard == [] and one.peers.connected() == two.peers.connected() == []
             reason = f"node {thief} shows a certificate of mqd://node/3"
-            assert reason in one.peers._nodes[2].said
+            assert reason in one.peers._nodes[2].logged_failure
             bad = (one, two)[thief - 1].peers._credentials.host
             impose(bad, tmp_path / str(thief), pki.issue_host(authority(), thief, NOW))
             async with asyncio.timeout(10):
