@@ -187,6 +187,7 @@ static void reload_segments(struct mqd_reactor *r, uint32_t number)
         if (worker != r->options.self)
             mqd_forward_send(r, worker, &note);
     }
+    mqd_owner_wake_slot(r, number); /* fetches that wait for the end of a swap */
 }
 
 /* Compaction: the new files are in place (offset == last_offset: the files of the replaced segments

@@ -40,6 +40,15 @@ static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_
     return 0;
 }
 
+bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot_number)
+{
+    struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
+    if (!slot || !slot->swapping)
+        return false;
+    slot->listed = false; /* a swap that was undone changes no generation */
+    return true;
+}
+
 int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
                            uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
                            struct mqd_aborted_list *out)
@@ -57,8 +66,6 @@ int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, cons
         if (code)
             return code;
     }
-    if (slot->swapping && to_offset < positions->last_stable_offset)
-        to_offset = positions->last_stable_offset;
     int32_t first = mqd_reader_segment_below(slot, from_offset);
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first;
          !complete && number < slot->segment_count &&

@@ -59,8 +59,7 @@ struct mqd_reader_slot {
     bool seen; /* the next two hold the high watermark at the first look-up: mqd_range_just_written */
     int64_t seen_segment;
     uint32_t seen_position;
-    /* compaction is replacing files: a segment may already also hold the records of those listed
-     * after it */
+    /* compaction is replacing files: mqd_reader_is_swapping */
     bool swapping;
     /* the file of missed_offset was missing in `missed_generation`; a second time in the same
      * generation it is an error, not a race */

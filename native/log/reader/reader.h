@@ -67,6 +67,10 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, co
  * repeated calls are free. Codes as mqd_reader_find. */
 int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation, int64_t end_offset,
                          struct mqd_positions *positions);
+/* While compaction puts new files in the place of old ones, a .txnindex may be of another version
+ * than the .log that was found: aborted records would be returned, or committed ones left out,
+ * since a marker that an old entry counts on is gone. The list is read again at the next look-up. */
+bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* The aborted transactions that overlap [from_offset, to_offset), by first_offset; `positions` as
  * published, because their markers may be after the last stable offset. Overwrites `out` and reuses
  * its memory; the caller frees entries. Codes as mqd_reader_find. */

@@ -71,6 +71,11 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
                                &entry->cursor, &entry->range);
     if (code || !request->isolation_level || !entry->range.size_bytes)
         return code;
+    if (mqd_reader_is_swapping(r->reader, slot)) { /* nothing for now; the end of the swap wakes the fetch */
+        entry->cursor.valid = false;
+        mqd_fetch_entry_release(r, entry);
+        return 0;
+    }
     code = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, entry->cursor.offset,
                               &entry->aborted);
     if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
@@ -135,6 +140,12 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
         end_offset = positions->last_stable_offset;
         error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
                                    &entry->aborted);
+        if (mqd_reader_is_swapping(r->reader, slot)) { /* nothing for now */
+            mqd_fetch_entry_release(r, entry);
+            end_offset = entry->fetch_offset;
+            error = 0;
+            break;
+        }
         while (error == 0 && entry->aborted.count > ABORTED_COUNT_MAX && end_offset > entry->fetch_offset + 1) {
             end_offset = entry->fetch_offset + (end_offset - entry->fetch_offset) / 2;
             error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,

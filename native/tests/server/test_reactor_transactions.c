@@ -1,6 +1,8 @@
 /* tsan: long */
 /* Transactions as readers see them: read_committed through any worker, its waking, aborted
  * transactions across segments; and what the acceptor is told of producers. */
+#include <fcntl.h>
+
 #include "mqd_check_test.h"
 
 #define SLOT 0
@@ -66,6 +68,43 @@ static struct fetch committed(int32_t wait_ms)
 {
     return (struct fetch){
         .wait_ms = wait_ms, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1, .committed = 1};
+}
+
+/* While a compaction puts new files in the place of old ones, data and aborted transactions could
+ * be of different versions: readers of committed records get nothing until it is done. */
+BOTH(read_committed_waits_for_a_swap_of_files)
+{
+    struct bench *b = bench_start(backend, small_segments);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct client producer = client_open(b, 0), reader[REACTORS];
+    struct asked from_start = {0, 0};
+    char path[256];
+    CHECK_EQUAL(client_write(&producer, raw_transactional(7, 0, 0, 64), "t"), 0);
+    CHECK_EQUAL(coordinator_end(b, 7, 0, false), 1);
+    CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 4}), NULL), 2);
+    snprintf(path, sizeof path, "%s/quick-0/%020d.swap", log_root, 0);
+    CHECK_OR(close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)) == 0, return);
+    struct fetch dirty = committed(0);
+    dirty.committed = 0;
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
+        reader[worker] = client_open(b, worker);
+        client_fetch(&reader[worker], committed(0), &from_start, 1, fetched);
+        CHECK_EQUAL(fetched->batch_count, 0);
+        CHECK_EQUAL(fetched->last_stable_offset[0], 3);
+        client_fetch(&reader[worker], dirty, &from_start, 1, fetched);
+        CHECK_EQUAL(fetched->batch_count, 3);
+    }
+    CHECK(unlink(path) == 0); /* as one that is undone: no generation changes */
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
+        client_fetch(&reader[worker], committed(0), &from_start, 1, fetched); /* by the list as it was */
+        client_fetch(&reader[worker], committed(0), &from_start, 1, fetched);
+        CHECK_EQUAL(fetched->batch_count, 3);
+        CHECK_EQUAL(fetched->aborted_count, 1);
+        client_close(&reader[worker]);
+    }
+    client_close(&producer);
+    free(fetched);
+    bench_stop(b);
 }
 
 BOTH(read_committed_stops_at_the_last_stable_offset)
