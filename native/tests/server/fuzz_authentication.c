@@ -168,7 +168,7 @@ static void take_turns(void)
         NEED(world.c->authentication == MQD_AUTHENTICATION_DONE && world.c->principal_bytes == world.principal_bytes &&
              memcmp(world.c->principal, world.principal, world.principal_bytes) == 0);
     if (is_open() && !world.principal_bytes)
-        NEED(world.c->authentication == MQD_AUTHENTICATION_WANTED && !world.c->principal);
+        NEED(world.c->authentication == MQD_AUTHENTICATION_REQUESTED && !world.c->principal);
 }
 
 /* ---- steps ---- */

@@ -137,6 +137,7 @@ static struct tunnel *tunnel_open(struct bench *b, int version)
     int pair[2];
     CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, abort());
     tunnel->tls = tls_client(client_open_by(b, 0, SECURE, -1).fd, version);
+    setenv("MQD_TEST_LOG", "1", 0); /* the reason, should it fail */
     CHECK_OR(tls_client_connect(&tunnel->tls), abort());
     int flags = fcntl(tunnel->tls.fd, F_GETFL);
     fcntl(tunnel->tls.fd, F_SETFL, flags | O_NONBLOCK);

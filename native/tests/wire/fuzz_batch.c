@@ -1,6 +1,7 @@
 /* fuzz: -max_len=512 */
 /* Any bytes into validate and decode. Most inputs get a right checksum, else none would come past
  * it. What is taken must keep the promises that the log relies on. */
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,8 +39,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (error == 0) {
         require(batch.size_bytes == (int64_t)length && batch.record_count == batch.last_offset_delta + 1 &&
                 batch.record_count > 0);
-        require((batch.attributes & 7) <= 4 && batch.producer_id >= -1 &&
-                (batch.producer_id < 0 || batch.producer_epoch >= 0));
+        bool transactional = batch.attributes & 0x10, control = batch.attributes & 0x20;
+        require((batch.attributes & 7) <= 4);
+        if (batch.producer_id >= 0 && !control) /* a negative one is none, as in Kafka */
+            require(batch.base_sequence >= 0 && (batch.producer_epoch >= 0 || !transactional));
         memset(bytes, 0, 8); /* what the broker does before it stores */
         require(mqd_batch_decode(bytes, length, &stored) == 0);
     }
