@@ -8,8 +8,8 @@ IPv4 addresses are mapped (::ffff:a.b.c.d).
 
 No accepted connection is dropped, except by limits (connection_limits.py): when every hand-off
 socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in
-the kernel's queue. When accept fails because descriptors run out (EMFILE) or for another local reason, accepting pauses for
-PAUSE_S; existing connections continue.
+the kernel's queue. When accept fails because descriptors run out (EMFILE) or for another local
+reason, accepting pauses for PAUSE_S; existing connections continue.
 """
 
 import asyncio

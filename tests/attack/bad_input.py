@@ -426,7 +426,7 @@ def _mallory(target: Target) -> SecuredConnection:
 
 
 def malformed_after(target: Target, rng: random.Random) -> str:
-    """Broken frames of somebody who has a name, and no rights."""
+    """Broken frames of an authenticated user without rights."""
     key, version, request = _requests(target, rng).next()
     data = mutated(rng, with_length(encode_request(request, version, rng.getrandbits(31), "mallory")))
     kafka = _mallory(target)

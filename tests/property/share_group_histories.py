@@ -11,7 +11,7 @@ What is held against every step
     V4  an administrator changes nothing while the group has members
     V6  a restart finds members, epochs, target and states as they were
 and at the end of a history, when faults have stopped
-    V5  every partition of every subscribed topic is initialized and somebody's, every client knows
+    V5  every partition of every subscribed topic is initialized and assigned, every client knows
         its epoch, and counts are as even as `simple` makes them
 """
 

@@ -93,8 +93,8 @@ class Observer:
         return health.faults(self.broker, self.control, self.worker_count)
 
     def start(self, config: Mapping[str, str], kafka_port: int) -> int:
-        """Called in the acceptor's loop. Returns the port, or -1 if there is no metrics page (admin.port=-1) or its port cannot be
-        had, or what protects it cannot be used. Without metrics.listener a port that is taken is
+        """Called in the acceptor's loop. Returns the port, or -1 if there is no metrics page
+        (admin.port=-1) or its port cannot be had, or what protects it cannot be used. Without metrics.listener a port that is taken is
         replaced by a free one.
         """
         configured = listeners.metrics_listener(config)

@@ -51,7 +51,9 @@ class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
 Voters = tuple[Voter, ...]  # sorted; node ids are unique
 
 FOUNDED, GROWING, SHRUNK = 0, 1, 2
-"""How a voter set came to be as large as it is: as it was founded, or it is not known any more; by voters added; or an operator has taken one out, and there have not been VOTERS_TARGET since."""
+"""How a voter set came to be as large as it is: as it was founded, or it is not known any more; by
+voters added; or an operator has taken one out, and there have not been VOTERS_TARGET since.
+"""
 VOTERS_TARGET = 3
 
 
