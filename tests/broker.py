@@ -161,7 +161,7 @@ class Broker:
                     os.kill(pid, number)
         self.process.wait(STOP_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS
-        while any(_alive(pid) for pid in pids[1:]) and time.monotonic() < deadline:
+        while any(is_alive(pid) for pid in pids[1:]) and time.monotonic() < deadline:
             time.sleep(0.005)  # they are not our children any more: init reaps them
         self._forget()
 
@@ -197,7 +197,7 @@ class Broker:
         self.stop()
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -20,6 +20,7 @@ import pytest
 
 from mqd.base import paths
 from mqd.cluster.membership import death_notice
+from tests.broker import is_alive
 from tests.cluster import Cluster
 from tests.tiers import quick
 
@@ -291,8 +292,16 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
             lambda: orders.exists() and json.loads(orders.read_bytes())["led"] == victim_leads,
             "the controller leaves no orders",
         )
-        for pid in [pid for role in ("controller", "acceptor", "worker") for pid in cluster.brokers[victim].pids(role)]:
+        # A worker takes tens of milliseconds to end; by then supervisord may have started the next
+        # controller, and at no time would all have ended. So the keeper is stopped until all have.
+        (keeper,) = cluster.brokers[victim].pids("keeper")
+        pids = [pid for role in ("controller", "acceptor", "worker") for pid in cluster.brokers[victim].pids(role)]
+        assert len(pids) == 3
+        os.kill(keeper, signal.SIGSTOP)
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        wait(lambda: not any(is_alive(pid) for pid in pids), "a process does not end")
+        os.kill(keeper, signal.SIGCONT)
         wait(
             lambda: "all processes that act as the broker have ended; the voters are told" in logs(victim),
             "the keeper says nothing",
