@@ -235,11 +235,15 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
     staged->batch = *batch;
     staged->batch.base_offset = partition->staged_end_offset;
     staged->batch.partition_leader_epoch = partition->leader_epoch;
+    /* The topic says what the timestamps are, not the producer: as Kafka, it overwrites the attribute. */
+    staged->batch.attributes &= ~ATTRIBUTE_LOG_APPEND_TIME;
     if (partition->options.log_append_time) {
         staged->batch.attributes |= ATTRIBUTE_LOG_APPEND_TIME;
         staged->batch.max_timestamp_ms = result->log_append_time_ms = now_ms;
     }
-    stage_patch(staged, patch_in_place, partition->options.log_append_time || (flags & MQD_STAGE_REDIRECTED));
+    stage_patch(staged, patch_in_place,
+                partition->options.log_append_time || staged->batch.attributes != batch->attributes ||
+                    (flags & MQD_STAGE_REDIRECTED));
     result->base_offset = partition->staged_end_offset;
     partition->staged_end_offset = mqd_batch_end_offset(&staged->batch);
     partition->staged_count++;

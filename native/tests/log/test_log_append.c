@@ -58,6 +58,24 @@ TEST(log_append_time_sets_timestamp_and_crc)
     mqd_partition_close(partition, 0);
 }
 
+TEST(a_topic_with_create_time_clears_the_attribute_of_append_time)
+{
+    log_fresh();
+    struct mqd_log_options options = log_options();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    CHECK_EQUAL(log_append(partition, (struct log_batch){.attributes = 8, .timestamp_ms = NOW - 5}), 0);
+    uint8_t stored[1024];
+    int fd = open(log_file(0, ".log"), O_RDONLY);
+    ssize_t size = read(fd, stored, sizeof stored);
+    close(fd);
+    struct mqd_batch batch;
+    const char *reason;
+    CHECK_EQUAL(mqd_batch_validate(stored, (size_t)size, &batch, &reason), 0);
+    CHECK_EQUAL(batch.attributes, 0);
+    CHECK_EQUAL(batch.max_timestamp_ms, NOW - 5);
+    mqd_partition_close(partition, 0);
+}
+
 TEST(refuses_what_it_must)
 {
     log_fresh();
