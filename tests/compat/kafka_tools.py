@@ -17,7 +17,7 @@ from tests.broker import free_port
 from tests.kafka_connection import KafkaConnection
 
 RUN_SECONDS = 120
-START_SECONDS = 60
+START_SECONDS = 180
 
 
 class KafkaTools:

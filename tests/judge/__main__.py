@@ -1,4 +1,4 @@
-"""python -m tests.judge [--api NAME] [--version N] [--seed N] [--cases N] [--case N]"""
+"""python -m tests.judge [--api NAME] [--version N] [--seed N] [--cases N] [--case N] [--journal FILE]"""
 
 from __future__ import annotations
 
@@ -14,40 +14,50 @@ from mqd.protocol import KNOWN
 from tests.judge.allowed import ALLOWED
 from tests.judge.brokers import both
 from tests.judge.compare import Table
+from tests.judge.journal import Journal
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.judge", description="mqd beside Apache Kafka, field by field"
     )
-    parser.add_argument("--api", action="append", help="only this API (may be repeated)")
+    parser.add_argument("--api", action="append", help="only this API (may be repeated: in this order)")
     parser.add_argument("--version", type=int, help="only this version of it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=200, help="for each version of each API (default 200)")
     parser.add_argument("--case", type=int, help="only this one of them, with its requests printed")
+    parser.add_argument(
+        "--journal", type=Path, help="continue the run whose journal this is: judge what is missing, and what differed"
+    )
     arguments = parser.parse_args()
     # ended from outside, it still stops the brokers that it started
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    table, began = Table(ALLOWED), time.monotonic()
+    table, journal, began = Table(ALLOWED), Journal(arguments.journal), time.monotonic()
     print(f"seed {arguments.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="judge-") as directory, both(Path(directory), table) as judge:
+    with tempfile.TemporaryDirectory(prefix="judge-") as directory, both(Path(directory), table, journal) as judge:
         if arguments.case is not None:
             judge.trace = print
         # ctrl-C shows what was found so far
         with contextlib.suppress(KeyboardInterrupt):
-            for key, version in judge.versions():
-                name = KNOWN[key].name
-                if (arguments.api and name not in arguments.api) or arguments.version not in (None, version):
+            pairs = [(KNOWN[key].name, key, version) for key, version in judge.versions()]
+            if arguments.api:
+                pairs = [pair for api in arguments.api for pair in pairs if pair[0] == api]
+            for name, key, version in pairs:
+                if arguments.version not in (None, version):
                     continue
                 judge.run(key, version, arguments.seed, arguments.cases, arguments.case)
                 seconds = time.monotonic() - began
-                print(f"{seconds:6.0f} s  {name} {version}: {len(judge.report.found)} differences", flush=True)
+                count = judge.report.cases.get((name, version), 0)
+                print(
+                    f"{seconds:6.0f} s  {name} {version}: {count} cases, {len(judge.report.found)} differences",
+                    flush=True,
+                )
     for line in judge.report.lines():
         print(line)
     print(
         f"repeat one: python -m tests.judge --seed {arguments.seed} --cases {arguments.cases} --api API --version V --case N"
     )
-    rotten = [] if arguments.api else table.unused()
+    rotten = [] if arguments.api else journal.unmet(table)
     if rotten:
         print("allowed, but never met:", *rotten, sep="\n  ")
     return 1 if judge.report.found or rotten else 0

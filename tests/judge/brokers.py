@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.broker import Broker
 from tests.compat.kafka_tools import KafkaTools
 from tests.judge.compare import Table
+from tests.judge.journal import Journal
 from tests.judge.runner import Judge
 from tests.judge.sides import Side
 
@@ -31,14 +32,14 @@ SETTINGS = {
 
 
 @contextmanager
-def both(directory: Path, table: Table) -> Iterator[Judge]:
+def both(directory: Path, table: Table, journal: Journal | None = None) -> Iterator[Judge]:
     """A judge over fresh brokers. Raises perf.peers.peer.Unavailable where Kafka cannot be had."""
     (directory / "kafka").mkdir()
     tools = KafkaTools(directory / "kafka")
     settings = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
     with tools.broker(**settings) as bootstrap, Broker(directory / "mqd", workers=1, config=SETTINGS) as broker:
         kafka, mqd = Side("Apache Kafka", int(bootstrap.rpartition(":")[2])), Side("mqd", broker.port)
-        judge = Judge(kafka, mqd, table)
+        judge = Judge(kafka, mqd, table, journal)
         try:
             judge.prepare()
             yield judge

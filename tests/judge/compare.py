@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 
 import msgspec
 
@@ -17,6 +18,7 @@ from tests.judge.model import PREFIX, World
 from tests.judge.sides import Outcome
 
 ANY = "any"
+RECENT_MS = 60_000
 # Fields that name an element of a list, in the order in which they are looked for.
 IDENTITIES = (
     "name", "topic", "topic_name", "topic_id", "group_id", "transactional_id", "key", "resource_name", "member_id",
@@ -79,6 +81,9 @@ class Table:
             if entry.order and entry.covers(api, version, field):
                 return number
         return None
+
+    def used_entries(self) -> list[Allowed]:
+        return [self.entries[number] for number, count in self.used.items() if count]
 
     def unused(self) -> list[Allowed]:
         return [self.entries[number] for number, count in self.used.items() if not count]
@@ -191,6 +196,7 @@ def _identity(item: object) -> str:
     return " ".join(named[:3])
 
 
+CLOCKS = frozenset({"transaction_start_time_ms", "issue_timestamp_ms", "issue_timestamp"})  # when it was done
 UUID_TAIL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -212,6 +218,8 @@ def normal(value: object, version: int, world: World, name: str = "") -> object:
         return symbol or UUID_TAIL.sub("<uuid>", value.replace(world.prefix, PREFIX) if world.prefix else value)
     if isinstance(value, bytes) or name in ("producer_id", "session_id", "port"):
         return world.symbol(value) or value
+    if name in CLOCKS and abs(value - time.time_ns() // 1_000_000) < RECENT_MS:
+        return "<now>"
     return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterable
 
@@ -16,6 +17,8 @@ from mqd.protocol import KNOWN, SUPPORTED
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from tests.judge.compare import Difference, Table, differences, learn
+from tests.judge.journal import Case as Number
+from tests.judge.journal import Journal
 from tests.judge.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
 from tests.judge.sides import Outcome, Side
 from tests.judge.stories import KEYS, LEFT_OUT, generate
@@ -24,29 +27,59 @@ from tests.judge.values import LIBRARY
 ROUND = 25
 MADE = ("¤c", "¤d", "x" * 249)  # topics that cases of CreateTopics make
 SETTLE_S = 1.0
+WITHIN_TRANSACTIONS = [
+    KEYS[name] for name in ("InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit")
+]
+CONCURRENT = re.compile(rf"error_code={int(ErrorCode.CONCURRENT_TRANSACTIONS)}\b")
 
 
 @dataclasses.dataclass
 class Report:
-    cases: dict[tuple[str, int], int] = dataclasses.field(default_factory=dict)
+    journal: Journal = dataclasses.field(default_factory=Journal)
     requests: int = 0
-    fleeting: int = 0
-    # each difference with the cases that show it: (API, version, number of the case)
-    found: dict[Difference, list[tuple[str, int, int]]] = dataclasses.field(
-        default_factory=lambda: collections.defaultdict(list)
-    )
+
+    @property
+    def cases(self) -> dict[tuple[str, int], int]:
+        """How many distinct cases each API version has had."""
+        return dict(collections.Counter((api, version) for api, version, _, _ in self.journal.found))
+
+    @property
+    def found(self) -> dict[Difference, list[Number]]:
+        """Each difference with the cases that show it."""
+        return _by_difference(self.journal.found)
 
     def lines(self) -> Iterable[str]:
         for (api, version), count in self.cases.items():
             yield f"{api} {version}: {count} cases"
-        groups = collections.defaultdict(list)
-        for difference, cases in self.found.items():
-            groups[difference.api, difference.field, *_kinds(difference)].append((difference.version, cases))
-        for (api, field, kafka, mqd), met in sorted(groups.items(), key=lambda item: item[0][:2]):
-            versions = sorted({version for version, _ in met})
-            count, first = sum(len(cases) for _, cases in met), met[0][1][0]
-            yield f"DIFFERENT {api} {versions} {field}: Kafka {kafka}, mqd {mqd} ({count} cases, {first[0]} {first[1]} {first[2]})"
-        yield f"{sum(self.cases.values())} cases, {self.requests} requests, {len(groups)} differences, {self.fleeting} fleeting"
+        fleeting = _listed("FLEETING", _by_difference(self.journal.fleeting))
+        found = _listed("DIFFERENT", self.found)
+        yield from [*fleeting, *found]
+        yield (
+            f"{sum(self.cases.values())} cases, {self.requests} requests, {len(found)} differences, "
+            f"{len(fleeting)} fleeting"
+        )
+
+
+def _by_difference(cases: dict[Number, list[Difference]]) -> dict[Difference, list[Number]]:
+    met = collections.defaultdict(list)
+    for case, differences_ in cases.items():
+        for difference in differences_:
+            met[difference].append(case)
+    return met
+
+
+def _listed(word: str, met: dict[Difference, list[Number]]) -> list[str]:
+    groups = collections.defaultdict(list)
+    for difference, cases in met.items():
+        groups[difference.api, difference.field, *_kinds(difference)].append((difference.version, cases))
+    lines = []
+    for (api, field, kafka, mqd), group in sorted(groups.items(), key=lambda item: item[0][:2]):
+        versions = sorted({version for version, _ in group})
+        count, first = sum(len(cases) for _, cases in group), group[0][1][0]
+        lines.append(
+            f"{word} {api} {versions} {field}: Kafka {kafka}, mqd {mqd} ({count} cases, {first[0]} {first[1]} {first[3]})"
+        )
+    return lines
 
 
 def _kinds(difference: Difference) -> tuple[str, str]:
@@ -62,12 +95,13 @@ def _short(value: object) -> str:
 
 
 class Judge:
-    def __init__(self, kafka: Side, mqd: Side, table: Table) -> None:
+    def __init__(self, kafka: Side, mqd: Side, table: Table, journal: Journal | None = None) -> None:
         self.sides, self.table = (kafka, mqd), table
         self.shared = (World(""), World(""))
         for side, world in zip(self.sides, self.shared, strict=True):
             world.name(side.port, "<its port>")
-        self.report = Report()
+        self.report = Report(journal or Journal())
+        self._known: set[Difference] = set()  # what this run has found: a look does not wait for it again
         self.trace: Callable[[str], None] | None = None
         self.tag = ""  # before every prefix: for brokers that have judged before
 
@@ -133,19 +167,23 @@ class Judge:
         return pairs
 
     def run(self, api_key: int, version: int, seed: int, count: int, only: int | None = None) -> None:
-        cases = generate(api_key, version, seed, count)
-        numbered = [(number, case) for number, case in enumerate(cases) if only in (None, number)]
+        api, journal = KNOWN[api_key].name, self.report.journal
+        numbered = [
+            (number, case)
+            for number, case in enumerate(generate(api_key, version, seed, count))
+            if (not journal.is_done((api, version, seed, number)) if only is None else only == number)
+        ]
         for start in range(0, len(numbered), ROUND):
             batch = numbered[start : start + ROUND]
             found = self._round(batch, "")
             again = [(number, case) for number, case in batch if found[number]]
             second = self._round(again, "r") if again else {}
-            for number, _ in again:
-                back = second[number]
-                self.report.fleeting += len(found[number] - back)
-                for difference in found[number] & back:
-                    self.report.found[difference].append((KNOWN[api_key].name, version, number))
-        self.report.cases[KNOWN[api_key].name, version] = len(numbered)
+            outcomes = {
+                number: (found[number] & second.get(number, set()), found[number] - second.get(number, set()))
+                for number, _ in batch
+            }
+            self._known.update(*(back for back, _ in outcomes.values()))
+            journal.add({(api, version, seed, number): outcome for number, outcome in outcomes.items()}, self.table)
 
     def _round(self, numbered: list[tuple[int, Case]], mark: str) -> dict[int, set[Difference]]:
         names = {
@@ -188,7 +226,7 @@ class Judge:
                 outcomes = self._both(step, worlds)
                 seen = differences(step.api_key, step.version, outcomes, worlds, self.table)
                 seen = [_hashable(difference) for difference in seen]
-                if not step.settles or time.monotonic() > deadline or all(one in self.report.found for one in seen):
+                if not step.settles or time.monotonic() > deadline or self._known.issuperset(seen):
                     break
                 time.sleep(0.05)  # polls other processes; nothing here can be waited for
             found.update(seen)
@@ -215,10 +253,10 @@ class Judge:
 
 
 def _asked_again(side: Side, step: Step, world: World, outcome: Outcome) -> Outcome:
-    """As producers do while Kafka aborts the transaction before."""
+    """As producers do while Kafka ends the transaction before."""
     deadline = time.monotonic() + SETTLE_S
-    while step.api_key == KEYS["InitProducerId"] and outcome.kind == "answered" and time.monotonic() < deadline:
-        if outcome.body.error_code != ErrorCode.CONCURRENT_TRANSACTIONS:
+    while step.api_key in WITHIN_TRANSACTIONS and outcome.kind == "answered" and time.monotonic() < deadline:
+        if not CONCURRENT.search(repr(outcome.body)):
             break
         time.sleep(0.05)  # polls another process; nothing here can be waited for
         outcome = side.call(step, world)

@@ -13,8 +13,9 @@ from perf.peers.peer import Unavailable
 from tests.judge.allowed import ALLOWED, OPEN
 from tests.judge.brokers import both
 from tests.judge.compare import Difference, Table
+from tests.judge.journal import Journal
 from tests.judge.model import World
-from tests.judge.runner import Judge
+from tests.judge.runner import Judge, Report
 from tests.judge.stories import KEYS, generate
 
 QUICK = (
@@ -72,6 +73,22 @@ def test_an_entry_of_the_table_covers_its_api_versions_and_field_alone() -> None
     assert table.unused() == [entry]
     assert table.allows(Difference("Fetch", 9, field, 3, 6))
     assert not table.unused()
+
+
+def test_a_run_continues_with_what_is_missing_and_what_differed(tmp_path: Path) -> None:
+    entry = ALLOWED[0].__class__("Fetch", "4-9", "error_code", "a reason", kafka=3, mqd=6)
+    table, file = Table((entry,)), tmp_path / "journal"
+    differed, once = Difference("Fetch", 4, "error_code", 1, 2), Difference("Fetch", 4, "error_code", 5, 2)
+    assert table.allows(Difference("Fetch", 4, "error_code", 3, 6))
+    same, other = ("Fetch", 4, 1, 0), ("Fetch", 4, 1, 1)
+    Journal(file).add({same: ([], [once]), other: ([differed], [])}, table)
+    journal = Journal(file)
+    assert (journal.is_done(same), journal.is_done(other), journal.is_done(("Fetch", 4, 2, 0))) == (True, False, False)
+    assert journal.unmet(Table((entry,))) == []
+    report = Report(journal)
+    assert (report.cases, dict(report.found)) == ({("Fetch", 4): 2}, {differed: [other]})
+    journal.add({other: ([], [])}, table)
+    assert Journal(file).is_done(other) and not Report(Journal(file)).found
 
 
 @pytest.mark.parametrize("entry", ALLOWED + OPEN, ids=lambda entry: f"{entry.api}-{entry.field}")
