@@ -82,8 +82,13 @@ HANDLERS: dict[int, str] = {
     69: "groups.consumer_group_describe",
     74: "configs.list_config_resources",
     75: "topics.describe_topic_partitions",
+    76: "groups.share_group_heartbeat",
+    77: "groups.share_group_describe",
     80: "cluster.add_raft_voter",
     81: "cluster.remove_raft_voter",
+    90: "groups.share_group_offsets",
+    91: "groups.share_group_offsets",
+    92: "groups.share_group_offsets",
 }
 
 MESSAGE_CHARS_MAX = 1000

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from mqd.acceptor.broker_state import BrokerState
-from mqd.cluster.metadata.features import levels
+from mqd.cluster.metadata.features import has_share_groups, levels
 from mqd.coordinator.group.consumer.cluster import Reader, Topic
 from mqd.coordinator.group.regex import RegexMatcher
 from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings
@@ -32,7 +32,7 @@ class BrokerCluster:
         self._quick_ms = broker.broker_number("group.consumer.heartbeat.interval.quick.ms")
         self._count_members = count_members
         self._counted_s = float("-inf")
-        self._enabled, self._features_version = False, -1
+        self._levels, self._features_version = levels({}), -1
         self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, ConsumerSettings, ShareSettings]] = {}
         self._names: frozenset[str] = frozenset()
         self._names_version: object = None
@@ -42,11 +42,19 @@ class BrokerCluster:
         """Whether the feature group.version is enabled; without it the consumer protocol is
         refused.
         """
+        return self._in_force()["group.version"] >= 1
+
+    @property
+    def has_share_groups(self) -> bool:
+        """Without them the share protocol is refused."""
+        return has_share_groups(self._in_force())
+
+    def _in_force(self) -> Mapping[str, int]:
         metadata = self._broker.metadata
         if self._features_version != metadata.features_version:
             self._features_version = metadata.features_version
-            self._enabled = levels(metadata.features)["group.version"] >= 1
-        return self._enabled
+            self._levels = levels(metadata.features)
+        return self._levels
 
     @property
     def version(self) -> tuple[int, int, int]:

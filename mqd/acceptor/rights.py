@@ -92,10 +92,10 @@ def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Eac
 
 
 def _is_refused_alone(header: RequestHeader) -> bool:
-    """AddPartitionsToTxn 4 and up, OffsetDelete, DescribeQuorum, UpdateFeatures: Kafka's refusal of the
-    whole does not list what was asked for.
+    """AddPartitionsToTxn 4 and up, OffsetDelete, DescribeQuorum, UpdateFeatures, Alter- and
+    DeleteShareGroupOffsets: Kafka's refusal of the whole does not list what was asked for.
     """
-    return header.api_key in (47, 55, 57) or (header.api_key == 24 and header.api_version >= 4)
+    return header.api_key in (47, 55, 57, 91, 92) or (header.api_key == 24 and header.api_version >= 4)
 
 
 def _failed(header: RequestHeader, request: object, error: int) -> object:
@@ -155,6 +155,7 @@ def _syncs(context: Context, header: RequestHeader, request: Any, _: Any) -> int
 
 
 _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
+SHARE_COORDINATOR = 2
 
 
 def _coordinator(context: Context, header: RequestHeader, request: Any, key: Any) -> int:
@@ -163,6 +164,9 @@ def _coordinator(context: Context, header: RequestHeader, request: Any, key: Any
 
 
 def _one_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+    """Those of share-partitions are for hosts alone, from version 6 on; its handler refuses others."""
+    if request.key_type == SHARE_COORDINATOR and header.api_version >= 6:
+        return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
     return _coordinator(context, header, request, request.key) if header.api_version < 4 else 0
 
 
@@ -277,6 +281,11 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     69: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     74: (cluster(Operation.DESCRIBE_CONFIGS),),
     75: BY_HANDLER,
+    76: (group(READ),),
+    77: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),
+    90: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id")),),
+    91: (group(READ), topics(READ, answer="responses", attribute="topic_name")),
+    92: (group(DELETE), topics(READ, answer="responses", attribute="topic_name")),
 }

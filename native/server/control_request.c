@@ -74,6 +74,8 @@ static bool is_replayable(int16_t api_key)
     case 69:
     case 74:
     case 75:
+    case 77:
+    case 90:
         /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and
          * requests that may be repeated: OffsetCommit, Heartbeat, SyncGroup, SaslHandshake,
          * SaslAuthenticate (the successor does not know the exchange and refuses it) */

@@ -42,6 +42,16 @@ LEFT_OUT = {
     "UpdateFeatures": "a downgrade would change every later case",
     "AlterReplicaLogDirs": "the directories have other paths, and moves take their time",
     "WriteTxnMarkers": "what brokers send to each other; mqd takes aborts only (above)",
+    **dict.fromkeys(
+        (
+            "ShareGroupHeartbeat",
+            "ShareGroupDescribe",
+            "DescribeShareGroupOffsets",
+            "AlterShareGroupOffsets",
+            "DeleteShareGroupOffsets",
+        ),
+        "share groups are not enabled here yet",
+    ),
 }
 
 

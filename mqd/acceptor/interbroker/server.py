@@ -44,8 +44,8 @@ PAUSE_S = 0.1
 FLAG_PEER, FLAG_TLS = 2, 4
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: the connection is not for a worker
-# AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
-SERVED = frozenset((24, 26, 27, 61, 66))
+# ListOffsets, AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
+SERVED = frozenset((2, 24, 26, 27, 61, 66))
 MARKERS = (27).to_bytes(2, "big")  # first bytes of a WriteTxnMarkers
 
 log = logging.get("acceptor.between")

@@ -40,6 +40,8 @@ from mqd.cluster.metadata.records import (
 )
 
 MQD_VERSION = "mqd.version"
+SHARE_VERSION = "share.version"
+SHARE_GROUPS_LEVEL = 4  # of mqd.version: from here on all hosts have share groups
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
 # supported levels by feature, both inclusive; a missing feature means 0 to 0
@@ -90,7 +92,7 @@ FEATURES: dict[str, Feature] = {
             " have them at either level.",
         ),
         Feature(
-            "share.version",
+            SHARE_VERSION,
             0,
             1,
             0,
@@ -155,6 +157,13 @@ def levels(finalized: Mapping[str, int]) -> dict[str, int]:
         name: min(max(finalized.get(name, feature.unset), feature.first), feature.last)
         for name, feature in FEATURES.items()
     }
+
+
+def has_share_groups(found: Mapping[str, int]) -> bool:
+    """`found`: levels(). share.version alone does not suffice: hosts of earlier versions of mqd
+    support level 1 of it, and have no share groups.
+    """
+    return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= SHARE_GROUPS_LEVEL
 
 
 def in_force(finalized: Mapping[str, int]) -> dict[str, int]:

@@ -12,10 +12,13 @@ import struct
 import uuid
 
 from mqd.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
+    DeleteShareGroupOffsetsRequest,
     DescribeGroupsRequest,
+    DescribeShareGroupOffsetsRequest,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -23,6 +26,8 @@ from mqd.protocol.messages import (
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchRequest,
+    ShareGroupDescribeRequest,
+    ShareGroupHeartbeatRequest,
     SyncGroupRequest,
 )
 from tests.interaction.traffic import eventually
@@ -31,6 +36,7 @@ from tests.interaction.transactional import fresh
 COMMIT, FETCH, JOIN, SYNC, CONSUMER_HEARTBEAT = 8, 9, 11, 14, 68
 LOADING = {14, 15, 16}
 MEMBER_ID_REQUIRED = 79
+UNSUPPORTED_VERSION = 35
 FIRST_MEMBER_ID_REQUIRED, FIRST_GROUPS, FIRST_TOPIC_IDS, FIRST_CLIENT_MEMBER_ID = 4, 8, 10, 1
 SESSION_MS = 600_000  # nobody sends heartbeats here
 COMMITTED = 2
@@ -338,5 +344,33 @@ CASES = {
     ),
     47: (_delete_offsets, lambda r: [r.error_code, *_of_partitions(r)], lambda s, v, r: len(r.topics) == 1),
     68: (_consumer_heartbeat, lambda r: [r.error_code], _beaten),
+    # share groups are not enabled yet
+    76: (
+        lambda setting, version: ShareGroupHeartbeatRequest(group_id="g", member_id="m"),
+        lambda r: [],
+        lambda setting, version, r: r.error_code == UNSUPPORTED_VERSION,
+    ),
+    77: (
+        lambda setting, version: ShareGroupDescribeRequest(group_ids=["g"]),
+        lambda r: [],
+        lambda setting, version, r: r.groups[0].error_code == UNSUPPORTED_VERSION,
+    ),
+    90: (
+        lambda setting, version: DescribeShareGroupOffsetsRequest(
+            groups=[DescribeShareGroupOffsetsRequest.Group(group_id="g")]
+        ),
+        lambda r: [],
+        lambda setting, version, r: r.groups[0].error_code == UNSUPPORTED_VERSION,
+    ),
+    91: (
+        lambda setting, version: AlterShareGroupOffsetsRequest(group_id="g"),
+        lambda r: [],
+        lambda setting, version, r: r.error_code == UNSUPPORTED_VERSION,
+    ),
+    92: (
+        lambda setting, version: DeleteShareGroupOffsetsRequest(group_id="g"),
+        lambda r: [],
+        lambda setting, version, r: r.error_code == UNSUPPORTED_VERSION,
+    ),
     69: (_describe_consumers, lambda r: [group.error_code for group in r.groups], _described_consumers),
 }

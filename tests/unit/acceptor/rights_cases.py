@@ -182,6 +182,12 @@ CASES: dict[int, list[Case]] = {
             E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             versions=range(1, 7),
         ),
+        Case(
+            find(f"g:{'A' * 22}:0", 2),
+            (cluster(Operation.CLUSTER_ACTION),),
+            E.CLUSTER_AUTHORIZATION_FAILED,
+            versions=range(6, 7),
+        ),
     ],
     11: of_group(
         Operation.READ,
@@ -455,8 +461,59 @@ CASES: dict[int, list[Case]] = {
         Operation.DESCRIBE,
         lambda v, _: m.DescribeTopicPartitionsRequest(topics=[m.DescribeTopicPartitionsRequest.Topic(name=NAME)]),
     ),
+    76: [
+        Case(
+            lambda v, _: m.ShareGroupHeartbeatRequest(
+                group_id="s", member_id="member", member_epoch=0, subscribed_topic_names=[NAME]
+            ),
+            ((Operation.READ, GROUP, "s"), topic(Operation.DESCRIBE)),
+            E.GROUP_AUTHORIZATION_FAILED,
+            code_of={TOPIC: E.TOPIC_AUTHORIZATION_FAILED},
+        )
+    ],
+    77: of_group(Operation.DESCRIBE, lambda v, _: m.ShareGroupDescribeRequest(group_ids=["g"])),
     80: of_cluster(
         Operation.ALTER, lambda v, _: m.AddRaftVoterRequest(cluster_id="other", voter_id=9, timeout_ms=1000)
     ),
     81: of_cluster(Operation.ALTER, lambda v, _: m.RemoveRaftVoterRequest(cluster_id="other", voter_id=9)),
+    90: [
+        Case(
+            lambda v, _: m.DescribeShareGroupOffsetsRequest(
+                groups=[
+                    m.DescribeShareGroupOffsetsRequest.Group(
+                        group_id="g", topics=[m.DescribeShareGroupOffsetsRequest.Topic(topic_name=NAME, partitions=[0])]
+                    )
+                ]
+            ),
+            (group(Operation.DESCRIBE), topic(Operation.DESCRIBE)),
+            E.GROUP_AUTHORIZATION_FAILED,
+            code_of={TOPIC: E.TOPIC_AUTHORIZATION_FAILED},
+        )
+    ],
+    91: [
+        Case(
+            lambda v, _: m.AlterShareGroupOffsetsRequest(
+                group_id="g",
+                topics=[
+                    m.AlterShareGroupOffsetsRequest.Topic(
+                        topic_name=NAME,
+                        partitions=[m.AlterShareGroupOffsetsRequest.Partition(partition_index=0, start_offset=0)],
+                    )
+                ],
+            ),
+            (group(Operation.READ), topic(Operation.READ)),
+            E.GROUP_AUTHORIZATION_FAILED,
+            code_of={TOPIC: E.TOPIC_AUTHORIZATION_FAILED},
+        )
+    ],
+    92: [
+        Case(
+            lambda v, _: m.DeleteShareGroupOffsetsRequest(
+                group_id="g", topics=[m.DeleteShareGroupOffsetsRequest.Topic(topic_name=NAME)]
+            ),
+            (group(Operation.DELETE), topic(Operation.READ)),
+            E.GROUP_AUTHORIZATION_FAILED,
+            code_of={TOPIC: E.TOPIC_AUTHORIZATION_FAILED},
+        )
+    ],
 }

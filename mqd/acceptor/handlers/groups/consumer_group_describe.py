@@ -6,21 +6,27 @@ import asyncio
 import contextlib
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.groups.group_requests import coordinator, rebalance_of, request_group
+from mqd.acceptor.handlers.groups.group_requests import (
+    HIDDEN_TOPICS,
+    coordinator,
+    may_see_topics,
+    rebalance_of,
+    request_group,
+)
 from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.coordinator.group.consumer.events import ConsumerDescribe
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
-from mqd.security.acl import Operation, ResourceType
+from mqd.security.acl import ResourceType
 
 
 async def handle(
     context: Context, header: RequestHeader, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     groups = list(await asyncio.gather(*(_describe(context.broker, group_id) for group_id in request.group_ids)))
-    groups = [_without_hidden_topics(context, group) for group in groups]
+    groups = [group if may_see_topics(context, group.members) else _hidden(group.group_id) for group in groups]
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
@@ -32,23 +38,9 @@ async def handle(
     return ConsumerGroupDescribeResponse(groups=groups)
 
 
-def _without_hidden_topics(
-    context: Context, group: ConsumerGroupDescribeResponse.Group
-) -> ConsumerGroupDescribeResponse.Group:
-    """A group that uses a topic which the client may not describe is not described, as in Kafka."""
-    names: set[str] = set()
-    for member in group.members:
-        names.update(member.subscribed_topic_names)
-        for assignment in (member.assignment, member.target_assignment):
-            if assignment is not None:
-                names.update(one.topic_name for one in assignment.topic_partitions)
-    if all(context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=False) for name in sorted(names)):
-        return group
-    return ConsumerGroupDescribeResponse.Group(
-        group_id=group.group_id,
-        error_code=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED),
-        error_message="The group has described topic(s) that the client is not authorized to describe.",
-    )
+def _hidden(group_id: str) -> ConsumerGroupDescribeResponse.Group:
+    error = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    return ConsumerGroupDescribeResponse.Group(group_id=group_id, error_code=error, error_message=HIDDEN_TOPICS)
 
 
 def _add_rebalance(broker: Broker, group: ConsumerGroupDescribeResponse.Group) -> None:

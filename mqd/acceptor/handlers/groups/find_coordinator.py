@@ -1,5 +1,6 @@
-"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group or
-transactional id is the leader of its partition of the internal topic.
+"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group, transactional
+id or share-partition (`group:topicId:partition`, from version 6 on) is the leader of its partition
+of the internal topic.
 
 The first request creates the internal topic; until its partitions have leaders the answer is
 COORDINATOR_NOT_AVAILABLE, and the client asks again. The same answer is given for partitions that
@@ -9,17 +10,19 @@ this host leads while it has no lease.
 from mqd.acceptor.broker import Context
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
-from mqd.protocol.errors import ErrorCode
+from mqd.coordinator.share.records import split_name
+from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
-GROUP, TRANSACTION = 0, 1
+GROUP, TRANSACTION, SHARE = 0, 1, 2
+SHARE_SINCE = 6
 NOT_AVAILABLE = "The coordinator is not available."
 
 
 async def handle(context: Context, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
-    error, message = await _error(context, request.key_type)
+    error, message = await _error(context, header, request.key_type)
     found = [_coordinator(context, key, request.key_type, error, message) for key in keys]
     if header.api_version >= 4:
         return FindCoordinatorResponse(coordinators=found)
@@ -32,13 +35,15 @@ async def handle(context: Context, header: RequestHeader, request: FindCoordinat
 def _of_type(context: Context, key_type: int) -> Coordinator | None:
     coordinators = context.broker.coordinators
     return (
-        {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions}.get(key_type)
+        {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions, SHARE: coordinators.share}.get(key_type)
         if coordinators is not None
         else None
     )
 
 
-async def _error(context: Context, key_type: int) -> tuple[int, str | None]:
+async def _error(context: Context, header: RequestHeader, key_type: int) -> tuple[int, str | None]:
+    if key_type == SHARE and header.api_version < SHARE_SINCE:
+        return int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     coordinator = _of_type(context, key_type)
     if coordinator is None and key_type == TRANSACTION:
         # The next request gets an error that the client takes as final: there are no transactions
@@ -68,6 +73,8 @@ def _node(context: Context, key: str, key_type: int) -> int:
 def _coordinator(
     context: Context, key: str, key_type: int, error: int, message: str | None
 ) -> FindCoordinatorResponse.Coordinator:
+    if not error and key_type == SHARE and not _is_share_partition(key):
+        error, message = int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     if not error:
         node = _node(context, key, key_type)
         endpoint = context.broker.endpoint(node, context.address)
@@ -79,3 +86,11 @@ def _coordinator(
     return FindCoordinatorResponse.Coordinator(
         key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message
     )
+
+
+def _is_share_partition(key: str) -> bool:
+    try:
+        split_name(key)
+    except ValueError:
+        return False
+    return True

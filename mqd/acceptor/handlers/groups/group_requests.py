@@ -4,17 +4,19 @@ and errors of a coordinator that cannot answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from mqd.acceptor.broker import Broker
+from mqd.acceptor.broker import Broker, Context
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse
+from mqd.security.acl import Operation, ResourceType
 
 NAME_BYTES_MAX = 32767  # limit of a string in a record
+HIDDEN_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
 
 
 def is_group_id(name: str) -> bool:
@@ -33,6 +35,11 @@ def coordinator(broker: Broker) -> Coordinator:
     return broker.coordinators.groups
 
 
+def has_share_groups(broker: Broker) -> bool:
+    """Without coordinators each request is refused for that."""
+    return broker.coordinators is None or broker.coordinators.cluster.has_share_groups
+
+
 async def request_group(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
     """The core's response, whenever the core gives it: a JoinGroup waits as long as its rebalance.
     Raises CoordinatorError.
@@ -40,6 +47,21 @@ async def request_group(broker: Broker, group_id: str, make_event: Callable[[int
     if not is_group_id(group_id):
         raise CoordinatorError(ErrorCode.INVALID_GROUP_ID)
     return await coordinator(broker).request(group_id, make_event)
+
+
+def may_see_topics(context: Context, members: Iterable[Any]) -> bool:
+    """Members as they are described. A group that uses a topic which the client may not describe is
+    not described, as in Kafka.
+    """
+    names: set[str] = set()
+    for member in members:
+        names.update(member.subscribed_topic_names)
+        for assignment in (member.assignment, getattr(member, "target_assignment", None)):
+            if assignment is not None:
+                names.update(one.topic_name for one in assignment.topic_partitions)
+    return all(
+        context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=False) for name in sorted(names)
+    )
 
 
 def rebalance_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.records import Description, Partitions
 from mqd.coordinator.group.regex import BadExpression, RegexMatcher
@@ -52,14 +54,9 @@ def problem_of(
             return invalid, "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
     if message.rebalance_timeout_ms < -1:
         return invalid, f"RebalanceTimeoutMs cannot be {message.rebalance_timeout_ms}."
-    if _is_too_long(message):
-        return (
-            invalid,
-            (
-                f"A name has more than {NAME_CHARS_MAX} characters, or the subscription more than"
-                f" {SUBSCRIPTION_CHARS_MAX}."
-            ),
-        )
+    names = message.subscribed_topic_names or ()
+    if is_too_long(names, message.group_id, message.member_id, message.instance_id, message.rack_id):
+        return invalid, too_long()
     if message.server_assignor is not None and message.server_assignor not in assignors:
         return (
             int(ErrorCode.UNSUPPORTED_ASSIGNOR),
@@ -68,12 +65,15 @@ def problem_of(
     return None
 
 
-def _is_too_long(message: ConsumerGroupHeartbeatRequest) -> bool:
-    names = message.subscribed_topic_names or ()
-    texts = (message.group_id, message.member_id, message.instance_id, message.rack_id, *names)
+def is_too_long(names: Sequence[str], *texts: str | None) -> bool:
+    """`names`: of the subscribed topics."""
     return sum(map(len, names)) > SUBSCRIPTION_CHARS_MAX or any(
-        text is not None and len(text) > NAME_CHARS_MAX for text in texts
+        text is not None and len(text) > NAME_CHARS_MAX for text in (*texts, *names)
     )
+
+
+def too_long() -> str:
+    return f"A name has more than {NAME_CHARS_MAX} characters, or the subscription more than {SUBSCRIPTION_CHARS_MAX}."
 
 
 def owned(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:

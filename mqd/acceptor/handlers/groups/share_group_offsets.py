@@ -1,0 +1,265 @@
+"""DescribeShareGroupOffsets 0-1, AlterShareGroupOffsets 0, DeleteShareGroupOffsets 0 (KIP-932, 1226):
+where share groups begin in each partition, and how much is left for them.
+
+Lag is what is neither acknowledged nor archived: end offset - start offset - what is complete above
+the start offset. The end offset is the high watermark at the partition's leader, on whichever host.
+As in Kafka, a share-partition whose state cannot be read has start offset -1, and no error.
+"""
+
+import asyncio
+from typing import Any, NamedTuple
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker_state import Address
+from mqd.acceptor.coordinators import Coordinators
+from mqd.acceptor.handlers.groups.group_requests import coordinator, has_share_groups, request_group
+from mqd.acceptor.handlers.records import list_offsets
+from mqd.acceptor.interbroker.client import PeerError
+from mqd.acceptor.interbroker.transactions import leader_elsewhere
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse,
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ReadShareGroupStateSummaryRequest,
+)
+from mqd.security.acl import Operation, ResourceType
+
+LIST_OFFSETS = RequestHeader(2, 10, 0)
+TIMEOUT_S = 5.0
+UNINITIALIZED = -1  # a start offset, or a count
+_Described = DescribeShareGroupOffsetsResponse
+_Summary = ReadShareGroupStateSummaryRequest
+_Altered = AlterShareGroupOffsetsResponse
+_Deleted = DeleteShareGroupOffsetsResponse
+
+
+class EndOffset(NamedTuple):
+    error: int
+    offset: int = -1
+
+
+async def handle(context: Context, header: RequestHeader, request: object) -> object:
+    if isinstance(request, DescribeShareGroupOffsetsRequest):
+        groups = await asyncio.gather(*(_describe(context, group) for group in request.groups))
+        return DescribeShareGroupOffsetsResponse(groups=list(groups))
+    if isinstance(request, AlterShareGroupOffsetsRequest):
+        return await _alter(context.broker, request)
+    assert isinstance(request, DeleteShareGroupOffsetsRequest)
+    return await _delete(context.broker, request)
+
+
+# -- DescribeShareGroupOffsets ---------------------------------------------------------------------
+
+
+async def _describe(context: Context, requested: DescribeShareGroupOffsetsRequest.Group) -> _Described.Group:
+    broker, group_id = context.broker, requested.group_id
+    coordinators = broker.coordinators
+    if not has_share_groups(broker):
+        return _Described.Group(group_id=group_id, error_code=int(ErrorCode.UNSUPPORTED_VERSION))
+    if coordinators is None:
+        return _failed_group(group_id, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    denied: list[_Described.Topic] = []
+    wanted: dict[str, list[int]] = {}
+    if requested.topics is None:
+        try:
+            core = coordinator(broker).core(group_id)
+        except CoordinatorError as error:
+            return _failed_group(group_id, error.error_code)
+        if isinstance(core, Group) and core.share is not None:
+            for topic_id, indexes in core.share.states.initialized.items():
+                name = broker.metadata.names.get(topic_id)
+                if name is not None and _may_describe(context, name, is_named=False):
+                    wanted[name] = list(indexes)
+    else:
+        for topic in requested.topics:
+            if _may_describe(context, topic.topic_name):
+                wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
+            else:
+                denied.append(_denied(topic.topic_name, topic.partitions))
+    found = await _topics(broker, coordinators, group_id, wanted)
+    return _Described.Group(group_id=group_id, topics=found + denied)
+
+
+def _may_describe(context: Context, name: str, is_named: bool = True) -> bool:
+    return context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name, is_named=is_named)
+
+
+def _failed_group(group_id: str, error: int) -> _Described.Group:
+    return _Described.Group(group_id=group_id, error_code=int(error), error_message=error_message(error))
+
+
+def _denied(name: str, indexes: list[int]) -> _Described.Topic:
+    error = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    partitions = [
+        _Described.Partition(partition_index=index, error_code=error, error_message=error_message(error))
+        for index in indexes
+    ]
+    return _Described.Topic(topic_name=name, partitions=partitions)
+
+
+async def _topics(
+    broker: Broker, coordinators: Coordinators, group_id: str, wanted: dict[str, list[int]]
+) -> list[_Described.Topic]:
+    known = {name: image.topic_id for name in wanted if (image := broker.metadata.topics.get(name)) is not None}
+    unknown = [
+        _Described.Topic(
+            topic_name=name,
+            partitions=[_Described.Partition(partition_index=index, start_offset=UNINITIALIZED) for index in indexes],
+        )
+        for name, indexes in wanted.items()
+        if name not in known
+    ]
+    if not known:
+        return unknown
+    request = _Summary(
+        group_id=group_id,
+        topics=[
+            _Summary.Topic(topic_id=topic_id, partitions=[_Summary.Partition(partition=one) for one in wanted[name]])
+            for name, topic_id in known.items()
+        ],
+    )
+    summary = await coordinators.share_states.answer(request)
+    begun = {
+        (name, one.partition): one
+        for name, topic in zip(known, summary.results, strict=True)
+        for one in topic.partitions
+        if not one.error_code and UNINITIALIZED not in (one.start_offset, one.delivery_complete_count)
+    }
+    ends = await _end_offsets(broker, coordinators, list(begun))
+    return [
+        _Described.Topic(
+            topic_name=name,
+            topic_id=topic.topic_id,
+            partitions=[_partition(one, ends.get((name, one.partition))) for one in topic.partitions],
+        )
+        for name, topic in zip(known, summary.results, strict=True)
+    ] + unknown
+
+
+def _partition(one: Any, end: EndOffset | None) -> _Described.Partition:
+    """`end` None: there is no lag."""
+    if end is not None and end.error:
+        return _Described.Partition(
+            partition_index=one.partition, error_code=end.error, error_message=error_message(end.error)
+        )
+    if one.error_code:
+        return _Described.Partition(partition_index=one.partition, start_offset=UNINITIALIZED)
+    lag = end.offset - one.start_offset - one.delivery_complete_count if end is not None else -1
+    return _Described.Partition(
+        partition_index=one.partition, start_offset=one.start_offset, leader_epoch=one.leader_epoch, lag=lag
+    )
+
+
+async def _end_offsets(
+    broker: Broker, coordinators: Coordinators, partitions: list[tuple[str, int]]
+) -> dict[tuple[str, int], EndOffset]:
+    by_leader: dict[int, list[tuple[str, int]]] = {}
+    for name, index in partitions:
+        by_leader.setdefault(leader_elsewhere(broker, name, index), []).append((name, index))
+    found = await asyncio.gather(
+        *(_end_offsets_at(broker, coordinators, node_id, some) for node_id, some in by_leader.items())
+    )
+    return {partition: end for some in found for partition, end in some.items()}
+
+
+async def _end_offsets_at(
+    broker: Broker, coordinators: Coordinators, node_id: int, partitions: list[tuple[str, int]]
+) -> dict[tuple[str, int], EndOffset]:
+    """`node_id` -1: this host."""
+    by_topic: dict[str, list[int]] = {}
+    for name, index in partitions:
+        by_topic.setdefault(name, []).append(index)
+    message = ListOffsetsRequest
+    request = message(
+        replica_id=-1,
+        topics=[
+            message.Topic(
+                name=name,
+                partitions=[
+                    message.Partition(partition_index=index, timestamp=list_offsets.LATEST) for index in indexes
+                ],
+            )
+            for name, indexes in by_topic.items()
+        ],
+    )
+    response: ListOffsetsResponse
+    if node_id < 0:
+        response = await list_offsets.handle(Context(broker, Address()), LIST_OFFSETS, request)
+    else:
+        peers = coordinators.share_states.peers
+        try:
+            if peers is None:
+                raise PeerError("there are no other hosts")
+            response = await peers.request(node_id, request, LIST_OFFSETS.api_version, TIMEOUT_S)
+        except PeerError:
+            return dict.fromkeys(partitions, EndOffset(int(ErrorCode.NETWORK_EXCEPTION)))
+    found = {
+        (topic.name, one.partition_index): EndOffset(one.error_code, one.offset)
+        for topic in response.topics
+        for one in topic.partitions
+    }
+    return {partition: found.get(partition, EndOffset(int(ErrorCode.NETWORK_EXCEPTION))) for partition in partitions}
+
+
+# -- AlterShareGroupOffsets, DeleteShareGroupOffsets -----------------------------------------------
+
+
+async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Altered:
+    if not has_share_groups(broker):
+        return _altered(ErrorCode.UNSUPPORTED_VERSION)
+    offsets: dict[str, dict[int, int]] = {}
+    refused: list[_Altered.Topic] = []
+    for topic in request.topics:
+        for one in topic.partitions:
+            if one.start_offset >= 0:
+                offsets.setdefault(topic.topic_name, {})[one.partition_index] = one.start_offset
+        bad = [one.partition_index for one in topic.partitions if one.start_offset < 0]
+        if bad:
+            refused.append(_negative(broker, topic.topic_name, bad))
+    try:
+        answered = await request_group(broker, request.group_id, lambda number: AlterOffsets(number, offsets))
+    except CoordinatorError as error:
+        return _altered(error.error_code)
+    if not answered.error_code:
+        answered.responses.extend(refused)
+    return answered
+
+
+def _altered(error: int) -> _Altered:
+    return _Altered(error_code=int(error), error_message=error_message(error))
+
+
+def _negative(broker: Broker, name: str, indexes: list[int]) -> _Altered.Topic:
+    image = broker.metadata.topics.get(name)
+    error, message = int(ErrorCode.INVALID_REQUEST), "A start offset cannot be negative."
+    return _Altered.Topic(
+        topic_name=name,
+        topic_id=image.topic_id if image is not None else bytes(16),
+        partitions=[
+            _Altered.Partition(partition_index=index, error_code=error, error_message=message) for index in indexes
+        ],
+    )
+
+
+async def _delete(broker: Broker, request: DeleteShareGroupOffsetsRequest) -> _Deleted:
+    if not has_share_groups(broker):
+        return _deleted(ErrorCode.UNSUPPORTED_VERSION)
+    names = tuple(dict.fromkeys(topic.topic_name for topic in request.topics))
+    try:
+        return await request_group(broker, request.group_id, lambda number: DeleteOffsets(number, names))
+    except CoordinatorError as error:
+        return _deleted(error.error_code)
+
+
+def _deleted(error: int) -> _Deleted:
+    return _Deleted(error_code=int(error), error_message=error_message(error))
