@@ -171,7 +171,8 @@ class Coordinators:
             self.clock.now_ms,
             after_load=self._topic_deleted_meanwhile,
         )
-        self.share_states = ShareStates(broker, self.share, self.groups)
+        self.cluster = BrokerCluster(broker, self._count_members)
+        self.share_states = ShareStates(broker, self.share, self.groups, self.cluster.share_settings)
         self.transactions: Coordinator | None = None
         if transaction_cores is not None:
             self.transactions = Coordinator(
@@ -184,7 +185,6 @@ class Coordinators:
             )
         self.offsets_settings = offsets_settings(broker)
         self.classic_settings = classic_settings(broker)
-        self.cluster = BrokerCluster(broker, self._count_members)
         self._gone: dict[str, int] = {}
         self._broker = broker
 

@@ -4,11 +4,12 @@ over the acceptor's metadata. A partition is visible once every worker serves it
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from mqd.acceptor.broker_state import BrokerState
+from mqd.base.offset_reset import parse_offset_reset
 from mqd.cluster.metadata.features import has_share_groups, levels
 from mqd.coordinator.group.consumer.cluster import Reader, Topic
 from mqd.coordinator.group.regex import RegexMatcher
@@ -144,25 +145,31 @@ def share_settings(broker: BrokerState) -> ShareSettings:
         heartbeat_interval_ms=broker.broker_number("group.share.heartbeat.interval.ms"),
         max_size=broker.broker_number("group.share.max.size"),
         initialize_retry_ms=broker.broker_number("group.share.initialize.retry.interval.ms"),
+        record_lock_ms=broker.broker_number("group.share.record.lock.duration.ms"),
+        delivery_count_limit=broker.broker_number("group.share.delivery.count.limit"),
+        record_locks_max=broker.broker_number("group.share.partition.max.record.locks"),
     )
 
 
 _Settings = TypeVar("_Settings", ConsumerSettings, ShareSettings)
 
 
-# by name: the kind of group, the field of its settings
-_OVERRIDES = {
-    "consumer.session.timeout.ms": ("consumer", "session_timeout_ms"),
-    "consumer.heartbeat.interval.ms": ("consumer", "heartbeat_interval_ms"),
-    "share.session.timeout.ms": ("share", "session_timeout_ms"),
-    "share.heartbeat.interval.ms": ("share", "heartbeat_interval_ms"),
+# by name: the kind of group, the field of its settings, the value of a text
+_OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
+    "consumer.session.timeout.ms": ("consumer", "session_timeout_ms", int),
+    "consumer.heartbeat.interval.ms": ("consumer", "heartbeat_interval_ms", int),
+    "share.session.timeout.ms": ("share", "session_timeout_ms", int),
+    "share.heartbeat.interval.ms": ("share", "heartbeat_interval_ms", int),
+    "share.record.lock.duration.ms": ("share", "record_lock_ms", int),
+    "share.isolation.level": ("share", "read_committed", lambda text: text == "read_committed"),
+    "share.auto.offset.reset": ("share", "offset_reset", parse_offset_reset),
 }
 
 
 def _overridden(settings: _Settings, config: Mapping[str, str], kind: str) -> _Settings:
     found = {
-        _OVERRIDES[name][1]: int(value)
-        for name, value in config.items()
-        if name in _OVERRIDES and _OVERRIDES[name][0] == kind
+        field: value_of(config[name])
+        for name, (of_kind, field, value_of) in _OVERRIDES.items()
+        if name in config and of_kind == kind
     }
     return msgspec.structs.replace(settings, **found)

@@ -20,6 +20,7 @@ import msgspec
 from mqd.base import cluster_config, listeners
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
 from mqd.base.kafka_names import ALIASES, ALREADY_SO, REFUSED
+from mqd.base.offset_reset import parse_offset_reset
 from mqd.base.properties import BROKER as BROKER
 from mqd.base.properties import CLIENT_METRICS as CLIENT_METRICS
 from mqd.base.properties import CLIENT_METRICS_MATCHED, INT_MAX, LONG_MAX
@@ -273,6 +274,10 @@ _GROUP_BOUNDS = {
     ),
     "share.session.timeout.ms": ("group.share.min.session.timeout.ms", "group.share.max.session.timeout.ms"),
     "share.heartbeat.interval.ms": ("group.share.min.heartbeat.interval.ms", "group.share.max.heartbeat.interval.ms"),
+    "share.record.lock.duration.ms": (
+        "group.share.min.record.lock.duration.ms",
+        "group.share.max.record.lock.duration.ms",
+    ),
 }
 
 
@@ -521,7 +526,7 @@ def validate_topic(
 
 
 def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict[str, str]:
-    """Every property of a consumer group with its effective value."""
+    """Every property of a consumer or share group with its effective value."""
     return {name: group.get(name, _of_broker(broker, prop)) for name, prop in GROUP.items()}
 
 
@@ -549,7 +554,7 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
         name: canonical_text(property_of(GROUP, name), text) for name, text in config.items() if text is not None
     }
     effective = group_effective(broker, canonical)
-    for name in canonical:
+    for name in canonical.keys() & _GROUP_BOUNDS.keys():
         low, high = (broker_number(broker, bound) for bound in _GROUP_BOUNDS[name])
         _require(
             low <= int(canonical[name]) <= high,
@@ -557,6 +562,11 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
             name,
             effective,
         )
+    reset = "share.auto.offset.reset"
+    try:
+        parse_offset_reset(effective[reset])
+    except ValueError as error:
+        raise ConfigError(f"{reset}={effective[reset]} cannot be: {error}", reset, effective[reset]) from error
     for kind in ("consumer", "share"):
         heartbeat, session = (
             int(effective[f"{kind}.{name}"]) for name in ("heartbeat.interval.ms", "session.timeout.ms")

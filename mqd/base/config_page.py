@@ -69,11 +69,13 @@ def markdown() -> str:
             list(TOPIC.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""
         ),
         "",
-        "## Consumer groups",
+        "## Consumer and share groups",
         "",
-        "Of one group of the consumer protocol (KIP-848), by IncrementalAlterConfigs on a resource of type GROUP.",
+        "Of one group of the consumer protocol (KIP-848), or one share group (KIP-932), by IncrementalAlterConfigs on a resource of type GROUP.",
         "",
-        *_markdown_table(list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`"),
+        *_markdown_table(
+            list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""
+        ),
         "",
         "## Accepted without effect",
         "",

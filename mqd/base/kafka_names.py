@@ -27,8 +27,11 @@ WITHOUT_EFFECT: dict[str, str] = {
     "The kernel's net.core.somaxconn is used.": "socket.listen.backlog.size",
     "A consumer that names its rack is always sent to an in-sync replica there (KIP-392).": "replica.selector.class",
     "A shutdown is always controlled.": "controlled.shutdown.enable",
-    "See default.replication.factor.": ("offsets.topic.replication.factor transaction.state.log.replication.factor"),
-    "See min.insync.replicas.": "transaction.state.log.min.isr",
+    "See default.replication.factor.": (
+        "offsets.topic.replication.factor transaction.state.log.replication.factor"
+        " share.coordinator.state.topic.replication.factor"
+    ),
+    "See min.insync.replicas.": "transaction.state.log.min.isr share.coordinator.state.topic.min.isr",
     "Each worker has one cleaner.": "log.cleaner.threads",
     "Each cleaner has buffers of 1 MiB, or of the largest batch.": "log.cleaner.io.buffer.size",
     "Checkpoints follow the flushes.": (
@@ -54,10 +57,14 @@ WITHOUT_EFFECT: dict[str, str] = {
     "Partitions without a leader are checked every second.": "unclean.leader.election.interval.ms",
     "The acceptor runs all coordinators and batches their writes.": (
         "group.coordinator.threads group.coordinator.append.linger.ms offsets.load.buffer.size"
+        " share.coordinator.threads share.coordinator.append.linger.ms share.coordinator.load.buffer.size"
+        " share.coordinator.write.timeout.ms"
         " transaction.state.log.load.buffer.size group.consumer.regex.refresh.interval.ms"
     ),
     "The classic and the consumer protocol are always on.": "group.coordinator.rebalance.protocols",
-    "Internal topics are written uncompressed.": "offsets.topic.compression.codec",
+    "Internal topics are written uncompressed.": (
+        "offsets.topic.compression.codec share.coordinator.state.topic.compression.codec"
+    ),
     "TLS is the system's OpenSSL. Hosts of a cluster do not use TLS between each other yet.": (
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
@@ -87,16 +94,11 @@ WITHOUT_EFFECT: dict[str, str] = {
         " alter.log.dirs.replication.quota.window.size.seconds"
     ),
     "No metrics are received from clients (KIP-714).": "telemetry.max.bytes",
-    "Share groups are not available yet.": (
-        "group.share.enable group.share.assignors group.share.delivery.count.limit"
-        " group.share.record.lock.duration.ms group.share.min.record.lock.duration.ms"
-        " group.share.max.record.lock.duration.ms group.share.partition.max.record.locks"
-        " group.share.max.share.sessions group.share.persister.class.name"
-        " share.coordinator.state.topic.replication.factor"
-        " share.coordinator.state.topic.min.isr share.coordinator.threads"
-        " share.coordinator.load.buffer.size"
-        " share.coordinator.state.topic.compression.codec share.coordinator.append.linger.ms"
-        " share.coordinator.write.timeout.ms share.coordinator.state.topic.prune.interval.ms"
+    "The feature share.version enables share groups.": "group.share.enable",
+    "Share groups have one assignor, simple.": "group.share.assignors",
+    "Share groups keep their state in __share_group_state.": "group.share.persister.class.name",
+    "Share groups are not enabled yet.": (
+        "group.share.max.share.sessions share.coordinator.state.topic.prune.interval.ms"
     ),
     "Streams groups (KIP-1071) are not available.": (
         "group.streams.session.timeout.ms group.streams.min.session.timeout.ms group.streams.max.session.timeout.ms"
@@ -133,7 +135,7 @@ REFUSED: dict[str, str] = {
     "remote.": _TIERED,
     "local.retention.": _TIERED,
     "log.local.retention.": _TIERED,
-    "errors.deadletterqueue.": "share groups are not available yet",
+    "errors.deadletterqueue.": "share groups have no dead letters yet (KIP-1191)",
 }
 
 # A refused property with this value is harmless: it is what Kafka does by default.

@@ -453,6 +453,18 @@ group.share.max.heartbeat.interval.ms: int >=1 = 15000
     The longest share.heartbeat.interval.ms that a group may have.
 group.share.max.size: int >=1 <=1000 = 200
     Members that a share group may have.
+group.share.delivery.count.limit: int >=2 <=10 = 5
+    A record that has been delivered so often to a share group, and not accepted, is not delivered again.
+group.share.record.lock.duration.ms: int >=1000 <=3600000 = 30000
+    A member of a share group has a record that it is given for this long; then others may have it. Per group:
+    share.record.lock.duration.ms.
+group.share.min.record.lock.duration.ms: int >=1000 <=30000 = 15000
+    The shortest share.record.lock.duration.ms that a group may have.
+group.share.max.record.lock.duration.ms: int >=30000 <=3600000 = 60000
+    The longest share.record.lock.duration.ms that a group may have.
+group.share.partition.max.record.locks: int >=100 <=10000 = 2000
+    Records of a partition that a share group's members may have at a time, those that were given back included. A slow
+    record holds up none but itself: what is accepted behind it does not count.
 group.share.initialize.retry.interval.ms: int >=1 = 30000
     A share-partition whose initialization has had no outcome for so long is initialized again.
 share.coordinator.state.topic.num.partitions: int >=1 <=16384 = 50
@@ -654,6 +666,13 @@ share.session.timeout.ms: as group.share.session.timeout.ms
     A member of a share group is removed after this time without a heartbeat.
 share.heartbeat.interval.ms: as group.share.heartbeat.interval.ms
     How often members of a share group send heartbeats.
+share.record.lock.duration.ms: as group.share.record.lock.duration.ms
+    A member has a record that it is given for this long; then others may have it.
+share.auto.offset.reset: string dynamic = latest
+    Where a share group begins in a partition that it has never read: earliest, latest, or
+    by_duration:PnDTnHnMn.nS before now.
+share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
+    read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
 """,
     BROKER,
 )

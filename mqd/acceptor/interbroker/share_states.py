@@ -18,6 +18,7 @@ from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
 from mqd.coordinator.actions import Effect
+from mqd.coordinator.group.settings import ShareSettings
 from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, StatesChanged
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
@@ -62,12 +63,19 @@ _EVENTS: dict[int, _Api] = {
 
 
 class ShareStates:
-    """`groups` gets the outcomes of the group coordinator's effects."""
+    """`groups` gets the outcomes of the group coordinator's effects. `settings`: a group's."""
 
-    def __init__(self, broker: BrokerState, coordinator: Coordinator, groups: Coordinator) -> None:
+    def __init__(
+        self,
+        broker: BrokerState,
+        coordinator: Coordinator,
+        groups: Coordinator,
+        settings: Callable[[str], ShareSettings],
+    ) -> None:
         self._broker = broker
         self._coordinator = coordinator
         self._groups = groups
+        self._settings = settings
         self.peers: Peers | None = None  # set before the first request if there are other hosts
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,12 +84,14 @@ class ShareStates:
             task.cancel()
 
     async def ask(self, api_key: int, body: bytes) -> bytes:
-        """A request's body answered with a response's, both of the version that hosts use. Raises
-        ProtocolError for bytes that are no such body.
+        """A worker's question: a request's body, answered with the group's settings and a response's
+        body, both of the version that hosts use. Raises ProtocolError for bytes that are no such
+        body.
         """
         version = _EVENTS[api_key].version
-        request = codec.decode(message_class(api_key, "Request"), version, body)
-        return bytes(codec.encode(await self.answer(request), version))
+        request: Any = codec.decode(message_class(api_key, "Request"), version, body)
+        response = await self.answer(request)
+        return self._settings(request.group_id).packed() + bytes(codec.encode(response, version))
 
     async def serve(self, frame: bytes) -> bytes:
         """Answers another host's frame. Raises ProtocolError."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 
+from mqd.base.offset_reset import LATEST, OffsetReset
+
 GROUP_SIZE_MAX = 2**31 - 1
+PACKED = struct.Struct("=iiiBB2xq")
 
 
 class ClassicSettings(msgspec.Struct, frozen=True):
@@ -43,7 +48,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True):
 
 class ShareSettings(msgspec.Struct, frozen=True):
     """Settings of share groups (KIP-932): the broker's group.share.* and the overrides of a single
-    group (share.session.timeout.ms, share.heartbeat.interval.ms).
+    group (share.*).
     """
 
     session_timeout_ms: int = 45_000
@@ -51,3 +56,19 @@ class ShareSettings(msgspec.Struct, frozen=True):
     max_size: int = 200
     # a share-partition whose initialization has no outcome for so long is initialized again
     initialize_retry_ms: int = 30_000
+    record_lock_ms: int = 30_000
+    delivery_count_limit: int = 5
+    record_locks_max: int = 2_000  # of a share-partition
+    read_committed: bool = False
+    offset_reset: OffsetReset = OffsetReset(LATEST)
+
+    def packed(self) -> bytes:
+        """What workers need, as docs/design/share-groups.md lays it out."""
+        return PACKED.pack(
+            self.record_lock_ms,
+            self.delivery_count_limit,
+            self.record_locks_max,
+            self.read_committed,
+            self.offset_reset.kind,
+            self.offset_reset.duration_ms,
+        )

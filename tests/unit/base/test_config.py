@@ -136,7 +136,7 @@ def test_a_share_groups_bounds_are_the_brokers(given, why):
 
 
 def test_names_of_kafka_without_effect_are_taken_and_listed():
-    names = {"metric.reporters": "a.B", "group.share.delivery.count.limit": "9", "offsets.load.buffer.size": "5242880"}
+    names = {"metric.reporters": "a.B", "group.share.enable": "true", "offsets.load.buffer.size": "5242880"}
     assert c.without_effect(c.load_broker(None, {}, names)) == sorted(names)
     documented = config_page.markdown()
     assert all(f"| `{name}` |" in documented for name in names)

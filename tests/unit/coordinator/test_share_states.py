@@ -14,6 +14,7 @@ import pytest
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.interbroker.share_states import DELETE, INITIALIZE, READ, READ_SUMMARY, WRITE, ShareStates
 from mqd.coordinator.group.group import DeleteGroup
+from mqd.coordinator.group.settings import PACKED
 from mqd.coordinator.group.share.events import ShareHeartbeat
 from mqd.coordinator.internal_topic import partition_for
 from mqd.coordinator.share.records import core_name
@@ -23,7 +24,9 @@ from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ProtocolError
 from mqd.protocol.messages import (
     DeleteTopicsRequest,
+    DescribeConfigsRequest,
     FindCoordinatorRequest,
+    IncrementalAlterConfigsRequest,
     ReadShareGroupStateRequest,
     ShareGroupHeartbeatRequest,
     WriteShareGroupStateRequest,
@@ -61,12 +64,52 @@ async def ask(
     topic_id = image.topic_id if image is not None else b"x" * 16
     request = message(group_id=group, topics=[message.Topic(topic_id=topic_id, partitions=[one])])
     body = await states_of(broker).ask(api_key, bytes(codec.encode(request, VERSIONS[api_key])))
-    response = codec.decode(message_class(api_key, "Response"), VERSIONS[api_key], body)
+    response = codec.decode(message_class(api_key, "Response"), VERSIONS[api_key], body[PACKED.size :])
     (answered,) = response.results
     assert answered.topic_id == topic_id
     (found,) = answered.partitions
     assert found.partition == partition
     return found
+
+
+def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
+    async def settings(broker: HandlerBroker) -> tuple[int, ...]:
+        message = message_class(READ, "Request")
+        body = await states_of(broker).ask(READ, bytes(codec.encode(message(group_id="g"), 0)))
+        return PACKED.unpack(body[: PACKED.size])
+
+    async def alter(broker: HandlerBroker, **values: str) -> int:
+        message = IncrementalAlterConfigsRequest
+        configs = [message.Config(name=name.replace("_", "."), value=value) for name, value in values.items()]
+        request = message(resources=[message.Resource(resource_type=32, resource_name="g", configs=configs)])
+        return (await broker.ask(request, 1)).responses[0].error_code
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert PACKED.size == 24
+        assert await settings(broker) == (30_000, 5, 2_000, 0, 0, 0)
+        assert not await alter(broker, share_isolation_level="read_committed", share_auto_offset_reset="earliest")
+        assert await settings(broker) == (30_000, 5, 2_000, 1, 1, 0)
+        by_duration = {"share_record_lock_duration_ms": "45000", "share_auto_offset_reset": "by_duration:PT2M"}
+        assert not await alter(broker, **by_duration)
+        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 120_000)
+        for refused in (
+            {"share_record_lock_duration_ms": "14999"},
+            {"share_record_lock_duration_ms": "60001"},
+            {"share_auto_offset_reset": "by_duration:-PT1S"},
+            {"share_isolation_level": "serializable"},
+        ):
+            assert await alter(broker, **refused) == 40
+        described = DescribeConfigsRequest
+        request = described(resources=[described.Resource(resource_type=32, resource_name="g")], include_synonyms=True)
+        found = {one.name: one for one in (await broker.ask(request, 4)).results[0].configs}
+        assert (found["share.auto.offset.reset"].value, found["share.auto.offset.reset"].config_source) == (
+            "by_duration:PT2M",
+            8,
+        )
+        assert found["share.isolation.level"].value == "read_committed"
+        assert found["share.record.lock.duration.ms"].value == "45000"
+
+    run(tmp_path, scenario)
 
 
 async def until(condition) -> None:

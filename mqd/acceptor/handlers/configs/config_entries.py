@@ -93,12 +93,18 @@ def of_topic(
 
 
 def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
-    """`config`: the consumer group's own settings."""
+    """`config`: the group's own settings."""
     entries = []
     for name, row in GROUP.items():
         if names is None or name in names:
             own = [Synonym(name, _shown(row, config[name]), GROUP_DYNAMIC)] if name in config else []
-            entries.append(_entry(row, own + _broker_synonyms(broker, BROKER[row.broker_name or ""]), False))
+            # one without a property of the broker has its default alone, which is no synonym, as in Kafka
+            others = (
+                _broker_synonyms(broker, BROKER[row.broker_name])
+                if row.broker_name
+                else [Synonym(name, row.default, DEFAULT)]
+            )
+            entries.append(_entry(row, own + others, False))
     return entries
 
 
