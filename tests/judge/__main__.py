@@ -30,8 +30,12 @@ def main() -> int:
         "--journal", type=Path, help="continue the run whose journal this is: judge what is missing, and what differed"
     )
     arguments = parser.parse_args()
-    # ended from outside, it still stops the brokers that it started
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Ended from outside, it still stops the brokers that it started. The exception alone is lost
+    # where Python must ignore it, as in hypothesis' callback of the garbage collector.
+    ended: list[int] = []
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: (ended.append(number), signal.default_int_handler(number, frame))
+    )
     table, journal, began = Table(ALLOWED), Journal(arguments.journal), time.monotonic()
     print(f"seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="judge-") as directory, both(Path(directory), table, journal) as judge:
@@ -43,6 +47,8 @@ def main() -> int:
             if arguments.api:
                 pairs = [pair for api in arguments.api for pair in pairs if pair[0] == api]
             for name, key, version in pairs:
+                if ended:
+                    break
                 if arguments.version not in (None, version):
                     continue
                 judge.run(key, version, arguments.seed, arguments.cases, arguments.case)

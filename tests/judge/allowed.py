@@ -19,6 +19,10 @@ ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; 
 LAST_FETCHED = (
     "only replicas send last_fetched_epoch; a worker that reads for a consumer has no epochs to compare it with"
 )
+DELETED_NEWEST = (
+    "of records with the largest timestamp Kafka names the batch's first, even if DeleteRecords removed it; mqd the first"
+    " that can be read"
+)
 ENDED = "a batch of an ended transaction is no repetition (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
 SENT_TWICE = "beside a batch that was sent twice Kafka gives its timestamp, though the topic keeps the producer's"
 ONLY_NAMED = "of versions that it advertises for old clients' sake only Kafka closes the connection; mqd says why"
@@ -45,6 +49,7 @@ ALLOWED = (
     Allowed("Fetch", "5-18", "responses[].partitions[].log_start_offset", BESIDE_ERRORS, kafka=-1),
     Allowed("ListOffsets", "1-11", "topics", HASHED, order=True),
     Allowed("ListOffsets", "1-11", "topics[].partitions", HASHED, order=True),
+    Allowed("ListOffsets", "7-11", "topics[].partitions[].offset", DELETED_NEWEST, kafka=0, mqd=2),
     Allowed("OffsetCommit", "2-10", "topics", HASHED, order=True),
     Allowed("OffsetCommit", "2-10", "topics[].partitions", HASHED, order=True),
     Allowed("OffsetFetch", "1-7", "topics", HASHED, order=True),

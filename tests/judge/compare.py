@@ -216,7 +216,9 @@ def normal(value: object, version: int, world: World, name: str = "") -> object:
     if isinstance(value, str):
         symbol = world.symbol(value)
         return symbol or UUID_TAIL.sub("<uuid>", value.replace(world.prefix, PREFIX) if world.prefix else value)
-    if isinstance(value, bytes) or name in ("producer_id", "session_id", "port"):
+    if name == "session_id" and value:
+        return "<session>"
+    if isinstance(value, bytes) or name in ("producer_id", "port"):
         return world.symbol(value) or value
     if name in CLOCKS and abs(value - time.time_ns() // 1_000_000) < RECENT_MS:
         return "<now>"

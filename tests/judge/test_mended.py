@@ -371,3 +371,41 @@ def test_an_empty_cleanup_policy_keeps_everything(shared_broker: Broker) -> None
     ]
     assert changed == [0, 0]
     assert _altered(shared_broker, 2, "judge-kept", [("cleanup.policy", 0, ",")]) == ErrorCode.INVALID_CONFIG
+
+
+def test_only_a_consumers_look_up_waits_for_transactions(shared_broker: Broker, topic: str) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        side, world = Side("mqd", shared_broker.port), World("judge-look-up-")
+        side.until(world, Step(10, 3, m.FindCoordinatorRequest("¤t", 1)), lambda body: body.error_code == 0)
+        made = side.until(world, Step(22, 4, m.InitProducerIdRequest("¤t", 60_000)), lambda body: body.error_code == 0)
+        side.close()
+        added = [m.AddPartitionsToTxnRequest.Topic(topic, [0])]
+        ids = made.body.producer_id, made.body.producer_epoch
+        kafka.call(24, 3, m.AddPartitionsToTxnRequest([], world.resolve("¤t"), *ids, added))
+        batch = Batch((b"open",), None, "none", *ids, 0, is_transactional=True).build(world)
+        partition = m.ProduceRequest.PartitionData(index=0, records=batch)
+        data = m.ProduceRequest.TopicData(name=topic, partition_data=[partition])
+        written = kafka.call(0, 9, m.ProduceRequest(world.resolve("¤t"), -1, 10_000, [data]))
+        assert written.responses[0].partition_responses[0].error_code == 0
+        asked = [m.ListOffsetsRequest.Topic(topic, [m.ListOffsetsRequest.Partition(0, -1, -1)])]
+        consumer, debugging = (
+            kafka.call(2, 7, m.ListOffsetsRequest(replica_id, 1, asked)).topics[0].partitions[0].offset
+            for replica_id in (-1, -2)
+        )
+        kafka.call(26, 3, m.EndTxnRequest(world.resolve("¤t"), *ids, False))
+    assert debugging == consumer + 1
+
+
+def test_missing_partitions_are_named_before_the_transaction_is_looked_at(shared_broker: Broker, topic: str) -> None:
+    partition = m.TxnOffsetCommitRequest.Partition(0, 5)
+    topics = [m.TxnOffsetCommitRequest.Topic(name, [partition]) for name in (topic, "judge-missing")]
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        found = [
+            [
+                answer.partitions[0].error_code
+                for answer in kafka.call(28, 3, m.TxnOffsetCommitRequest("", group, 7, 0, topics=topics)).topics
+            ]
+            for group in ("judge-group", "")
+        ]
+    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert found == [[ErrorCode.INVALID_REQUEST, missing], [ErrorCode.INVALID_GROUP_ID, missing]]

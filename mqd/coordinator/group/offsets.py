@@ -330,7 +330,7 @@ class Offsets:
             return OffsetsFetched(error)
         topics = event.topics
         if topics is None:
-            topics = tuple((topic, tuple(partitions)) for topic, partitions in self._committed.items())
+            topics = tuple((topic, tuple(sorted(partitions))) for topic, partitions in sorted(self._committed.items()))
         return OffsetsFetched(
             0,
             tuple(

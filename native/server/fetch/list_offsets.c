@@ -7,6 +7,7 @@
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 
+#define CONSUMER_REPLICA_ID (-1)
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
 #define NOT_AVAILABLE_SINCE_VERSION 5 /* earlier versions have no error code for it */
@@ -128,6 +129,8 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
     struct mqd_buffer *out = &r->scratch;
     out->size_bytes = 0;
     mqd_list_offsets_parse(body, size_bytes, version, &walk);
+    /* Only a consumer waits for transactions to end: as in Kafka, another replica id reads all. */
+    int8_t isolation_level = walk.replica_id == CONSUMER_REPLICA_ID ? walk.isolation_level : 0;
     mqd_response_begin(out, MQD_API_LIST_OFFSETS, version, request->correlation_id);
     mqd_list_offsets_response_begin(out, version, 0, walk.topic_count);
     for (int32_t t = 0; t < walk.topic_count; t++) {
@@ -140,7 +143,7 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
         for (int32_t p = 0; p < named.partition_count; p++) {
             struct mqd_list_offsets_partition asked;
             mqd_list_offsets_next_partition(&walk, &asked);
-            answer_one(r, version, walk.isolation_level, topic, may, &asked);
+            answer_one(r, version, isolation_level, topic, may, &asked);
         }
         mqd_list_offsets_response_topic_end(out, version);
     }

@@ -420,6 +420,7 @@ def test_list_offsets(tmp_path: Path) -> None:
                 assert (await ask(-5, version))[0] == (0 if version >= 9 else ErrorCode.UNSUPPORTED_VERSION)
                 assert (await ask(-6, version))[0] == (0 if version >= 11 else ErrorCode.UNSUPPORTED_VERSION)
             assert await ask(-1, isolation_level=1) == (0, 5, -1, 3)
+            assert await ask(-1, isolation_level=1, replica_id=-2) == (0, 6, -1, 3)  # no consumer
             assert await ask(-3) == (0, 3, 400, 0)
             assert await ask(-4) == (0, 1, -1, 0)
             assert await ask(-5) == (0, -1, -1, -1)

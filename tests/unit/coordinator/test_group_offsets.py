@@ -131,6 +131,13 @@ def test_commit_and_fetch() -> None:
     ] and persist.producer_id == -1
 
 
+def test_all_offsets_come_in_order() -> None:
+    world = World()
+    world.do(commit(("u", 1, 6), ("t", 1, 6)))
+    world.do(commit(("u", 0, 5)))
+    assert list(world.fetch()) == [("t", 1), ("u", 0), ("u", 1)]
+
+
 def test_metadata_has_a_bound_in_bytes() -> None:
     world = World()
     answer = world.do(

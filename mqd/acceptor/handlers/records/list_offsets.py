@@ -23,6 +23,7 @@ _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TI
 # these need no search for a record
 _OF_THE_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 READ_COMMITTED = 1
+CONSUMER_REPLICA_ID = -1
 OFFSET_NOT_AVAILABLE_SINCE = 5
 
 
@@ -36,6 +37,8 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
         for requested in topic.partitions
         if requested.timestamp not in _OF_THE_START
     )
+    # Only a consumer waits for transactions to end: as in Kafka, another replica id reads all.
+    committed = request.replica_id == CONSUMER_REPLICA_ID and request.isolation_level == READ_COMMITTED
     silent: set[int] = set()
     topics = []
     for topic in request.topics:
@@ -45,9 +48,7 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
                 partitions.append(_result(requested.partition_index, ErrorCode.INVALID_REQUEST))
             else:
                 partitions.append(
-                    await _partition(
-                        context.broker, header.api_version, request.isolation_level, topic.name, requested, silent
-                    )
+                    await _partition(context.broker, header.api_version, committed, topic.name, requested, silent)
                 )
         topics.append(ListOffsetsResponse.TopicResponse(name=topic.name, partitions=partitions))
     return ListOffsetsResponse(topics=topics)
@@ -62,12 +63,7 @@ def _result(
 
 
 async def _partition(
-    broker: Broker,
-    version: int,
-    isolation_level: int,
-    name: str,
-    requested: ListOffsetsRequest.Partition,
-    silent: set[int],
+    broker: Broker, version: int, committed: bool, name: str, requested: ListOffsetsRequest.Partition, silent: set[int]
 ) -> ListOffsetsResponse.PartitionResponse:
     """`silent`: log directories that have not responded to this request, which waits only once for
     each.
@@ -89,7 +85,7 @@ async def _partition(
             index,
             ErrorCode.OFFSET_NOT_AVAILABLE if version >= OFFSET_NOT_AVAILABLE_SINCE else ErrorCode.LEADER_NOT_AVAILABLE,
         )
-    end_offset = view.last_stable_offset if isolation_level == READ_COMMITTED else view.high_watermark
+    end_offset = view.last_stable_offset if committed else view.high_watermark
     if timestamp == LATEST:
         return _result(index, 0, -1, end_offset, view.leader_epoch)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):

@@ -4,7 +4,7 @@ it was added before (AddOffsetsToTxn), which is verified: offsets of a transacti
 would stay pending forever.
 """
 
-from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.broker import Context
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -21,19 +21,52 @@ TIMEOUT_S = 5.0
 
 
 async def handle(context: Context, header: RequestHeader, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
-    service = context.broker.transactions
-    if not request.transactional_id or service is None:
-        return _response(request, int(ErrorCode.INVALID_REQUEST))
+    """Partitions that do not exist are refused individually, before anything else is looked at."""
+    errors: dict[tuple[str, int], int] = {}
+    offsets: list[CommittedOffset] = []
+    for topic in request.topics:
+        for one in topic.partitions:
+            if context.broker.partition_of(topic.name, one.partition_index) is None:
+                errors[topic.name, one.partition_index] = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            else:
+                offsets.append(
+                    CommittedOffset(
+                        topic.name,
+                        one.partition_index,
+                        one.committed_offset,
+                        one.committed_leader_epoch,
+                        one.committed_metadata or "",
+                    )
+                )
+    if offsets:
+        committed = await _commit(context.broker.transactions, header.api_version, request, tuple(offsets))
+        error = _translate(committed.error, header.api_version)
+        for number, offset in enumerate(offsets):
+            errors[offset.topic, offset.partition] = error or committed.errors[number]
+    return _response(request, errors)
+
+
+async def _commit(
+    service: TransactionService | None,
+    version: int,
+    request: TxnOffsetCommitRequest,
+    offsets: tuple[CommittedOffset, ...],
+) -> OffsetsCommitted:
     if not request.group_id:
-        return _response(request, int(ErrorCode.INVALID_GROUP_ID))
+        return OffsetsCommitted(int(ErrorCode.INVALID_GROUP_ID))
+    if not request.transactional_id or service is None:
+        return OffsetsCommitted(int(ErrorCode.INVALID_REQUEST))
     ticket = service.offset_commits.enter(request.producer_id)
     try:
-        error = _translate(await _admit(service, header.api_version, request), header.api_version)
-        return (
-            _response(request, error) if error else await _commit(context.broker, service, header.api_version, request)
+        if error := await _admit(service, version, request):
+            return OffsetsCommitted(error)
+        answer = await service.groups.request(
+            request.group_id, lambda number: _event(number, version, request, offsets), TIMEOUT_S
         )
+        assert isinstance(answer, OffsetsCommitted)
+        return answer
     except CoordinatorError as failure:
-        return _response(request, _translate(failure.error_code, header.api_version))
+        return OffsetsCommitted(failure.error_code)
     finally:
         service.offset_commits.leave(request.producer_id, ticket)
 
@@ -61,37 +94,6 @@ def _translate(error: int, version: int) -> int:
     return error
 
 
-async def _commit(
-    broker: Broker, service: TransactionService, version: int, request: TxnOffsetCommitRequest
-) -> TxnOffsetCommitResponse:
-    errors: dict[tuple[str, int], int] = {}
-    offsets: list[CommittedOffset] = []
-    for topic in request.topics:
-        for one in topic.partitions:
-            if broker.partition_of(topic.name, one.partition_index) is None:
-                errors[topic.name, one.partition_index] = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            else:
-                offsets.append(
-                    CommittedOffset(
-                        topic.name,
-                        one.partition_index,
-                        one.committed_offset,
-                        one.committed_leader_epoch,
-                        one.committed_metadata or "",
-                    )
-                )
-    if offsets:
-        answer = await service.groups.request(
-            request.group_id, lambda number: _event(number, version, request, tuple(offsets)), TIMEOUT_S
-        )
-        assert isinstance(answer, OffsetsCommitted)
-        for number, offset in enumerate(offsets):
-            errors[offset.topic, offset.partition] = (
-                _translate(answer.error, version) if answer.error else answer.errors[number]
-            )
-    return _response(request, errors)
-
-
 def _event(
     number: int, version: int, request: TxnOffsetCommitRequest, offsets: tuple[CommittedOffset, ...]
 ) -> CommitOffsets:
@@ -107,17 +109,14 @@ def _event(
     )
 
 
-def _response(request: TxnOffsetCommitRequest, errors: int | dict[tuple[str, int], int]) -> TxnOffsetCommitResponse:
-    def error_of(topic: str, index: int) -> int:
-        return errors if isinstance(errors, int) else errors[topic, index]
-
+def _response(request: TxnOffsetCommitRequest, errors: dict[tuple[str, int], int]) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(
         topics=[
             TxnOffsetCommitResponse.TopicResponse(
                 name=topic.name,
                 partitions=[
                     TxnOffsetCommitResponse.PartitionResponse(
-                        partition_index=one.partition_index, error_code=error_of(topic.name, one.partition_index)
+                        partition_index=one.partition_index, error_code=errors[topic.name, one.partition_index]
                     )
                     for one in topic.partitions
                 ],
