@@ -9,13 +9,14 @@ from pathlib import Path
 from mqd.protocol import messages as m
 from tests.broker import free_port
 from tests.compat.kafka_tools import KafkaCluster, KafkaTools
-from tests.judge.rights.table import PASSWORD, USER
+from tests.judge.rights.table import PASSWORD, TOKEN_OWNER, USER
 from tests.kafka_connection import KafkaConnection
 
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
     "auto.create.topics.enable": "false",
+    "delegation.token.secret.key": "a secret of the judge",
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
@@ -38,12 +39,13 @@ def apache_kafka(directory: Path) -> Iterator[tuple[int, int]]:
     cluster = KafkaCluster(KafkaTools(directory), directory, 1)
     broker, port = cluster.brokers[1], free_port()
     login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    users = " ".join(f'user_{user}="{PASSWORD}"' for user in (USER, TOKEN_OWNER))
     cluster._settings = {
         **SETTINGS,
         "listeners": f"PLAINTEXT://{broker.bootstrap},USERS://127.0.0.1:{port},CONTROLLER://{broker.controller}",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,USERS:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.users.plain.sasl.jaas.config": f'{login} required user_{USER}="{PASSWORD}";',
+        "listener.name.users.plain.sasl.jaas.config": f"{login} required {users};",
     }
     with cluster:
         yield broker.port, port

@@ -18,7 +18,7 @@ from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.framing import SUPPORTED
 from mqd.protocol.records import Record, encode_batch
-from mqd.security.acl import Operation, Permission
+from mqd.security.acl import Operation, Permission, ResourceType
 from tests.unit.acceptor.rights_cases import (
     CASES,
     CLUSTER,
@@ -84,7 +84,28 @@ def all_offsets(version: int, _: bytes) -> Any:
     return m.OffsetFetchRequest(groups=[m.OffsetFetchRequest.Group(group_id="g", topics=None)])
 
 
+TOKEN_OWNER = "hidden-owner"
+HMACS: list[bytes] = []  # of the owner's token at the broker that is asked, by `prepare_token`
+
+
+def renew(_version: int, _topic_id: bytes) -> Any:
+    return m.RenewDelegationTokenRequest(hmac=HMACS[-1], renew_period_ms=-1)
+
+
+def expire(_version: int, _topic_id: bytes) -> Any:
+    return m.ExpireDelegationTokenRequest(hmac=HMACS[-1], expiry_time_period_ms=-1)
+
+
+def describe_tokens(_version: int, _topic_id: bytes) -> Any:
+    return m.DescribeDelegationTokenRequest(owners=None)
+
+
 DESCRIBE = Operation.DESCRIBE
+# whether the client sees the token by the first right is shown where the second is missing
+SEES_TOKENS: tuple[tuple[Right, ...], ...] = (
+    ((Operation.DESCRIBE_TOKENS, ResourceType.USER, f"User:{TOKEN_OWNER}"), topic(DESCRIBE)),
+    ((DESCRIBE, ResourceType.DELEGATION_TOKEN, "*"), topic(DESCRIBE)),
+)
 MORE: dict[int, list[Case]] = {
     0: [
         Case(produce(None), (topic(Operation.WRITE),), E.TOPIC_AUTHORIZATION_FAILED),
@@ -118,6 +139,9 @@ MORE: dict[int, list[Case]] = {
         Case(create_topics("hidden-new"), (cluster(Operation.CREATE),), E.NONE),
         Case(create_topics("hidden-new"), ((Operation.CREATE, TOPIC, "hidden-new"),), E.NONE),
     ],
+    39: [Case(renew, rights, E.DELEGATION_TOKEN_OWNER_MISMATCH) for rights in SEES_TOKENS],
+    40: [Case(expire, rights, E.DELEGATION_TOKEN_OWNER_MISMATCH) for rights in SEES_TOKENS],
+    41: [Case(describe_tokens, rights, E.NONE) for rights in SEES_TOKENS],
     60: [
         Case(
             lambda *_: m.DescribeClusterRequest(include_cluster_authorized_operations=True),
@@ -272,6 +296,15 @@ def prepare(admin: Ask) -> None:
     commit = m.OffsetCommitRequest(group_id="g", topics=[m.OffsetCommitRequest.Topic(name=NAME, partitions=[part])])
     _until(lambda: admin(8, 8, commit).topics[0].partitions[0])
     _until(lambda: admin(0, 9, produce(None)(9, b"")).responses[0].partition_responses[0])
+
+
+def prepare_token(owner: Ask) -> None:
+    """One that alice has no part in. `owner` is TOKEN_OWNER, who has proven itself by a password."""
+    made: Any = owner(38, 3, m.CreateDelegationTokenRequest(max_lifetime_ms=-1))
+    assert made.error_code == 0, made
+    HMACS[:] = [bytes(made.hmac)]
+    while not owner(41, 3, describe_tokens(3, b"")).tokens:  # type: ignore[union-attr]
+        pass  # polls another process; nothing here can be waited for
 
 
 def make_topic(admin: Ask, name: str) -> bytes:

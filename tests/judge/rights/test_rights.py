@@ -30,6 +30,7 @@ from tests.judge.rights.recorded import Found, recorded
 from tests.judge.rights.sides import SETTINGS, apache_kafka, plain
 from tests.judge.rights.table import (
     PASSWORD,
+    TOKEN_OWNER,
     USER,
     Ask,
     Granting,
@@ -38,6 +39,7 @@ from tests.judge.rights.table import (
     asking,
     make_topic,
     prepare,
+    prepare_token,
     rows,
     run,
 )
@@ -48,7 +50,7 @@ from tests.unit.acceptor.rights_cases import NAME, topic
 
 OPERATOR = "operator"
 # a share of the APIs: what a client may is decided in the same place, whichever way it came
-THROUGH_MEMORY = {0, 1, 2, 3, 8, 9, 11, 15, 19, 20, 22, 24, 26, 28, 30, 32, 60, 68, 75}
+THROUGH_MEMORY = {0, 1, 2, 3, 8, 9, 11, 15, 19, 20, 22, 24, 26, 28, 30, 32, 39, 40, 41, 60, 68, 75}
 
 
 # of these another host may be asked: envelopes to coordinators and leaders, relays of batches
@@ -106,9 +108,11 @@ def directory() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def broker(directory: Path) -> Iterator[Users]:
     with Users(directory / "data") as broker, asking(broker.admin) as admin:
-        for user in (USER, OPERATOR):
+        for user in (USER, OPERATOR, TOKEN_OWNER):
             set_password(broker, user, PASSWORD)
         prepare(admin)
+        with asking(lambda: plain(broker.users_port, TOKEN_OWNER)) as owner:
+            prepare_token(owner)
         yield broker
 
 
@@ -217,8 +221,10 @@ def test_apache_kafka_still_shows_what_is_recorded(tmp_path: Path) -> None:
             apache_kafka(tmp_path) as (admin_port, port),
             asking(lambda: KafkaConnection("127.0.0.1", admin_port)) as admin,
             asking(lambda: plain(port)) as alice,
+            asking(lambda: plain(port, TOKEN_OWNER)) as owner,
         ):
             prepare(admin)
+            prepare_token(owner)
             found = run(admin, alice, rows(advertised(admin)))
             told = {story.__name__: story(admin, alice) for story in stories.STORIES}
     except Unavailable as reason:
