@@ -214,6 +214,10 @@ class ScramExchange:
         if final is None:
             raise AuthenticationFailed("the final message is malformed")
         if not hmac.compare_digest(final["nonce"], self._nonce):
+            if final["nonce"] == first["nonce"] + self._nonce:  # CVE-2024-56128: not taken all the same
+                raise AuthenticationFailed(
+                    "the client repeats its nonce, as librdkafka does before 2.6.1 (kcat in Debian 12); use a later one"
+                )
             raise AuthenticationFailed("the final message is of another exchange")
         if _decoded(final["binding"]) != first["header"].encode():
             raise AuthenticationFailed("the final message names another channel binding")
