@@ -53,6 +53,10 @@ class Users(Protocol):
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
 
+    def decoy_secret(self) -> str:
+        """The cluster's; "" before it has one."""
+        ...
+
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
         """The number of users by the shape of their credentials. None: for the mechanism of PLAIN."""
         ...
@@ -67,6 +71,9 @@ class Users(Protocol):
 class NoUsers:
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         return None
+
+    def decoy_secret(self) -> str:
+        return ""
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
         return {}
@@ -90,6 +97,9 @@ class MetadataUsers:
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         found = self._metadata.scram_credentials.get((user, scram.NUMBERS[mechanism]))
         return Verifier(found.salt, found.iterations, found.stored_key, found.server_key) if found else None
+
+    def decoy_secret(self) -> str:
+        return self._metadata.broker_config.get(scram.DECOY_SECRET, "")
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
         """Counted after each change of users, when it is first needed."""
@@ -189,14 +199,14 @@ def _oauth_options(own: Mapping[str, str]) -> oauth.Options:
 
 
 class Authentication:
-    """`seed`: a secret of this broker, for salts of users that do not exist."""
+    """`seed`: a secret of this broker, for salts of users that do not exist while the cluster has none."""
 
     def __init__(
         self, options: Sequence[ListenerOptions | None], users: Users, seed: bytes, failure_delay_ms: int
     ) -> None:
         self._options = options
         self._users = users
-        self._seed = seed
+        self._own_seed = seed
         self._failure_delay_s = failure_delay_ms / 1000
         self._underway: OrderedDict[Connection, _Underway] = OrderedDict()  # the oldest first
         # (address, user) -> failures in a row, and when the last one was
@@ -205,6 +215,10 @@ class Authentication:
         self._issuers = ThreadPoolExecutor(1, "tokens")  # of its own: it may wait for an issuer's server
         self._waiting = self._waiting_bytes = 0
         self.succeeded_count = self.failed_count = 0
+
+    def _seed(self) -> bytes:
+        secret = self._users.decoy_secret()
+        return _seed_of(secret.encode()) if secret else self._own_seed
 
     def mechanisms(self, listener_id: int) -> tuple[str, ...]:
         options = self._options_of(listener_id)
@@ -323,18 +337,18 @@ class Authentication:
             return ScramExchange(
                 mechanism,
                 lambda user, is_token: self._verifier(mechanism, user, is_token),
-                self._seed,
+                self._seed(),
                 shapes=partial(self._users.shapes, mechanism),
             )
         if mechanism == "PLAIN":
             elsewhere = partial(self._elsewhere, self._threads)
-            return PlainExchange(self._any_verifier, self._seed, elsewhere, partial(self._users.shapes, None))
+            return PlainExchange(self._any_verifier, self._seed(), elsewhere, partial(self._users.shapes, None))
         assert mechanism == "OAUTHBEARER" and options.issuer is not None
         return OauthExchange(options.issuer, partial(self._elsewhere, self._issuers))
 
     def _verifier(self, mechanism: str, user: str, is_token: bool) -> Verifier | None:
         if is_token:
-            return self._users.token_verifier(user, mechanism, self._seed)
+            return self._users.token_verifier(user, mechanism, self._seed())
         return self._users.verifier(user, mechanism)
 
     def _any_verifier(self, user: str) -> tuple[str, Verifier] | None:
@@ -355,17 +369,20 @@ class Authentication:
             self._waiting -= 1
 
 
+def _seed_of(secret: bytes) -> bytes:
+    return hmac.digest(secret, b"salts of users that do not exist", "sha256")  # clients see what it makes
+
+
 def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:
     """Raises OSError: the seed can be neither read nor made."""
     options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
     if not any(options):
         return Authentication((), NoUsers(), b"", 0)
-    # the same on all hosts of a cluster
+    # until the cluster has a secret for them (rules/security.py); the same on all hosts
     in_cluster = bool(config.get("cluster.key.file"))
     key = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")
-    seed = hmac.digest(key, b"salts of users that do not exist", "sha256")  # clients see what it makes
     delay_ms = int(config["connection.failed.authentication.delay.ms"])
-    return Authentication(options, MetadataUsers(metadata, tokens), seed, delay_ms)
+    return Authentication(options, MetadataUsers(metadata, tokens), _seed_of(key), delay_ms)
 
 
 def _lifetime_ms(options: ListenerOptions, expires_ms: int) -> int:

@@ -27,7 +27,7 @@ class Tokens:
         self.max_lifetime_ms = max_lifetime_ms
         self.lifetime_ms = lifetime_ms  # without renewal
         self._ids: dict[bytes, str] = {}  # by HMAC; of tokens that were in the metadata
-        self._verifiers: OrderedDict[tuple[str, str], Verifier] = OrderedDict()
+        self._verifiers: OrderedDict[tuple[str, str, bytes], Verifier] = OrderedDict()
 
     @property
     def are_enabled(self) -> bool:
@@ -52,7 +52,7 @@ class Tokens:
     def verifier(self, token_id: str, mechanism: str, seed: bytes) -> Verifier | None:
         if self.valid(token_id) is None:
             return None
-        key = token_id, mechanism
+        key = token_id, mechanism, seed
         found = self._verifiers.get(key)
         if found is None:
             password = tokens.password_of(self.hmac_of(token_id))

@@ -103,6 +103,9 @@ sasl.enabled.mechanisms: list(SCRAM-SHA-512|SCRAM-SHA-256|PLAIN|OAUTHBEARER) per
 connections.max.reauth.ms: long >=0 per_listener = 0
     A client must authenticate again within this time, or its connection is closed (KIP-368). 0: once is enough, except
     for tokens that expire.
+sasl.scram.decoy.secret: string sensitive dynamic
+    (mqd) What the salts of names that no user has are computed from. The cluster makes it when a user gets a password
+    and there is none, and keeps it.
 connection.failed.authentication.delay.ms: int >=0 <=5000 = 100
     Delay of the answer to a failed authentication. It doubles with each failure of the same address and user, up to 5
     s.

@@ -290,7 +290,9 @@ def make_admin(places: Layout) -> None:
         for name, one in made.items()
     ]
     answer = local_controller.change(
-        places.controller_socket, messages.AlterScramCredentials([], credentials), ADMIN_TIMEOUT_S
+        places.controller_socket,
+        messages.AlterScramCredentials([], credentials, scram.new_decoy_secret()),
+        ADMIN_TIMEOUT_S,
     )
     for error, message in [(answer.error, answer.message), *((user.error, user.message) for user in answer.users)]:
         if error:

@@ -26,6 +26,7 @@ MECHANISMS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}  # in Kafka's requests and in our metadata
 ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384  # Kafka's
 SALT_BYTES = 24
+DECOY_SECRET = "sasl.scram.decoy.secret"  # the property with the cluster's secret for salts of unknown users
 _NAME = r"(?:[^\x00=,]|=2C|=3D)+"
 _CLIENT_FIRST = re.compile(
     rf"(?P<header>(?P<binding>[ny]),(?:a=(?P<acts_as>{_NAME}))?,)"
@@ -67,6 +68,10 @@ def verifier_of(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> 
 def make_verifier(mechanism: str, password: str, iterations: int = ITERATIONS_MIN) -> Verifier:
     salt = secrets.token_bytes(SALT_BYTES)
     return verifier_of(mechanism, salted_password(mechanism, password.encode(), salt, iterations), salt, iterations)
+
+
+def new_decoy_secret() -> str:
+    return secrets.token_urlsafe(32)
 
 
 def is_password(mechanism: str, verifier: Verifier, password: bytes) -> bool:

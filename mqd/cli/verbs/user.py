@@ -106,8 +106,9 @@ def _locally(data_dir: Path, removals: list[tuple[str, int]], credentials: "list
     from mqd.cli import local_controller
     from mqd.cli.kafka_request import check
     from mqd.cluster.host import messages
+    from mqd.security.scram import new_decoy_secret
 
-    change = messages.AlterScramCredentials(removals, credentials)
+    change = messages.AlterScramCredentials(removals, credentials, new_decoy_secret())
     answer = local_controller.change(layout(data_dir).controller_socket, change, TIMEOUT_S)
     check("users", answer.error, answer.message)
     for one in answer.users:

@@ -471,6 +471,7 @@ class AlterScramCredentials(msgspec.Struct, tag=True, frozen=True):
 
     removals: list[tuple[str, int]]  # user, mechanism
     settings: list[ScramCredential]
+    decoy_secret: str = ""  # random: the cluster's sasl.scram.decoy.secret, if it has none
 
 
 class CreateDelegationToken(msgspec.Struct, tag=True, frozen=True):

@@ -21,11 +21,19 @@ CONNECTION = (7, 64)
 
 
 class Users:
+    secret = ""
+
+    def decoy_secret(self) -> str:
+        return self.secret
+
     def verifier(self, user: str, mechanism: str) -> scram.Verifier | None:
         return ALICE if (user, mechanism) == ("alice", "SCRAM-SHA-256") else None
 
     def shapes(self, mechanism: str | None) -> dict[scram.Shape, int]:
         return {}
+
+    def token_verifier(self, token_id: str, mechanism: str, seed: bytes) -> None:
+        return None
 
 
 def service(**more) -> Authentication:
@@ -195,6 +203,31 @@ def test_a_second_token_does_not_overtake_the_first():
         assert (await first).principal == "User:alice"
 
     asyncio.run(story())
+
+
+def salt_of(found: Authentication, user: str) -> str:
+    async def story() -> bytes:
+        found.begin(CONNECTION, SASL, "SCRAM-SHA-256")
+        return (await found.step(CONNECTION, SASL, "10.0.0.1", "", f"n,,n={user},r=abc".encode())).token
+
+    return asyncio.run(story()).decode().split(",")[1]
+
+
+def test_salts_of_unknown_users_come_from_the_cluster_and_not_from_a_host_or_its_key():
+    options = ListenerOptions(mechanisms=("SCRAM-SHA-256",), token_bytes_max=1000, reauthenticate_ms=0)
+    hosts = []
+    for seed in (b"one key", b"another key"):
+        users = Users()
+        hosts.append((users, Authentication([options, None], users, seed, 100)))
+    first, second = (found for _, found in hosts)
+    assert salt_of(first, "carol") != salt_of(second, "carol"), "the cluster has no secret yet"
+    for users, _ in hosts:
+        users.secret = "the cluster's"
+    assert salt_of(first, "carol") == salt_of(second, "carol")
+    assert salt_of(first, "carol") != salt_of(first, "dora")
+    for users, _ in hosts:
+        users.secret = "another cluster's"
+    assert salt_of(first, "carol") == salt_of(second, "carol")
 
 
 def test_shapes_of_credentials_are_counted_again_after_a_change():

@@ -15,6 +15,7 @@ from mqd.cluster.metadata.core import NOT_FOR_WORKERS, Committed, MetadataCore, 
 from mqd.cluster.metadata.records import (
     AclCreated,
     AclRemoved,
+    BrokerConfigured,
     FeatureLevelSet,
     ScramCredential,
     ScramCredentialRemoved,
@@ -25,6 +26,7 @@ from mqd.cluster.metadata.rules import security
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.protocol.errors import ErrorCode as E
+from mqd.security import scram
 from mqd.security.acl import AclBinding, AclFilter, PatternType
 from tests.unit.cluster.test_host_core import Host
 from tests.unit.controller import test_cores
@@ -98,6 +100,19 @@ def test_credentials_of_users_are_independent() -> None:
     assert records == [ScramCredentialSet(credential("new", key=b"x"))], "a user with an error keeps all"
     _, _, records = security.alter_scram_credentials(state, messages.AlterScramCredentials([("old", 1)], []), 7)
     assert records == [ScramCredentialRemoved("old", 1)]
+
+
+def test_a_secret_for_salts_is_made_with_the_first_password_and_kept() -> None:
+    state = MetadataState()
+    state.apply(BrokerConfigured("", {"log.retention.ms": "1000"}))
+    none = messages.AlterScramCredentials([("old", 1)], [], "unused")
+    assert security.alter_scram_credentials(state, none, 1)[2] == []
+    for user, secret in (("a", "first"), ("b", "second")):
+        change = messages.AlterScramCredentials([], [credential(user)], secret)
+        for record in security.alter_scram_credentials(state, change, 2)[2]:
+            state.apply(record)
+    assert state.broker_configs == {"": {"log.retention.ms": "1000", scram.DECOY_SECRET: "first"}}
+    state.check()
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:

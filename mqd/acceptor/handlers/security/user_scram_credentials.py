@@ -18,7 +18,7 @@ from mqd.protocol.messages import (
     DescribeUserScramCredentialsResponse,
 )
 from mqd.security.acl import Operation, ResourceType
-from mqd.security.scram import NUMBERS, verifier_of
+from mqd.security.scram import NUMBERS, new_decoy_secret, verifier_of
 
 _MECHANISMS = {number: name for name, number in NUMBERS.items()}
 TIMEOUT_MS = 30_000  # the request has none
@@ -70,7 +70,9 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
             results=[Result(user=user, error_code=denied, error_message=error_message(denied)) for user in users]
         )
     change = messages.AlterScramCredentials(
-        [(one.name, one.mechanism) for one in request.deletions], [_credential(one) for one in request.upsertions]
+        [(one.name, one.mechanism) for one in request.deletions],
+        [_credential(one) for one in request.upsertions],
+        new_decoy_secret(),
     )
     answer = await context.change(change, TIMEOUT_MS)
     results = answer.users or [messages.UserResult(user, answer.error, answer.message) for user in users]

@@ -11,6 +11,7 @@ from mqd.cluster.metadata.limits import SCRAM_CREDENTIAL_COUNT_MAX, check_acls
 from mqd.cluster.metadata.records import (
     AclCreated,
     AclRemoved,
+    BrokerConfigured,
     Record,
     ScramCredential,
     ScramCredentialRemoved,
@@ -90,6 +91,9 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
         settings[key] = credential
     made: list[Record] = [ScramCredentialRemoved(*key) for key in sorted(removals) if key[0] not in errors]
     made += [ScramCredentialSet(one) for one in settings.values() if one.user not in errors]
+    common = state.broker_configs.get("", {})
+    if settings and change.decoy_secret and scram.DECOY_SECRET not in common:
+        made.append(BrokerConfigured("", {**common, scram.DECOY_SECRET: change.decoy_secret}))
     new = sum(key not in state.scram_credentials for key, one in settings.items() if one.user not in errors)
     if len(state.scram_credentials) + new > SCRAM_CREDENTIAL_COUNT_MAX:
         raise Refusal(
