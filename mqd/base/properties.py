@@ -476,6 +476,8 @@ share.coordinator.state.topic.segment.bytes: int >=1048576 <=1073741824 = 104857
     Segment size of __share_group_state, used when it is created.
 share.coordinator.snapshot.update.records.per.snapshot: int >=0 <=500 = 500
     So many updates of a share-partition are written to __share_group_state, then a snapshot.
+share.coordinator.state.topic.prune.interval.ms: int >=1 = 300000
+    How often records of __share_group_state that no share-partition needs any more are deleted.
 share.coordinator.cold.partition.snapshot.interval.ms: int >=1 = 300000
     A share-partition with updates since its last snapshot gets one after this time.
 transaction.state.log.num.partitions: int >=1 <=16384 = 50

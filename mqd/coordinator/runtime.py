@@ -88,7 +88,7 @@ class Coordinator:
         self._carry_out = carry_out
         self._after_load = after_load
         self._budget = budget
-        self._places: list[Place] = []
+        self.places: list[Place] = []
         self._futures: dict[int, asyncio.Future[object]] = {}
         self._number = 0
         self._turn: asyncio.Handle | None = None
@@ -113,7 +113,7 @@ class Coordinator:
                 handle.cancel()
         for task in self._tasks:
             task.cancel()
-        for place in self._places:
+        for place in self.places:
             if place.late is not None:
                 place.late.cancel()
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", quiet=True)
@@ -196,7 +196,7 @@ class Coordinator:
         or that will be reloaded while no other host has led it, receive it after the load: they
         have served no request in between (R7).
         """
-        for place in self._places:
+        for place in self.places:
             if place.epoch >= 0:
                 self._notify(place, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
                 del place.missed[:-MISSED_MAX]
@@ -205,8 +205,8 @@ class Coordinator:
         """Another host leads the partition in this epoch, or may have led it up to this epoch. It
         has handled the posted events; its commits may refer to things created since.
         """
-        if partition < len(self._places) and self._places[partition].epoch <= leader_epoch:
-            self._places[partition].forget_missed()
+        if partition < len(self.places) and self.places[partition].epoch <= leader_epoch:
+            self.places[partition].forget_missed()
 
     def _notify(
         self, place: Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()
@@ -234,7 +234,7 @@ class Coordinator:
 
     def items(self) -> Iterator[tuple[str, Core]]:
         """All cores of all loaded partitions, for reading only. See check_loaded()."""
-        for place in self._places:
+        for place in self.places:
             if place.shard is not None:
                 yield from place.shard.items()
 
@@ -242,8 +242,8 @@ class Coordinator:
         """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition of this host
         is not loaded, that is while items() is incomplete.
         """
-        if len(self._places) < self._partitions.count() or any(
-            place.shard is None and not self._partitions.is_elsewhere(place.index) for place in self._places
+        if len(self.places) < self._partitions.count() or any(
+            place.shard is None and not self._partitions.is_elsewhere(place.index) for place in self.places
         ):
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
@@ -266,9 +266,9 @@ class Coordinator:
         written because the open transaction has a newer epoch (`is_bumped`: or the same epoch).
         `leader_epoch`: write in this epoch only; -1 accepts any.
         """
-        if not 0 <= partition < len(self._places):
+        if not 0 <= partition < len(self.places):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
-        place = self._places[partition]
+        place = self.places[partition]
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
         if leader_epoch not in (-1, place.shard.leader_epoch):
@@ -299,10 +299,10 @@ class Coordinator:
 
     def _active(self, name: str) -> tuple[Place, Shard]:
         partition = self.partition_for(name)
-        if partition >= len(self._places):
+        if partition >= len(self.places):
             self.look()
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        place = self._places[partition]
+        place = self.places[partition]
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
         if not self._partitions.may_lead():  # R5
@@ -426,7 +426,7 @@ class Coordinator:
 
     def _fire_timers(self) -> None:
         now_ms = self._now_ms()
-        for place in self._places:
+        for place in self.places:
             shard = place.shard
             if shard is None:
                 continue
@@ -451,7 +451,7 @@ class Coordinator:
         self._alarm = None
         self._fire_timers()
         due = [
-            at for place in self._places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None
+            at for place in self.places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None
         ]
         if due:
             self._armed(min(due))
@@ -471,14 +471,14 @@ class Coordinator:
         if self._look is not None:
             self._look.cancel()
         count = self._partitions.count()
-        if count < len(self._places):  # the topic is gone
-            for place in self._places:
+        if count < len(self.places):  # the topic is gone
+            for place in self.places:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "the topic was deleted")
-            self._places = []
-        while len(self._places) < count:
-            self._places.append(Place(len(self._places)))
+            self.places = []
+        while len(self.places) < count:
+            self.places.append(Place(len(self.places)))
         waiting = False
-        for partition, place in enumerate(self._places):
+        for partition, place in enumerate(self.places):
             self._look_at(partition, place)
             waiting = waiting or (place.shard is None and not self._partitions.is_elsewhere(partition))
         self._look = self._loop.call_later(self._look_s if waiting else LOOK_IDLE_S, self._look_again)

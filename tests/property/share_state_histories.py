@@ -106,9 +106,9 @@ class History:
                         self.timers[name] = at_ms
         self.core.check()
         demand(self.timers.keys() == ({share.SNAPSHOT_TIMER} if self.core._armed else set()), "P5: the timer")
-        if reply is not None and reply.error_code:
+        if reply is not None and not isinstance(event, share.Snapshot) and reply.error_code:
             self.refused.add(reply.error_code)
-        asks = not isinstance(event, share.Forget | share.Snapshot | TimerFired)
+        asks = not isinstance(event, share.Forget | TimerFired)
         demand((reply is not None) == asks, "V4: answered or not")
         self.check()
         return reply
@@ -254,7 +254,7 @@ class History:
         elif dice < 0.91:
             self.delete()
         elif dice < 0.93:
-            self.handle(share.Snapshot())
+            self.handle(share.Snapshot(1))
         elif dice < 0.97:
             self.restart()
         else:

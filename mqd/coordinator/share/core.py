@@ -102,7 +102,9 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
-    """The log before the next snapshot can be pruned. No reply."""
+    """Answered with 0 when the log before the snapshot can be pruned as far as this is concerned."""
+
+    request: int
 
 
 class SharePartition:
@@ -122,7 +124,7 @@ class SharePartition:
             Delete: self._on_delete,
             Forget: self._on_forget,
             Snapshot: self._on_snapshot,
-            TimerFired: self._on_snapshot,
+            TimerFired: self._on_cold,
         }
 
     def _reset(self) -> None:
@@ -258,7 +260,10 @@ class SharePartition:
         self._reset()
         return [Persist(((self._snapshot_key, None),)), self._disarmed()]
 
-    def _on_snapshot(self, event: object, now_ms: int) -> list[Action]:
+    def _on_snapshot(self, event: Snapshot, now_ms: int) -> list[Action]:
+        return [*self._on_cold(event, now_ms), Reply(event.request, 0)]
+
+    def _on_cold(self, event: object, now_ms: int) -> list[Action]:
         self._armed = False
         return self._snapshot(now_ms) if self.exists else []
 

@@ -46,7 +46,7 @@ def test_it_is_written_in_that_leader_epoch_alone(tmp_path: Path, topic: str, re
         async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "1"}) as broker:
             await create(broker, "t", 1)
             await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g"]), 4)
-            while topic == GROUPS and broker.broker.coordinators.groups._places[0].shard is None:
+            while topic == GROUPS and broker.broker.coordinators.groups.places[0].shard is None:
                 await asyncio.sleep(0.001)
             epoch = broker.metadata.topics[topic].partitions[0].leader_epoch
             assert await _marked(broker, topic, epoch + 1) == (refused, 0)

@@ -94,7 +94,7 @@ def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading
         await not_served(broker, monkeypatch)
         monkeypatch.undo()
         monkeypatch.setattr(InternalPartitions, "load", load)
-        place = broker.broker.coordinators.groups._places[partition_for("g", 3)]
+        place = broker.broker.coordinators.groups.places[partition_for("g", 3)]
         await until(lambda: place.loading is not None)
         await delete(broker)
         await create(broker, "t", 4)
@@ -340,7 +340,7 @@ def test_a_removal_that_could_not_be_written_is_made_up_for(
             broker.broker.coordinators.groups.look()
             await delete(broker)
             # as if another host had coordinated until now
-            broker.broker.coordinators.groups._places[partition_for("g", 3)].missed.clear()
+            broker.broker.coordinators.groups.places[partition_for("g", 3)].missed.clear()
         broker.owners.refuse = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if away:
             monkeypatch.undo()

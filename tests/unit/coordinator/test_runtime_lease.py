@@ -106,7 +106,7 @@ def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(t
     async def scenario(broker: HandlerBroker) -> None:
         await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
         transactions = broker.broker.coordinators.transactions
-        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("t", 0),), 2))
         slots = broker.metadata.topics[TRANSACTIONS].partitions
@@ -180,7 +180,7 @@ def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pyt
         await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
         transactions = broker.broker.coordinators.transactions
         markers = broker.broker.transactions.markers
-        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))
         monkeypatch.setattr(markers, "_exists", lambda *_: True)  # what cannot be written is tried again and again
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
@@ -189,9 +189,9 @@ def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pyt
         store(broker, TRANSACTIONS, transactions.partition_for("id"))
         monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
         assert markers._core("id") is None
-        assert transactions._places[transactions.partition_for("id")].shard is None
+        assert transactions.places[transactions.partition_for("id")].shard is None
         monkeypatch.undo()
-        await until(lambda: transactions._places[transactions.partition_for("id")].shard is not None)
+        await until(lambda: transactions.places[transactions.partition_for("id")].shard is not None)
         await until(lambda: transactions.core("id").state == State.COMPLETE_COMMIT)
 
     run(tmp_path, scenario)
@@ -207,7 +207,7 @@ def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refuse
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
         groups = broker.broker.coordinators.groups
-        place = groups._places[partition_for("g", 3)]
+        place = groups.places[partition_for("g", 3)]
         broker.owners.hold = True
         late = asyncio.create_task(commit(broker, 6))
         await until(lambda: broker.owners._held)

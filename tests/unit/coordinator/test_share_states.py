@@ -6,19 +6,25 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from mqd.acceptor import share_pruning
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.interbroker.share_states import DELETE, INITIALIZE, READ, READ_SUMMARY, WRITE, ShareStates
+from mqd.cluster.host.messages import Answer, DeleteRecords
 from mqd.coordinator.group.group import DeleteGroup
 from mqd.coordinator.group.settings import PACKED
 from mqd.coordinator.group.share.events import ShareHeartbeat
 from mqd.coordinator.internal_topic import partition_for
-from mqd.coordinator.share.records import core_name
+from mqd.coordinator.share.core import Settings, SharePartition
+from mqd.coordinator.share.records import core_name, name_of_key
 from mqd.coordinator.topics import SHARE_STATES
+from mqd.log import records
+from mqd.log.batches import parse_header
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ProtocolError
@@ -235,5 +241,60 @@ def test_a_deleted_topic_is_forgotten(tmp_path: Path) -> None:
         await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1_000), 5)
         await until(lambda: len(list(share.items())) == 1)
         assert (await ask(broker, READ, topic="other", leader_epoch=0)).error_code == 0
+
+    run(tmp_path, scenario)
+
+
+def state_after(broker: HandlerBroker, partition: int, start_offset: int, name: str) -> tuple[object, ...]:
+    """Of the share-partition, from what the log of its coordinator holds from there on."""
+    core = SharePartition(name, Settings())
+    offset = 0
+    for slot, batch in broker.owners.batches:
+        if slot != broker.metadata.topics[SHARE_STATES].partitions[partition].slot:
+            continue
+        for record in records.records(parse_header(batch, 0, 0), batch):
+            if offset >= start_offset and name_of_key(record.key) == name:
+                core.replay(record.key, record.value)
+            offset += 1
+    return core.durable()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_is_before_the_snapshots_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        pruning, share = coordinators.share_pruning, coordinators.share
+        deleted: list[DeleteRecords] = []
+
+        async def request(change: DeleteRecords, timeout_ms: int) -> Answer:
+            deleted.append(change)
+            return Answer(1, 0, "")
+
+        for group in ("g", "idle"):
+            await ask(broker, INITIALIZE, group=group, state_epoch=2, start_offset=5)
+        name = core_name("g", broker.metadata.topics["t"].topic_id, 0)
+        place = share.places[share.partition_for(name)]
+        write = {"state_epoch": 2, "leader_epoch": 1, "start_offset": -1, "delivery_complete_count": 1}
+        for offset in range(8, 14):
+            assert not (await ask(broker, WRITE, state_batches=[_StateBatch(offset, offset, 2, 1)], **write)).error_code
+        monkeypatch.setattr(broker.broker, "controller", SimpleNamespace(request=request))
+        assert await pruning.prune(place) == -1 and not deleted  # too little
+        monkeypatch.setattr(share_pruning, "RECORDS_MIN", 6)
+        before = share.core(name).durable()
+        end_offset = place.shard.end_offset
+        pruned = asyncio.ensure_future(pruning.prune(place))
+        if moves:
+            await asyncio.sleep(0)
+            place.shard.leader_epoch += 1
+            assert await pruned == -1 and not deleted
+            return
+        # what is written meanwhile
+        written = ask(broker, WRITE, state_batches=[_StateBatch(20, 20, 4, 5)], **write)
+        assert await pruned == end_offset == deleted[0].offset
+        assert (deleted[0].name, deleted[0].partition) == (SHARE_STATES, place.index)
+        assert state_after(broker, place.index, end_offset, name)[2:] == before[2:]
+        assert not (await written).error_code
+        for each, core in place.shard.items():
+            assert state_after(broker, place.index, end_offset, each) == core.durable()
 
     run(tmp_path, scenario)

@@ -1,0 +1,93 @@
+"""Prunes `__share_group_state`: what is before the snapshots of all share-partitions is deleted.
+
+Kafka's share coordinator deletes what is before the oldest snapshot that still counts, and makes
+snapshots of idle share-partitions now and then so that this advances. Here a prune makes them: each
+share-partition of a partition of the log writes a snapshot, then everything before the first of
+them goes. A prune is due when it deletes at least as many records as it writes.
+
+Invariants
+    U1  the log from the new start on gives the state of every share-partition: all that exist when
+        the start is chosen have a snapshot above it, all that come later begin above it
+    U2  the leader epoch is the same at both ends of a prune; otherwise the log may be another one
+Bounds: AT_ONCE snapshots are under way. Concurrency: the event loop's thread.
+"""
+
+import asyncio
+
+from mqd.acceptor.broker_state import BrokerState
+from mqd.base import logging
+from mqd.cluster.host import messages
+from mqd.coordinator.internal_topic import CoordinatorError
+from mqd.coordinator.place import Place
+from mqd.coordinator.runtime import Coordinator
+from mqd.coordinator.share.core import Snapshot
+
+AT_ONCE = 100
+RECORDS_MIN = 1_000  # fewer are not worth it
+SNAPSHOT_S, DELETE_MS = 10.0, 30_000
+
+log = logging.get("acceptor.share")
+
+
+class SharePruning:
+    def __init__(self, broker: BrokerState, coordinator: Coordinator) -> None:
+        self._broker = broker
+        self._coordinator = coordinator
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            interval_ms = self._broker.broker_number("share.coordinator.state.topic.prune.interval.ms")
+            await asyncio.sleep(interval_ms / 1000)
+            for place in self._coordinator.places:
+                try:
+                    await self.prune(place)
+                except Exception:
+                    log.exception("states of share groups cannot be pruned", partition=place.index)
+
+    async def prune(self, place: Place) -> int:
+        """The offset below which everything was deleted; -1: nothing was."""
+        shard = place.shard
+        if shard is None:
+            return -1
+        leader_epoch, end_offset = shard.leader_epoch, shard.end_offset
+        names = [name for name, _ in shard.items()]
+        if not is_due(self._start_offset(place.index), end_offset, len(names)):
+            return -1
+        try:
+            for first in range(0, len(names), AT_ONCE):
+                await asyncio.gather(*map(self._snapshot, names[first : first + AT_ONCE]))
+        except CoordinatorError:
+            return -1  # the next prune begins again
+        if place.shard is None or place.shard.leader_epoch != leader_epoch:  # U2
+            return -1
+        change = messages.DeleteRecords(self._coordinator.topic, place.index, end_offset)
+        answer = await self._broker.controller.request(change, DELETE_MS)
+        if answer.error:
+            log.warning(
+                "states of share groups cannot be pruned",
+                partition=place.index,
+                offset=end_offset,
+                reason=answer.message,
+            )
+            return -1
+        return end_offset
+
+    async def _snapshot(self, name: str) -> None:
+        await self._coordinator.request(name, Snapshot, SNAPSHOT_S)
+
+    def _start_offset(self, partition: int) -> int:
+        image = self._broker.partition_of(self._coordinator.topic, partition)
+        view = self._broker.view(image) if image is not None else None
+        return view.log_start_offset if view is not None else 0
+
+
+def is_due(start_offset: int, end_offset: int, core_count: int) -> bool:
+    return end_offset - start_offset >= max(RECORDS_MIN, 2 * core_count)
