@@ -1,10 +1,13 @@
-"""What the brokers tell of consumer groups, of both protocols, in one shape. For `mqd group`."""
+"""What the brokers tell of consumer groups, of both protocols, and of share groups, in one shape. For
+`mqd group`.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
+from mqd.cli import share_groups
 from mqd.cli.broker_lookup import COORDINATOR_AWAY, EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text
@@ -14,12 +17,14 @@ from mqd.protocol.messages import (
     DescribeGroupsRequest,
     ListGroupsRequest,
     OffsetFetchRequest,
+    ShareGroupDescribeRequest,
 )
 
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
 NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
 GROUP_ID_NOT_FOUND = 69
 _CHUNK = 500
+SHARE = "share"
 WITHOUT_MEMBERS = ("Empty", "Dead")
 
 
@@ -53,7 +58,7 @@ class Rebalance(msgspec.Struct):
 
 class Group(msgspec.Struct):
     group: str
-    type: str  # classic | consumer
+    type: str  # classic | consumer | share
     state: str
     protocol_type: str
     protocol: str  # the assignor
@@ -143,6 +148,25 @@ def _consumer(answer: Any) -> Group:
     )
 
 
+def _share(answer: Any) -> Group:
+    members = [
+        Member(
+            one.member_id, one.client_id, _host(one.client_host), None, _named(one.assignment), epoch=one.member_epoch
+        )
+        for one in answer.members
+    ]
+    return Group(
+        answer.group_id,
+        SHARE,
+        answer.group_state,
+        SHARE,
+        answer.assignor_name,
+        members,
+        answer.group_epoch,
+        answer.assignment_epoch,
+    )
+
+
 # -- asking ----------------------------------------------------------------------------------------
 
 
@@ -157,6 +181,9 @@ def describe(cluster: Cluster, name: str) -> Group | None:
             return _consumer(answer)
         if answer.error_code != GROUP_ID_NOT_FOUND:
             check(f"group {name}", answer.error_code, answer.error_message)
+    shared = share_groups.describe(cluster, name)
+    if shared is not None:
+        return _share(shared)
     request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
     answer = cluster.request_coordinator(
         GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code
@@ -189,6 +216,9 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str
                 broker.request(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups, away
             )
             yield from (_consumer(one) for one in answers)
+        elif kind == SHARE:
+            request = ShareGroupDescribeRequest(group_ids=chunk)
+            yield from (_share(one) for one in _answered(broker.request(share_groups.DESCRIBE, request).groups, away))
         else:
             answers = _answered(broker.request(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups, away)
             yield from (_classic(one) for one in answers if one.group_state != "Dead")
@@ -209,12 +239,11 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
     for broker in cluster.nodes():
         answer = broker.request(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
         check("groups", answer.error_code, None)
-        for kind in ("consumer", "classic"):
-            names = [
-                one.group_id
-                for one in answer.groups
-                if ((one.group_type or "classic").lower() == "consumer") == (kind == "consumer")
-            ]
+        listed: dict[str, list[str]] = {}
+        for one in answer.groups:
+            kind = (one.group_type or "classic").lower()
+            listed.setdefault(kind if kind in ("consumer", SHARE) else "classic", []).append(one.group_id)
+        for kind, names in listed.items():
             found += _describe_listed(broker, names, kind, away)
     described = {group.group for group in found}
     return sorted(found, key=lambda group: group.group), {
@@ -239,14 +268,22 @@ def names(bootstrap: str) -> list[str]:
         )
 
 
-def committed(cluster: Cluster, name: str) -> dict[Partition, int]:
-    """Every committed offset of the group."""
-    return {partition: commit.offset for partition, commit in commits(cluster, name).items()}
-
-
 class Commit(msgspec.Struct):
+    """`lag`: of a share group, None where it is not known."""
+
     offset: int
     metadata: str
+    lag: int | None = None
+
+
+def positions(cluster: Cluster, name: str, is_share: bool) -> dict[Partition, Commit]:
+    """Committed offsets; of a share group, where it begins."""
+    if not is_share:
+        return commits(cluster, name)
+    return {
+        partition: Commit(begun.offset, "", begun.lag)
+        for partition, begun in share_groups.offsets(cluster, name).items()
+    }
 
 
 def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
@@ -284,8 +321,12 @@ class Progress(msgspec.Struct):
 
 
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
-    """Of every partition that the group has committed in or a member is assigned."""
-    offsets = committed(cluster, group.group)
+    """Of every partition that the group has committed in or a member is assigned. A share group's
+    partitions have no member of their own.
+    """
+    is_share = group.type == SHARE
+    found = positions(cluster, group.group, is_share)
+    offsets = {partition: one.offset for partition, one in found.items()}
     owners = {
         (topic, index): member
         for member in group.members
@@ -299,7 +340,10 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
     for partition in partitions:
         topic, index = partition
         offset, start, end = offsets.get(partition), starts.get(partition), ends.get(partition)
-        lag = end - offset if offset is not None and end is not None else None
+        if is_share:
+            lag = found[partition].lag if partition in found else None
+        else:
+            lag = end - offset if offset is not None and end is not None else None
         note = ""
         if index not in known.get(topic, {}):
             note = "the topic is gone" if topic not in known else "the partition is gone"
@@ -309,7 +353,8 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
             note = f"{start - offset} of the lag are deleted"
         elif offset is not None and offset > end:
             note, lag = "beyond the log's end", 0
-        rows.append(Progress(topic, index, offset, start, end, lag, owners.get(partition), note))
+        owner = None if is_share else owners.get(partition)
+        rows.append(Progress(topic, index, offset, start, end, lag, owner, note))
     return rows
 
 

@@ -7,15 +7,22 @@ from typing import Any
 import click
 import msgspec
 
+from mqd.cli import share_groups
 from mqd.cli.broker_lookup import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.group_listing import NAMES_BY_TEXT, commits, explain
+from mqd.cli.group_listing import NAMES_BY_TEXT, explain, positions
 from mqd.cli.records import Start, parse_start, parse_time
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import OffsetCommitRequest
 from mqd.spark.offsets import SHOWN
 
 OFFSET_COMMIT = 8
+_JOINED = (
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.STALE_MEMBER_EPOCH,
+    ErrorCode.NON_EMPTY_GROUP,
+)
 ONLY_SHOWN = (
     "group {group} only shows how far a streaming query of Spark's is: the query reads by its checkpoint. Moved offsets"
     " change the lag that is shown, until the query's next batch from that partition, and nothing that is read. To read"
@@ -67,12 +74,17 @@ def _partitions(
 
 
 def plan(
-    cluster: Cluster, group: str, requested: list[tuple[str, set[int] | None]], start: Start | None, shift: int
+    cluster: Cluster,
+    group: str,
+    requested: list[tuple[str, set[int] | None]],
+    start: Start | None,
+    shift: int,
+    is_share: bool = False,
 ) -> list[Move]:
     """`start` None: by `shift` from where it is. Offsets lie within the log: others are clamped,
     and the note says so. Raises CliError when nothing can move.
     """
-    found = commits(cluster, group)
+    found = positions(cluster, group, is_share)
     offsets = {partition: one.offset for partition, one in found.items()}
     partitions = _partitions(cluster, requested, offsets)
     first, end = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
@@ -152,6 +164,12 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
 
 
 def _reason(error: int) -> str:
-    if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.STALE_MEMBER_EPOCH):
+    if error in _JOINED:
         return "a member has joined meanwhile; stop it and seek again"
     return explain(error)
+
+
+def alter(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
+    """As commit(), of a share group."""
+    targets = {(one.topic, one.partition): one.new for one in moves if one.new is not None}
+    return {partition: _reason(error) for partition, error in share_groups.alter(cluster, group, targets).items()}

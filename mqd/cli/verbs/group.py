@@ -1,4 +1,4 @@
-"""`mqd group`: list, describe, delete, seek."""
+"""`mqd group`: list, describe, delete, seek, delete-offsets."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from mqd.cli.common import CliError as CliError
 if TYPE_CHECKING:
     from mqd.cli.group_listing import Group, Holder, Member, Progress
 
-_TYPES = ("classic", "consumer")
+_TYPES = ("classic", "consumer", "share")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling", "Dead")
 _DELETE_GROUPS = 42
 _WAITED_FOR = {
@@ -26,7 +26,7 @@ _WAITED_FOR = {
 }
 
 
-@click.group(help="List, describe, delete consumer groups, and move their offsets.")
+@click.group(help="List, describe, delete consumer and share groups, and move their offsets.")
 def command() -> None:
     pass
 
@@ -92,7 +92,7 @@ def _plural(count: int, noun: str) -> str:
     help="Only groups of this protocol; may be repeated.",
 )
 def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -> None:
-    """List the consumer groups: names when piped, a table on a terminal."""
+    """List consumer and share groups: names when piped, a table on a terminal."""
     import sys
 
     from mqd.cli.broker_lookup import Cluster, report_left_out
@@ -241,7 +241,8 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
             table.append(
                 (row.topic, row.partition, *numbers, labels[row.member.member_id] if row.member else "-", row.note)
             )
-        emit_table(("TOPIC", "PARTITION", "COMMITTED", "LOG END", "LAG", "MEMBER", ""), table)
+        offset = "START" if group.type == "share" else "COMMITTED"
+        emit_table(("TOPIC", "PARTITION", offset, "LOG END", "LAG", "MEMBER", ""), table)
     elif not group.members:
         click.echo("it has no committed offsets")
 
@@ -358,7 +359,7 @@ def _refusal(group: "Group") -> str:
 def seek(
     settings: Settings, name: str, targets: tuple[str, ...], where: str | None, shift_by: int | None, execute: bool
 ) -> None:
-    """Move the committed offsets of GROUP.
+    """Move the committed offsets of GROUP; of a share group, its start offsets.
 
     In all partitions it has committed in, or in those of the topics named. Shows what would change;
     --execute does it.
@@ -368,7 +369,7 @@ def seek(
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import WITHOUT_MEMBERS
     from mqd.cli.group_listing import describe as request
-    from mqd.cli.seeking import ONLY_SHOWN, commit, parse_where, plan
+    from mqd.cli.seeking import ONLY_SHOWN, alter, commit, parse_where, plan
 
     if (where is None) == (shift_by is None):
         raise click.UsageError("say where: --to earliest|latest|TIME|OFFSET, or --shift-by N")
@@ -384,8 +385,9 @@ def seek(
             raise CliError(
                 f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics"
             )
-        moves = plan(cluster, name, requested, start, shift_by or 0)
-        failed = commit(cluster, name, moves) if execute else {}
+        is_share = group is not None and group.type == "share"
+        moves = plan(cluster, name, requested, start, shift_by or 0, is_share)
+        failed = (alter if is_share else commit)(cluster, name, moves) if execute else {}
     only_shown = any(one.only_shown for one in moves)
     if settings.json:
         emit_json(
@@ -432,3 +434,51 @@ def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bo
         )
     else:
         click.echo(f"nothing was changed; --execute would move {_plural(count, 'offset')} of group {name}")
+
+
+# -- delete-offsets --------------------------------------------------------------------------------
+
+
+@command.command("delete-offsets")
+@options
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--execute", is_flag=True, help="Delete them.  [default: show them only]")
+def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execute: bool) -> None:
+    """Delete the start offsets of share group GROUP in TOPIC: it begins there as a new group would.
+
+    Shows what would be deleted; --execute does it. A group that has members is refused.
+    """
+    from mqd.cli import share_groups
+    from mqd.cli.broker_lookup import Cluster
+    from mqd.cli.group_listing import SHARE, WITHOUT_MEMBERS, explain, must_describe
+
+    with Cluster(settings.bootstrap) as cluster:
+        group = must_describe(cluster, name)
+        if group.type != SHARE:
+            raise CliError(f"group {name} is no share group; mqd group delete deletes it with its offsets")
+        if group.state not in WITHOUT_MEMBERS and execute:
+            raise CliError(_refusal(group))
+        begun = {
+            partition: one for partition, one in share_groups.offsets(cluster, name).items() if partition[0] in topics
+        }
+        errors = share_groups.delete_offsets(cluster, name, dict.fromkeys(topics)) if execute else {}
+    failed = {topic: explain(error) for topic, error in errors.items() if error}
+    if settings.json:
+        emit_json(
+            {
+                "group": name,
+                "executed": execute,
+                "partitions": [
+                    {"topic": topic, "partition": index, "start_offset": one.offset, "error": failed.get(topic)}
+                    for (topic, index), one in sorted(begun.items())
+                ],
+            }
+        )
+    else:
+        rows = [(topic, index, one.offset, failed.get(topic, "")) for (topic, index), one in sorted(begun.items())]
+        emit_table(("TOPIC", "PARTITION", "START", ""), rows)
+        if not execute:
+            click.echo(f"nothing was changed; --execute would delete {_plural(len(rows), 'offset')} of group {name}")
+    if failed:
+        raise CliError("; ".join(f"topic {topic}: {reason}" for topic, reason in failed.items()))

@@ -1,0 +1,85 @@
+"""Requests about share groups (KIP-932), for `mqd group`."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from mqd.cli.broker_lookup import GROUP, Cluster, Partition
+from mqd.cli.kafka_request import check
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    AlterShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequest,
+    ShareGroupDescribeRequest,
+)
+
+DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS, DELETE_OFFSETS = 77, 90, 91, 92
+# It is no share group, or the cluster has none.
+NOT_THERE = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
+
+
+class Begun(NamedTuple):
+    """Of a share group in a partition: what is below `offset` is finished. `lag` None: not known."""
+
+    offset: int
+    lag: int | None
+
+
+def describe(cluster: Cluster, name: str) -> Any | None:
+    """The group as it is described. None: there is no such share group."""
+    if not cluster.first.speaks(DESCRIBE):
+        return None
+    request = ShareGroupDescribeRequest(group_ids=[name])
+    answer = cluster.request_coordinator(
+        GROUP, name, DESCRIBE, request, lambda found: found.groups[0].error_code
+    ).groups[0]
+    if answer.error_code in NOT_THERE:
+        return None
+    check(f"group {name}", answer.error_code, answer.error_message)
+    return answer
+
+
+def offsets(cluster: Cluster, name: str) -> dict[Partition, Begun]:
+    """Of every partition in which the group has begun."""
+    message = DescribeShareGroupOffsetsRequest
+    request = message(groups=[message.Group(group_id=name, topics=None)])
+    answer = cluster.request_coordinator(
+        GROUP, name, DESCRIBE_OFFSETS, request, lambda found: found.groups[0].error_code
+    ).groups[0]
+    check(f"group {name}", answer.error_code, answer.error_message)
+    return {
+        (topic.topic_name, one.partition_index): Begun(one.start_offset, one.lag if one.lag >= 0 else None)
+        for topic in answer.topics
+        for one in topic.partitions
+        if not one.error_code and one.start_offset >= 0
+    }
+
+
+def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Partition, int]:
+    """Gives the errors of those that failed."""
+    message = AlterShareGroupOffsetsRequest
+    by_topic: dict[str, list[Any]] = {}
+    for (topic, index), offset in targets.items():
+        by_topic.setdefault(topic, []).append(message.Partition(partition_index=index, start_offset=offset))
+    request = message(
+        group_id=name,
+        topics=[message.Topic(topic_name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
+    )
+    answer = cluster.request_coordinator(GROUP, name, ALTER_OFFSETS, request, lambda found: found.error_code)
+    if answer.error_code:
+        return dict.fromkeys(targets, answer.error_code)
+    return {
+        (topic.topic_name, one.partition_index): one.error_code
+        for topic in answer.responses
+        for one in topic.partitions
+        if one.error_code
+    }
+
+
+def delete_offsets(cluster: Cluster, name: str, topics: Iterable[str]) -> dict[str, int]:
+    """Topic -> error code, 0 where they were deleted. Raises CliError."""
+    message = DeleteShareGroupOffsetsRequest
+    request = message(group_id=name, topics=[message.Topic(topic_name=topic) for topic in topics])
+    answer = cluster.request_coordinator(GROUP, name, DELETE_OFFSETS, request, lambda found: found.error_code)
+    check(f"group {name}", answer.error_code, answer.error_message)
+    return {one.topic_name: one.error_code for one in answer.responses}
