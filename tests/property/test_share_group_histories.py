@@ -141,13 +141,13 @@ def what_failed_counts_as_initialized(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def what_became_assignable_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
-    original = ShareGroup._refresh
+    original = ShareGroup.refresh
 
     def refresh(self: ShareGroup, bump: bool) -> None:
         self.has_news = False
         original(self, bump)
 
-    patch.setattr(ShareGroup, "_refresh", refresh)
+    patch.setattr(ShareGroup, "refresh", refresh)
 
 
 @planted

@@ -39,11 +39,11 @@ docs/decisions/coordinators/2026-11-21-consumer-groups.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, persists
+from mqd.coordinator.actions import Action, Reply, TimerFired, persists
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.coordinator.group.classic.members import Deadlines, protocols_size_bytes
+from mqd.coordinator.group.classic.members import protocols_size_bytes
 from mqd.coordinator.group.consumer import records, requests
 from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
@@ -61,7 +61,7 @@ from mqd.coordinator.group.consumer.members import (
 )
 from mqd.coordinator.group.consumer.records import Current, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
-from mqd.coordinator.group.consumer.subscriptions import Subscriptions
+from mqd.coordinator.group.modern import ModernGroup
 from mqd.coordinator.group.offsets import CommitOffsets
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatResponse
@@ -95,32 +95,24 @@ def size_bytes_of(member_id: str, description: Description) -> int:
     return MEMBER_BYTES + names + protocols_size_bytes(protocols)
 
 
-class ConsumerGroup:
+class ConsumerGroup(ModernGroup):
     """One group. `handle` is the only mutator once it is loaded."""
+
+    records: ClassVar[Any] = records
+    deadline_timer: ClassVar[str] = DEADLINE_TIMER
 
     def __init__(self, group_id: str, cluster: Cluster) -> None:
         from mqd.coordinator.group.consumer.classic_members import ClassicSide
 
-        self.group_id = group_id
-        self.cluster = cluster
-        self.epoch = self.assignment_epoch = self.metadata_hash = 0
+        super().__init__(group_id, cluster)
         self.members: dict[str, Member] = {}
         self.static: dict[str, str] = {}  # instance id -> member id
-        self.target: dict[str, Partitions] = {}
         self.owners = Owners()
-        self.subscriptions = Subscriptions(cluster)
         self.assignor_votes: dict[str, int] = {}
-        self.deadlines = Deadlines()
-        self.described_bytes = 0  # of the members' descriptions
         self.classic = ClassicSide(self)
-        self.is_persisted = False
         # wants to become a classic group: no member speaks the consumer protocol any more
         self.downgrades = False
-        self.pending: list[KeyValue] = []  # records of the event in progress
         self._assign_after_ms = 0
-        self._armed_ms: int | None = None
-        self._loading: dict[str, tuple[Description | None, Current | None]] = {}
-        self._loaded_keys: set[bytes] = set()
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ConsumerHeartbeat: self._on_heartbeat,
             ConsumerDescribe: self._on_describe,
@@ -132,10 +124,6 @@ class ConsumerGroup:
         }
 
     # -- queries ----------------------------------------------------------------------------------
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     @property
     def size_bytes(self) -> int:
@@ -193,11 +181,6 @@ class ConsumerGroup:
             return 0
         return int(ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH)
 
-    def delete_all(self) -> list[KeyValue]:
-        """Tombstones for everything that this group has in the log."""
-        found = [record for member_id in self.members for record in records.member_tombstones(self.group_id, member_id)]
-        return found + records.group_tombstones(self.group_id) if self.is_persisted else found
-
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
@@ -207,14 +190,7 @@ class ConsumerGroup:
             actions = replies
         else:
             actions = self._persists() + replies
-        return self._arm(actions)
-
-    def _arm(self, actions: list[Action]) -> list[Action]:
-        next_ms = self.deadlines.next_ms
-        if next_ms is not None and (self._armed_ms is None or next_ms < self._armed_ms):
-            self._armed_ms = next_ms
-            actions.append(Timer(DEADLINE_TIMER, next_ms))
-        return actions
+        return self.arm(actions)
 
     def _persists(self) -> list[Action]:
         """Ordered so that the log holds a loadable state after each one: the group's epoch first,
@@ -396,18 +372,6 @@ class ConsumerGroup:
 
     # -- epochs ------------------------------------------------------------------------------------
 
-    def refresh(self, bump: bool) -> None:
-        """Checks whether the topics have changed. Bumps the group epoch if they have, or if `bump`
-        is set.
-        """
-        if not self.subscriptions.is_current():
-            self.subscriptions.refresh()
-            bump = bump or self.subscriptions.hash != self.metadata_hash
-        if bump:
-            self.epoch += 1
-            self.metadata_hash = self.subscriptions.hash
-            self.pending.append(records.group_record(self.group_id, self.epoch, self.metadata_hash))
-
     def maybe_assign(self, now_ms: int, at_once: bool = False) -> None:
         """Computes a target for the group's epoch, unless the last one is too recent."""
         if self.epoch == self.assignment_epoch:
@@ -486,26 +450,6 @@ class ConsumerGroup:
 
     # -- loading -----------------------------------------------------------------------------------
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """Applies one record of the log. Raises ValueError and then changes nothing."""
-        kind, name = records.decode_key(key)
-        description, current = self._loading.get(name, (None, None))
-        if kind == records.METADATA:
-            self.epoch, self.metadata_hash = records.decode_group(value) if value is not None else (0, 0)
-        elif kind == records.TARGET_METADATA:
-            self.assignment_epoch = records.decode_target_epoch(value) if value is not None else 0
-        elif kind == records.TARGET_MEMBER:
-            if value is None:
-                self.target.pop(name, None)
-            else:
-                self.target[name] = records.decode_target(value)
-        elif kind == records.MEMBER:
-            self._loading[name] = (records.decode_member(value) if value is not None else None, current)
-        elif kind == records.CURRENT:
-            self._loading[name] = (description, records.decode_current(value) if value is not None else None)
-        (self._loaded_keys.discard if value is None else self._loaded_keys.add)(key)
-        self.is_persisted = bool(self._loaded_keys)
-
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a full session timeout, because they could not reach this coordinator before.
         Members that a damaged log leaves without a complete and consistent state are fenced.
@@ -534,7 +478,7 @@ class ConsumerGroup:
             self.epoch += 1
             self.pending.append(records.group_record(self.group_id, self.epoch, 0))
             self.metadata_hash = 0
-        return self._arm(self._persists() if self.pending else [])
+        return self.arm(self._persists() if self.pending else [])
 
     def load_member(self, name: str, description: Description, current: Current | None) -> bool:
         """False: its state contradicts that of the others."""
@@ -562,8 +506,7 @@ class ConsumerGroup:
         return True
 
     def _load_epochs(self) -> None:
-        """Epochs must not fall below those that members have received."""
-        self.assignment_epoch = max([self.assignment_epoch, *(member.epoch for member in self.members.values())])
+        self.assignment_epoch = self.loaded_epoch()
         if self.epoch < self.assignment_epoch:
             # differs from any hash, so the next heartbeat makes a new epoch
             self.epoch, self.metadata_hash = self.assignment_epoch, 0

@@ -28,16 +28,17 @@ Source: Kafka's own behaviour. Differences: docs/decisions/coordinators/2026-11-
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-from mqd.coordinator.actions import Action, Effect, KeyValue, Reply, Timer, TimerFired, persists
-from mqd.coordinator.group.classic.members import NEVER, Deadlines, Watched
+from mqd.coordinator.actions import Action, Effect, Reply, TimerFired, persists
+from mqd.coordinator.group.classic.members import NEVER, Watched
 from mqd.coordinator.group.consumer.assignors import MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.members import NOTHING, difference, intersection, union
 from mqd.coordinator.group.consumer.records import Partitions
 from mqd.coordinator.group.consumer.requests import Refused
-from mqd.coordinator.group.consumer.subscriptions import Entry, Key, Subscriptions
+from mqd.coordinator.group.consumer.subscriptions import Entry, Key
+from mqd.coordinator.group.modern import ModernGroup
 from mqd.coordinator.group.share import assignor, offsets, records
 from mqd.coordinator.group.share.events import (
     AlterOffsets,
@@ -95,32 +96,26 @@ def _count(partitions: Partitions) -> int:
     return sum(map(len, partitions.values()))
 
 
-class ShareGroup:
-    """One group. `handle` is the only mutator once it is loaded."""
+class ShareGroup(ModernGroup):
+    """One group. `handle` is the only mutator once it is loaded. News are partitions that became
+    assignable since the last epoch.
+    """
+
+    records: ClassVar[Any] = records
+    deadline_timer: ClassVar[str] = DEADLINE_TIMER
 
     def __init__(self, group_id: str, cluster: Cluster) -> None:
-        self.group_id = group_id
-        self.cluster = cluster
-        self.epoch = self.assignment_epoch = self.metadata_hash = 0
+        super().__init__(group_id, cluster)
         self.members: dict[str, Member] = {}
-        self.target: dict[str, Partitions] = {}
-        self.subscriptions = Subscriptions(cluster)
         self.states = States()
-        self.deadlines = Deadlines()
-        self.described_bytes = self.assigned_count = 0
-        self.is_persisted = False
+        self.assigned_count = 0
         self.is_deleted = False  # by DeleteGroups: its last records are tombstones
-        self.pending: list[KeyValue] = []  # records of the event in progress
         self.effects: list[Effect] = []
-        self.has_news = False  # the assignable partitions have changed since the last epoch
         self.admin = offsets.OffsetsAdmin(self)
         self._initializing: dict[int, Partitions] = {}  # by token: without an answer yet
         self._retry_ms = 0  # of what is initializing
         self._looked_epoch = -1  # in which everything was initialized or initializing
         self._token = 0
-        self._armed_ms: int | None = None
-        self._loading: dict[str, tuple[Description | None, Current | None]] = {}
-        self._loaded_keys: set[bytes] = set()
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ShareHeartbeat: self._on_heartbeat,
             ShareDescribe: self._on_describe,
@@ -131,10 +126,6 @@ class ShareGroup:
         }
 
     # -- queries ----------------------------------------------------------------------------------
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     @property
     def size_bytes(self) -> int:
@@ -148,11 +139,6 @@ class ShareGroup:
     @property
     def state_name(self) -> str:
         return "Stable" if self.members else "Empty"
-
-    def delete_all(self) -> list[KeyValue]:
-        """Tombstones for everything that this group has in the log."""
-        found = [record for member_id in self.members for record in records.member_tombstones(self.group_id, member_id)]
-        return found + records.group_tombstones(self.group_id) if self.is_persisted else found
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -192,11 +178,7 @@ class ShareGroup:
             actions += self.effects
             self.effects = []
         actions += replies
-        next_ms = self.deadlines.next_ms
-        if next_ms is not None and (self._armed_ms is None or next_ms < self._armed_ms):
-            self._armed_ms = next_ms
-            actions.append(Timer(DEADLINE_TIMER, next_ms))
-        return actions
+        return self.arm(actions)
 
     def _on_heartbeat(self, event: ShareHeartbeat, now_ms: int, replies: list[Action]) -> None:
         try:
@@ -209,7 +191,7 @@ class ShareGroup:
         message = event.message
         member = self._find(message)
         member, bump = self._described(member, event)
-        self._refresh(bump)
+        self.refresh(bump)
         self._maybe_assign()
         before = member.assigned
         self._reconcile(member)
@@ -308,7 +290,7 @@ class ShareGroup:
             self.deadlines.drop(member)
             self.pending += records.member_tombstones(self.group_id, member.member_id)
         self.deadlines.tidy(len(self.members))
-        self._refresh(bump=True)
+        self.refresh(bump=True)
 
     def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
         self._armed_ms = None
@@ -317,22 +299,6 @@ class ShareGroup:
             self._fence(late)
 
     # -- epochs ------------------------------------------------------------------------------------
-
-    def _refresh(self, bump: bool) -> None:
-        """Checks whether topics have changed. Bumps the group epoch if they or what may be assigned
-        have, or if `bump` is set.
-        """
-        if not self.subscriptions.is_current():
-            self.subscriptions.refresh()
-            bump = bump or self.subscriptions.hash != self.metadata_hash
-        if bump or self.has_news:
-            self.bump()
-
-    def bump(self) -> None:
-        self.epoch += 1
-        self.has_news = False
-        self.metadata_hash = self.subscriptions.hash
-        self.pending.append(records.group_record(self.group_id, self.epoch, self.metadata_hash))
 
     def _maybe_assign(self) -> None:
         """Computes a target for the group's epoch."""
@@ -475,27 +441,9 @@ class ShareGroup:
 
     # -- loading -----------------------------------------------------------------------------------
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """Applies one record of the log. Raises ValueError and then changes nothing."""
-        kind, name = records.decode_key(key)
-        description, current = self._loading.get(name, (None, None))
-        if kind == records.METADATA:
-            self.epoch, self.metadata_hash = records.decode_group(value) if value is not None else (0, 0)
-        elif kind == records.TARGET_METADATA:
-            self.assignment_epoch = records.decode_target_epoch(value) if value is not None else 0
-        elif kind == records.STATES:
+    def replay_own(self, kind: int, value: bytes | None) -> None:
+        if kind == records.STATES:
             self.states = records.decode_states(value) if value is not None else States()
-        elif kind == records.TARGET_MEMBER:
-            if value is None:
-                self.target.pop(name, None)
-            else:
-                self.target[name] = records.decode_target(value)
-        elif kind == records.MEMBER:
-            self._loading[name] = (records.decode_member(value) if value is not None else None, current)
-        elif kind == records.CURRENT:
-            self._loading[name] = (description, records.decode_current(value) if value is not None else None)
-        (self._loaded_keys.discard if value is None else self._loaded_keys.add)(key)
-        self.is_persisted = bool(self._loaded_keys)
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a full session timeout, because they could not reach this coordinator before.
@@ -514,8 +462,7 @@ class ShareGroup:
                 self.hold(member, current)
             self.deadlines.move(member, now_ms + session_ms)
         self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
-        # epochs must not fall below those that members have received
-        self.assignment_epoch = max([self.assignment_epoch, *(member.epoch for member in self.members.values())])
+        self.assignment_epoch = self.loaded_epoch()
         self.epoch = max(self.epoch, self.assignment_epoch)
         both = intersection(self.states.initializing, self.states.initialized)
         self.states.initializing = difference(self.states.initializing, both)

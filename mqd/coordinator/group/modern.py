@@ -1,0 +1,104 @@
+"""What the groups of KIP-848 and share groups have in common (Kafka's modern groups): a group epoch
+that changes with members, subscriptions and topics, a target assignment for an epoch, and records
+of these in one shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from mqd.coordinator.actions import Action, KeyValue, Timer
+from mqd.coordinator.group.classic.members import Deadlines
+from mqd.coordinator.group.consumer.cluster import Cluster
+from mqd.coordinator.group.consumer.records import Partitions
+from mqd.coordinator.group.consumer.subscriptions import Subscriptions
+
+
+class ModernGroup:
+    """`records`: the module of this kind's records. The group's members have `epoch`."""
+
+    records: ClassVar[Any]
+    deadline_timer: ClassVar[str]
+
+    def __init__(self, group_id: str, cluster: Cluster) -> None:
+        self.group_id = group_id
+        self.cluster = cluster
+        self.epoch = self.assignment_epoch = self.metadata_hash = 0
+        self.members: dict[str, Any] = {}
+        self.target: dict[str, Partitions] = {}
+        self.subscriptions = Subscriptions(cluster)
+        self.deadlines = Deadlines()
+        self.described_bytes = 0  # of the members' descriptions
+        self.is_persisted = False
+        self.pending: list[KeyValue] = []  # records of the event in progress
+        self.has_news = False  # something other than topics demands an epoch
+        self._armed_ms: int | None = None
+        # by member id: description, current
+        self._loading: dict[str, tuple[Any, Any]] = {}
+        self._loaded_keys: set[bytes] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    def delete_all(self) -> list[KeyValue]:
+        """Tombstones for everything that this group has in the log."""
+        of_member, of_group = self.records.member_tombstones, self.records.group_tombstones
+        found = [record for member_id in self.members for record in of_member(self.group_id, member_id)]
+        return found + of_group(self.group_id) if self.is_persisted else found
+
+    def refresh(self, bump: bool) -> None:
+        """Checks whether the topics have changed. Bumps the group epoch if they have, if there is
+        news, or if `bump` is set.
+        """
+        if not self.subscriptions.is_current():
+            self.subscriptions.refresh()
+            bump = bump or self.subscriptions.hash != self.metadata_hash
+        if bump or self.has_news:
+            self.bump()
+
+    def bump(self) -> None:
+        self.epoch += 1
+        self.has_news = False
+        self.metadata_hash = self.subscriptions.hash
+        self.pending.append(self.records.group_record(self.group_id, self.epoch, self.metadata_hash))
+
+    def arm(self, actions: list[Action]) -> list[Action]:
+        """Appends the timer of the next deadline."""
+        next_ms = self.deadlines.next_ms
+        if next_ms is not None and (self._armed_ms is None or next_ms < self._armed_ms):
+            self._armed_ms = next_ms
+            actions.append(Timer(self.deadline_timer, next_ms))
+        return actions
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Applies one record of the log. Raises ValueError and then changes nothing."""
+        records = self.records
+        kind, name = records.decode_key(key)
+        description, current = self._loading.get(name, (None, None))
+        if kind == records.METADATA:
+            self.epoch, self.metadata_hash = records.decode_group(value) if value is not None else (0, 0)
+        elif kind == records.TARGET_METADATA:
+            self.assignment_epoch = records.decode_target_epoch(value) if value is not None else 0
+        elif kind == records.TARGET_MEMBER:
+            if value is None:
+                self.target.pop(name, None)
+            else:
+                self.target[name] = records.decode_target(value)
+        elif kind == records.MEMBER:
+            self._loading[name] = (records.decode_member(value) if value is not None else None, current)
+        elif kind == records.CURRENT:
+            self._loading[name] = (description, records.decode_current(value) if value is not None else None)
+        else:
+            self.replay_own(kind, value)
+        (self._loaded_keys.discard if value is None else self._loaded_keys.add)(key)
+        self.is_persisted = bool(self._loaded_keys)
+
+    def replay_own(self, kind: int, value: bytes | None) -> None:
+        """A record that only this kind of group has."""
+
+    def loaded_epoch(self) -> int:
+        """Epochs must not fall below those that members have received."""
+        return max([self.assignment_epoch, *(member.epoch for member in self.members.values())])
