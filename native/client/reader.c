@@ -74,12 +74,17 @@ void mqd_segment_reader_close(struct mqd_segment_reader *reader)
     free(reader);
 }
 
+static void forget_aborted(struct mqd_segment_reader *reader)
+{
+    mqd_aborted_free(&reader->aborted);
+    reader->aborted.until_offset = 0;
+}
+
 void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset)
 {
     leave_mapping(reader);
     reader->position = offset < 0 ? 0 : offset;
-    mqd_aborted_free(&reader->aborted);
-    reader->aborted.until_offset = 0;
+    forget_aborted(reader);
 }
 
 void mqd_segment_reader_set_source(struct mqd_segment_reader *reader, const struct mqd_segment_source *source)
@@ -87,6 +92,8 @@ void mqd_segment_reader_set_source(struct mqd_segment_reader *reader, const stru
     if (reader->source.close)
         reader->source.close(reader->source.context);
     leave_mapping(reader);
+    if (reader->source.control || source->control)
+        forget_aborted(reader); /* generations of two attachments cannot be compared */
     reader->slot_known = false;
     reader->source = *source;
 }
@@ -94,12 +101,6 @@ void mqd_segment_reader_set_source(struct mqd_segment_reader *reader, const stru
 int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader)
 {
     return reader->position;
-}
-
-int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
-                                   const int64_t *first_offsets, uint32_t count, int64_t until_offset)
-{
-    return mqd_aborted_set(&reader->aborted, producer_ids, first_offsets, count, until_offset);
 }
 
 uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader)
@@ -159,6 +160,29 @@ static int read_slot(struct mqd_segment_reader *reader, struct mqd_partition_vie
     return is_the_partition(reader, view) ? SLOT_OURS : SLOT_UNKNOWN;
 }
 
+/* Has the slot kept its files since the aborted transactions were asked for? S5 */
+static bool same_files_since_question(struct mqd_segment_reader *reader)
+{
+    struct mqd_partition_view view;
+    if (!reader->source.control)
+        return true;
+    if (enter(reader) < 0)
+        return false;
+    bool same = read_slot(reader, &view) == SLOT_OURS && view.segments_generation == reader->aborted_generation;
+    leave(reader);
+    return same;
+}
+
+int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
+                                   const int64_t *first_offsets, uint32_t count, int64_t until_offset)
+{
+    if (!same_files_since_question(reader)) {
+        forget_aborted(reader);
+        return 0;
+    }
+    return mqd_aborted_set(&reader->aborted, producer_ids, first_offsets, count, until_offset);
+}
+
 /* Sets `bounds`, or returns why nothing can be read. */
 static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, struct mqd_read_state *state)
 {
@@ -178,6 +202,7 @@ static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, s
         state->kafka_error = KAFKA_OFFSET_OUT_OF_RANGE;
         return MQD_READ_OUT_OF_RANGE;
     }
+    reader->slot_generation = view.segments_generation;
     bounds->end_offset = readable_end(reader, &view.positions);
     bounds->high_watermark_segment = view.positions.high_watermark_segment;
     bounds->high_watermark_position = view.positions.high_watermark_position;
@@ -248,6 +273,7 @@ static int ask(struct mqd_segment_reader *reader, struct mqd_read_state *state)
     reader->slot = answer.slot;
     reader->slot_known = true;
     reader->sealed = answer.next_base_offset != INT64_MAX || !reader->source.control;
+    reader->file_generation = answer.segments_generation;
     reader->base_offset = answer.base_offset;
     reader->next_base_offset = answer.next_base_offset;
     reader->size_bytes = answer.size_bytes;
@@ -342,6 +368,8 @@ static uint32_t batch_begin(struct walk *walk)
         reader->checked_at = reader->at;
     }
     if (reader->isolation_level) {
+        if (reader->source.control && reader->aborted_generation != reader->file_generation)
+            forget_aborted(reader);
         enum mqd_aborted_verdict verdict = mqd_aborted_judge(&reader->aborted, batch, bytes);
         if (verdict == MQD_BATCH_ASK)
             return MQD_READ_ABORTED;
@@ -425,6 +453,21 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     return reader->position >= walk->bounds.end_offset ? 0 : continue_in_next_segment(walk, stop);
 }
 
+/* Which transactions were aborted must be asked for: of the version of the file that is read (S5),
+ * so the newest is mapped first. */
+static int before_question(struct walk *walk, uint32_t *stop)
+{
+    struct mqd_segment_reader *reader = walk->reader;
+    if (!reader->source.control || reader->file_generation == reader->slot_generation) {
+        reader->aborted_generation = reader->slot_generation;
+        return 0;
+    }
+    int result = continue_in_next_segment(walk, stop);
+    if (result == 0 && *stop == STOP_NONE && reader->file_generation == MQD_LOCAL_CHANGING)
+        *stop = MQD_READ_END; /* for some milliseconds */
+    return result;
+}
+
 /* Handles one batch, a part of it, or the step to the next segment. -1: failed. */
 static int step(struct walk *walk, uint32_t *stop)
 {
@@ -442,6 +485,8 @@ static int step(struct walk *walk, uint32_t *stop)
     *stop = batch_decode(walk, limit, &failed);
     if (*stop == STOP_NONE && !failed)
         *stop = batch_begin(walk);
+    if (*stop == MQD_READ_ABORTED && !failed)
+        return before_question(walk, stop);
     return failed ? -1 : 0;
 }
 

@@ -28,8 +28,8 @@ struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, co
 /* Reads a single segment file, without a broker, to its end. */
 struct mqd_segment_reader *mqd_segment_reader_open_file(const char *path, int64_t base_offset, int64_t offset,
                                                         int8_t isolation_level);
-/* Moves the reader to another attachment, when its own has ended: its position, aborted
- * transactions and held views are kept. */
+/* Moves the reader to another attachment, when its own has ended: its position and held views are
+ * kept. */
 int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client *to);
 /* The next record will be the one at `offset`; known aborted transactions are forgotten. Takes
  * effect at the next read. */
@@ -38,7 +38,9 @@ void mqd_segment_reader_close(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
 /* For read_committed: the aborted transactions below `until_offset` that overlap the records to
  * come, as (producer id, first offset). They replace the previous ones. Request them at the
- * reader's position, by a Fetch for positions only, whose last_stable_offset is `until_offset`. */
+ * reader's position, by a Fetch for positions only, whose last_stable_offset is `until_offset`, after
+ * MQD_READ_ABORTED. If the partition's files have changed since then, they are not taken, and
+ * MQD_READ_ABORTED comes again. */
 int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
                                    const int64_t *first_offsets, uint32_t count, int64_t until_offset);
 

@@ -12,6 +12,10 @@
  *       `viewed`, each hold is one more.
  *   S4  everything in a segment is still hostile (a producer wrote the records, a disk stored
  *       them): every length is checked against the remaining bytes before use.
+ *   S5  data and aborted transactions are of the same version of the files. A compaction may drop an
+ *       ABORT marker together with what is known of its transaction: a list from before it would
+ *       leave out later transactions of that producer, one from after it would return aborted
+ *       records of an older file.
  */
 #ifndef MQD_CLIENT_READER_STATE_H
 #define MQD_CLIENT_READER_STATE_H
@@ -111,7 +115,10 @@ struct mqd_segment_reader {
     struct mqd_segment_mapping *mapping;   /* NULL: the segment of `position` must be queried */
     struct mqd_segment_mapping *viewed;    /* of the last view */
     int64_t base_offset, next_base_offset; /* of the segment; next_base_offset only when it is sealed */
-    uint32_t size_bytes;                   /* of a sealed segment */
+    /* segments_generation (S5): of the mapped file; of the slot at the last look; and when the
+     * aborted transactions were last asked for */
+    uint64_t file_generation, slot_generation, aborted_generation;
+    uint32_t size_bytes; /* of a sealed segment */
     uint32_t map_bytes;
     uint32_t at;            /* S2 */
     uint32_t checked_at;    /* the batch there has passed its checksum */

@@ -133,6 +133,8 @@ struct mqd_local_ask {
     int64_t offset; /* below the high watermark, or at it in the active segment */
 };
 
+/* a compaction is putting new files in the place of old ones: the version of this one is not known */
+#define MQD_LOCAL_CHANGING UINT64_MAX
 /* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
 struct mqd_local_segment {
     uint32_t kind; /* of the query */
@@ -145,8 +147,8 @@ struct mqd_local_segment {
     /* of the next segment; INT64_MAX = this is the active one, or more of it will become
      * readable */
     int64_t next_base_offset;
-    /* of the slot; positions in this file stay valid as long as it is open, even when it is
-     * unlinked */
+    /* of the slot when the file was opened, or MQD_LOCAL_CHANGING. Positions in this file stay
+     * valid as long as it is open, even when it is unlinked */
     uint64_t segments_generation;
     /* of the batch that holds `offset`, or the end of the readable bytes when offset is the
      * high watermark */

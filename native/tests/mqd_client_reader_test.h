@@ -32,6 +32,7 @@ struct log {
     int fail_errno;  /* the next question fails */
     int16_t error;   /* of the next answers */
     bool skips_gaps; /* an offset behind a segment's last batch is answered with the segment that follows */
+    bool changing;   /* a compaction is replacing files */
     bool heap;       /* sealed segments are given as memory of exactly their size */
 };
 
@@ -95,6 +96,29 @@ static void log_expose(struct log *log) /* all there is becomes readable */
     log->positions.high_watermark_segment = last->base_offset;
     log->positions.high_watermark_position = last->size_bytes;
     log_publish(log);
+}
+
+/* Compaction has put a file without batches in the place of a segment. What is appended next goes
+ * there, from base_offset + `gap` on. Returns what log_replaced needs. */
+__attribute__((unused)) static struct log log_replace(struct log *log, int number, int64_t gap)
+{
+    struct log rest = *log;
+    log->segment_count = number + 1;
+    log->segments[number].fd = memfd_create("compacted", MFD_CLOEXEC);
+    log->segments[number].size_bytes = 0;
+    log->end_offset = log->segments[number].base_offset + gap;
+    return rest;
+}
+
+/* The new file is complete. */
+__attribute__((unused)) static void log_replaced(struct log *log, const struct log *rest)
+{
+    int number = log->segment_count - 1;
+    struct log_segment replaced = log->segments[number];
+    close(rest->segments[number].fd);
+    *log = *rest;
+    log->segments[number] = replaced;
+    mqd_control_partition(log->control, LOG_SLOT)->segments_generation++;
 }
 
 static uint32_t put_varlong(uint8_t *out, int64_t number)
@@ -222,6 +246,8 @@ static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd
             ? log->positions.high_watermark_segment == segment->base_offset ? log->positions.high_watermark_position : 0
             : segment->size_bytes;
     answer->base_offset = segment->base_offset;
+    answer->segments_generation =
+        log->changing ? MQD_LOCAL_CHANGING : mqd_control_partition(log->control, LOG_SLOT)->segments_generation;
     answer->next_base_offset = active ? INT64_MAX : log->segments[number + 1].base_offset;
     answer->position = log_position(segment, end, ask->offset);
     answer->size_bytes = end;
@@ -283,6 +309,34 @@ __attribute__((unused)) static bool view_is_right(const struct mqd_record_view *
         return false;
     return (offset % 5 == 0 || memcmp(view->base + view->key_positions[i], key, (size_t)key_bytes) == 0) &&
            (offset % 7 == 0 || memcmp(view->base + view->value_positions[i], value, (size_t)value_bytes) == 0);
+}
+
+__attribute__((unused)) static uint32_t next(struct mqd_segment_reader *reader, struct test_view *v, uint32_t capacity,
+                                             struct mqd_read_state *state)
+{
+    if (mqd_segment_reader_next(reader, 1u << 30, 1, test_view(v, capacity), state) < 0)
+        return UINT32_MAX;
+    return v->view.count;
+}
+
+/* Everything up to the first stop that is not for the caller's sake; checks each record. Returns
+ * the count. */
+__attribute__((unused)) static int64_t drain(struct mqd_segment_reader *reader, uint32_t capacity,
+                                             struct mqd_read_state *state)
+{
+    static struct test_view v;
+    int64_t count = 0, last = -1;
+    for (;;) {
+        if (next(reader, &v, capacity, state) == UINT32_MAX)
+            return -1;
+        for (uint32_t i = 0; i < v.view.count; i++) {
+            CHECK_OR(v.offsets[i] > last && view_is_right(&v.view, i), return -2);
+            last = v.offsets[i];
+        }
+        count += v.view.count;
+        if (state->stop != MQD_READ_FULL && state->stop != MQD_READ_SEGMENT)
+            return count;
+    }
 }
 
 #endif

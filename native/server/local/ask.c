@@ -101,7 +101,10 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c,
         code = mqd_reader_place(r->reader, answer->slot, &positions, generation, ask->offset, &place);
         if (code)
             continue;
-        fd = answer_with(answer, &place, generation);
+        if (mqd_reader_is_swapping(r->reader, answer->slot))
+            fd = answer_with(answer, &place, MQD_LOCAL_CHANGING);
+        else
+            fd = answer_with(answer, &place, generation);
         if (place.next_base_offset == INT64_MAX)
             r->subjects->given_out[answer->slot] = 1;
         if (fd < 0) {

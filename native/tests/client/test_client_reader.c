@@ -2,33 +2,6 @@
  * leaves out what must be, keeps what is held, believes no byte. */
 #include "mqd_client_reader_test.h"
 
-static uint32_t next(struct mqd_segment_reader *reader, struct test_view *v, uint32_t capacity,
-                     struct mqd_read_state *state)
-{
-    if (mqd_segment_reader_next(reader, 1u << 30, 1, test_view(v, capacity), state) < 0)
-        return UINT32_MAX;
-    return v->view.count;
-}
-
-/* Everything up to the first stop that is not for the caller's sake; checks each record. Returns
- * the count. */
-static int64_t drain(struct mqd_segment_reader *reader, uint32_t capacity, struct mqd_read_state *state)
-{
-    static struct test_view v;
-    int64_t count = 0, last = -1;
-    for (;;) {
-        if (next(reader, &v, capacity, state) == UINT32_MAX)
-            return -1;
-        for (uint32_t i = 0; i < v.view.count; i++) {
-            CHECK_OR(v.offsets[i] > last && view_is_right(&v.view, i), return -2);
-            last = v.offsets[i];
-        }
-        count += v.view.count;
-        if (state->stop != MQD_READ_FULL && state->stop != MQD_READ_SEGMENT)
-            return count;
-    }
-}
-
 TEST(follows_a_log_that_grows)
 {
     struct log log;

@@ -1,7 +1,7 @@
 """Transactional producers of a compacted topic, some of whose transactions are aborted, while the
 cleaner runs and workers are killed: what readers of committed records end with is the last
-committed value of each key, at every moment; nobody ever sees a record of a transaction that was
-aborted.
+committed value of each key, at every moment, also one that reads the files itself and rests while
+they are compacted; none ever sees a record of a transaction that was aborted.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, TopicPartition
 
+import mqd
 from mqd.protocol.records import Record
 from tests.broker import Broker
 from tests.broker_files import bytes_of
@@ -117,6 +120,41 @@ class Life:
                 eventually(lambda partition=partition: stable(kafka, self.topic, partition), "the last markers")
                 assert committed_map(kafka, self.topic, partition) == self.last[partition]
 
+    def check_resting_reader(self, partition: int) -> None:
+        """A local client reads a part, rests while the log grows and is compacted, and reads on."""
+        with mqd.Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "transport": "shm",
+                "group.id": self.topic,
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        ) as consumer:
+            consumer.assign([TopicPartition(self.topic, partition, 0)])
+            assert consumer.transport == "shm", consumer.transport_reason
+            seen = [next_record(consumer) for _ in range(KEYS)]
+            self.run(20)
+            self.check()
+            while message := next_record(consumer):
+                seen.append(message)
+        assert not self.aborted & {int(message.value().partition(b":")[0]) for message in seen}
+        assert {message.key(): message.value() for message in seen} == self.last[partition]
+
+
+def next_record(consumer: mqd.Consumer) -> Any:
+    """None at the end of the partition."""
+    while True:
+        message = consumer.poll(20)
+        assert message is not None
+        if message.error() is None:
+            return message
+        if message.error().code() == KafkaError._PARTITION_EOF:
+            return None
+        # from a worker that has just started
+        assert message.error().code() == KafkaError.UNKNOWN_TOPIC_OR_PART, message.error()
+
 
 def stable(kafka: KafkaConnection, topic: str, partition: int) -> bool:
     """Nothing is held back."""
@@ -182,6 +220,7 @@ def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, see
         for turn in range(turns):
             life.run(20)
             life.check()
+            life.check_resting_reader(turn % PARTITIONS)
             if turn % 2:
                 kill_and_wait(broker, f"mqd-worker-{turn // 2 % 2}")
                 eventually(life.ready, "the broker serves again", 30)
