@@ -144,7 +144,7 @@ static int open_files(void)
 }
 
 /* Records up to the end; -1: an error. */
-static int64_t drain(struct mqd_segment_reader *reader)
+static int64_t drain_all(struct mqd_segment_reader *reader)
 {
     struct test_view *v = malloc(sizeof *v);
     struct mqd_read_state state;
@@ -175,9 +175,9 @@ TEST(asks_once_a_segment_and_leaks_nothing)
         worker_start(&worker, moods[i]);
         struct mqd_segment_reader *reader = open_reader(&worker);
         int before = open_files();
-        CHECK_EQUAL(drain(reader), 30);
+        CHECK_EQUAL(drain_all(reader), 30);
         mqd_segment_reader_seek(reader, 0);
-        CHECK_EQUAL(drain(reader), 30);
+        CHECK_EQUAL(drain_all(reader), 30);
         CHECK_EQUAL(mqd_segment_reader_lag_end(reader), 30);
         CHECK_EQUAL(open_files(), before);
         mqd_segment_reader_close(reader);
@@ -193,7 +193,7 @@ TEST(answers_that_make_no_sense)
         worker_start(&worker, moods[i]);
         struct mqd_segment_reader *reader = open_reader(&worker);
         int before = open_files();
-        CHECK_EQUAL(drain(reader), -1);
+        CHECK_EQUAL(drain_all(reader), -1);
         CHECK_EQUAL(mqd_error_code(), MQD_E_CORRUPT);
         CHECK_EQUAL(open_files(), before);
         mqd_segment_reader_close(reader);
@@ -206,17 +206,17 @@ TEST(the_worker_ends_and_the_reader_moves)
     struct worker worker;
     worker_start(&worker, HANG_UP);
     struct mqd_segment_reader *reader = open_reader(&worker);
-    CHECK_EQUAL(drain(reader), -1);
+    CHECK_EQUAL(drain_all(reader), -1);
     CHECK_EQUAL(mqd_error_code(), EPIPE);
-    CHECK_EQUAL(drain(reader), -1);
+    CHECK_EQUAL(drain_all(reader), -1);
     worker_detach(&worker);
-    CHECK_EQUAL(drain(reader), -1);
+    CHECK_EQUAL(drain_all(reader), -1);
     CHECK_EQUAL(mqd_error_code(), EPIPE);
     CHECK_CONTAINS(mqd_error_message(), "attach again");
     CHECK_EQUAL(mqd_segment_reader_lag_end(reader), -1);
     worker_attach(&worker, ANSWER);
     CHECK_EQUAL(mqd_segment_reader_move(reader, worker.client), 0);
-    CHECK_EQUAL(drain(reader), 30);
+    CHECK_EQUAL(drain_all(reader), 30);
     worker_detach(&worker);
     worker.client = NULL;
     mqd_segment_reader_close(reader); /* after its client */
@@ -226,7 +226,7 @@ TEST(the_worker_ends_and_the_reader_moves)
 static void *drain_until_the_end(void *argument)
 {
     struct mqd_segment_reader *reader = argument;
-    while (drain(reader) >= 0)
+    while (drain_all(reader) >= 0)
         mqd_segment_reader_seek(reader, 0);
     return mqd_error_code() == EPIPE ? argument : NULL;
 }
@@ -284,7 +284,7 @@ TEST(a_child_has_no_readers)
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK(view_is_right(&v.view, 0));
-    CHECK_EQUAL(drain(reader), 25);
+    CHECK_EQUAL(drain_all(reader), 25);
     mqd_client_mapping_release(NULL, held);
     mqd_segment_reader_close(reader);
     worker_stop(&worker);
