@@ -32,7 +32,7 @@ def build_java(source: Path, name: str) -> Path:
     digest = hashlib.sha256(
         b"".join(
             path.read_bytes()
-            for path in sorted(source.rglob("*"))
+            for path in [*sorted(source.rglob("*")), source.parent / "pom.xml"]
             if path.is_file() and path.suffix in (".xml", ".java")
         )
     ).hexdigest()
@@ -63,19 +63,22 @@ def _maven(source: Path, home: Path, goal: str, skipped: str) -> None:
     assert code == 0, said[-4000:]
 
 
-def java_command(home: Path, bootstrap: str, *arguments: str) -> list[str]:
+def java_program(home: Path, main: str, *arguments: str, heap: str = "256m") -> list[str]:
     return [
         "java",
-        "-Xmx256m",
+        f"-Xmx{heap}",
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-cp",
         f"{home / 'classes'}:{home / 'libraries'}/*",
-        "mqd.compat.Main",
-        bootstrap,
+        main,
         *arguments,
     ]
+
+
+def java_command(home: Path, bootstrap: str, *arguments: str) -> list[str]:
+    return java_program(home, "mqd.compat.Main", bootstrap, *arguments)
 
 
 def run_java_client(home: Path, bootstrap: str, command: str) -> list[str]:

@@ -5,10 +5,7 @@ the broker's processes are killed. Each output has every result once, and in ord
 from __future__ import annotations
 
 import collections
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker import Broker
-from tests.compat.java_client import build_java
+from tests.compat.java_client import build_java, java_program
+from tests.compat.programs.program import Program
 from tests.crash.processes import kill_and_wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,27 +28,10 @@ PATIENCE_S = 300.0
 TOPICS = ("customers", "orders", "payments", "enriched", "counts", "paid")
 
 
-@contextmanager
-def application(home: Path, bootstrap: str, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [
-        "java",
-        "-Xmx256m",
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
-        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-        "-cp",
-        f"{home / 'classes'}:{home / 'libraries'}/*",
-        "mqd.programs.Orders",
-        bootstrap,
-        str(directory / "state"),
-    ]
-    with open(directory / "application.out", "ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+def application(home: Path, bootstrap: str, directory: Path) -> Program:
+    return Program(
+        java_program(home, "mqd.programs.Orders", bootstrap, str(directory / "state")), directory / "application.out"
+    )
 
 
 def create_topics(bootstrap: str) -> None:
@@ -137,10 +118,8 @@ def test_each_order_counts_once_while_processes_are_killed(start_broker, tmp_pat
         assert time.monotonic() < deadline, (
             f"{count} of {count_all} results\n{difference(wanted, found)}\n{_end_of(tmp_path)}"
         )
-        with application(home, broker.bootstrap, tmp_path) as process:
-            while (
-                committed(consumer, found, 1.0) < count_all and process.poll() is None and time.monotonic() < deadline
-            ):
+        with application(home, broker.bootstrap, tmp_path) as program:
+            while committed(consumer, found, 1.0) < count_all and not program.ended() and time.monotonic() < deadline:
                 # once it works again, what was killed before
                 if not kills or committed(consumer, found, 0.1) <= count or time.monotonic() < next_kill_s:
                     continue
