@@ -96,6 +96,8 @@ int64_t mqd_control_lease_deadline_ns(void *control);   /* CLOCK_BOOTTIME; until
 uint32_t mqd_control_log_level(void *control);
 void mqd_control_set_log_level(void *control, uint32_t level);
 int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t *body, uint32_t size_bytes);
+/* The level of share.version: above 0 workers answer ShareFetch and ShareAcknowledge. */
+void mqd_control_set_share_version(void *control, uint32_t level);
 
 /* Endpoint slots (workers, acceptor, controller). set_state increments the generation when state is
  * DEAD. */
@@ -172,6 +174,7 @@ enum mqd_counter {
     MQD_COUNT_IN_SYNC_EXPANDS,
     MQD_GAUGE_LARGE_REQUEST_BYTES,
     MQD_COUNT_LARGE_STALLS,
+    MQD_GAUGE_SHARE_SESSIONS,
     MQD_COUNTER_COUNT
 };
 enum mqd_histogram {
@@ -227,7 +230,18 @@ enum mqd_descriptor_kind {
      * mqd_slot_await_flush */
     MQD_LINK_FLUSHED,
     /* worker -> owner: a client that may not read the slot's partition any more has its active segment */
-    MQD_LINK_ROLL
+    MQD_LINK_ROLL,
+    /* worker -> owner: of a share-partition of the slot's partition; payload: struct mqd_share_question
+     * (server/share/share.h); c: the owner's generation */
+    MQD_LINK_SHARE,
+    /* owner -> worker: its answer, which needs no RELEASE */
+    MQD_LINK_SHARED,
+    /* worker -> acceptor: body of the API in `flags`, 84 or 85; error as in REQUEST. The payload stays
+     * until SHARE_STATED; asked again when the acceptor restarts */
+    MQD_LINK_SHARE_STATE,
+    /* acceptor -> worker: the group's settings (docs/design/share-groups.md, section 3), then the
+     * response's body; RELEASE (token, offset) */
+    MQD_LINK_SHARE_STATED
 };
 
 #define MQD_RESPONSE_MORE 1 /* flags of RESPONSE: more fragments of the same response follow */

@@ -40,13 +40,13 @@ def _load(directory: Path, name: str) -> ModuleType | None:
     return None
 
 
-def build(name: str, room: str, headers: Sequence[str]) -> ModuleType:
+def build(name: str, room: str, headers: Sequence[str], below: Sequence[str] = ()) -> ModuleType:
     """A module with `ffi` and `lib`. `headers`: those of the room that are declared, without those
-    that they include.
+    that they include. `below`: files of other rooms that it needs.
     """
     planted = f"{room}/planted.h"
     declarations = _declarations(headers, planted)
-    sources = [*sorted((NATIVE / room).glob("*.c")), NATIVE / "base" / "assert.c"]
+    sources = [*sorted((NATIVE / room).glob("*.c")), NATIVE / "base" / "assert.c", *(NATIVE / one for one in below)]
     builder = FFI()
     builder.cdef(declarations)
     builder.set_source(

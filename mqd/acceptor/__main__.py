@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import Any
 
 from mqd import native
@@ -28,6 +29,7 @@ from mqd.acceptor.checks import Checks
 from mqd.acceptor.connection_limits import ConnectionLimits
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers.cluster import api_versions
+from mqd.acceptor.handlers.records import list_offsets
 from mqd.acceptor.interbroker import share_states
 from mqd.acceptor.interbroker.client import Peers
 from mqd.acceptor.interbroker.server import SERVED, Between
@@ -116,6 +118,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     broker.coordinators, broker.transactions = coordinators, transactions
     link.appends = coordinators.log
     checks = link.checks = Checks(transactions)
+    link.share_states = coordinators.share_states
+    coordinators.share_states.first_since = partial(list_offsets.first_since, broker)
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
 

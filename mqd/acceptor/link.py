@@ -121,6 +121,12 @@ def _address(descriptor: Descriptor, identity: Identity) -> Address:
     return Address(descriptor.a, local_ip, descriptor.slot, identity.host or peer_ip, **proven)
 
 
+class ShareStates(Protocol):
+    """The part of mqd/acceptor/interbroker/share_states.py that the link calls."""
+
+    async def ask(self, api_key: int, body: bytes) -> bytes: ...
+
+
 class Link:
     """`control`, `endpoint`, `arena_buffer`, `arenas` (by endpoint): mapped by KeeperClient."""
 
@@ -148,6 +154,8 @@ class Link:
         self._lent_batches: list[dict[int, int]] = [{} for _ in range(worker_count)]  # by worker: token -> offset
         self.appends: Appends | None = None
         self.checks: Checks | None = None
+        self.share_states: ShareStates | None = None
+        self._share_tasks: list[set[asyncio.Task[None]]] = [set() for _ in range(worker_count)]
         # by worker: token -> the caller's future
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._described = 0
@@ -230,6 +238,9 @@ class Link:
         elif descriptor.kind == DescriptorKind.CHECK:
             if descriptor.error == self._generation:  # K4
                 self._on_check(sender, descriptor)
+        elif descriptor.kind == DescriptorKind.SHARE_STATE:
+            if descriptor.error == self._generation:  # K4
+                self._on_share_state(sender, descriptor)
         elif descriptor.kind == DescriptorKind.ABANDON:
             if descriptor.error == self._generation:  # K4
                 self._on_abandon(sender, descriptor.token)
@@ -389,6 +400,34 @@ class Link:
         self._send_waiting()
         self._endpoint.flush()
 
+    # -- states of share groups ----------------------------------------------------------------------
+
+    def _on_share_state(self, worker: int, descriptor: Descriptor) -> None:
+        """READ or WRITE of a share-partition. The body is lent until SHARE_STATED."""
+        frames = self._frames[worker]
+        end = descriptor.offset + descriptor.size_bytes
+        inside = frames is not None and end <= len(frames)
+        body = bytes(frames[descriptor.offset : end]) if frames is not None and inside else b""
+        assert self._loop is not None
+        task = self._loop.create_task(self._share_state(worker, descriptor, body))
+        for tasks in (self._tasks, self._share_tasks[worker]):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _share_state(self, worker: int, descriptor: Descriptor, body: bytes) -> None:
+        """Without an answer, which the worker takes as a definite refusal, where the body is none."""
+        answer = b""
+        try:
+            if self.share_states is not None:
+                answer = await self.share_states.ask(descriptor.flags, body)
+        except Exception:
+            log.exception("a share-partition's state cannot be read or written", worker=worker, api=descriptor.flags)
+        if descriptor.generation != self._control.endpoint_generation(worker):
+            return  # K3
+        self._put(worker, _Piece(descriptor.token, answer, DescriptorKind.SHARE_STATED, 0, 0))
+        self._send_waiting()
+        self._endpoint.flush()
+
     # -- responses ---------------------------------------------------------------------------------
 
     def _put(self, worker: int, piece: _Piece) -> None:
@@ -463,6 +502,8 @@ class Link:
             if not future.done():
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
         self._descriptions[worker].clear()
+        for task in list(self._share_tasks[worker]):
+            task.cancel()  # before the READ of its successor
         self._broker.flushes.notify_all()
         for pending in list(self._parked[worker].values()):
             if pending.generation != self._control.endpoint_generation(worker):

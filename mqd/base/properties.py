@@ -468,6 +468,10 @@ group.share.max.record.lock.duration.ms: int >=30000 <=3600000 = 60000
 group.share.partition.max.record.locks: int >=100 <=10000 = 2000
     Records of a partition that a share group's members may have at a time, those that were given back included. A slow
     record holds up none but itself: what is accepted behind it does not count.
+group.share.max.share.sessions: int >=1 = 2000
+    Share sessions of a broker, one for each member of each share group that reads here.
+share.memory.max.bytes: int >=1048576 = 67108864
+    (mqd) Memory of one worker for the states of share groups. With all of it in use nothing further is handed out.
 group.share.initialize.retry.interval.ms: int >=1 = 30000
     A share-partition whose initialization has had no outcome for so long is initialized again.
 share.coordinator.state.topic.num.partitions: int >=1 <=16384 = 50

@@ -108,6 +108,7 @@ class Counter(IntEnum):
     COUNT_IN_SYNC_EXPANDS = lib.MQD_COUNT_IN_SYNC_EXPANDS
     GAUGE_LARGE_REQUEST_BYTES = lib.MQD_GAUGE_LARGE_REQUEST_BYTES
     COUNT_LARGE_STALLS = lib.MQD_COUNT_LARGE_STALLS
+    GAUGE_SHARE_SESSIONS = lib.MQD_GAUGE_SHARE_SESSIONS
 
 
 class Histogram(IntEnum):
@@ -279,6 +280,12 @@ class Control:
         bytes.
         """
         check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
+
+    def set_share_version(self, level: int) -> None:
+        """Acceptor: the level of share.version, above which workers answer ShareFetch and
+        ShareAcknowledge.
+        """
+        lib.mqd_control_set_share_version(self._memory, level)
 
     def set_endpoint_state(self, endpoint: int, state: int, pid: int) -> None:
         """Keeper. DEAD bumps the generation: what the dead one lent or owed is void."""

@@ -90,6 +90,8 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     authentication_bytes_max: int = 524288
     authentication_ms_max: int = 10_000
     rights: int = Rights.OFF
+    share_bytes_max: int = 64 << 20
+    share_session_count_max: int = 2000
     denied_again_ms: int = 10_000
 
 
@@ -336,15 +338,15 @@ class Reactor:
     def relay_remove(self, token: int, leader_node: int) -> None:
         check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
 
-    def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes) -> None:
+    def subject_put(self, token: int, subject: int, topics: bytes, transactional_ids: bytes, groups: bytes) -> None:
         """Answers SUBJECT_REQUESTED of that token, or replaces what did (mqd/security/rights_table.py has
         the tables). The event's error is E_STALE when the subject is gone.
         """
-        check(
-            lib.mqd_reactor_subject_put(
-                self._reactor, token, subject, topics, len(topics), transactional_ids, len(transactional_ids)
-            )
-        )
+        tables = ffi.new("struct mqd_rights_tables *")
+        kept = [ffi.from_buffer("uint8_t[]", table) for table in (topics, transactional_ids, groups)]
+        for number, table in enumerate(kept):
+            tables.table[number], tables.size_bytes[number] = table, len(table)
+        check(lib.mqd_reactor_subject_put(self._reactor, token, subject, tables))
 
     def take_back(self, token: int, slots: Sequence[int]) -> None:
         """Rolls the active segments of these slots that local clients of this worker have."""

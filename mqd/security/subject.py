@@ -1,4 +1,4 @@
-"""A subject: what one principal from one client address may do with topics and transactional ids,
+"""A subject: what one principal from one client address may do with topics, transactional ids and groups,
 in the form that a reactor uses (rights_table.py has the layout of the bytes).
 
 A subject is valid for one generation of the authorizer; after a change of rules the worker compiles
@@ -17,6 +17,7 @@ class Subject(msgspec.Struct, frozen=True):
     generation: int
     topics: bytes  # RightsTable.encode()
     transactional_ids: bytes
+    groups: bytes
 
 
 def compile_subject(authorizer: Authorizer, principal: str, host: str) -> Subject:
@@ -26,4 +27,5 @@ def compile_subject(authorizer: Authorizer, principal: str, host: str) -> Subjec
         authorizer.generation,
         authorizer.table(principal, host, ResourceType.TOPIC).encode(),
         authorizer.table(principal, host, ResourceType.TRANSACTIONAL_ID).encode(),
+        authorizer.table(principal, host, ResourceType.GROUP).encode(),
     )

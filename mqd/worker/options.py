@@ -133,6 +133,8 @@ def reactor_options(
         "connection_idle_ms_max": _INT32_MAX if idle_ms < 0 else _limit(idle_ms),
         "fetch_bytes_max": value("fetch.max.bytes"),
         "session_count_max": value("max.incremental.fetch.session.cache.slots"),
+        "share_bytes_max": value("share.memory.max.bytes"),
+        "share_session_count_max": value("group.share.max.share.sessions"),
         "group_commit_us": value("group.commit.window.us"),
         "sendfile_bytes_min": value("sendfile.bytes.min"),
         "read_fd_count_max": value("read.fd.count.max"),

@@ -99,7 +99,9 @@ class Subjects:
         principal, host = self._live[number]
         subject = compile_subject(self._rules, principal, host)
         try:
-            await self._commands.run(self._reactor.subject_put, number, subject.topics, subject.transactional_ids)
+            await self._commands.run(
+                self._reactor.subject_put, number, subject.topics, subject.transactional_ids, subject.groups
+            )
         except NativeError as error:
             if error.code != E_STALE:
                 raise

@@ -54,8 +54,10 @@ struct mqd_reactor_options {
     /* bounds on a connection that has not authenticated yet: a frame (sasl.server.max.receive.size
      * and a header), and time */
     uint32_t authentication_bytes_max, authentication_ms_max;
-    uint8_t rights;          /* enum mqd_rights */
-    int32_t denied_again_ms; /* equal denials are counted, and reported (MQD_EVENT_DENIED) this often */
+    uint8_t rights;                   /* enum mqd_rights */
+    uint64_t share_bytes_max;         /* share.memory.max.bytes */
+    uint32_t share_session_count_max; /* group.share.max.share.sessions, of all workers */
+    int32_t denied_again_ms;          /* equal denials are counted, and reported (MQD_EVENT_DENIED) this often */
 };
 struct mqd_reactor;
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options);
@@ -207,10 +209,13 @@ int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const 
 int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
 
 /* The rights that MQD_EVENT_SUBJECT_REQUESTED asked for (token = `subject`), or new ones for a subject
- * that is still there: tables of mqd/security/rights_table.py, for topics and transactional ids.
- * MQD_E_STALE: it is not there any more. */
-int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject, const uint8_t *topics,
-                            uint32_t topics_bytes, const uint8_t *transactional_ids, uint32_t transactional_ids_bytes);
+ * that is still there. MQD_E_STALE: it is not there any more. */
+struct mqd_rights_tables { /* of mqd/security/rights_table.py: topics, transactional ids, groups */
+    const uint8_t *table[3];
+    uint32_t size_bytes[3];
+};
+int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_t subject,
+                            const struct mqd_rights_tables *tables);
 
 /* Rights on the partitions in these slots have been taken away: active segments that local clients of
  * this worker have are rolled. An empty one is rolled after the next write. */

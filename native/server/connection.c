@@ -19,6 +19,7 @@
 #include "server/authentication.h"
 #include "server/local/local.h"
 #include "server/reactor.h"
+#include "server/share/share.h"
 #include "server/rights/subject.h"
 #include "server/tls/secure.h"
 #include "shm/tally.h"
@@ -80,6 +81,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
         mqd_request_orphan(r, request);
     }
     c->head = c->tail = NULL;
+    mqd_share_connection_closed(r, c);
     mqd_tally_leave(r->options.control, c->address_tally, r->options.self);
     mqd_tally_leave(r->options.control, c->listener_tally, r->options.self);
     c->address_tally = c->listener_tally = MQD_TALLY_NONE;

@@ -33,6 +33,7 @@
 #include "server/local/local.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"
+#include "server/share/share.h"
 
 #define CONTROL_SHARE 2 /* fraction of the control arena that one request may use */
 #define SENT_COUNT_MAX 16
@@ -470,6 +471,7 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
     mqd_control_send_queued(r);
     mqd_check_acceptor_died(r);
     mqd_describe_acceptor_died(r);
+    mqd_share_acceptor_died(r);
 }
 
 /* ---- cache ---- */

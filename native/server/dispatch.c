@@ -3,6 +3,7 @@
 
 #include "server/authentication.h"
 #include "server/reactor.h"
+#include "server/share/share.h"
 #include "wire/cursor.h"
 
 static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
@@ -88,6 +89,13 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
             break;
         mqd_stat(r, MQD_COUNT_REQUESTS_FETCH, 1);
         mqd_fetch_on(r, c, &header, body, body_bytes);
+        return;
+    case MQD_API_SHARE_FETCH:
+    case MQD_API_SHARE_ACKNOWLEDGE:
+        if (header.api_version < 1 || header.api_version > 2 || !mqd_shares_enabled(r))
+            break;
+        mqd_stat(r, MQD_COUNT_REQUESTS_FETCH, 1);
+        mqd_share_on(r, c, &header, body, body_bytes);
         return;
     case MQD_API_LIST_OFFSETS:
         if (header.api_version >= 1 && header.api_version <= 11 && mqd_list_offsets_on(r, c, &header, body, body_bytes))

@@ -15,6 +15,7 @@
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
+#include "server/share/share.h"
 
 static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
@@ -277,6 +278,13 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
     case MQD_LINK_CACHE_DROP:
         mqd_reply_cache_clear(r);
         break;
+    case MQD_LINK_SHARE:
+    case MQD_LINK_SHARED:
+        mqd_share_on_link(r, descriptor, from);
+        break;
+    case MQD_LINK_SHARE_STATED:
+        mqd_share_on_stated(r, descriptor, from);
+        break;
     default:
         mqd_log(r, 4, 0, UINT32_MAX, "endpoint %u sent a descriptor of kind %u, which a worker does not take", from,
                 descriptor->kind);
@@ -314,5 +322,6 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
         mqd_fetch_wake_slot(r, slot);
         mqd_look_ups_wake(r, slot);
     }
+    mqd_share_endpoint_died(r, endpoint);
     mqd_control_send_queued(r);
 }

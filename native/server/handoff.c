@@ -63,6 +63,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     mqd_list_init(&c->mute_node);
     mqd_list_init(&c->control_waiting);
     mqd_list_init(&c->control_turn);
+    mqd_list_init(&c->share_sessions);
     mqd_list_init(&c->subject_node);
     c->address_tally = c->listener_tally = MQD_TALLY_NONE;
     c->run_offset = -1;

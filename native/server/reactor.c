@@ -8,6 +8,7 @@
  */
 #include "server/check/checks.h"
 #include "server/reactor.h"
+#include "server/share/share.h"
 #include "server/rights/subject.h"
 
 #include "server/tls/secure.h"
@@ -148,6 +149,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_CHECK:
         mqd_check_on_job(r, value);
         return;
+    case MQD_TOKEN_SHARE:
+        mqd_share_on_read_ahead(r, value);
+        return;
     case MQD_TOKEN_READ_AHEAD:
         mqd_fetch_on_read_ahead(r, value, event->result);
         return;
@@ -273,6 +277,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     mqd_owner_wake_all(r);
     mqd_fetch_run_woken(r);
     mqd_timers_run(r);
+    mqd_share_pump(r);
     mqd_leading_tick(r);
     mqd_flush_start_all(r);
     if (r->truncations_waiting)
@@ -310,6 +315,9 @@ static int64_t sleep_ns(struct mqd_reactor *r)
     int64_t fetcher_ms = r->fetchers ? mqd_fetchers_next_ms(r) : -1;
     if (fetcher_ms >= 0 && fetcher_ms * 1000000 < until_ns)
         until_ns = fetcher_ms * 1000000;
+    int64_t share_ms = r->shares ? mqd_shares_next_ms(r) : MQD_SHARE_NEVER;
+    if (share_ms < until_ns / 1000000)
+        until_ns = share_ms * 1000000;
     int64_t relay_ms = r->relays ? mqd_relays_next_ms(r) : -1;
     if (relay_ms >= 0 && relay_ms * 1000000 < until_ns)
         until_ns = relay_ms * 1000000;

@@ -80,7 +80,9 @@ enum mqd_api {
     MQD_API_FETCH = 1,
     MQD_API_LIST_OFFSETS = 2,
     MQD_API_METADATA = 3,
-    MQD_API_API_VERSIONS = 18
+    MQD_API_API_VERSIONS = 18,
+    MQD_API_SHARE_FETCH = 78,
+    MQD_API_SHARE_ACKNOWLEDGE = 79
 };
 
 /* ---- descriptions of producers for the acceptor (server/describe.c) ---- */
@@ -116,6 +118,7 @@ struct mqd_control_entry {
 };
 
 struct mqd_secure;
+struct mqd_shares;
 
 struct mqd_reactor {
     struct mqd_reactor_options options;
@@ -190,6 +193,7 @@ struct mqd_reactor {
     struct mqd_node to_write, to_wake;
     struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
     struct mqd_secure *secure;     /* NULL until a listener has TLS */
+    struct mqd_shares *shares;     /* NULL until a client reads as a member of a share group */
     struct mqd_relays *relays;     /* NULL until a local client writes to a partition led elsewhere */
     uint32_t truncations_waiting;  /* waiting for a helper thread */
     bool lease_lost;               /* this host may no longer lead; evaluated once a turn */
@@ -275,7 +279,8 @@ enum mqd_token_kind {
     MQD_TOKEN_RELAY,
     MQD_TOKEN_LOCAL_MEMORY,
     MQD_TOKEN_SECURE,
-    MQD_TOKEN_CHECK
+    MQD_TOKEN_CHECK,
+    MQD_TOKEN_SHARE
 };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value)
 {

@@ -9,6 +9,7 @@
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"
+#include "server/share/share.h"
 #include "server/tls/secure.h"
 #include "shm/quota.h"
 #include "shm/tally.h"
@@ -119,6 +120,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     mqd_tally_reset(options->control, options->self);
     mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, 0); /* left over from a predecessor */
     mqd_gauge(r, MQD_GAUGE_LOCAL_BYTES, 0);
+    mqd_gauge(r, MQD_GAUGE_SHARE_SESSIONS, 0);
     mqd_store_relaxed(&r->slot->partition_count, 0u);
     return r;
 }
@@ -151,6 +153,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         mqd_reactor_stop(r);
     while (!mqd_list_empty(&r->sessions))
         mqd_session_remove(r, MQD_CONTAINER(r->sessions.next, struct mqd_fetch_set, session_node));
+    mqd_shares_destroy(r);
     mqd_topics_clear(&r->topics);
     mqd_reply_cache_clear(r);
     mqd_subjects_destroy(r);

@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "server/check/checks.h"
 #include "server/reactor.h"
+#include "server/share/share.h"
 
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)
 {
@@ -70,6 +71,8 @@ static void end_other(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->set)
         mqd_fetch_cancel(r, request);
+    if (request->share)
+        mqd_share_work_free(r, request);
     if (request->kind == MQD_REQUEST_CONTROL)
         mqd_control_untrack(r, request);
     if (request->frame) {
@@ -164,7 +167,8 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
             mqd_check_cancel(r, request);
         return; /* the appends finish, then mqd_append_done frees it */
     }
-    if (request->kind == MQD_REQUEST_FETCH && request->evaluated && request->pending)
+    if ((request->kind == MQD_REQUEST_SHARE || (request->kind == MQD_REQUEST_FETCH && request->evaluated)) &&
+        request->pending)
         return; /* reads under way refer to it; mqd_fetch_on_read_ahead frees it */
     if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete) {
         mqd_control_orphan(r, request);
@@ -188,6 +192,10 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
     case MQD_REQUEST_FETCH:
         mqd_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
         mqd_fetch_encode(r, request);
+        break;
+    case MQD_REQUEST_SHARE:
+        mqd_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
+        mqd_share_encode(r, request);
         break;
     default: {
         mqd_time(r, MQD_TIME_CONTROL, r->now_ns - request->started_ns);
@@ -343,6 +351,8 @@ void mqd_timers_run(struct mqd_reactor *r)
             mqd_fetch_evaluate(r, request, true);
         else if (request->kind == MQD_REQUEST_PRODUCE)
             mqd_produce_timeout(r, request);
+        else if (request->kind == MQD_REQUEST_SHARE)
+            mqd_share_expire_wait(r, request);
         else if (request->kind == MQD_REQUEST_LIST_OFFSETS)
             mqd_look_up_expire(r, request);
     }

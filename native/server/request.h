@@ -18,6 +18,7 @@ struct mqd_fetch_set;
 struct mqd_local;
 struct mqd_look_up;
 struct mqd_request;
+struct mqd_share_work;
 struct mqd_subject;
 struct mqd_tls;
 
@@ -116,7 +117,8 @@ enum mqd_request_kind {
     MQD_REQUEST_PRODUCE,
     MQD_REQUEST_FETCH,
     MQD_REQUEST_CONTROL,
-    MQD_REQUEST_LIST_OFFSETS
+    MQD_REQUEST_LIST_OFFSETS,
+    MQD_REQUEST_SHARE
 };
 
 struct mqd_produce_topic_entry {
@@ -172,6 +174,9 @@ struct mqd_request {
     uint8_t evaluated;      /* ranges are determined; only cold reads are awaited */
     uint8_t full;           /* the answer includes every partition */
     int16_t fetch_error;
+    /* ShareFetch, ShareAcknowledge, with some fields of Fetch */
+    int16_t share_error; /* of all of it */
+    struct mqd_share_work *share;
     /* control */
     uint32_t control_index;
     int64_t control_offset; /* in the control arena, -1 = none */
@@ -282,6 +287,7 @@ struct mqd_connection {
     struct mqd_node control_turn;    /* in reactor->control_turns */
     uint32_t control_sent;           /* sent and unanswered, except those that take long */
     uint32_t control_count;          /* in the table of requests under way */
+    struct mqd_node share_sessions;  /* that it has opened (server/share/share.h) */
     /* quotas, while any are configured (server/throttle.c) */
     uint8_t muted;             /* not read until muted_until_ns */
     uint8_t quota_kinds;       /* quota kinds this connection has used, as bits of enum mqd_quota_kind */

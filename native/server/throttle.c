@@ -71,6 +71,7 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
     case MQD_API_PRODUCE:
         return kinds | 1u << MQD_QUOTA_PRODUCE;
     case MQD_API_FETCH:
+    case MQD_API_SHARE_FETCH:
         return kinds | 1u << MQD_QUOTA_FETCH;
     case CREATE_TOPICS:
         return kinds | (version < 6) << MQD_QUOTA_MUTATION;

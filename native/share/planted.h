@@ -27,4 +27,15 @@ enum mqd_share_planted {
 #define PLANTED(share, rule) false
 #endif
 
+#ifdef MQD_PLANTED_PARTITION /* by itself: share/state.h has its usual layout then */
+enum mqd_share_partition_planted {
+    MQD_PLANTED_EARLY_ANSWER = 1,   /* P2: answers do not wait for the WRITE that carries them */
+    MQD_PLANTED_ANSWER_WAITING = 2, /* P2: what came during a WRITE is answered with it */
+    MQD_PLANTED_LOST_WRITE = 4      /* P1: a WRITE whose outcome is unknown is not repeated */
+};
+#define PLANTED_RULE(partition, rule) (((partition)->planted_rules & MQD_PLANTED_##rule) != 0)
+#else
+#define PLANTED_RULE(partition, rule) false
+#endif
+
 #endif

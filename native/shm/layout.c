@@ -340,6 +340,11 @@ void mqd_control_set_log_level(void *control, uint32_t level)
     mqd_store_relaxed(&mqd_control_header(control)->log_level, level);
 }
 
+void mqd_control_set_share_version(void *control, uint32_t level)
+{
+    mqd_store_relaxed(&mqd_control_header(control)->share_version, level);
+}
+
 int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t *body, uint32_t size_bytes)
 {
     struct mqd_blob *blob = mqd_control_api_versions(control, version);

@@ -68,7 +68,7 @@ struct mqd_control_header {
     uint64_t incarnation;
     int64_t lease_deadline_ns; /* CLOCK_BOOTTIME; INT64_MAX while the quorum is this host alone */
     uint32_t log_level;        /* written by keeper and acceptor; syslog numbering 0..7 */
-    uint32_t reserved1;
+    uint32_t share_version;    /* written by the acceptor: level of the feature */
     uint8_t pad1[MQD_CACHE_LINE - 40];
 
     /* line: any worker increments it (atomic add) when one of its partitions rolls, deletes or

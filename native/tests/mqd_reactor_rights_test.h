@@ -20,15 +20,21 @@ static struct mqd_event rights_event(struct bench *b, uint32_t kind)
     }
 }
 
-/* Gives a subject its rights on topic "quick", on every transactional id, and `otherwise` on other
- * topics. Returns the command's error. */
+static struct mqd_rights_tables rights_tables(const struct table *topics, const struct table *ids,
+                                              const struct table *groups)
+{
+    return (struct mqd_rights_tables){.table = {topics->bytes, ids->bytes, groups->bytes},
+                                      .size_bytes = {topics->size_bytes, ids->size_bytes, groups->size_bytes}};
+}
+
+/* Gives a subject its rights on topic "quick", on every transactional id and group, and `otherwise` on
+ * other topics. Returns the command's error. */
 static int rights_give(struct bench *b, uint64_t subject, uint16_t quick, uint16_t otherwise)
 {
     struct right right = {.name = "quick", .mask = quick};
     struct table topics = table_of(&right, 1, NULL, 0, otherwise), ids = table_of(NULL, 0, NULL, 0, quick);
-    CHECK_OR(mqd_reactor_subject_put(b->reactors[0], ++b->token, subject, topics.bytes, topics.size_bytes, ids.bytes,
-                                     ids.size_bytes) == 0,
-             abort());
+    struct mqd_rights_tables tables = rights_tables(&topics, &ids, &ids);
+    CHECK_OR(mqd_reactor_subject_put(b->reactors[0], ++b->token, subject, &tables) == 0, abort());
     free(topics.bytes);
     free(ids.bytes);
     return bench_done(b, 0, b->token).error;

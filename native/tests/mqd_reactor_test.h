@@ -157,6 +157,8 @@ static void bench_options(struct bench *b, uint32_t worker, int backend)
                                                       .connection_idle_ms_max = 600000,
                                                       .fetch_bytes_max = 8 << 20,
                                                       .session_count_max = 100,
+                                                      .share_bytes_max = 4 << 20,
+                                                      .share_session_count_max = 8,
                                                       .sendfile_bytes_min = 8192,
                                                       .read_fd_count_max = 64};
     for (uint32_t i = 0; i < ENDPOINTS; i++) {

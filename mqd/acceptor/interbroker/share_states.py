@@ -11,12 +11,14 @@ Bounds: AT_ONCE share-partitions of one request are under way. Concurrency: the 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
 from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
+from mqd.base.offset_reset import BY_DURATION
 from mqd.coordinator.actions import Effect
 from mqd.coordinator.group.settings import ShareSettings
 from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, StatesChanged
@@ -76,6 +78,8 @@ class ShareStates:
         self._coordinator = coordinator
         self._groups = groups
         self._settings = settings
+        # topic id, partition, a time -> the first offset of that time or later, -1; and an error
+        self.first_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None
         self.peers: Peers | None = None  # set before the first request if there are other hosts
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -91,7 +95,23 @@ class ShareStates:
         version = _EVENTS[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
         response = await self.answer(request)
-        return self._settings(request.group_id).packed() + bytes(codec.encode(response, version))
+        settings = self._settings(request.group_id)
+        begin = 0
+        if api_key == READ and settings.offset_reset.kind == BY_DURATION:
+            begin = await self._begin(response, settings.offset_reset.duration_ms)
+        return settings.packed(begin) + bytes(codec.encode(response, version))
+
+    async def _begin(self, response: Any, duration_ms: int) -> int:
+        """Where a share-partition without a start begins: -1 is its end."""
+        since_ms = int(time.time() * 1000) - duration_ms
+        found = 0
+        for topic in response.results:
+            for one in topic.partitions:
+                if one.error_code == 0 and one.start_offset < 0 and self.first_since is not None:
+                    found, error = await self.first_since(topic.topic_id, one.partition, since_ms)
+                    if error:
+                        one.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # it asks again
+        return found
 
     async def serve(self, frame: bytes) -> bytes:
         """Answers another host's frame. Raises ProtocolError."""

@@ -84,6 +84,7 @@ _HELP = {
     "LARGE_REQUEST_BYTES": "Memory set aside for large requests (large.request.memory.bytes)",
     "LARGE_STALLS": "Large requests that found this memory in use and waited",
     "SESSIONS": "Incremental fetch sessions",
+    "SHARE_SESSIONS": "Sessions of members of share groups",
     "PRODUCERS": "Idempotent producers known",
 }
 _TIMES = {

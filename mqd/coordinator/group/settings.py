@@ -62,13 +62,15 @@ class ShareSettings(msgspec.Struct, frozen=True):
     read_committed: bool = False
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
-    def packed(self) -> bytes:
-        """What workers need, as docs/design/share-groups.md lays it out."""
+    def packed(self, begin: int = 0) -> bytes:
+        """What workers need, as docs/design/share-groups.md lays it out. `begin`: by_duration's
+        offset.
+        """
         return PACKED.pack(
             self.record_lock_ms,
             self.delivery_count_limit,
             self.record_locks_max,
             self.read_committed,
             self.offset_reset.kind,
-            self.offset_reset.duration_ms,
+            begin,
         )

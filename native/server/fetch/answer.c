@@ -6,16 +6,17 @@
 
 #include "server/reactor.h"
 
-static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint64_t *file_bytes)
+bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
+                         uint64_t *file_bytes)
 {
     struct mqd_buffer *out = &r->scratch;
-    uint32_t size_bytes = entry->range.size_bytes;
-    if (size_bytes < r->options.sendfile_bytes_min) {
+    uint32_t size_bytes = range->size_bytes;
+    if (size_bytes < r->options.sendfile_bytes_min || c->local) {
         mqd_buffer_reserve(out, size_bytes);
         ssize_t n = out->failed ? -1
-                                : pread(mqd_segment_ref_fd(entry->range.segment), out->bytes + out->size_bytes,
-                                        size_bytes, entry->range.position);
-        mqd_range_release(r->reader, &entry->range);
+                                : pread(mqd_segment_ref_fd(range->segment), out->bytes + out->size_bytes, size_bytes,
+                                        range->position);
+        mqd_range_release(r->reader, range);
         if (n != (ssize_t)size_bytes)
             return false;
         out->size_bytes += size_bytes;
@@ -29,14 +30,14 @@ static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint
         r->scratch_chunks = chunks;
         r->scratch_chunk_capacity = capacity;
     }
-    r->scratch_chunks[r->scratch_chunk_count++] = (struct mqd_chunk){out->size_bytes, entry->range};
-    entry->range.segment = NULL; /* the chunk owns the reference now */
+    r->scratch_chunks[r->scratch_chunk_count++] = (struct mqd_chunk){out->size_bytes, *range};
+    range->segment = NULL; /* the chunk owns the reference now */
     *file_bytes += size_bytes;
     return true;
 }
 
-static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version,
-                             uint64_t *file_bytes, struct mqd_response_nodes *nodes)
+static bool encode_partition(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_entry *entry,
+                             int16_t version, uint64_t *file_bytes, struct mqd_response_nodes *nodes)
 {
     struct mqd_current_leader leader;
     bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
@@ -47,7 +48,7 @@ static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entr
     entry->outcome.aborted = entry->aborted.entries;
     entry->outcome.aborted_count = entry->aborted.count;
     mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
-    bool good = !entry->range.size_bytes || put_range(r, entry, file_bytes);
+    bool good = !entry->range.size_bytes || mqd_fetch_put_range(r, c, &entry->range, file_bytes);
     mqd_fetch_response_partition_tags(&r->scratch, version, &entry->outcome);
     entry->outcome.current_leader = NULL;
     entry->sent_once = 1;
@@ -110,7 +111,7 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
             uint32_t count = run_length(set, i);
             mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);
             for (uint32_t end = i + count; i < end; i++)
-                good &= encode_partition(r, set->included[i], version, &file_bytes, &nodes);
+                good &= encode_partition(r, request->connection, set->included[i], version, &file_bytes, &nodes);
             mqd_fetch_response_topic_end(out, version);
         }
     }

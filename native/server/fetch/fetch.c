@@ -15,6 +15,7 @@
 
 #include "server/reactor.h"
 #include "server/rights/subject.h"
+#include "server/share/share.h"
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
 /* of the 256 file operations that may run at once; beyond it only the first read of a request */
@@ -492,10 +493,12 @@ void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
     r->cold_read_count--;
     if (--request->pending)
         return;
-    if (request->connection)
-        mqd_request_complete(r, request);
-    else
+    if (!request->connection)
         mqd_request_free(r, request);
+    else if (request->share)
+        mqd_share_move(r, request->share);
+    else
+        mqd_request_complete(r, request);
 }
 
 static void wake_entry(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
@@ -509,6 +512,8 @@ void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
     MQD_LIST_EACH(node, spare, &r->waiting[slot])
         wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
+    if (__builtin_expect(r->shares != NULL, 0))
+        mqd_share_wake_slot(r, slot);
 }
 
 void mqd_fetch_wake_set(struct mqd_reactor *r, struct mqd_fetch_set *set)

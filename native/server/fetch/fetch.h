@@ -94,6 +94,10 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired);
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
+/* Appends the range to r->scratch: its bytes, or a chunk that names them, which are then counted in
+ * *file_bytes. Takes the reference. false: it cannot be read. */
+bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
+                         uint64_t *file_bytes);
 
 /* server/fetch/range.c */
 static inline int64_t mqd_fetch_readable_end(const struct mqd_request *request, const struct mqd_positions *positions)

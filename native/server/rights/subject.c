@@ -101,8 +101,7 @@ static void subject_free(struct mqd_reactor *r, struct mqd_subject *subject)
         at = &(*at)->next;
     *at = subject->next;
     unused_end(r, subject);
-    free(subject->topics);
-    free(subject->transactional_ids);
+    free(subject->tables);
     free(subject);
 }
 
@@ -201,15 +200,16 @@ static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 
 /* ---- tables ---- */
 
-static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t *topics, uint8_t *transactional_ids,
-                    uint32_t tables_bytes)
+/* Takes ownership of the tables. */
+static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t *tables, const uint32_t sizes[3])
 {
-    free(subject->topics);
-    free(subject->transactional_ids);
+    free(subject->tables);
     unused_end(r, subject);
-    subject->topics = topics;
-    subject->transactional_ids = transactional_ids;
-    subject->size_bytes = (uint32_t)sizeof *subject + subject->name_bytes + 1 + tables_bytes;
+    subject->tables = tables;
+    subject->topics = tables;
+    subject->transactional_ids = tables + sizes[0];
+    subject->groups = tables + sizes[0] + sizes[1];
+    subject->size_bytes = (uint32_t)sizeof *subject + subject->name_bytes + 1 + sizes[0] + sizes[1] + sizes[2];
     subject->version = ++r->subjects->next_version;
     memset(subject->masks, 0, sizeof subject->masks); /* S2 */
     if (!subject->connection_count) {
@@ -231,7 +231,8 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command)
 {
     uint64_t id = (uint64_t)command->last_offset;
-    uint32_t topics_bytes = (uint32_t)command->offset, transactional_ids_bytes = command->number - topics_bytes;
+    const uint32_t *sizes = command->list; /* then the tables */
+    uint32_t tables_bytes = sizes[0] + sizes[1] + sizes[2];
     struct mqd_subject *subject = *bucket_of(r, id);
     while (subject && subject->id != id)
         subject = subject->next;
@@ -239,16 +240,13 @@ void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *comman
         mqd_command_done(r, command->token, MQD_E_STALE, UINT32_MAX, 0, NULL, "the subject has no connection any more");
         return;
     }
-    uint8_t *topics = malloc(topics_bytes), *transactional_ids = malloc(transactional_ids_bytes);
-    if (!topics || !transactional_ids) {
-        free(topics);
-        free(transactional_ids);
+    uint8_t *tables = malloc(tables_bytes);
+    if (!tables) {
         mqd_command_done(r, command->token, ENOMEM, UINT32_MAX, 0, NULL, "out of memory for a principal's rights");
         return;
     }
-    memcpy(topics, command->list, topics_bytes);
-    memcpy(transactional_ids, (const uint8_t *)command->list + topics_bytes, transactional_ids_bytes);
-    replace(r, subject, topics, transactional_ids, command->number);
+    memcpy(tables, sizes + 3, tables_bytes);
+    replace(r, subject, tables, sizes);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
@@ -283,24 +281,23 @@ int mqd_reactor_take_back(struct mqd_reactor *r, uint64_t token, const uint32_t 
     return mqd_command_post(r, &command);
 }
 
-int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subject, const uint8_t *topics,
-                            uint32_t topics_bytes, const uint8_t *transactional_ids, uint32_t transactional_ids_bytes)
+int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subject,
+                            const struct mqd_rights_tables *tables)
 {
-    if (!mqd_rights_table_valid(topics, topics_bytes) ||
-        !mqd_rights_table_valid(transactional_ids, transactional_ids_bytes) ||
-        (uint64_t)topics_bytes + transactional_ids_bytes > INT32_MAX)
-        return mqd_error_set(MQD_E_INVALID, "the tables of a principal's rights are not well-formed");
-    struct mqd_command command = {.kind = MQD_COMMAND_SUBJECT_PUT,
-                                  .token = token,
-                                  .number = topics_bytes + transactional_ids_bytes,
-                                  .offset = topics_bytes,
-                                  .last_offset = (int64_t)subject};
-    uint8_t *tables = malloc(command.number);
-    if (!tables)
+    const uint32_t *sizes = tables->size_bytes;
+    uint64_t total_bytes = (uint64_t)sizes[0] + sizes[1] + sizes[2];
+    for (int i = 0; i < 3; i++)
+        if (!mqd_rights_table_valid(tables->table[i], sizes[i]) || total_bytes > INT32_MAX)
+            return mqd_error_set(MQD_E_INVALID, "the tables of a principal's rights are not well-formed");
+    struct mqd_command command = {.kind = MQD_COMMAND_SUBJECT_PUT, .token = token, .last_offset = (int64_t)subject};
+    uint32_t *list = malloc(sizeof tables->size_bytes + total_bytes);
+    if (!list)
         return mqd_error_set(ENOMEM, "out of memory for a principal's rights");
-    memcpy(tables, topics, topics_bytes);
-    memcpy(tables + topics_bytes, transactional_ids, transactional_ids_bytes);
-    command.list = tables;
+    memcpy(list, sizes, sizeof tables->size_bytes);
+    uint8_t *at = (uint8_t *)(list + 3);
+    for (int i = 0; i < 3; at += sizes[i++])
+        memcpy(at, tables->table[i], sizes[i]);
+    command.list = list;
     return mqd_command_post(r, &command);
 }
 
@@ -370,7 +367,9 @@ bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connectio
         return true;
     if (!subject || !subject->topics)
         return false;
-    const uint8_t *table = type == MQD_RESOURCE_TOPIC ? subject->topics : subject->transactional_ids;
+    const uint8_t *table = type == MQD_RESOURCE_TOPIC   ? subject->topics
+                           : type == MQD_RESOURCE_GROUP ? subject->groups
+                                                        : subject->transactional_ids;
     return decided(r, c, type, bytes ? name : "", bytes, operation,
                    mqd_rights_table_mask(table, bytes ? name : "", bytes));
 }

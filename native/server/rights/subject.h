@@ -29,7 +29,11 @@
 
 /* bits of masks: Kafka's AclOperation */
 enum mqd_operation { MQD_OPERATION_READ = 3, MQD_OPERATION_WRITE = 4, MQD_OPERATION_DESCRIBE = 8 };
-enum mqd_resource { MQD_RESOURCE_TOPIC = 2, MQD_RESOURCE_TRANSACTIONAL_ID = 5 }; /* Kafka's ResourceType */
+enum mqd_resource {
+    MQD_RESOURCE_TOPIC = 2,
+    MQD_RESOURCE_GROUP = 3,
+    MQD_RESOURCE_TRANSACTIONAL_ID = 5
+}; /* Kafka's ResourceType */
 
 #define MQD_SUBJECT_BUCKET_COUNT 1024 /* a power of two */
 #define MQD_SUBJECT_MASK_COUNT 256    /* a power of two */
@@ -40,12 +44,13 @@ struct mqd_subject {
     uint64_t id;              /* the bucket is in its low bits */
     uint64_t version;         /* of its tables, unique in this reactor; 0 = none yet */
     uint32_t connection_count;
-    uint32_t size_bytes;                    /* all of it */
-    bool asked;                             /* the event has been emitted */
-    struct mqd_node connections;            /* by subject_node */
-    struct mqd_node unused_node;            /* in subjects->unused, the one that was used last at the end */
-    uint8_t *topics, *transactional_ids;    /* server/rights/rights_table.h; NULL = not known yet */
-    uint64_t masks[MQD_SUBJECT_MASK_COUNT]; /* serial number of the topic << 16 | mask, by serial number */
+    uint32_t size_bytes;                                /* all of it */
+    bool asked;                                         /* the event has been emitted */
+    struct mqd_node connections;                        /* by subject_node */
+    struct mqd_node unused_node;                        /* in subjects->unused, the one that was used last at the end */
+    uint8_t *tables;                                    /* the next three, one after the other; NULL = not known yet */
+    const uint8_t *topics, *transactional_ids, *groups; /* server/rights/rights_table.h */
+    uint64_t masks[MQD_SUBJECT_MASK_COUNT];             /* serial number of the topic << 16 | mask, by serial number */
     /* denials that were reported, and when: hash of the resource and operation */
     uint64_t denied[MQD_SUBJECT_DENIED_COUNT];
     int64_t denied_ms[MQD_SUBJECT_DENIED_COUNT];

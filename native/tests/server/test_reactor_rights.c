@@ -371,9 +371,8 @@ BOTH(a_transactional_id_needs_a_right)
     for (int may = 0; may < 2; may++) {
         struct right topic = {"quick", EVERYTHING, 0}, id = {"mine", may ? WRITE : READ, 0};
         struct table topics = table_of(&topic, 1, NULL, 0, 0), ids = table_of(&id, 1, NULL, 0, 0);
-        CHECK_EQUAL(mqd_reactor_subject_put(b->reactors[0], ++b->token, subject, topics.bytes, topics.size_bytes,
-                                            ids.bytes, ids.size_bytes),
-                    0);
+        struct mqd_rights_tables tables = rights_tables(&topics, &ids, &ids);
+        CHECK_EQUAL(mqd_reactor_subject_put(b->reactors[0], ++b->token, subject, &tables), 0);
         CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
         free(topics.bytes), free(ids.bytes);
         for (int transactional = 0; transactional < 2; transactional++) {

@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 from tests.planted_library import build
 
-_module = build("share_state", "share", ["share/pool.h", "share/state.h"])
+_module = build(
+    "share_state",
+    "share",
+    ["share/pool.h", "share/state.h"],
+    ["base/error.c", "wire/buffer.c", "wire/share_state.c", "wire/wire.c"],
+)
 ffi, lib = _module.ffi, _module.lib
 
 PREFIX = "MQD_PLANTED_"

@@ -5,6 +5,7 @@ the real controller and metadata, owners of partitions played by the test.
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
         assert await settings(broker) == (30_000, 5, 2_000, 1, 1, 0)
         by_duration = {"share_record_lock_duration_ms": "45000", "share_auto_offset_reset": "by_duration:PT2M"}
         assert not await alter(broker, **by_duration)
-        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 120_000)
+        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 0)
         for refused in (
             {"share_record_lock_duration_ms": "14999"},
             {"share_record_lock_duration_ms": "60001"},
@@ -114,6 +115,41 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
         )
         assert found["share.isolation.level"].value == "read_committed"
         assert found["share.record.lock.duration.ms"].value == "45000"
+
+    run(tmp_path, scenario)
+
+
+def test_a_share_partition_begins_by_duration(tmp_path: Path) -> None:
+    """Where READ has no start, the offset is looked up, and an error of that is retriable."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        asked: list[tuple[bytes, int, int]] = []
+        found = [(17, 0), (-1, 0), (-1, 56)]
+
+        async def first_since(topic_id: bytes, partition: int, since_ms: int) -> tuple[int, int]:
+            asked.append((topic_id, partition, since_ms))
+            return found[len(asked) - 1]
+
+        async def read(partition: int) -> tuple[int, int]:
+            message, topic_id = message_class(READ, "Request"), broker.metadata.topics["t"].topic_id
+            one = message.Partition(partition=partition, leader_epoch=0)
+            request = message(group_id="g", topics=[message.Topic(topic_id=topic_id, partitions=[one])])
+            body = await states_of(broker).ask(READ, bytes(codec.encode(request, 0)))
+            response = codec.decode(message_class(READ, "Response"), 0, body[PACKED.size :])
+            return PACKED.unpack(body[: PACKED.size])[-1], response.results[0].partitions[0].error_code
+
+        states_of(broker).first_since = first_since
+        message = IncrementalAlterConfigsRequest
+        configs = [message.Config(name="share.auto.offset.reset", value="by_duration:PT2M")]
+        await broker.ask(message(resources=[message.Resource(resource_type=32, resource_name="g", configs=configs)]), 1)
+        await ask(broker, INITIALIZE, state_epoch=0, start_offset=-1)
+        assert await read(0) == (17, 0)
+        assert await read(0) == (-1, 0)
+        assert await read(0) == (-1, 15)
+        await ask(broker, INITIALIZE, partition=1, state_epoch=0, start_offset=5)
+        assert await read(1) == (0, 0)
+        assert [one[:2] for one in asked] == [(broker.metadata.topics["t"].topic_id, 0)] * 3
+        assert abs(asked[0][2] + 120_000 - time.time() * 1000) < 60_000
 
     run(tmp_path, scenario)
 

@@ -66,7 +66,12 @@ def test_random_rules(seed: int) -> None:
         assert made.decide(principal, host, operation, kind, name) is expected, (principal, host, operation, name)
         assert made.explain(principal, host, operation, kind, name).allowed is expected
         subject = compile_subject(made, principal, host)
-        for kind, table in ((TOPIC, subject.topics), (ResourceType.TRANSACTIONAL_ID, subject.transactional_ids)):
+        tables = (
+            (TOPIC, subject.topics),
+            (ResourceType.TRANSACTIONAL_ID, subject.transactional_ids),
+            (ResourceType.GROUP, subject.groups),
+        )
+        for kind, table in tables:
             expected = reference.decide(bindings, supers, allow_everyone, principal, host, operation, kind, name)
             assert bool(mask_in_bytes(table, name.encode()) >> operation & 1) is expected
 

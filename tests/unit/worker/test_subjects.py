@@ -32,13 +32,13 @@ class Reactor:
     """Commands are carried out when the test says so."""
 
     def __init__(self) -> None:
-        self.put: list[tuple[int, bytes, bytes]] = []
+        self.put: list[tuple[int, bytes, bytes, bytes]] = []
         self.go = asyncio.Event()
         self.gone: set[int] = set()
         self.taken: list[list[int]] = []
 
-    def subject_put(self, token: int, subject: int, topics: bytes, ids: bytes) -> None:
-        self.put.append((subject, topics, ids))
+    def subject_put(self, token: int, subject: int, topics: bytes, ids: bytes, groups: bytes) -> None:
+        self.put.append((subject, topics, ids, groups))
 
     def take_back(self, token: int, slots: list[int]) -> None:
         self.taken.append(slots)
@@ -63,9 +63,9 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def tables(rules: Authorizer, principal: str, host: str) -> tuple[bytes, bytes]:
+def tables(rules: Authorizer, principal: str, host: str) -> tuple[bytes, bytes, bytes]:
     subject = compile_subject(rules, principal, host)
-    return subject.topics, subject.transactional_ids
+    return subject.topics, subject.transactional_ids, subject.groups
 
 
 def test_a_principal_that_comes_gets_its_rights() -> None:

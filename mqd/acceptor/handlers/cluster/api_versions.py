@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.metadata import Metadata
-from mqd.cluster.metadata.features import FEATURES, levels
+from mqd.cluster.metadata.features import FEATURES, has_share_groups, levels
 from mqd.native import Control
 from mqd.protocol import codec
 from mqd.protocol.errors import ErrorCode
@@ -90,3 +90,4 @@ def publish(control: Control, metadata: Metadata) -> None:
     """
     for version, body in bodies(metadata.features, metadata.features_version).items():
         control.set_api_versions(version, body)
+    control.set_share_version(int(has_share_groups(levels(metadata.features))))

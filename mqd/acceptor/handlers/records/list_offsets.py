@@ -104,6 +104,16 @@ async def _partition(
     return _result(index, 0, found.timestamp_ms, found.offset, leader_epoch)
 
 
+async def first_since(broker: Broker, topic_id: bytes, index: int, since_ms: int) -> tuple[int, int]:
+    """The offset of the first record of that time or later, -1 where there is none; and an error."""
+    image = broker.metadata.by_id(topic_id)
+    if image is None:
+        return -1, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    requested = ListOffsetsRequest.Partition(partition_index=index, current_leader_epoch=-1, timestamp=max(since_ms, 0))
+    found = await _partition(broker, OFFSET_NOT_AVAILABLE_SINCE, False, image.name, requested, set())
+    return found.offset, found.error_code
+
+
 def _look_up(
     broker: Broker, name: str, partition: PartitionImage, view: SlotView, timestamp: int, end_offset: int
 ) -> tuple[lookup.OffsetAndTimestamp, int]:

@@ -1,0 +1,257 @@
+/* Acquiring at the owner: finds the record batches from the first offset that may be acquired, as
+ * Fetch finds them, and hands them to the state. See server/share/share.h.
+ *
+ * Only headers of batches are read here, from pages that are in memory; cold ones are read ahead, and
+ * the slot is woken when they are there. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/share/share.h"
+
+#define RANGE_BYTES_MAX (4u << 20) /* looked at by one acquisition */
+#define HEADERS_APART_BYTES 4096   /* larger batches: their headers are read one by one */
+#define ROUNDS_MAX 8               /* of ranges in which all was skipped; then others get their turn */
+
+struct walk {
+    struct mqd_reactor *r;
+    struct mqd_share_owned *owned;
+    const struct mqd_share_question *question;
+    uint32_t slot;
+    int64_t from; /* of mqd_share_next */
+    struct mqd_positions positions;
+    struct mqd_range range;
+    struct mqd_aborted_list aborted;
+    struct mqd_share_batch *batches; /* of the range, */
+    uint32_t *places;                /* where each begins, and the end of the last */
+    uint32_t batch_count;
+};
+
+static void let_go(struct walk *w)
+{
+    if (w->range.segment)
+        mqd_range_release(w->r->reader, &w->range);
+    free(w->aborted.entries);
+    w->aborted = (struct mqd_aborted_list){NULL, 0, 0};
+}
+
+static void ensure_path(struct walk *w)
+{
+    const struct mqd_topic *topic = mqd_topics_find_id(&w->r->topics, w->owned->partition.name.topic_id);
+    if (topic)
+        mqd_fetch_ensure_path(w->r, topic, w->owned->partition.name.partition_index, w->slot);
+}
+
+/* The range of whole batches from w->from on; size_bytes is 0 when there is nothing to read. -1: the
+ * segments changed meanwhile. Codes as mqd_reader_find. */
+static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
+{
+    struct mqd_reader *reader = w->r->reader;
+    struct mqd_positions readable = w->positions;
+    struct mqd_cursor *cursor = &w->owned->cursor;
+    bool committed = w->owned->partition.settings.committed;
+    int64_t end = committed ? w->positions.last_stable_offset : w->positions.high_watermark;
+    if (w->from >= end)
+        return 0;
+    int16_t code = mqd_reader_bound(reader, w->slot, generation, end, &readable);
+    if (!code)
+        code = mqd_reader_find(reader, w->slot, &readable, generation, w->from, size_max, true, cursor, &w->range);
+    if (code || !committed || !w->range.size_bytes)
+        return code;
+    if (mqd_reader_is_swapping(reader, w->slot)) { /* nothing for now; the end of the swap wakes the slot */
+        cursor->valid = false;
+        let_go(w);
+        return 0;
+    }
+    code =
+        mqd_reader_aborted(reader, w->slot, &w->positions, generation, w->from, w->owned->cursor.offset, &w->aborted);
+    if (!code &&
+        mqd_load_acquire(&mqd_control_partition(w->r->options.control, w->slot)->segments_generation) == generation)
+        return 0;
+    let_go(w);
+    return code ? code : -1;
+}
+
+static int16_t find(struct walk *w)
+{
+    struct mqd_partition_slot *shared = mqd_control_partition(w->r->options.control, w->slot);
+    uint32_t size_max = w->question->bytes_max < RANGE_BYTES_MAX ? w->question->bytes_max : RANGE_BYTES_MAX;
+    int16_t code = -1;
+    ensure_path(w);
+    for (int tries = 0; tries < 4 && code == -1; tries++) {
+        uint64_t generation = mqd_load_acquire(&shared->segments_generation);
+        mqd_slot_positions(shared, &w->positions);
+        code = find_once(w, generation, size_max);
+    }
+    return code == -1 ? 0 : code; /* they change all the time: nothing for now */
+}
+
+/* Whether its pages are in memory. If not, they are read ahead, once at a time. */
+static bool is_warm(struct walk *w)
+{
+    struct mqd_reactor *r = w->r;
+    if (mqd_range_just_written(r->reader, w->slot, &w->positions, &w->range) || mqd_range_cached(&w->range))
+        return true;
+    if (w->owned->reads_ahead)
+        return false;
+    if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(w->range.segment), w->range.position, w->range.size_bytes,
+                            mqd_token(MQD_TOKEN_SHARE, w->owned->index)) < 0)
+        return true; /* no place for it: this thread waits for the disk */
+    w->owned->reads_ahead = 1;
+    mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
+    return false;
+}
+
+void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index)
+{
+    struct mqd_shares *shares = r->shares;
+    if (!shares || index >= shares->owned_capacity || !shares->owned[index])
+        return;
+    shares->owned[index]->reads_ahead = 0;
+    mqd_owner_wake_slot(r, shares->owned[index]->slot);
+}
+
+/* ---- batches ---- */
+
+static bool is_aborted(const struct walk *w, const struct mqd_batch *batch)
+{
+    for (uint32_t i = 0; i < w->aborted.count; i++) {
+        const struct mqd_aborted *one = &w->aborted.entries[i];
+        if (one->producer_id == batch->producer_id && batch->base_offset >= one->first_offset &&
+            batch->base_offset <= one->last_offset)
+            return true;
+    }
+    return false;
+}
+
+static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position)
+{
+    bool is_control = batch->attributes & 0x20, is_transactional = batch->attributes & 0x10;
+    w->places[w->batch_count] = position;
+    w->batches[w->batch_count++] =
+        (struct mqd_share_batch){.first = batch->base_offset,
+                                 .last = batch->base_offset + batch->last_offset_delta,
+                                 .skipped = is_control || (is_transactional && is_aborted(w, batch))};
+    w->places[w->batch_count] = position + (uint32_t)batch->size_bytes;
+}
+
+/* Reads the headers of all batches in the range. false: a file that cannot be read, or is damaged. */
+static bool read_headers(struct walk *w)
+{
+    uint8_t *chunk = w->r->shares->chunk;
+    int fd = mqd_segment_ref_fd(w->range.segment);
+    uint64_t at = w->range.position, end = at + w->range.size_bytes, chunk_at = 0, chunk_end = 0;
+    uint32_t last_bytes = 0;
+    struct mqd_batch batch;
+    w->batch_count = 0;
+    while (at + MQD_BATCH_HEADER_BYTES <= end && w->batch_count < MQD_SHARE_BATCHES_A_RANGE) {
+        if (at < chunk_at || at + MQD_BATCH_HEADER_BYTES > chunk_end) {
+            uint64_t wanted =
+                last_bytes && last_bytes < HEADERS_APART_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
+            ssize_t n = pread(fd, chunk, wanted < end - at ? wanted : end - at, (off_t)at);
+            if (n < MQD_BATCH_HEADER_BYTES)
+                return false;
+            chunk_at = at;
+            chunk_end = at + (uint64_t)n;
+        }
+        if (mqd_batch_decode(chunk + (at - chunk_at), MQD_BATCH_HEADER_BYTES, &batch) < 0 ||
+            (uint64_t)batch.size_bytes > end - at ||
+            (w->batch_count && batch.base_offset <= w->batches[w->batch_count - 1].last))
+            return false;
+        add(w, &batch, (uint32_t)at);
+        last_bytes = (uint32_t)batch.size_bytes;
+        at += last_bytes;
+    }
+    return w->batch_count > 0;
+}
+
+/* ---- acquiring ---- */
+
+static uint32_t batch_of(const struct walk *w, int64_t offset)
+{
+    uint32_t index = 0;
+    while (index + 1 < w->batch_count && w->batches[index].last < offset)
+        index++;
+    return index;
+}
+
+static void say_runs(struct walk *w, uint32_t from, const struct mqd_share_run *runs, uint32_t count,
+                     struct mqd_descriptor *answer)
+{
+    uint32_t first = batch_of(w, runs[0].first), last = batch_of(w, runs[count - 1].last);
+    for (uint32_t i = 0; i < count; i++) {
+        struct mqd_descriptor run = {.kind = MQD_LINK_SHARED,
+                                     .flags = MQD_SHARED_RUN,
+                                     .token = answer->token,
+                                     .a = runs[i].first,
+                                     .b = runs[i].last,
+                                     .c = runs[i].count};
+        mqd_share_say(w->r, from, &run);
+    }
+    answer->a = w->batches[first].first;
+    answer->b = w->batches[last].last + 1;
+    answer->size_bytes = w->places[last + 1] - w->places[first];
+}
+
+/* One range. Returns whether the next one may be looked at. */
+static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *answer)
+{
+    struct mqd_share *state = &w->owned->partition.state;
+    const struct mqd_share_question *question = w->question;
+    struct mqd_share_run runs[MQD_SHARE_RUNS_A_PART];
+    struct mqd_share_acquisition acquisition = {.member = question->member,
+                                                .now_ms = w->r->now_ms,
+                                                .records_max = question->records_max,
+                                                .strict = question->strict};
+    if (!is_warm(w))
+        return false;
+    if (!read_headers(w)) {
+        mqd_log(w->r, 4, 0, w->slot, "a share group cannot read its records at offset %lld: %s", (long long)w->from,
+                errno ? strerror(errno) : "a batch is damaged");
+        answer->error = MQD_KAFKA_CORRUPT_MESSAGE;
+        return false;
+    }
+    uint32_t count =
+        mqd_share_acquire(state, &acquisition, w->from, w->batches, w->batch_count, runs, MQD_SHARE_RUNS_A_PART);
+    if (count)
+        say_runs(w, from, runs, count, answer);
+    return count == 0 && !state->starved && mqd_share_next(state) > w->from;
+}
+
+static int16_t error_of(int16_t code)
+{
+    /* below the log's start or above its end: it moved since the positions were read */
+    return code == MQD_KAFKA_OFFSET_OUT_OF_RANGE ? 0 : code;
+}
+
+void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
+                           const struct mqd_share_question *question, uint32_t from, struct mqd_descriptor *answer)
+{
+    struct mqd_share *state = &owned->partition.state;
+    struct walk w = {.r = r, .owned = owned, .question = question, .slot = owned->slot};
+    w.batches = r->shares->batches;
+    w.places = r->shares->places;
+    bool more = true;
+    for (int round = 0; more; round++) {
+        mqd_slot_positions(mqd_control_partition(r->options.control, w.slot), &w.positions);
+        mqd_share_log_start(state, w.positions.log_start_offset);
+        w.from = mqd_share_next(state);
+        if (w.from < 0)
+            return;
+        if (round == ROUNDS_MAX) {
+            mqd_owner_wake_slot(r, w.slot);
+            return;
+        }
+        errno = 0;
+        answer->error = error_of(find(&w));
+        if (answer->error || !w.range.size_bytes)
+            more = false;
+        else if (question->kind == MQD_SHARE_ASK_LOOK) {
+            answer->size_bytes = w.range.size_bytes;
+            more = false;
+        } else
+            more = acquire_range(&w, from, answer);
+        let_go(&w);
+    }
+}

@@ -1,0 +1,105 @@
+/* Responses of ShareFetch and ShareAcknowledge. See server/share/share.h. */
+#include <string.h>
+
+#include "server/share/share.h"
+
+static bool is_told(const struct mqd_share_work *work, const struct mqd_share_part *part)
+{
+    return work->full || part->named || part->acknowledges || part->error || part->run_count;
+}
+
+static void put_part(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_share_part *part,
+                     struct mqd_response_nodes *nodes, uint64_t *file_bytes, bool *good)
+{
+    struct mqd_share_fetch_outcome outcome = {.partition_index = part->partition_index,
+                                              .error = part->error,
+                                              .acknowledge_error = part->acknowledge_error,
+                                              .records_bytes = part->range.size_bytes};
+    bool moved =
+        part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER || part->acknowledge_error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (moved && part->topic)
+        mqd_topics_current_leader(&r->topics, part->topic, part->partition_index, &outcome.current_leader, nodes);
+    mqd_share_fetch_response_partition(&r->scratch, request->api_key, &outcome);
+    if (request->api_key == MQD_API_SHARE_FETCH) {
+        if (part->range.size_bytes)
+            *good &= mqd_fetch_put_range(r, request->connection, &part->range, file_bytes);
+        mqd_share_fetch_response_acquired(&r->scratch, (int32_t)part->run_count);
+        for (uint32_t i = 0; i < part->run_count; i++)
+            mqd_share_fetch_response_run(&r->scratch, part->runs[i].first, part->runs[i].last, part->runs[i].count);
+    }
+    mqd_share_fetch_response_partition_end(&r->scratch);
+}
+
+/* The parts from `from` on that have its topic, among those that are told. */
+static int32_t told_with(const struct mqd_share_work *work, uint32_t from, uint32_t *end)
+{
+    int32_t count = 0;
+    for (*end = from; *end < work->part_count; ++*end) {
+        if (memcmp(work->parts[from].topic_id, work->parts[*end].topic_id, 16))
+            break;
+        count += is_told(work, &work->parts[*end]);
+    }
+    return count;
+}
+
+static void put_topics(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_response_nodes *nodes,
+                       uint64_t *file_bytes, bool *good)
+{
+    struct mqd_share_work *work = request->share;
+    uint32_t end;
+    for (uint32_t i = 0; i < work->part_count; i = end) {
+        int32_t count = told_with(work, i, &end);
+        if (!count)
+            continue;
+        mqd_share_fetch_response_topic(&r->scratch, work->parts[i].topic_id, count);
+        for (uint32_t p = i; p < end; p++)
+            if (is_told(work, &work->parts[p]))
+                put_part(r, request, &work->parts[p], nodes, file_bytes, good);
+        mqd_share_fetch_response_topic_end(&r->scratch);
+    }
+}
+
+static int32_t count_topics(const struct mqd_share_work *work)
+{
+    int32_t topic_count = 0;
+    uint32_t end;
+    for (uint32_t i = 0; i < work->part_count; i = end)
+        topic_count += told_with(work, i, &end) > 0;
+    return topic_count;
+}
+
+static void charge(struct mqd_reactor *r, const struct mqd_request *request)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < request->share->part_count; i++)
+        bytes += request->share->parts[i].range.size_bytes;
+    mqd_throttle_charge(r, request->connection, MQD_QUOTA_FETCH, bytes);
+}
+
+void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_buffer *out = &r->scratch;
+    struct mqd_share_work *work = request->share;
+    struct mqd_response_nodes nodes;
+    uint64_t file_bytes = 0;
+    bool good = true;
+    nodes.count = 0;
+    out->size_bytes = 0;
+    r->scratch_chunk_count = 0;
+    if (work && r->quota_kinds)
+        charge(r, request);
+    mqd_response_begin(out, request->api_key, request->version, request->correlation_id);
+    mqd_share_fetch_response_begin(out, request->api_key, request->version,
+                                   mqd_throttle_time_ms(r, request->connection), request->share_error, NULL,
+                                   work ? work->lock_ms : 0, work ? count_topics(work) : 0);
+    if (work)
+        put_topics(r, request, &nodes, &file_bytes, &good);
+    mqd_share_fetch_response_end(out, nodes.nodes, mqd_connection_knows_nodes(request->connection) ? nodes.count : 0);
+    mqd_response_finish(out, file_bytes);
+    if (!good) {
+        mqd_log(r, 3, request->connection->id, UINT32_MAX,
+                "a segment could not be read while answering a share group's fetch; closing the connection");
+        out->failed = true; /* incomplete: output closes the connection instead */
+    }
+    mqd_output_scratch(r, request->connection);
+}

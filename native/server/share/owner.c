@@ -1,0 +1,436 @@
+/* The share-partitions of the partitions that this worker owns: what is asked about them, READ and
+ * WRITE to the acceptor, expiry, leadership. See server/share/share.h and share/partition.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/share/share.h"
+
+#define OWNED_COUNT_MAX 65536 /* 16 bits of a token */
+#define SWEEP_MS 50
+#define AGAIN_MS 10           /* after there was no room to ask the acceptor */
+#define FAILED_MS 1000        /* an error is answered for so long before the state is read again */
+#define EXPIRE_OFFSETS 100000 /* at once */
+#define RANGE_BYTES_MIN (8 + 8 + 4)
+
+/* ---- the table ---- */
+
+static uint64_t hash_of(uint32_t slot, const uint8_t *group, uint32_t group_bytes)
+{
+    return mqd_share_member_hash(group, group_bytes) ^ slot * 0x9e3779b97f4a7c15ull;
+}
+
+static struct mqd_share_owned *find(const struct mqd_shares *shares, const struct mqd_share_question *question,
+                                    uint32_t slot, const uint8_t *group)
+{
+    uint64_t hash = hash_of(slot, group, question->group_bytes);
+    struct mqd_share_owned *owned = shares->buckets[hash % MQD_SHARE_OWNED_BUCKET_COUNT];
+    while (owned && (owned->hash != hash || owned->slot != slot ||
+                     owned->partition.name.group_id.size_bytes != question->group_bytes ||
+                     memcmp(owned->group, group, question->group_bytes) ||
+                     memcmp(owned->partition.name.topic_id, question->topic_id, 16)))
+        owned = owned->next;
+    return owned;
+}
+
+static bool grow(struct mqd_shares *shares)
+{
+    uint32_t capacity = shares->owned_capacity ? shares->owned_capacity * 2 : 64;
+    struct mqd_share_owned **grown =
+        capacity > OWNED_COUNT_MAX ? NULL : realloc(shares->owned, capacity * sizeof *grown);
+    if (!grown)
+        return false;
+    memset(grown + shares->owned_capacity, 0, (capacity - shares->owned_capacity) * sizeof *grown);
+    shares->owned_free_from = shares->owned_capacity;
+    shares->owned = grown;
+    shares->owned_capacity = capacity;
+    return true;
+}
+
+static void persisted(void *context, struct mqd_share_waiter *waiter, int16_t error)
+{
+    struct mqd_descriptor answer = {
+        .kind = MQD_LINK_SHARED, .token = waiter->token, .error = error, .slot = (uint32_t)waiter->lock_ms};
+    mqd_share_say(context, waiter->from, &answer);
+    free(waiter);
+}
+
+static struct mqd_share_owned *make(struct mqd_reactor *r, const struct mqd_share_question *question, uint32_t slot,
+                                    const uint8_t *group)
+{
+    struct mqd_shares *shares = r->shares;
+    if (shares->owned_count == shares->owned_capacity && !grow(shares))
+        return NULL;
+    struct mqd_share_owned *owned = calloc(1, sizeof *owned + question->group_bytes);
+    if (!owned)
+        return NULL;
+    while (shares->owned[shares->owned_free_from])
+        shares->owned_free_from = (shares->owned_free_from + 1) % shares->owned_capacity;
+    memcpy(owned->group, group, question->group_bytes);
+    owned->hash = hash_of(slot, group, question->group_bytes);
+    owned->slot = slot;
+    owned->lent = -1;
+    owned->index = shares->owned_free_from;
+    struct mqd_share_name name = {.group_id = {owned->group, question->group_bytes},
+                                  .partition_index = question->partition_index};
+    memcpy(name.topic_id, question->topic_id, sizeof name.topic_id);
+    mqd_share_partition_init(&owned->partition, &shares->pool, &name,
+                             mqd_partition_leader_epoch(r->owned[slot]->partition), persisted, r);
+    mqd_list_init(&owned->touched);
+    shares->owned[owned->index] = owned;
+    shares->owned_count++;
+    struct mqd_share_owned **bucket = &shares->buckets[owned->hash % MQD_SHARE_OWNED_BUCKET_COUNT];
+    owned->next = *bucket;
+    *bucket = owned;
+    return owned;
+}
+
+static void release(struct mqd_shares *shares, struct mqd_share_owned *owned)
+{
+    struct mqd_share_owned **place = &shares->buckets[owned->hash % MQD_SHARE_OWNED_BUCKET_COUNT];
+    while (*place != owned)
+        place = &(*place)->next;
+    *place = owned->next;
+    shares->owned[owned->index] = NULL;
+    shares->owned_count--;
+    mqd_list_remove(&owned->touched);
+    mqd_share_partition_free(&owned->partition);
+    free(owned);
+}
+
+static bool is_used(const struct mqd_share_owned *owned)
+{
+    if (owned->lent >= 0 || owned->reads_ahead)
+        return true;
+    for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
+        if (owned->users[i])
+            return true;
+    return false;
+}
+
+static void touch(struct mqd_shares *shares, struct mqd_share_owned *owned)
+{
+    if (!mqd_list_linked(&owned->touched))
+        mqd_list_append(&shares->touched, &owned->touched);
+}
+
+/* ---- leadership ---- */
+
+/* The partition, if it is this one and this worker leads it with a lease (H3). */
+static struct mqd_owned *led(const struct mqd_reactor *r, uint32_t slot, const uint8_t topic_id[16],
+                             int32_t partition_index)
+{
+    struct mqd_owned *owned = slot < MQD_PARTITION_SLOT_COUNT ? r->owned[slot] : NULL;
+    if (!owned || owned->closing || owned->truncating || r->lease_lost || !mqd_owned_leads(owned))
+        return NULL;
+    const struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
+    bool same = shared->partition_index == partition_index && memcmp(shared->topic_id, topic_id, 16) == 0;
+    return same ? owned : NULL;
+}
+
+/* Another leader epoch, or another leader: what is kept here is of no use any more. */
+static void look_at_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
+{
+    struct mqd_share_partition *partition = &owned->partition;
+    const struct mqd_owned *led_here = led(r, owned->slot, partition->name.topic_id, partition->name.partition_index);
+    int32_t epoch = led_here ? mqd_partition_leader_epoch(led_here->partition) : -1;
+    if (led_here && epoch == partition->leader_epoch)
+        return;
+    bool was_failed = partition->phase == MQD_SHARE_FAILED;
+    if (!was_failed)
+        mqd_share_partition_fail(partition, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, r->now_ms);
+    if (led_here)
+        mqd_share_partition_restart(partition, epoch);
+    if (led_here || !was_failed)
+        mqd_owner_wake_slot(r, owned->slot);
+}
+
+/* ---- persistence ---- */
+
+static bool ask_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owned, int api_key)
+{
+    uint32_t acceptor = mqd_control_worker_count(r->options.control);
+    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    /* read before the state: a successor drops what was sent to this generation */
+    uint64_t generation = mqd_load_acquire(&slot->generation);
+    const struct mqd_buffer *body = &owned->partition.body;
+    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
+        r->overflow_head[acceptor] != r->overflow_count[acceptor] ||
+        (owned->lent = mqd_arena_allocate(r->control_arena, body->size_bytes)) < 0)
+        return false;
+    memcpy(r->options.arenas[r->options.self] + r->control_arena_base + owned->lent, body->bytes, body->size_bytes);
+    owned->sequence = (uint32_t)++r->shares->next_sequence;
+    owned->acceptor_generation = generation;
+    struct mqd_descriptor question = {.kind = MQD_LINK_SHARE_STATE,
+                                      .flags = (uint16_t)api_key,
+                                      .slot = owned->slot,
+                                      .token = (uint64_t)owned->sequence << 16 | owned->index,
+                                      .offset = r->control_arena_base + (uint64_t)owned->lent,
+                                      .size_bytes = body->size_bytes,
+                                      .error = (int32_t)(generation & 0x7fffffff)};
+    mqd_forward_send(r, acceptor, &question);
+    return true;
+}
+
+static void take_back(struct mqd_reactor *r, struct mqd_share_owned *owned)
+{
+    mqd_arena_release(r->control_arena, (uint64_t)owned->lent);
+    owned->lent = -1;
+}
+
+/* MQD_LINK_SHARE_STATED */
+void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+{
+    struct mqd_shares *shares = r->shares;
+    uint32_t index = descriptor->token & 0xffff;
+    struct mqd_share_owned *owned = shares && index < shares->owned_capacity ? shares->owned[index] : NULL;
+    uint64_t arena_bytes = r->options.arena_bytes[from];
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                  descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    if (from != mqd_control_worker_count(r->options.control))
+        return;
+    if (owned && owned->lent >= 0 && owned->sequence == (uint32_t)(descriptor->token >> 16)) {
+        struct mqd_share_partition *partition = &owned->partition;
+        uint8_t phase = partition->phase;
+        take_back(r, owned);
+        mqd_share_partition_on_answer(partition, inside ? r->options.arenas[from] + descriptor->offset : NULL,
+                                      inside ? descriptor->size_bytes : 0, r->now_ms);
+        if (partition->phase == MQD_SHARE_FAILED && phase != MQD_SHARE_FAILED)
+            mqd_log(r, 4, 0, owned->slot, "the state of share group %.*s was refused by its coordinator: error %d",
+                    (int)partition->name.group_id.size_bytes, (const char *)owned->group, partition->error);
+        if (partition->phase != phase)
+            mqd_owner_wake_slot(r, owned->slot);
+        touch(shares, owned);
+    }
+    if (descriptor->size_bytes) {
+        struct mqd_descriptor release_note = {
+            .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
+        mqd_forward_send(r, from, &release_note);
+    }
+    mqd_share_pump(r);
+}
+
+void mqd_share_acceptor_died(struct mqd_reactor *r)
+{
+    struct mqd_shares *shares = r->shares;
+    uint64_t generation = mqd_load_acquire(
+        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+    for (uint32_t i = 0; shares && i < shares->owned_capacity; i++) {
+        struct mqd_share_owned *owned = shares->owned[i];
+        if (!owned || owned->lent < 0 || owned->acceptor_generation == generation)
+            continue;
+        take_back(r, owned);
+        if (owned->partition.under_way)
+            mqd_share_partition_unasked(&owned->partition, r->now_ms);
+        touch(shares, owned);
+    }
+    mqd_share_pump(r);
+}
+
+/* ---- what is due ---- */
+
+static void expire(struct mqd_reactor *r, struct mqd_share_owned *owned)
+{
+    struct mqd_share *state = &owned->partition.state;
+    uint32_t released = 0;
+    if (owned->partition.phase != MQD_SHARE_ACTIVE)
+        return;
+    while (mqd_share_deadline(state) <= r->now_ms)
+        released += mqd_share_expire(state, r->now_ms, EXPIRE_OFFSETS);
+    if (released)
+        mqd_owner_wake_slot(r, owned->slot);
+}
+
+static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
+{
+    struct mqd_shares *shares = r->shares;
+    struct mqd_share_partition *partition = &owned->partition;
+    expire(r, owned);
+    int api_key = owned->lent < 0 ? mqd_share_partition_ask(partition, r->now_ms) : 0;
+    if (api_key && !ask_acceptor(r, owned, api_key))
+        mqd_share_partition_unasked(partition, r->now_ms + AGAIN_MS);
+    if (!is_used(owned) && mqd_share_partition_is_idle(partition)) {
+        release(shares, owned);
+        return;
+    }
+    int64_t due_ms = mqd_share_partition_deadline(partition);
+    if (owned->lent >= 0 && due_ms <= r->now_ms)
+        return; /* its answer brings it back */
+    if (due_ms < shares->due_ms)
+        shares->due_ms = due_ms;
+}
+
+void mqd_share_owners_run(struct mqd_reactor *r)
+{
+    struct mqd_shares *shares = r->shares;
+    bool sweeps = shares->owned_count && r->now_ms - shares->sweep_ms >= SWEEP_MS;
+    if (sweeps || r->now_ms >= shares->due_ms) {
+        shares->due_ms = MQD_SHARE_NEVER;
+        for (uint32_t i = 0; i < shares->owned_capacity; i++) {
+            if (!shares->owned[i])
+                continue;
+            if (sweeps)
+                look_at_leadership(r, shares->owned[i]);
+            mqd_list_remove(&shares->owned[i]->touched);
+            run_one(r, shares->owned[i]);
+        }
+        if (sweeps)
+            shares->sweep_ms = r->now_ms;
+    }
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&shares->touched)))
+        run_one(r, MQD_CONTAINER(node, struct mqd_share_owned, touched));
+}
+
+int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
+{
+    const struct mqd_shares *shares = r->shares;
+    if (!mqd_list_empty(&shares->touched) || !mqd_list_empty(&shares->moving))
+        return r->now_ms;
+    int64_t next_ms = shares->owned_count ? shares->sweep_ms + SWEEP_MS : MQD_SHARE_NEVER;
+    return shares->due_ms < next_ms ? shares->due_ms : next_ms;
+}
+
+/* ---- questions ---- */
+
+/* The ranges of a payload; NULL: it is malformed, or there is no memory. */
+static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_question *question, const uint8_t *at,
+                                                     uint32_t left)
+{
+    if (question->range_count > left / RANGE_BYTES_MIN)
+        return NULL;
+    struct mqd_share_acknowledgement *list = malloc((question->range_count + 1) * sizeof *list);
+    for (uint32_t i = 0; list && i < question->range_count; i++) {
+        bool short_of = left < RANGE_BYTES_MIN;
+        if (!short_of) {
+            memcpy(&list[i].first, at, 8);
+            memcpy(&list[i].last, at + 8, 8);
+            memcpy(&list[i].type_count, at + 16, 4);
+            list[i].types = at + RANGE_BYTES_MIN;
+            short_of = list[i].type_count > left - RANGE_BYTES_MIN;
+        }
+        if (short_of) {
+            free(list);
+            return NULL;
+        }
+        at += RANGE_BYTES_MIN + list[i].type_count;
+        left -= RANGE_BYTES_MIN + list[i].type_count;
+    }
+    return list;
+}
+
+static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t from, uint64_t token,
+                           const struct mqd_share_question *question, const uint8_t *ranges, uint32_t range_bytes)
+{
+    struct mqd_share_partition *partition = &owned->partition;
+    struct mqd_positions positions;
+    if (partition->phase != MQD_SHARE_ACTIVE) /* nothing is acquired */
+        return partition->phase == MQD_SHARE_FAILED ? partition->error : MQD_KAFKA_INVALID_RECORD_STATE;
+    struct mqd_share_acknowledgement *list = take_ranges(question, ranges, range_bytes);
+    struct mqd_share_waiter *waiter = list ? malloc(sizeof *waiter) : NULL;
+    if (!waiter) {
+        free(list);
+        return MQD_KAFKA_REQUEST_TIMED_OUT;
+    }
+    mqd_slot_positions(mqd_control_partition(r->options.control, owned->slot), &positions);
+    mqd_share_log_start(&partition->state, positions.log_start_offset);
+    int error = mqd_share_acknowledge(&partition->state, question->member, list, question->range_count, r->now_ms);
+    free(list);
+    if (error) {
+        free(waiter);
+        return (int16_t)error;
+    }
+    *waiter =
+        (struct mqd_share_waiter){.token = token, .from = from, .lock_ms = (int32_t)partition->settings.state.lock_ms};
+    mqd_list_init(&waiter->node);
+    mqd_share_partition_await(partition, waiter); /* S6 */
+    mqd_owner_wake_slot(r, owned->slot);
+    return 0;
+}
+
+static int64_t first_offset(const struct mqd_share_partition *partition, const struct mqd_positions *positions)
+{
+    int64_t by_duration = partition->settings.reset_offset;
+    switch (partition->settings.reset) {
+    case MQD_SHARE_RESET_EARLIEST:
+        return positions->log_start_offset;
+    case MQD_SHARE_RESET_BY_DURATION:
+        if (by_duration >= 0 && by_duration < positions->high_watermark)
+            return by_duration > positions->log_start_offset ? by_duration : positions->log_start_offset;
+    }
+    return positions->high_watermark;
+}
+
+static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t from,
+                    const struct mqd_share_question *question, struct mqd_descriptor *answer)
+{
+    struct mqd_share_partition *partition = &owned->partition;
+    struct mqd_positions positions;
+    if (partition->phase == MQD_SHARE_FAILED && r->now_ms - partition->failed_ms >= FAILED_MS)
+        mqd_share_partition_restart(partition, partition->leader_epoch);
+    if (partition->phase == MQD_SHARE_FAILED)
+        answer->error = partition->error;
+    if (partition->phase == MQD_SHARE_FAILED || partition->phase == MQD_SHARE_LOADING)
+        return;
+    mqd_slot_positions(mqd_control_partition(r->options.control, owned->slot), &positions);
+    if (partition->phase == MQD_SHARE_UNPLACED)
+        mqd_share_partition_place(partition, first_offset(partition, &positions));
+    expire(r, owned);
+    answer->slot = (uint32_t)partition->settings.state.lock_ms;
+    mqd_share_acquire_now(r, owned, question, from, answer);
+}
+
+void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot, const uint8_t *payload,
+                        uint32_t size_bytes)
+{
+    struct mqd_shares *shares = r->shares;
+    struct mqd_share_question question;
+    struct mqd_descriptor answer = {.kind = MQD_LINK_SHARED, .token = token};
+    if (size_bytes < sizeof question)
+        return;
+    memcpy(&question, payload, sizeof question);
+    const uint8_t *group = payload + sizeof question;
+    if (question.group_bytes > size_bytes - sizeof question || from >= MQD_ENDPOINT_COUNT_MAX)
+        return;
+    bool ends = question.kind == MQD_SHARE_ASK_FORGET || question.kind == MQD_SHARE_ASK_RELEASE;
+    struct mqd_share_owned *owned = find(shares, &question, slot, group);
+    if (owned)
+        look_at_leadership(r, owned);
+    if (!ends && !led(r, slot, question.topic_id, question.partition_index))
+        answer.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    else if (!ends && !owned && !(owned = make(r, &question, slot, group)))
+        answer.error = MQD_KAFKA_REQUEST_TIMED_OUT;
+    if (!owned || answer.error) {
+        mqd_share_say(r, from, &answer);
+        return;
+    }
+    owned->users[from] += question.joins;
+    touch(shares, owned);
+    switch (question.kind) {
+    case MQD_SHARE_ASK_ACQUIRE:
+    case MQD_SHARE_ASK_LOOK:
+        acquire(r, owned, from, &question, &answer);
+        break;
+    case MQD_SHARE_ASK_ACKNOWLEDGE:
+        answer.error = acknowledge(r, owned, from, token, &question, group + question.group_bytes,
+                                   size_bytes - (uint32_t)sizeof question - question.group_bytes);
+        if (!answer.error)
+            return; /* when it is persisted */
+        break;
+    case MQD_SHARE_ASK_RELEASE:
+        if (owned->partition.phase == MQD_SHARE_ACTIVE &&
+            mqd_share_release_member(&owned->partition.state, question.member))
+            mqd_owner_wake_slot(r, slot);
+        /* fall through */
+    default:
+        owned->users[from] -= owned->users[from] > 0;
+    }
+    mqd_share_say(r, from, &answer);
+}
+
+void mqd_shares_owned_destroy(struct mqd_shares *shares)
+{
+    for (uint32_t i = 0; i < shares->owned_capacity; i++)
+        if (shares->owned[i])
+            release(shares, shares->owned[i]);
+    free(shares->owned);
+}

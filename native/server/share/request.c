@@ -1,0 +1,490 @@
+/* ShareFetch and ShareAcknowledge arrive: their session, their partitions, what they acknowledge. See
+ * server/share/share.h. Errors and their order are Kafka's (KafkaApis, SharePartitionManager). */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "server/rights/subject.h"
+#include "server/share/share.h"
+#include "wire/buffer.h"
+
+#define SESSION_PARTITIONS_MAX 4096
+#define SESSION_BYTES_MAX (64u << 20)
+#define CONTROL_SHARE 2 /* fraction of the control arena that one request may take */
+#define FINAL_EPOCH (-1)
+
+/* What a request says of one partition. */
+struct named {
+    uint8_t topic_id[16];
+    int32_t partition_index;
+    uint32_t order, range_count, range_at, range_bytes;
+    int16_t error; /* of its acknowledgements */
+};
+struct arrival {
+    struct mqd_request *request;
+    struct mqd_share_fetch_request wire;
+    struct mqd_share_session *session;
+    struct named *named;
+    uint32_t named_count;
+    struct mqd_buffer ranges;
+    bool acknowledges;
+};
+
+/* ---- the module ---- */
+
+bool mqd_shares_enabled(const struct mqd_reactor *r)
+{
+    return mqd_load_relaxed(&r->header->share_version) > 0;
+}
+
+struct mqd_shares *mqd_shares_of(struct mqd_reactor *r)
+{
+    if (r->shares)
+        return r->shares;
+    struct mqd_shares *shares = calloc(1, sizeof *shares);
+    if (!shares)
+        return NULL;
+    shares->pool_bytes = r->options.share_bytes_max;
+    shares->pool_memory =
+        mmap(NULL, shares->pool_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    shares->chunk = malloc(MQD_SHARE_CHUNK_BYTES);
+    shares->batches = malloc(MQD_SHARE_BATCHES_A_RANGE * sizeof *shares->batches);
+    shares->places = malloc((MQD_SHARE_BATCHES_A_RANGE + 1) * sizeof *shares->places);
+    mqd_list_init(&shares->moving);
+    mqd_list_init(&shares->unsent);
+    mqd_list_init(&shares->touched);
+    for (uint32_t i = 0; i < MQD_SHARE_WAIT_BUCKET_COUNT; i++)
+        mqd_list_init(&shares->waiting[i]);
+    shares->ask_free = UINT32_MAX;
+    shares->due_ms = MQD_SHARE_NEVER;
+    shares->sessions.partition_count_max = SESSION_PARTITIONS_MAX;
+    shares->sessions.bytes_max = SESSION_BYTES_MAX;
+    r->shares = shares;
+    if (shares->pool_memory == MAP_FAILED || !shares->chunk || !shares->batches || !shares->places) {
+        mqd_shares_destroy(r);
+        return NULL;
+    }
+    mqd_share_pool_init(&shares->pool, shares->pool_memory, shares->pool_bytes);
+    return shares;
+}
+
+void mqd_shares_destroy(struct mqd_reactor *r)
+{
+    struct mqd_shares *shares = r->shares;
+    if (!shares)
+        return;
+    shares->is_moving = true; /* nothing moves any more */
+    mqd_shares_owned_destroy(shares);
+    for (uint32_t i = 0; i < shares->ask_count; i++) {
+        free(shares->asks[i]->payload);
+        free(shares->asks[i]);
+    }
+    for (uint32_t i = 0; i < MQD_SHARE_SESSION_BUCKET_COUNT; i++)
+        while (shares->sessions.buckets[i])
+            mqd_share_session_close(&shares->sessions, shares->sessions.buckets[i]);
+    if (shares->pool_memory != MAP_FAILED)
+        munmap(shares->pool_memory, shares->pool_bytes);
+    free(shares->asks);
+    free(shares->chunk);
+    free(shares->batches);
+    free(shares->places);
+    free(shares);
+    r->shares = NULL;
+}
+
+/* ---- sessions ---- */
+
+static void count_sessions(struct mqd_reactor *r)
+{
+    mqd_gauge(r, MQD_GAUGE_SHARE_SESSIONS, r->shares->sessions.count);
+}
+
+static bool is_full(const struct mqd_reactor *r)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < mqd_control_worker_count(r->options.control); i++)
+        count += mqd_load_relaxed(&mqd_control_stats(r->options.control, i)->counter[MQD_GAUGE_SHARE_SESSIONS]);
+    return count >= r->options.share_session_count_max;
+}
+
+/* The owner is told that the session does not name the partition any more. */
+static void leave(struct mqd_reactor *r, const struct mqd_share_session *session, const struct mqd_share_entry *entry,
+                  enum mqd_share_question_kind kind)
+{
+    uint16_t owner;
+    uint64_t generation;
+    struct mqd_share_question question = {.member = session->member,
+                                          .partition_index = entry->partition_index,
+                                          .group_bytes = (uint16_t)session->group_bytes,
+                                          .kind = (uint8_t)kind};
+    memcpy(question.topic_id, entry->topic_id, sizeof question.topic_id);
+    if (entry->joined && mqd_share_owner_of(r, entry->slot, &owner, &generation) == 0)
+        mqd_share_ask(r, NULL, entry->slot, owner, generation, &question, session->text, NULL);
+}
+
+static void close_session(struct mqd_reactor *r, struct mqd_share_session *session, enum mqd_share_question_kind kind)
+{
+    for (uint32_t i = 0; i < session->entry_count; i++)
+        leave(r, session, &session->entries[i], kind);
+    mqd_share_session_close(&r->shares->sessions, session);
+    count_sessions(r);
+}
+
+void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    while (!mqd_list_empty(&c->share_sessions))
+        close_session(r, MQD_CONTAINER(c->share_sessions.next, struct mqd_share_session, node), MQD_SHARE_ASK_RELEASE);
+    mqd_share_pump(r);
+}
+
+/* ---- what a request names ---- */
+
+void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
+                         uint32_t type_count)
+{
+    mqd_put_bytes(ranges, &first, sizeof first);
+    mqd_put_bytes(ranges, &last, sizeof last);
+    mqd_put_bytes(ranges, &type_count, sizeof type_count);
+    mqd_put_bytes(ranges, types, type_count);
+}
+
+static bool types_valid(const struct mqd_share_fetch_acknowledgement *given, bool is_renewal)
+{
+    for (uint32_t i = 0; i < given->type_count; i++)
+        if (given->types[i] >= MQD_SHARE_RENEW + (is_renewal ? 1 : 0))
+            return false;
+    return given->type_count > 0;
+}
+
+/* -1: no memory; the wire was verified. */
+static int take_partition(struct arrival *a, const struct mqd_share_fetch_topic *topic, uint32_t *capacity)
+{
+    struct mqd_share_fetch_partition partition;
+    struct mqd_share_fetch_acknowledgement given;
+    if (mqd_share_fetch_next_partition(&a->wire, &partition))
+        return -1;
+    if (a->named_count == *capacity) {
+        uint32_t more = *capacity ? *capacity * 2 : 8;
+        struct named *grown = realloc(a->named, more * sizeof *grown);
+        if (!grown)
+            return -1;
+        a->named = grown;
+        *capacity = more;
+    }
+    struct named *named = &a->named[a->named_count];
+    *named = (struct named){.partition_index = partition.partition_index,
+                            .order = a->named_count,
+                            .range_count = (uint32_t)partition.acknowledgement_count,
+                            .range_at = a->ranges.size_bytes};
+    memcpy(named->topic_id, topic->topic_id, sizeof named->topic_id);
+    a->named_count++;
+    a->acknowledges |= partition.acknowledgement_count > 0;
+    for (int32_t i = 0; i < partition.acknowledgement_count; i++) {
+        if (mqd_share_fetch_next_acknowledgement(&a->wire, &given))
+            return -1;
+        if (!types_valid(&given, a->wire.is_renewal))
+            named->error = MQD_KAFKA_INVALID_REQUEST;
+        mqd_share_range_put(&a->ranges, given.first, given.last, given.types, given.type_count);
+    }
+    named->range_bytes = a->ranges.size_bytes - named->range_at;
+    return a->ranges.failed ? -1 : 0;
+}
+
+static int compare_names(const uint8_t *left_id, int32_t left, const uint8_t *right_id, int32_t right)
+{
+    int order = memcmp(left_id, right_id, 16);
+    return order ? order : left < right ? -1 : left > right;
+}
+
+static int by_name(const void *left, const void *right)
+{
+    const struct named *a = left, *b = right;
+    int order = compare_names(a->topic_id, a->partition_index, b->topic_id, b->partition_index);
+    return order ? order : a->order < b->order ? -1 : 1;
+}
+
+/* Of a partition that is named twice, the last one counts. */
+static void sort_names(struct arrival *a)
+{
+    uint32_t kept = 0;
+    if (a->named_count)
+        qsort(a->named, a->named_count, sizeof *a->named, by_name);
+    for (uint32_t i = 0; i < a->named_count; i++) {
+        bool same = kept && compare_names(a->named[kept - 1].topic_id, a->named[kept - 1].partition_index,
+                                          a->named[i].topic_id, a->named[i].partition_index) == 0;
+        a->named[same ? kept - 1 : kept++] = a->named[i];
+    }
+    a->named_count = kept;
+}
+
+static int take_names(struct arrival *a)
+{
+    uint32_t capacity = 0;
+    for (int32_t t = 0; t < a->wire.topic_count; t++) {
+        struct mqd_share_fetch_topic topic;
+        if (mqd_share_fetch_next_topic(&a->wire, &topic))
+            return -1;
+        for (int32_t p = 0; p < topic.partition_count; p++)
+            if (take_partition(a, &topic, &capacity))
+                return -1;
+    }
+    sort_names(a);
+    return 0;
+}
+
+static int forget_names(struct mqd_reactor *r, struct arrival *a)
+{
+    int32_t topic_count, partition_index;
+    if (mqd_share_fetch_forgotten(&a->wire, &topic_count))
+        return -1;
+    for (int32_t t = 0; t < topic_count; t++) {
+        struct mqd_share_fetch_topic topic;
+        if (mqd_share_fetch_next_topic(&a->wire, &topic))
+            return -1;
+        for (int32_t p = 0; p < topic.partition_count; p++) {
+            if (mqd_share_fetch_next_forgotten_partition(&a->wire, &partition_index))
+                return -1;
+            struct mqd_share_entry *entry =
+                a->session ? mqd_share_session_get(a->session, topic.topic_id, partition_index) : NULL;
+            if (!entry)
+                continue;
+            leave(r, a->session, entry, MQD_SHARE_ASK_FORGET);
+            mqd_share_session_remove(a->session, entry);
+        }
+    }
+    return 0;
+}
+
+/* ---- the request as a whole ---- */
+
+/* The error of all of it, or 0 with its session (none at the final epoch of a ShareAcknowledge). */
+static int16_t admit(struct mqd_reactor *r, struct arrival *a)
+{
+    struct mqd_connection *c = a->request->connection;
+    const struct mqd_share_fetch_request *wire = &a->wire;
+    bool is_fetch = wire->api_key == MQD_API_SHARE_FETCH;
+    if (wire->group_id.size_bytes <= 0 || wire->member_id.size_bytes <= 0)
+        return MQD_KAFKA_INVALID_REQUEST;
+    if (!mqd_subject_may_name(r, c, MQD_RESOURCE_GROUP, wire->group_id.bytes, wire->group_id.size_bytes,
+                              MQD_OPERATION_READ))
+        return MQD_KAFKA_GROUP_AUTHORIZATION_FAILED;
+    if (is_fetch && wire->is_renewal && (wire->wait_ms_max || wire->bytes_min || wire->bytes_max || wire->records_max))
+        return MQD_KAFKA_INVALID_REQUEST;
+    if (is_fetch && wire->session_epoch == 0 && a->acknowledges)
+        return MQD_KAFKA_INVALID_REQUEST;
+    struct mqd_share_sessions *sessions = &r->shares->sessions;
+    a->session = mqd_share_session_find(sessions, wire->group_id, wire->member_id);
+    int16_t error =
+        mqd_share_session_check(a->session, wire->session_epoch, is_fetch ? MQD_SHARE_MAY_OPEN : MQD_SHARE_MUST_EXIST);
+    if (error)
+        return error;
+    if (wire->session_epoch > 0)
+        mqd_share_session_step(a->session);
+    if (wire->session_epoch)
+        return 0;
+    if (a->session)
+        close_session(r, a->session, MQD_SHARE_ASK_FORGET);
+    a->session =
+        is_full(r) ? NULL : mqd_share_session_open(sessions, wire->group_id, wire->member_id, &c->share_sessions);
+    count_sessions(r);
+    return a->session ? 0 : MQD_KAFKA_SHARE_SESSION_LIMIT_REACHED;
+}
+
+static struct mqd_share_work *make_work(struct mqd_reactor *r, struct arrival *a, uint32_t part_count)
+{
+    const struct mqd_share_fetch_request *wire = &a->wire;
+    uint32_t group_bytes = (uint32_t)wire->group_id.size_bytes;
+    uint64_t bytes = sizeof(struct mqd_share_work) + part_count * sizeof(struct mqd_share_part) + group_bytes;
+    struct mqd_share_work *work = mqd_request_hold(r, a->request, bytes) ? calloc(1, bytes) : NULL;
+    if (!work)
+        return NULL;
+    mqd_list_init(&work->node);
+    work->request = a->request;
+    work->parts = (struct mqd_share_part *)(work + 1);
+    work->group = (uint8_t *)(work->parts + part_count);
+    memcpy(work->group, wire->group_id.bytes, group_bytes);
+    work->group_bytes = (uint16_t)group_bytes;
+    work->member = mqd_share_member_hash(wire->member_id.bytes, (uint32_t)wire->member_id.size_bytes);
+    work->full = wire->session_epoch == 0;
+    work->lock_ms = a->session ? a->session->lock_ms : 0;
+    work->records_max = wire->records_max > 0 ? (uint32_t)wire->records_max : 0;
+    work->bytes_max = a->request->bytes_max > 0 ? (uint32_t)a->request->bytes_max : 0;
+    work->bytes_min = wire->bytes_min > 0 ? (uint32_t)wire->bytes_min : 0;
+    if (work->bytes_min > work->bytes_max)
+        work->bytes_min = work->bytes_max;
+    work->strict = wire->acquire_mode == 1;
+    work->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
+                    work->records_max && work->bytes_max;
+    work->expired = wire->wait_ms_max <= 0;
+    work->looks = work->bytes_min > 1 && !work->expired;
+    a->request->share = work;
+    return work;
+}
+
+/* The topic and slot of a part, or why it cannot be used. */
+static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
+{
+    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, part->topic_id);
+    part->slot = MQD_SLOT_NONE;
+    if (!topic)
+        return MQD_KAFKA_UNKNOWN_TOPIC_ID;
+    topic->reference_count++;
+    part->topic = topic;
+    if (!mqd_subject_may(r, part->work->request->connection, topic, MQD_OPERATION_READ))
+        return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
+    if (part->partition_index < 0 || (uint32_t)part->partition_index >= topic->partition_count)
+        return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    part->slot = topic->slots[part->partition_index];
+    return part->slot == MQD_SLOT_NONE || mqd_subject_is_stale(r) ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : 0;
+}
+
+static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_work *work, const uint8_t *topic_id,
+                                       int32_t partition_index)
+{
+    struct mqd_share_part *part = &work->parts[work->part_count++];
+    part->work = work;
+    part->partition_index = partition_index;
+    memcpy(part->topic_id, topic_id, sizeof part->topic_id);
+    mqd_list_init(&part->waiter);
+    part->error = resolve(r, part);
+    /* another host leads it, or none: the client has to look for the leader */
+    work->failed |= work->fetches && part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    return part;
+}
+
+/* Its owner is told with the next question that the session names it. */
+static void join(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_share_entry *entry)
+{
+    uint16_t owner;
+    uint64_t generation;
+    if (part->error || mqd_share_owner_of(r, part->slot, &owner, &generation))
+        return;
+    part->joins = entry->joined != generation + 1 || entry->slot != part->slot;
+    entry->joined = generation + 1;
+    entry->slot = part->slot;
+}
+
+static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_share_part *part,
+                        const struct named *named)
+{
+    struct mqd_share_work *work = part->work;
+    struct mqd_buffer ranges = {.bytes = a->ranges.bytes + named->range_at, .size_bytes = named->range_bytes};
+    uint16_t owner;
+    uint64_t generation;
+    struct mqd_share_question question = {.member = work->member,
+                                          .partition_index = part->partition_index,
+                                          .range_count = named->range_count,
+                                          .group_bytes = work->group_bytes,
+                                          .kind = MQD_SHARE_ASK_ACKNOWLEDGE,
+                                          .joins = part->joins};
+    int16_t *error = a->wire.api_key == MQD_API_SHARE_FETCH ? &part->acknowledge_error : &part->error;
+    part->acknowledges = named->range_count > 0;
+    if (!part->acknowledges)
+        return;
+    *error = part->error ? part->error : named->error;
+    if (!*error)
+        *error = mqd_share_owner_of(r, part->slot, &owner, &generation);
+    if (*error)
+        return;
+    memcpy(question.topic_id, part->topic_id, sizeof question.topic_id);
+    part->joins = 0;
+    work->acknowledgements++;
+    if (!mqd_share_ask(r, part, part->slot, owner, generation, &question, work->group, &ranges)) {
+        work->acknowledgements--;
+        *error = MQD_KAFKA_REQUEST_TIMED_OUT;
+    }
+}
+
+/* One part for each partition of the session, and for each that the request names: both are sorted. */
+static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_share_work *work)
+{
+    uint32_t entry_count = a->session && work->fetches ? a->session->entry_count : 0;
+    for (uint32_t e = 0, n = 0; e < entry_count || n < a->named_count;) {
+        struct mqd_share_entry *entry = e < entry_count ? &a->session->entries[e] : NULL;
+        struct named *named = n < a->named_count ? &a->named[n] : NULL;
+        int order =
+            !entry   ? 1
+            : !named ? -1
+                     : compare_names(entry->topic_id, entry->partition_index, named->topic_id, named->partition_index);
+        struct mqd_share_part *part = order <= 0 ? add_part(r, work, entry->topic_id, entry->partition_index)
+                                                 : add_part(r, work, named->topic_id, named->partition_index);
+        if (order <= 0) {
+            part->reads = part->ready = work->fetches;
+            join(r, part, entry);
+            e++;
+        }
+        if (order >= 0) {
+            part->named = 1;
+            n++;
+            acknowledge(r, a, part, named);
+        }
+    }
+    if (a->session && work->part_count)
+        work->turn = a->session->turn++ % work->part_count;
+}
+
+static int take_in(struct mqd_reactor *r, struct arrival *a)
+{
+    struct mqd_share_sessions *sessions = &r->shares->sessions;
+    bool is_fetch = a->wire.api_key == MQD_API_SHARE_FETCH, is_final = a->wire.session_epoch == FINAL_EPOCH;
+    if (take_names(a))
+        return mqd_error_set(MQD_E_INVALID, "no memory for the partitions of a share group's request");
+    a->request->share_error = admit(r, a);
+    if (a->request->share_error)
+        return 0;
+    for (uint32_t i = 0; is_fetch && !is_final && i < a->named_count; i++)
+        if (!mqd_share_session_put(sessions, a->session, a->named[i].topic_id, a->named[i].partition_index))
+            return mqd_error_set(MQD_E_INVALID, "a share session of more than %d partitions, or no memory for it",
+                                 SESSION_PARTITIONS_MAX);
+    if (is_fetch && forget_names(r, a))
+        return -1;
+    struct mqd_share_work *work = make_work(r, a, a->session->entry_count + a->named_count);
+    if (!work)
+        return mqd_error_set(MQD_E_INVALID, "no memory for a share group's request (queued.max.request.bytes)");
+    make_parts(r, a, work);
+    if (is_final)
+        close_session(r, a->session, MQD_SHARE_ASK_RELEASE); /* H1: after its acknowledgements */
+    mqd_share_move(r, work);
+    return 0;
+}
+
+static void limit_bytes(struct mqd_reactor *r, struct arrival *a)
+{
+    struct mqd_connection *c = a->request->connection;
+    a->request->wait_ms = a->wire.wait_ms_max;
+    a->request->bytes_max = a->wire.bytes_max < 0 || (uint32_t)a->wire.bytes_max > r->options.fetch_bytes_max
+                                ? (int32_t)r->options.fetch_bytes_max
+                                : a->wire.bytes_max;
+    if (r->quota_kinds && c->peer_node < 0)
+        a->request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, a->request->bytes_max);
+}
+
+void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                  const uint8_t *body, uint32_t size_bytes)
+{
+    struct arrival a = {0};
+    if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
+        mqd_connection_fail(r, c, "a request of this kind may take an eighth of receive.arena.bytes at most");
+        return;
+    }
+    if (mqd_share_fetch_parse(body, size_bytes, header->api_key, header->api_version, &a.wire) < 0) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    a.request = mqd_shares_of(r) ? mqd_request_new(r, c, header, MQD_REQUEST_SHARE) : NULL;
+    if (!a.request) {
+        mqd_connection_close(r, c, "out of memory");
+        return;
+    }
+    limit_bytes(r, &a);
+    int failed = take_in(r, &a);
+    free(a.named);
+    mqd_buffer_free(&a.ranges);
+    if (failed) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    if (a.request->share_error)
+        mqd_request_complete(r, a.request);
+    mqd_share_pump(r);
+}

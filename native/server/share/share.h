@@ -1,0 +1,216 @@
+/* Share groups in the reactor: ShareFetch and ShareAcknowledge of this worker's connections, and the
+ * share-partitions of the partitions that it owns (docs/design/share-groups.md).
+ *
+ *   request.c   a frame becomes a work: one part for each partition that it names
+ *   work.c      a work's way: acknowledgements, acquiring part by part, waiting, reading, completion
+ *   answer.c    its response
+ *   questions.c from a work to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; the same worker is
+ *               asked without the link, by the same functions
+ *   owner.c     the owner's side: what is asked, persistence, leadership, expiry
+ *   acquire.c   which record batches an acquisition may take
+ *
+ * Invariants
+ *   H1  questions to one owner arrive in the order in which they were asked, so that the end of a
+ *       session releases what its last question acquired, whether its answer arrives or not.
+ *   H2  what waits for records is in `waiting`, with this worker's bit set in the slot, before its
+ *       owner is asked; what happens later wakes it.
+ *   H3  only a leader with its lease answers (S1); a share-partition is of one leader epoch.
+ *   H4  a question's payload is lent until it is answered, or its owner has died.
+ * Bounds: works are bounded by their connections and held on the heap; sessions by
+ * group.share.max.share.sessions and SESSION_BYTES_MAX; states by share.memory.max.bytes and
+ * OWNED_COUNT_MAX. Concurrency: the reactor's thread.
+ */
+#ifndef MQD_SHARE_H
+#define MQD_SHARE_H
+
+#include "server/reactor.h"
+#include "share/partition.h"
+#include "share/sessions.h"
+
+#define MQD_SHARE_WAIT_BUCKET_COUNT 256
+#define MQD_SHARE_OWNED_BUCKET_COUNT 4096
+#define MQD_SHARE_RUNS_A_PART 64 /* acquired at a time */
+
+/* ---- questions ---- */
+
+enum mqd_share_question_kind {
+    MQD_SHARE_ASK_ACQUIRE,
+    MQD_SHARE_ASK_LOOK, /* how many bytes there are to acquire */
+    MQD_SHARE_ASK_ACKNOWLEDGE,
+    MQD_SHARE_ASK_FORGET, /* the session does not name the partition any more */
+    MQD_SHARE_ASK_RELEASE /* the same, and what its member holds is released */
+};
+/* Then the group's bytes, then range_count times: first, last (i64), type_count (u32), types. */
+struct mqd_share_question {
+    uint8_t topic_id[16];
+    uint64_t member;
+    int32_t partition_index;
+    uint32_t records_max, bytes_max;
+    uint32_t range_count;
+    uint16_t group_bytes;
+    uint8_t kind;
+    uint8_t strict;
+    uint8_t joins; /* the session's first question about it */
+};
+/* Answer: MQD_LINK_SHARED. With MQD_SHARED_RUN: a run that was acquired, first in a, last in b, count
+ * in c; then one without: `error`; a and b: the offsets from which and up to which to read, size_bytes
+ * of them (LOOK: how many there are); slot: how long locks last, in ms, 0 = not known. */
+#define MQD_SHARED_RUN 1
+
+struct mqd_share_part;
+struct mqd_share_work;
+
+struct mqd_share_ask {
+    struct mqd_node node;        /* in shares->unsent */
+    struct mqd_share_part *part; /* NULL: its answer is of no interest */
+    uint8_t *payload;            /* while unsent */
+    uint32_t size_bytes, slot;
+    int64_t lent; /* -1 = not in the control arena */
+    uint64_t owner_generation;
+    uint32_t index, sequence, next_free;
+    uint16_t owner;
+    uint8_t kind, used;
+};
+
+/* ---- works ---- */
+
+struct mqd_share_part {
+    struct mqd_node waiter; /* in shares->waiting */
+    struct mqd_share_work *work;
+    struct mqd_share_ask *asking, *acknowledging; /* under way; NULL = none */
+    struct mqd_topic *topic;                      /* referenced; NULL: unknown */
+    uint8_t topic_id[16];
+    int32_t partition_index;
+    uint32_t slot;
+    uint8_t named;        /* by the request: it is part of the answer */
+    uint8_t acknowledges; /* the request has acknowledgements for it */
+    uint8_t reads;        /* records are acquired from it */
+    uint8_t ready;        /* its owner may have records */
+    uint8_t joins;        /* its next question is the session's first */
+    int16_t error, acknowledge_error;
+    uint32_t available; /* LOOK */
+    uint32_t run_count;
+    struct mqd_share_run *runs; /* MQD_SHARE_RUNS_A_PART */
+    int64_t read_first, read_end;
+    uint32_t read_bytes;
+    struct mqd_range range;
+};
+
+struct mqd_share_work {
+    struct mqd_node node; /* in shares->moving */
+    struct mqd_request *request;
+    uint8_t *group; /* behind the parts */
+    uint64_t member;
+    struct mqd_share_part *parts;    /* in order of topic id and index */
+    uint32_t part_count, turn, next; /* `next`: how many parts of this pass were looked at */
+    uint32_t asked;                  /* a part's owner is asked for records: 0 or 1 */
+    uint32_t acknowledgements;       /* that wait for their outcome */
+    uint32_t records_max, bytes_max; /* left of them */
+    uint32_t bytes_min;
+    int32_t lock_ms;
+    uint16_t group_bytes;
+    uint8_t strict, full;
+    uint8_t fetches;  /* records are asked for */
+    uint8_t looks;    /* bytes_min is not reached yet */
+    uint8_t acquired; /* some are */
+    uint8_t failed;   /* an owner refused: answered at once */
+    uint8_t expired;  /* it does not wait any longer */
+    uint8_t ended;    /* no more is acquired; acknowledgements may be awaited */
+};
+
+/* ---- the owner's side ---- */
+
+struct mqd_share_owned {
+    struct mqd_share_partition partition;
+    struct mqd_share_owned *next; /* in its bucket */
+    struct mqd_node touched;      /* in shares->touched: to be looked at in this turn */
+    struct mqd_cursor cursor;
+    uint64_t hash;
+    uint32_t index, slot;
+    uint32_t users[MQD_ENDPOINT_COUNT_MAX]; /* sessions of each worker that name it */
+    int64_t lent;                           /* its question to the acceptor, in the control arena; -1 = none */
+    uint64_t acceptor_generation;
+    uint32_t sequence;
+    uint8_t reads_ahead;
+    uint8_t group[];
+};
+
+struct mqd_shares {
+    struct mqd_share_sessions sessions;
+    struct mqd_share_pool pool;
+    void *pool_memory;
+    uint64_t pool_bytes;
+    struct mqd_node waiting[MQD_SHARE_WAIT_BUCKET_COUNT]; /* parts, by slot */
+    struct mqd_node moving;                               /* works with something to do */
+    bool is_moving;
+    struct mqd_share_ask **asks; /* each allocated once */
+    uint32_t ask_count, ask_capacity, ask_free;
+    struct mqd_node unsent;
+    struct mqd_share_owned **owned; /* by index */
+    uint32_t owned_capacity, owned_count, owned_free_from;
+    struct mqd_node touched;
+    struct mqd_share_owned *buckets[MQD_SHARE_OWNED_BUCKET_COUNT];
+    uint64_t next_sequence;
+    int64_t due_ms;   /* no owned share-partition has anything to do before */
+    int64_t sweep_ms; /* leadership was last verified */
+    uint8_t *chunk;   /* for headers of batches */
+    struct mqd_share_batch *batches;
+    uint32_t *places;
+};
+
+#define MQD_SHARE_CHUNK_BYTES 65536
+#define MQD_SHARE_BATCHES_A_RANGE 4096
+
+/* ---- what the reactor calls ---- */
+
+bool mqd_shares_enabled(const struct mqd_reactor *r); /* share.version is 1 */
+void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                  const uint8_t *body, uint32_t size_bytes);
+void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* its time is up */
+void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* with `shares` */
+void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_share_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
+void mqd_share_acceptor_died(struct mqd_reactor *r);
+void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index);
+void mqd_share_pump(struct mqd_reactor *r); /* once a turn, and after what moves works or owners */
+int64_t mqd_shares_next_ms(const struct mqd_reactor *r);
+void mqd_shares_destroy(struct mqd_reactor *r);
+
+/* ---- request.c ---- */
+struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* made with the first use; NULL: no memory */
+/* Appends to the ranges of a question. */
+void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
+                         uint32_t type_count);
+
+/* ---- work.c ---- */
+void mqd_share_move(struct mqd_reactor *r, struct mqd_share_work *work); /* it has something to do */
+void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
+                           const struct mqd_descriptor *answer);
+void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer);
+
+/* ---- questions.c ---- */
+/* The error, or 0, of asking about this slot now. */
+int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner, uint64_t *generation);
+/* `ranges`: as in the payload. false: there is no memory; nothing was asked. */
+bool mqd_share_ask(struct mqd_reactor *r, struct mqd_share_part *part, uint32_t slot, uint16_t owner,
+                   uint64_t generation, const struct mqd_share_question *question, const uint8_t *group,
+                   const struct mqd_buffer *ranges);
+void mqd_share_say(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *answer);
+void mqd_share_send_unsent(struct mqd_reactor *r);
+
+/* ---- owner.c ---- */
+void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot, const uint8_t *payload,
+                        uint32_t size_bytes);
+void mqd_share_owners_run(struct mqd_reactor *r);
+void mqd_shares_owned_destroy(struct mqd_shares *shares);
+
+/* ---- acquire.c ---- */
+/* Fills in the answer; its runs are said first. */
+void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
+                           const struct mqd_share_question *question, uint32_t from, struct mqd_descriptor *answer);
+
+#endif

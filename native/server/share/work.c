@@ -1,0 +1,367 @@
+/* A work's way from its arrival to its answer. See server/share/share.h.
+ *
+ *   pass over the parts, one after the other -> something was acquired | an owner refused | time is up
+ *     -> ended -> (acknowledgements are persisted) -> (cold ranges: read ahead) -> complete
+ *   otherwise it waits; what wakes one of its parts begins the next pass
+ *
+ * With bytes_min above 1 the passes first ask how much there is. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "server/rights/subject.h"
+#include "server/share/share.h"
+
+#define COLD_READ_COUNT_MAX 128 /* as Fetch */
+
+void mqd_share_move(struct mqd_reactor *r, struct mqd_share_work *work)
+{
+    if (!mqd_list_linked(&work->node))
+        mqd_list_append(&r->shares->moving, &work->node);
+}
+
+/* ---- waiting ---- */
+
+static void await(struct mqd_reactor *r, struct mqd_share_part *part) /* H2 */
+{
+    if (!mqd_list_linked(&part->waiter))
+        mqd_list_append(&r->shares->waiting[part->slot % MQD_SHARE_WAIT_BUCKET_COUNT], &part->waiter);
+    mqd_fetch_or(&mqd_control_partition(r->options.control, part->slot)->waiters, 1ull << r->options.self);
+}
+
+void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot)
+{
+    MQD_LIST_EACH(node, spare, &r->shares->waiting[slot % MQD_SHARE_WAIT_BUCKET_COUNT]) {
+        struct mqd_share_part *part = MQD_CONTAINER(node, struct mqd_share_part, waiter);
+        if (part->slot != slot)
+            continue;
+        part->ready = 1;
+        mqd_share_move(r, part->work);
+    }
+}
+
+void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request)
+{
+    request->share->expired = 1;
+    mqd_share_move(r, request->share);
+}
+
+/* ---- asking ---- */
+
+static void refused(struct mqd_share_part *part, int16_t error)
+{
+    part->error = error;
+    part->work->failed = 1;
+}
+
+static void ask(struct mqd_reactor *r, struct mqd_share_part *part)
+{
+    struct mqd_share_work *work = part->work;
+    uint16_t owner;
+    uint64_t generation;
+    part->ready = 0;
+    if (part->topic->removed) {
+        refused(part, MQD_KAFKA_UNKNOWN_TOPIC_ID);
+        return;
+    }
+    if (!mqd_subject_may(r, work->request->connection, part->topic, MQD_OPERATION_READ)) {
+        refused(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* since it waits */
+        return;
+    }
+    await(r, part);
+    int16_t error = mqd_share_owner_of(r, part->slot, &owner, &generation);
+    if (error) {
+        refused(part, error);
+        return;
+    }
+    struct mqd_share_question question = {.member = work->member,
+                                          .partition_index = part->partition_index,
+                                          .records_max = work->records_max,
+                                          .bytes_max = work->bytes_max,
+                                          .group_bytes = work->group_bytes,
+                                          .kind = work->looks ? MQD_SHARE_ASK_LOOK : MQD_SHARE_ASK_ACQUIRE,
+                                          .strict = work->strict,
+                                          .joins = part->joins};
+    memcpy(question.topic_id, part->topic_id, sizeof question.topic_id);
+    part->joins = 0;
+    work->asked = 1;
+    if (!mqd_share_ask(r, part, part->slot, owner, generation, &question, work->group, NULL)) {
+        work->asked = 0;
+        refused(part, MQD_KAFKA_REQUEST_TIMED_OUT);
+    }
+}
+
+/* ---- what was acquired ---- */
+
+static void forget_runs(struct mqd_share_part *part)
+{
+    part->run_count = 0;
+    part->read_bytes = 0;
+}
+
+/* They cannot be read now: others may have them, or this member again. */
+static void give_back(struct mqd_reactor *r, struct mqd_share_part *part)
+{
+    struct mqd_share_work *work = part->work;
+    struct mqd_buffer ranges = {0};
+    uint16_t owner;
+    uint64_t generation;
+    struct mqd_share_question question = {.member = work->member,
+                                          .partition_index = part->partition_index,
+                                          .range_count = part->run_count,
+                                          .group_bytes = work->group_bytes,
+                                          .kind = MQD_SHARE_ASK_ACKNOWLEDGE};
+    memcpy(question.topic_id, part->topic_id, sizeof question.topic_id);
+    for (uint32_t i = 0; i < part->run_count; i++)
+        mqd_share_range_put(&ranges, part->runs[i].first, part->runs[i].last, &(uint8_t){MQD_SHARE_RELEASE}, 1);
+    if (!ranges.failed && mqd_share_owner_of(r, part->slot, &owner, &generation) == 0)
+        mqd_share_ask(r, NULL, part->slot, owner, generation, &question, work->group, &ranges);
+    mqd_buffer_free(&ranges);
+    forget_runs(part);
+}
+
+/* Finds the bytes of what was acquired, exactly as its owner found them. */
+static bool find_range(struct mqd_reactor *r, struct mqd_share_part *part)
+{
+    struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, part->slot);
+    mqd_fetch_ensure_path(r, part->topic, part->partition_index, part->slot);
+    for (int tries = 0; tries < 4; tries++) {
+        struct mqd_cursor cursor = {0};
+        struct mqd_positions positions;
+        uint64_t generation = mqd_load_acquire(&shared->segments_generation);
+        mqd_slot_positions(shared, &positions);
+        int16_t code = mqd_reader_find(r->reader, part->slot, &positions, generation, part->read_first,
+                                       part->read_bytes, true, &cursor, &part->range);
+        if (code == 0 && part->range.size_bytes == part->read_bytes && cursor.offset == part->read_end)
+            return true;
+        if (part->range.segment)
+            mqd_range_release(r->reader, &part->range);
+        part->range = (struct mqd_range){0};
+        if (code != -1)
+            break;
+    }
+    return false;
+}
+
+static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer)
+{
+    uint64_t bytes = MQD_SHARE_RUNS_A_PART * sizeof *part->runs;
+    if (!part->runs) {
+        part->runs = malloc(bytes);
+        MQD_ASSERT(part->runs, "no memory for %d acquired runs", MQD_SHARE_RUNS_A_PART);
+        r->heap_bytes += bytes;
+        part->work->request->heap_bytes += bytes;
+        if (part->work->request->connection)
+            part->work->request->connection->held_bytes += bytes;
+    }
+    if (part->run_count < MQD_SHARE_RUNS_A_PART)
+        part->runs[part->run_count++] =
+            (struct mqd_share_run){answer->a, answer->b, MQD_SHARE_ACQUIRED, (int16_t)answer->c};
+}
+
+static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer)
+{
+    struct mqd_share_work *work = part->work;
+    part->read_first = answer->a;
+    part->read_end = answer->b;
+    part->read_bytes = answer->size_bytes;
+    if (!find_range(r, part)) {
+        mqd_log(r, 4, work->request->connection ? work->request->connection->id : 0, part->slot,
+                "records from offset %lld, acquired for a share group, cannot be read; they are released",
+                (long long)part->read_first);
+        give_back(r, part);
+        return;
+    }
+    for (uint32_t i = 0; i < part->run_count; i++) {
+        uint64_t records = (uint64_t)(part->runs[i].last - part->runs[i].first) + 1;
+        work->records_max -= records < work->records_max ? (uint32_t)records : work->records_max;
+    }
+    work->bytes_max -= part->read_bytes < work->bytes_max ? part->read_bytes : work->bytes_max;
+    work->acquired = 1;
+    mqd_stat(r, MQD_COUNT_FETCH_BYTES, part->read_bytes);
+}
+
+void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
+                           const struct mqd_descriptor *answer)
+{
+    struct mqd_share_work *work = part->work;
+    if (answer->flags & MQD_SHARED_RUN) {
+        take_run(r, part, answer);
+        return;
+    }
+    work->asked = 0;
+    if (answer->slot)
+        work->lock_ms = (int32_t)answer->slot;
+    if (answer->error)
+        refused(part, (int16_t)answer->error);
+    else if (kind == MQD_SHARE_ASK_LOOK)
+        part->available = answer->size_bytes;
+    else if (part->run_count)
+        take_records(r, part, answer);
+    mqd_share_move(r, work);
+}
+
+void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer)
+{
+    struct mqd_share_work *work = part->work;
+    if (work->request->api_key == MQD_API_SHARE_FETCH)
+        part->acknowledge_error = (int16_t)answer->error;
+    else
+        part->error = (int16_t)answer->error;
+    if (answer->slot)
+        work->lock_ms = (int32_t)answer->slot;
+    work->acknowledgements--;
+    mqd_share_move(r, work);
+}
+
+/* ---- the end ---- */
+
+static void read_cold(struct mqd_reactor *r, struct mqd_share_work *work)
+{
+    struct mqd_request *request = work->request;
+    for (uint32_t i = 0; i < work->part_count; i++) {
+        struct mqd_share_part *part = &work->parts[i];
+        struct mqd_positions positions;
+        if (!part->range.size_bytes || r->cold_read_count >= COLD_READ_COUNT_MAX)
+            continue;
+        mqd_slot_positions(mqd_control_partition(r->options.control, part->slot), &positions);
+        if (mqd_range_just_written(r->reader, part->slot, &positions, &part->range) || mqd_range_cached(&part->range))
+            continue;
+        if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(part->range.segment), part->range.position,
+                                part->range.size_bytes,
+                                mqd_token(MQD_TOKEN_READ_AHEAD, (uint64_t)(uintptr_t)request)) == 0) {
+            request->pending++;
+            r->cold_read_count++;
+            mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
+        }
+    }
+}
+
+static void end(struct mqd_reactor *r, struct mqd_share_work *work)
+{
+    mqd_timer_disarm(r, work->request);
+    for (uint32_t i = 0; i < work->part_count; i++)
+        mqd_list_remove(&work->parts[i].waiter);
+    work->ended = 1;
+    if (work->fetches)
+        read_cold(r, work);
+}
+
+/* ---- passes ---- */
+
+static bool has_budget(const struct mqd_share_work *work)
+{
+    return work->records_max > 0 && (work->bytes_max > 0 || !work->acquired);
+}
+
+/* Asks the parts that are left of this pass. false: an answer is awaited. */
+static bool pass(struct mqd_reactor *r, struct mqd_share_work *work)
+{
+    while (work->next < work->part_count && (has_budget(work) || work->looks)) {
+        struct mqd_share_part *part = &work->parts[(work->turn + work->next++) % work->part_count];
+        if (part->reads && part->ready && !part->error && !part->run_count)
+            ask(r, part);
+        if (work->asked)
+            return false;
+    }
+    work->next = 0;
+    return true;
+}
+
+/* After a pass that asked how much there is: whether it is enough. */
+static bool is_enough(struct mqd_share_work *work)
+{
+    uint64_t available = 0;
+    for (uint32_t i = 0; i < work->part_count; i++)
+        available += work->parts[i].available;
+    if (available < work->bytes_min && !work->expired && !work->failed)
+        return false;
+    for (uint32_t i = 0; i < work->part_count; i++)
+        work->parts[i].ready |= work->parts[i].available > 0;
+    work->looks = 0;
+    return true;
+}
+
+static bool any_ready(const struct mqd_share_work *work)
+{
+    for (uint32_t i = 0; i < work->part_count; i++)
+        if (work->parts[i].ready && work->parts[i].reads && !work->parts[i].error)
+            return true;
+    return false;
+}
+
+static bool any_reads(const struct mqd_share_work *work)
+{
+    for (uint32_t i = 0; i < work->part_count; i++)
+        if (work->parts[i].reads && !work->parts[i].error)
+            return true;
+    return false;
+}
+
+/* Whether nothing more is to be acquired. */
+static bool acquire(struct mqd_reactor *r, struct mqd_share_work *work)
+{
+    if (work->asked)
+        return false;
+    for (;;) {
+        if (!pass(r, work))
+            return false;
+        if (work->looks && is_enough(work))
+            continue;
+        if (work->acquired || work->failed || work->expired || !any_reads(work))
+            return true;
+        if (any_ready(work))
+            continue;
+        if (!work->request->timer_armed) {
+            mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
+            mqd_timer_arm(r, work->request, work->request->started_ns / 1000000 + work->request->wait_ms);
+        }
+        return false;
+    }
+}
+
+static void advance(struct mqd_reactor *r, struct mqd_share_work *work)
+{
+    if (work->request->complete)
+        return;
+    if (!work->ended && (!work->fetches || acquire(r, work)))
+        end(r, work);
+    if (work->ended && !work->acknowledgements && !work->request->pending)
+        mqd_request_complete(r, work->request);
+}
+
+void mqd_share_pump(struct mqd_reactor *r)
+{
+    struct mqd_shares *shares = r->shares;
+    if (!shares || shares->is_moving)
+        return;
+    shares->is_moving = true;
+    do {
+        struct mqd_node *node;
+        while ((node = mqd_list_pop(&shares->moving)))
+            advance(r, MQD_CONTAINER(node, struct mqd_share_work, node));
+        mqd_share_send_unsent(r);
+        mqd_share_owners_run(r);
+    } while (!mqd_list_empty(&shares->moving));
+    shares->is_moving = false;
+}
+
+void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_share_work *work = request->share;
+    request->share = NULL;
+    for (uint32_t i = 0; i < work->part_count; i++) {
+        struct mqd_share_part *part = &work->parts[i];
+        mqd_list_remove(&part->waiter);
+        if (part->asking)
+            part->asking->part = NULL;
+        if (part->acknowledging)
+            part->acknowledging->part = NULL;
+        if (part->range.segment)
+            mqd_range_release(r->reader, &part->range);
+        mqd_topic_release(part->topic);
+        free(part->runs);
+    }
+    mqd_list_remove(&work->node);
+    free(work);
+}

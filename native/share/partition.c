@@ -1,0 +1,297 @@
+/* A share-partition at its owner: loading, writing, answers that wait. See share/partition.h. */
+#include "share/partition.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "share/planted.h"
+#include "wire/kafka_errors.h"
+
+#define RUNS_A_WRITE 1024
+#define BACKOFF_MS 100
+#define BACKOFF_MS_MAX 5000
+#define BODY_KEEP_BYTES 4096
+
+int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct mqd_share_group_settings *out)
+{
+    int32_t words[3];
+    if (size_bytes < MQD_SHARE_SETTINGS_BYTES)
+        return -1;
+    memcpy(words, bytes, sizeof words);
+    *out = (struct mqd_share_group_settings){
+        .state = {.lock_ms = words[0], .delivery_limit = words[1], .open_max = (uint32_t)words[2]},
+        .committed = bytes[12],
+        .reset = bytes[13]};
+    memcpy(&out->reset_offset, bytes + 16, sizeof out->reset_offset);
+    bool good = words[0] > 0 && words[1] > 0 && words[1] <= INT16_MAX && words[2] > 0 &&
+                words[2] <= MQD_SHARE_SPAN_MAX && out->reset <= MQD_SHARE_RESET_BY_DURATION && out->reset_offset >= -1;
+    return good ? 0 : -1;
+}
+
+/* ---- its life ---- */
+
+void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_share_pool *pool,
+                              const struct mqd_share_name *name, int32_t leader_epoch,
+                              void (*answer)(void *context, struct mqd_share_waiter *waiter, int16_t error),
+                              void *context)
+{
+    *partition = (struct mqd_share_partition){.name = *name,
+                                              .pool = pool,
+                                              .phase = MQD_SHARE_LOADING,
+                                              .leader_epoch = leader_epoch,
+                                              .backoff_ms = BACKOFF_MS,
+                                              .dirty_ms = -1,
+                                              .answer = answer,
+                                              .context = context};
+    mqd_list_init(&partition->waiting);
+    mqd_list_init(&partition->covered);
+}
+
+static void answer_all(struct mqd_share_partition *partition, struct mqd_node *list, int16_t error)
+{
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(list)))
+        partition->answer(partition->context, MQD_CONTAINER(node, struct mqd_share_waiter, node), error);
+}
+
+void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t error, int64_t now_ms)
+{
+    if (partition->phase == MQD_SHARE_ACTIVE)
+        mqd_share_destroy(&partition->state);
+    partition->phase = MQD_SHARE_FAILED;
+    partition->error = error;
+    partition->failed_ms = now_ms;
+    partition->under_way = partition->is_taken = 0;
+    partition->dirty_ms = -1;
+    mqd_buffer_free(&partition->body);
+    answer_all(partition, &partition->covered, error);
+    answer_all(partition, &partition->waiting, error);
+}
+
+void mqd_share_partition_restart(struct mqd_share_partition *partition, int32_t leader_epoch)
+{
+    MQD_ASSERT(partition->phase == MQD_SHARE_FAILED, "P3: a share-partition in phase %d is loaded again",
+               partition->phase);
+    partition->phase = MQD_SHARE_LOADING;
+    partition->error = 0;
+    partition->leader_epoch = leader_epoch;
+    partition->backoff_ms = BACKOFF_MS;
+    partition->due_ms = 0;
+}
+
+void mqd_share_partition_free(struct mqd_share_partition *partition)
+{
+    mqd_share_partition_fail(partition, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, 0);
+}
+
+static void start_at(struct mqd_share_partition *partition, int64_t start)
+{
+    mqd_share_init(&partition->state, partition->pool, &partition->settings.state, start);
+    partition->phase = MQD_SHARE_ACTIVE;
+}
+
+void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start)
+{
+    MQD_ASSERT(partition->phase == MQD_SHARE_UNPLACED, "P3: a share-partition in phase %d is given a start",
+               partition->phase);
+    start_at(partition, start);
+    partition->state.start_moved = 1;
+}
+
+/* ---- asking ---- */
+
+static bool is_dirty(const struct mqd_share_partition *partition)
+{
+    const struct mqd_share *state = &partition->state;
+    return partition->phase == MQD_SHARE_ACTIVE && (state->start_moved || state->changed_first <= state->changed_last);
+}
+
+/* The next WRITE into `body`. Whose changes are all in it waits for it. */
+static bool take_write(struct mqd_share_partition *partition)
+{
+    struct mqd_share_run runs[RUNS_A_WRITE];
+    struct mqd_share_difference difference;
+    mqd_share_difference(&partition->state, runs, RUNS_A_WRITE, &difference);
+    partition->dirty_ms = -1;
+    if (difference.is_empty) {
+        answer_all(partition, &partition->waiting, 0);
+        return false;
+    }
+    struct mqd_share_write write = {.state_epoch = partition->state_epoch,
+                                    .leader_epoch = partition->leader_epoch,
+                                    .start = difference.start,
+                                    .complete_count = (int32_t)difference.finished,
+                                    .run_count = difference.run_count};
+    partition->body.size_bytes = 0;
+    mqd_share_write_begin(&partition->body, &partition->name, &write);
+    for (uint32_t i = 0; i < difference.run_count; i++) {
+        struct mqd_share_state_run run = {runs[i].first, runs[i].last, runs[i].state, runs[i].count};
+        mqd_share_write_run(&partition->body, &run);
+    }
+    mqd_share_write_end(&partition->body);
+    MQD_ASSERT(!partition->body.failed, "P2: no memory for a write of %u runs", difference.run_count);
+    if (difference.is_whole)
+        mqd_list_move_all(&partition->covered, &partition->waiting); /* P2 */
+    partition->is_taken = 1;
+    return true;
+}
+
+static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
+{
+    if (partition->is_taken || !mqd_list_empty(&partition->waiting))
+        return true;
+    if (!is_dirty(partition))
+        return false;
+    if (partition->dirty_ms < 0)
+        partition->dirty_ms = now_ms;
+    return now_ms - partition->dirty_ms >= MQD_SHARE_LAZY_MS;
+}
+
+int mqd_share_partition_ask(struct mqd_share_partition *partition, int64_t now_ms)
+{
+    if (partition->under_way || now_ms < partition->due_ms)
+        return 0; /* P1 */
+    if (partition->phase == MQD_SHARE_LOADING) {
+        partition->body.size_bytes = 0;
+        mqd_share_read_put(&partition->body, &partition->name, partition->leader_epoch);
+        partition->under_way = MQD_SHARE_READ;
+    } else if (partition->phase == MQD_SHARE_ACTIVE && write_is_due(partition, now_ms)) {
+        if (!partition->is_taken && !take_write(partition))
+            return 0;
+        partition->under_way = MQD_SHARE_WRITE;
+        if (PLANTED_RULE(partition, EARLY_ANSWER))
+            answer_all(partition, &partition->covered, 0);
+    }
+    return partition->under_way;
+}
+
+void mqd_share_partition_unasked(struct mqd_share_partition *partition, int64_t due_ms)
+{
+    partition->under_way = 0;
+    partition->due_ms = due_ms;
+    if (PLANTED_RULE(partition, LOST_WRITE))
+        partition->is_taken = 0;
+}
+
+/* ---- answers ---- */
+
+static bool is_retriable(int16_t error)
+{
+    return error == MQD_KAFKA_COORDINATOR_LOAD_IN_PROGRESS || error == MQD_KAFKA_COORDINATOR_NOT_AVAILABLE ||
+           error == MQD_KAFKA_NOT_COORDINATOR || error == MQD_KAFKA_REQUEST_TIMED_OUT ||
+           error == MQD_KAFKA_STORAGE_ERROR;
+}
+
+/* What a definite refusal is for clients. */
+static int16_t error_for_clients(int16_t error)
+{
+    switch (error) {
+    case MQD_KAFKA_FENCED_LEADER_EPOCH:
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    case MQD_KAFKA_FENCED_STATE_EPOCH:
+    case MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION:
+    case MQD_KAFKA_GROUP_ID_NOT_FOUND:
+        return error;
+    default:
+        return MQD_KAFKA_UNKNOWN_SERVER_ERROR;
+    }
+}
+
+static void on_read(struct mqd_share_partition *partition, struct mqd_share_answer *answer, int64_t now_ms)
+{
+    partition->state_epoch = answer->state_epoch;
+    if (answer->start < 0) {
+        partition->phase = MQD_SHARE_UNPLACED;
+        return;
+    }
+    uint32_t count = (uint32_t)answer->run_count;
+    struct mqd_share_run *runs = malloc(sizeof *runs * (count ? count : 1));
+    struct mqd_share_state_run run;
+    for (uint32_t i = 0; runs && i < count && mqd_share_answer_run(answer, &run) == 0; i++)
+        runs[i] = (struct mqd_share_run){run.first, run.last, run.state, run.count};
+    start_at(partition, answer->start);
+    if (!runs || mqd_share_load(&partition->state, runs, count) < 0)
+        mqd_share_partition_fail(
+            partition, !runs || partition->state.starved ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
+            now_ms);
+    free(runs);
+}
+
+static void on_written(struct mqd_share_partition *partition)
+{
+    partition->is_taken = 0;
+    if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
+        mqd_buffer_free(&partition->body);
+    if (PLANTED_RULE(partition, ANSWER_WAITING))
+        answer_all(partition, &partition->waiting, 0);
+    answer_all(partition, &partition->covered, 0);
+}
+
+void mqd_share_partition_on_answer(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
+                                   int64_t now_ms)
+{
+    struct mqd_share_group_settings settings;
+    struct mqd_share_answer answer;
+    int asked = partition->under_way;
+    if (!asked)
+        return;
+    bool good = mqd_share_settings_parse(bytes, size_bytes, &settings) == 0 &&
+                mqd_share_answer_parse(bytes + MQD_SHARE_SETTINGS_BYTES, size_bytes - MQD_SHARE_SETTINGS_BYTES, asked,
+                                       &partition->name, &answer) == 0;
+    partition->under_way = 0;
+    if (good && is_retriable(answer.error)) {
+        partition->due_ms = now_ms + partition->backoff_ms;
+        partition->backoff_ms = partition->backoff_ms * 2 < BACKOFF_MS_MAX ? partition->backoff_ms * 2 : BACKOFF_MS_MAX;
+        if (PLANTED_RULE(partition, LOST_WRITE))
+            partition->is_taken = 0;
+        return;
+    }
+    if (!good || answer.error) { /* P3 */
+        bool again = good && answer.error == MQD_KAFKA_FENCED_STATE_EPOCH;
+        mqd_share_partition_fail(partition, good ? error_for_clients(answer.error) : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
+                                 now_ms);
+        if (again)
+            mqd_share_partition_restart(partition, partition->leader_epoch);
+        return;
+    }
+    partition->backoff_ms = BACKOFF_MS;
+    partition->due_ms = 0;
+    partition->settings = settings;
+    if (asked == MQD_SHARE_READ) {
+        on_read(partition, &answer, now_ms);
+        return;
+    }
+    partition->state.settings = settings.state;
+    on_written(partition);
+}
+
+/* ---- answers that wait ---- */
+
+void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter)
+{
+    if (partition->phase != MQD_SHARE_ACTIVE)
+        partition->answer(partition->context, waiter, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+    else
+        mqd_list_append(&partition->waiting, &waiter->node);
+}
+
+int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition)
+{
+    int64_t asks = MQD_SHARE_NEVER, expires = MQD_SHARE_NEVER;
+    if (partition->phase == MQD_SHARE_ACTIVE)
+        expires = mqd_share_deadline(&partition->state);
+    if (!partition->under_way &&
+        (partition->phase == MQD_SHARE_LOADING || partition->is_taken || !mqd_list_empty(&partition->waiting)))
+        asks = partition->due_ms;
+    else if (!partition->under_way && is_dirty(partition))
+        asks = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;
+    return asks < expires ? asks : expires;
+}
+
+bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition)
+{
+    return !partition->under_way && !partition->is_taken && mqd_list_empty(&partition->waiting) &&
+           mqd_list_empty(&partition->covered) &&
+           (partition->phase != MQD_SHARE_ACTIVE || (!is_dirty(partition) && partition->state.acquired_count == 0));
+}

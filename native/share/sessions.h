@@ -1,0 +1,77 @@
+/* Share sessions (KIP-932) of one worker: which partitions a member of a group reads here, and the
+ * epoch of its next request. Pure, as all of share/.
+ *
+ * A session is (group, member). Epoch 0 opens it, in the place of one that there is, then requests
+ * count from 1 to 2^31-1 and go on at 1; -1 ends it. It belongs to the connection that opened it, and
+ * ends with it.
+ *
+ * Invariants
+ *   E1  a session has each share-partition once; they are in order of topic id and index.
+ *   E2  a request that is refused changes nothing: neither the epoch nor the partitions.
+ * Bounds: partition_count_max in a session; the owner counts sessions and bounds bytes_max for all.
+ * Concurrency: one thread.
+ */
+#ifndef MQD_SHARE_SESSIONS_H
+#define MQD_SHARE_SESSIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/list.h"
+#include "wire/wire.h"
+
+#define MQD_SHARE_SESSION_BUCKET_COUNT 1024 /* a power of two */
+
+struct mqd_share_entry {
+    uint8_t topic_id[16];
+    int32_t partition_index;
+    uint32_t slot;   /* where its owner was told of this session, */
+    uint64_t joined; /* and the owner's generation + 1; 0 = it was not */
+};
+
+struct mqd_share_session {
+    struct mqd_share_session *next; /* in its bucket */
+    struct mqd_node node;           /* of the connection's sessions */
+    uint64_t hash, member;          /* of group and member; of the member alone, which owners know it by */
+    int32_t epoch;                  /* of the next request */
+    int32_t lock_ms;                /* last reported by an owner */
+    uint32_t entry_count, entry_capacity;
+    uint32_t turn; /* where the next request begins */
+    struct mqd_share_entry *entries;
+    uint32_t group_bytes, member_bytes;
+    uint8_t text[]; /* group id, member id */
+};
+
+struct mqd_share_sessions {
+    struct mqd_share_session *buckets[MQD_SHARE_SESSION_BUCKET_COUNT];
+    uint32_t count, partition_count_max;
+    uint64_t bytes, bytes_max;
+};
+
+enum mqd_share_session_need { MQD_SHARE_MAY_OPEN, MQD_SHARE_MUST_EXIST };
+
+uint64_t mqd_share_member_hash(const void *bytes, uint32_t size_bytes);
+/* NULL: there is none */
+struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions *sessions, struct mqd_text group,
+                                                 struct mqd_text member);
+/* Whether a request with this epoch may use `session` (NULL = there is none). MQD_SHARE_MAY_OPEN: a
+ * ShareFetch, whose epoch 0 opens one. Returns 0, 122 SHARE_SESSION_NOT_FOUND or
+ * 123 INVALID_SHARE_SESSION_EPOCH; then mqd_share_session_step counts the epoch. */
+int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
+                                enum mqd_share_session_need need);
+void mqd_share_session_step(struct mqd_share_session *session);
+/* A new one, with epoch 1 as the next; there is none of that name. `owner`: the connection's list.
+ * NULL: no memory. */
+struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
+                                                 struct mqd_text member, struct mqd_node *owner);
+void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session);
+/* Adds the partition if it is not there. NULL: too many, or no memory. */
+struct mqd_share_entry *mqd_share_session_put(struct mqd_share_sessions *sessions, struct mqd_share_session *session,
+                                              const uint8_t topic_id[16], int32_t partition_index);
+struct mqd_share_entry *mqd_share_session_get(const struct mqd_share_session *session, const uint8_t topic_id[16],
+                                              int32_t partition_index);
+void mqd_share_session_remove(struct mqd_share_session *session, struct mqd_share_entry *entry);
+/* Aborts where an invariant is broken: for tests. */
+void mqd_share_sessions_verify(const struct mqd_share_sessions *sessions);
+
+#endif

@@ -1,0 +1,58 @@
+/* What the owner of a share-partition asks its share coordinator, in Kafka's own bodies without
+ * headers: ReadShareGroupState (84) version 0, WriteShareGroupState (85) version 1. Each names one
+ * group, topic and partition.
+ *
+ *   READ    group_id | topics[ topic_id | partitions[ index | leader_epoch ] ]
+ *   WRITE   group_id | topics[ topic_id | partitions[ index | state_epoch | leader_epoch | start |
+ *             complete_count | runs[ first | last | state | count ] ] ]
+ *   answer  results[ topic_id | partitions[ index | error | message |
+ *             (READ: state_epoch | start | runs[ first | last | state | count ]) ] ]
+ *
+ * An answer that names another share-partition, or does not end where its bytes end, is refused.
+ * Concurrency: none; no state.
+ */
+#ifndef MQD_SHARE_STATE_WIRE_H
+#define MQD_SHARE_STATE_WIRE_H
+
+#include "wire/wire.h"
+
+#define MQD_SHARE_READ 84
+#define MQD_SHARE_WRITE 85
+
+struct mqd_share_name {
+    struct mqd_text group_id;
+    uint8_t topic_id[16];
+    int32_t partition_index;
+};
+struct mqd_share_state_run {
+    int64_t first, last;
+    int16_t state, count;
+};
+
+void mqd_share_read_put(struct mqd_buffer *buffer, const struct mqd_share_name *name, int32_t leader_epoch);
+
+struct mqd_share_write {
+    int32_t state_epoch, leader_epoch;
+    int64_t start;
+    int32_t complete_count;
+    uint32_t run_count;
+};
+/* then mqd_share_write_run for each, then _end */
+void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_name *name,
+                           const struct mqd_share_write *write);
+void mqd_share_write_run(struct mqd_buffer *buffer, const struct mqd_share_state_run *run);
+void mqd_share_write_end(struct mqd_buffer *buffer);
+
+struct mqd_share_answer {
+    struct mqd_cursor_bytes cursor;
+    int16_t error;
+    int32_t state_epoch; /* READ, as what follows */
+    int64_t start;
+    int32_t run_count; /* taken by mqd_share_answer_run, in order */
+};
+/* 0; -1: it is no answer about this share-partition. Its runs are well-formed to the end. */
+int mqd_share_answer_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
+                           struct mqd_share_answer *out);
+int mqd_share_answer_run(struct mqd_share_answer *answer, struct mqd_share_state_run *out);
+
+#endif
