@@ -159,7 +159,7 @@ ALLOWED = (
         "ApiVersions",
         "0-4",
         "api_keys[] only Kafka",
-        "share and streams groups, telemetry and assigned directories are not there yet",
+        "share and streams groups and assigned directories are not there yet",
     ),
     Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is mqd's own"),
     Allowed("ApiVersions", "3-4", "finalized_features_epoch", "the position in each one's metadata log"),

@@ -25,6 +25,7 @@ SETTINGS = {
     "log.retention.hours": "876000",
     "log.segment.bytes": "1073741823",
     "log.retention.check.interval.ms": "300001",
+    "offsets.retention.check.interval.ms": "86400000",
     # A busy machine must not make either fence itself: its partitions' leader epochs would rise.
     "broker.session.timeout.ms": "600000",
     # for the APIs of access control lists; everyone may do everything

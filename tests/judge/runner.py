@@ -168,6 +168,8 @@ class Judge:
 
     def run(self, api_key: int, version: int, seed: int, count: int, only: int | None = None) -> None:
         api, journal = KNOWN[api_key].name, self.report.journal
+        if only is None and all(journal.is_done((api, version, seed, number)) for number in range(count)):
+            return  # without the cost of making them again
         numbered = [
             (number, case)
             for number, case in enumerate(generate(api_key, version, seed, count))
