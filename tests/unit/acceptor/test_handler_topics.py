@@ -172,6 +172,7 @@ def test_describe_configs(tmp_path: Path) -> None:
                 and not own["log.segment.bytes"].read_only
                 and own["num.partitions"].read_only
             )
+            assert (await describe(broker, TOPIC, "a", keys=[])) == (await describe(broker, TOPIC, "a"))
             assert [config.name for config in (await describe(broker, TOPIC, "a", keys=["flush.ms"])).configs] == [
                 "flush.ms"
             ]

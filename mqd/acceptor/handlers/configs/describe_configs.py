@@ -53,7 +53,7 @@ def _resource(
 def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> list[Entry]:
     """Raises Refusal."""
     broker: Broker = context.broker
-    names = None if resource.configuration_keys is None else set(resource.configuration_keys)
+    names = set(resource.configuration_keys) if resource.configuration_keys else None  # an empty list: all
     if resource.resource_type == RESOURCE_TOPIC:
         check_topic_name(resource.resource_name)
         topic = broker.metadata.topics.get(resource.resource_name)
