@@ -14,6 +14,7 @@ NO_PARTITIONS = "a topic that is named without partitions is repeated in the res
 AS_REPLICA = "replica ids are for hosts of the cluster, which authenticate: a client that names one reads nothing"
 
 ELR = "with eligible leader replicas Kafka writes min.insync.replicas down for the whole cluster"
+NO_TIERS = "there is no tiered storage"
 OWN_PROPERTY = "mqd has properties of its own"
 HOURS = "Kafka calls log.retention.ms a default where it is set by log.retention.hours"
 ANY_NAME = "because of its plugins Kafka accepts unknown properties of brokers; mqd refuses them by name"
@@ -125,6 +126,7 @@ ALLOWED = (
     Allowed("DeleteGroups", "0-2", "results", HASHED, order=True),
     Allowed("DescribeConfigs", "1-4", "results[].configs", HASHED, order=True),
     Allowed("DescribeGroups", "0-6", "groups", HASHED, order=True),
+    Allowed("DescribeGroups", "0-6", "groups[].members", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].topics", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].topics[].partitions", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].log_dir", "two directories on one host"),
@@ -136,7 +138,7 @@ ALLOWED = (
     ),
     Allowed("DescribeLogDirs", "4", "results[].total_bytes", "of each broker's own disk"),
     Allowed("DescribeLogDirs", "4", "results[].usable_bytes", "measured a moment apart"),
-    Allowed("CreateTopics", "5-7", "topics[].configs[] only Kafka", "there is no tiered storage"),
+    Allowed("CreateTopics", "5-7", "topics[].configs[] only Kafka", NO_TIERS),
     Allowed("CreateTopics", "5-7", "topics[].configs[] only mqd", OWN_PROPERTY),
     Allowed("CreateTopics", "5-7", "topics[].configs[].config_source", ELR, kafka=3, mqd=5),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].config_source", ELR, kafka=3, mqd=5),
@@ -144,6 +146,20 @@ ALLOWED = (
     Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[] only mqd", HOURS),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[].source", ELR, kafka=3, mqd=5),
     Allowed("DescribeConfigs", "1-4", "results[].configs[].synonyms[] only Kafka", ELR, kafka="'min.insync.replicas'"),
+    Allowed(
+        "DescribeConfigs",
+        "1-4",
+        "results[].configs[].synonyms[] only Kafka",
+        NO_TIERS,
+        kafka="'log.local.retention.ms'",
+    ),
+    Allowed(
+        "DescribeConfigs",
+        "1-4",
+        "results[].configs[].synonyms[] only Kafka",
+        NO_TIERS,
+        kafka="'log.local.retention.bytes'",
+    ),
     Allowed("DescribeConfigs", "1-4", "results[].configs[] only mqd", OWN_PROPERTY, mqd="'flush.on.ack'"),
     Allowed("DescribeConfigs", "1-4", "results[].configs[] only mqd", OWN_PROPERTY, mqd="'record.validation'"),
     Allowed("DescribeConfigs", "1-4", "results[].configs[] only mqd", OWN_PROPERTY, mqd="'replica.lag.max.messages'"),

@@ -409,3 +409,21 @@ def test_missing_partitions_are_named_before_the_transaction_is_looked_at(shared
         ]
     missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert found == [[ErrorCode.INVALID_REQUEST, missing], [ErrorCode.INVALID_GROUP_ID, missing]]
+
+
+def test_an_empty_name_of_a_protocol_is_none(shared_broker: Broker) -> None:
+    """And the member id begins with the instance id, also if that is empty."""
+    side, world = Side("mqd", shared_broker.port), World("judge-unnamed-")
+    side.until(world, Step(10, 3, m.FindCoordinatorRequest("¤g", 0)), lambda body: body.error_code == 0)
+    protocols = [m.JoinGroupRequest.Protocol("", b"")]
+    join = Step(11, 7, m.JoinGroupRequest("¤g", 10_000, 10_000, "", "", "consumer", protocols))
+    joined = side.until(world, join, lambda body: body.error_code == 0).body
+    side.close()
+    assert (joined.protocol_name, joined.member_id[0]) == (None, "-")
+
+
+def test_another_epoch_below_zero_is_fenced_by_list_offsets(shared_broker: Broker, topic: str) -> None:
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        asked = [m.ListOffsetsRequest.Topic(topic, [m.ListOffsetsRequest.Partition(0, -2, -1)])]
+        found = kafka.call(2, 7, m.ListOffsetsRequest(-1, 0, asked)).topics[0].partitions[0]
+    assert found.error_code == ErrorCode.FENCED_LEADER_EPOCH

@@ -8,6 +8,7 @@
 #include "server/rights/subject.h"
 
 #define CONSUMER_REPLICA_ID (-1)
+#define NO_LEADER_EPOCH (-1) /* Kafka fences any other one below 0, unlike in a Fetch */
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
 #define NOT_AVAILABLE_SINCE_VERSION 5 /* earlier versions have no error code for it */
@@ -106,7 +107,7 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
         leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
         if (mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS)
             error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
-        else if (asked->current_leader_epoch >= 0 && asked->current_leader_epoch != leader_epoch)
+        else if (asked->current_leader_epoch != NO_LEADER_EPOCH && asked->current_leader_epoch != leader_epoch)
             error = asked->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH
                                                                : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
         else if (asked->timestamp == TIMESTAMP_LATEST)

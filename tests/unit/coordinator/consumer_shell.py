@@ -91,9 +91,12 @@ class ConsumerShell(GroupShell):
         version: int = 3,
         instance_id: str | None = None,
         protocol: str = "range",
+        metadata: bytes | None = None,
     ) -> int:
         self.number += 1
-        protocols = [JoinGroupRequest.Protocol(name=protocol, metadata=subscription(*(topics or ("a",)), owned=owned))]
+        if metadata is None:
+            metadata = subscription(*(topics or ("a",)), owned=owned)
+        protocols = [JoinGroupRequest.Protocol(name=protocol, metadata=metadata)]
         message = JoinGroupRequest(
             group_id="g",
             session_timeout_ms=10_000,

@@ -313,10 +313,11 @@ def test_commits_are_held_against_the_epoch(shell: ConsumerShell) -> None:
     fetch = lambda member_id, epoch: (
         shell.ask(lambda number: FetchOffsets(number, None, member_id=member_id, member_epoch=epoch)).error
     )  # noqa: E731
-    assert (fetch("m1", 1), fetch(None, -1), fetch("m1", 3), fetch("m2", 1)) == (
+    assert (fetch("m1", 1), fetch(None, -1), fetch("m1", 3), fetch("m2", 1), fetch("", -1)) == (
         0,
         0,
         E.STALE_MEMBER_EPOCH,
+        E.UNKNOWN_MEMBER_ID,
         E.UNKNOWN_MEMBER_ID,
     )
     assert shell.delete() == E.NON_EMPTY_GROUP
@@ -455,6 +456,14 @@ def test_an_empty_group_changes_its_kind_without_more_ado(shell: ConsumerShell) 
     assert shell.core.kind == "classic"
     shell.restart()
     assert shell.core.consumer is None
+
+
+def test_a_classic_member_gets_its_id_before_its_subscription_is_read(shell: ConsumerShell) -> None:
+    shell.enter("m1")
+    asked = shell.reply(shell.classic_join("", version=4, metadata=b""))
+    assert asked.error_code == E.MEMBER_ID_REQUIRED
+    joined = shell.reply(shell.classic_join(asked.member_id, version=4, metadata=b""))
+    assert joined.error_code == E.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_a_classic_member_joins_a_consumer_group(shell: ConsumerShell) -> None:

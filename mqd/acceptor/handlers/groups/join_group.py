@@ -23,8 +23,8 @@ async def handle(context: Context, header: RequestHeader, request: JoinGroupRequ
         response = await _join(context, header, request)
     except CoordinatorError as error:
         response = JoinGroupResponse(error_code=error.error_code, member_id=request.member_id, protocol_name=None)
-    if header.api_version < _VERSION_NULL_PROTOCOL and response.protocol_name is None:
-        response.protocol_name = ""
+    # An empty name is none, whichever of them the version can say.
+    response.protocol_name = response.protocol_name or (None if header.api_version >= _VERSION_NULL_PROTOCOL else "")
     return response
 
 
@@ -40,7 +40,8 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
         if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
             raise CoordinatorError(ErrorCode.INVALID_SESSION_TIMEOUT)
     client_id = header.client_id or ""
-    new_member_id = f"{instance_id or client_id[:CLIENT_ID_IN_MEMBER_ID_MAX] or 'consumer'}-{uuid4()}"
+    prefix = (client_id[:CLIENT_ID_IN_MEMBER_ID_MAX] or "consumer") if instance_id is None else instance_id
+    new_member_id = f"{prefix}-{uuid4()}"
     host = f"/{context.address.described_ip}"
     return await request_group(
         context.broker,

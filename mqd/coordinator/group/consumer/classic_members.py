@@ -78,7 +78,6 @@ class ClassicSide:
             group.check_room()
         self._check_protocols(message, known)
         self._check_claim(message)
-        subscription = _subscription(message)
         if (
             known is None
             and not message.member_id
@@ -86,6 +85,7 @@ class ClassicSide:
             and event.version >= VERSION_MEMBER_ID_REQUIRED
         ):
             raise Refused(ErrorCode.MEMBER_ID_REQUIRED, "")
+        subscription = _subscription(message)
         description = Description(
             message.group_instance_id,
             subscription.rack_id,

@@ -168,7 +168,7 @@ class ConsumerGroup(ModernGroup):
         return self._validate_epoch(member, event.generation)
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
-        if not member_id and member_epoch < 0:
+        if member_id is None and member_epoch < 0:
             return 0
         member = self.members.get(member_id or "")
         return int(ErrorCode.UNKNOWN_MEMBER_ID) if member is None else self._validate_epoch(member, member_epoch)
