@@ -26,10 +26,11 @@ shared by all workers).
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,7 @@ from mqd.worker.partitions import PartitionSet
 
 NICENESS = 15
 RETRY_S = 60.0  # after a lack of disk space or descriptors
+SWAP_PAUSE_S = 1.0
 SLEEP_S_MAX = 60.0
 KEY_BYTES = 24  # of an entry in the native table
 MAP_BYTES_MIN = 1 << 20
@@ -346,13 +348,23 @@ class Compactor:
         except native.NativeError:
             await self._thread(native.compact_swap_undo, opened.path, bases[0])
             raise
-        await self._thread(native.compact_swap_install, opened.path, bases[0])
+        await self._complete(native.compact_swap_install, opened, bases[0])
         await self._reload_segments(opened, bases[0])
-        await self._thread(native.compact_swap_finish, opened.path, bases[0])
+        await self._complete(native.compact_swap_finish, opened, bases[0])
         await self._reload_segments(opened, bases[0])  # closes the descriptors of deleted files
         log_dir = self._partitions.log_dirs[opened.owned.log_dir]
         await self._background.slow(log_dir.index, log_dir.timestamps.forget, opened.path)
         self._on_replaced(opened.owned.key)
+
+    async def _complete(self, step: Callable[[Path, int], None], opened: OpenPartition, base: int) -> None:
+        def failed(error: OSError) -> None:
+            self._log.error(
+                "compacted segments cannot be put in place; readers of committed records wait, and it is tried again",
+                partition=opened.owned.name,
+                reason=str(error),
+            )
+
+        await until_done(lambda: self._thread(step, opened.path, base), lambda: opened.closing, failed)
 
     async def _reload_segments(self, opened: OpenPartition, base: int) -> None:
         await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, base, base)
@@ -414,6 +426,30 @@ class Compactor:
             await self._thread(reports.write, self._run_dir, self._worker, self._report)
         except OSError as error:
             self._log.warning("what the metrics tell of compaction cannot be written", reason=str(error))
+
+
+async def until_done(
+    attempt: Callable[[], Awaitable[None]],
+    is_closing: Callable[[], bool],
+    failed: Callable[[OSError], None],
+    pause_s: float = SWAP_PAUSE_S,
+) -> None:
+    """Repeats `attempt` while a disk refuses it: a swap that has begun is completed. Calls `failed` at
+    the first refusal. Raises OSError when the partition is being closed; recovery then completes the
+    swap.
+    """
+    for number in itertools.count():
+        try:
+            await attempt()
+            return
+        except OSError as error:
+            if is_closing():
+                raise
+            if number > 0 and error.errno == errno.ENOENT:
+                return  # the list of the swap is gone: only making that durable had failed
+            if number == 0:
+                failed(error)
+        await asyncio.sleep(pause_s)
 
 
 def _lower_priority() -> None:
