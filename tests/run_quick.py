@@ -1,11 +1,12 @@
 """`make test`: the core's own tests and pytest's quick tier, and what they cost.
 
-Three lanes beside each other, since tests with brokers wait more than they compute: those of our
-own processes under attack (crash, interaction, and what no other lane has); at a lower priority the
-patient ones, other people's clients and Spark; and at the lowest, for the time that the others
-leave, `make native-test` and then what starts no broker. What the lanes beside the first say is
-shown when it is done. What fails fails the run: there is no second try. With arguments there is one
-run of pytest, with them.
+Five lanes beside each other, since tests with brokers wait more than they compute: two of our own
+processes under attack (kills, clusters and the keeper; and all that no other lane has); at a lower
+priority the patient ones, other people's clients and Spark; and at the lowest, for the time that
+the others leave, two that start no broker: `make native-test` before the properties, and the
+simulators. Two, so that the last of them does not have one core while the other is idle. What the
+lanes beside the first say is shown when it is done. What fails fails the run: there is no second
+try. With arguments there is one run of pytest, with them.
 
 At the end it prints the CPU seconds of each part and what became slower than tests/durations.json
 says; `--keep` writes that file.
@@ -48,8 +49,10 @@ class Lane(NamedTuple):
 
 
 BESIDE = (
+    Lane(("tests/crash", "tests/interaction/cluster", "tests/interaction/keeper"), nice=0, has_core=False),
     Lane(("tests/compat", "tests/spark"), nice=5, has_core=False),
-    Lane(("tests/sim", "tests/unit", "tests/property"), nice=10, has_core=True),
+    Lane(("tests/property",), nice=10, has_core=True),
+    Lane(("tests/sim", "tests/unit"), nice=10, has_core=False),
 )
 
 

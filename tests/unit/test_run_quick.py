@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import run_quick
+from tests.tiers import quick
 
 TESTS = Path(__file__).resolve().parents[1]
 PASSES = "def test_it():\n    pass\n"
@@ -35,17 +39,11 @@ def run(
     without: str = PASSES,
     kept: dict[str, float] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    for folder, body in (
-        ("interaction", with_broker),
-        ("unit", without),
-        ("property", PASSES),
-        ("sim", PASSES),
-        ("tidy", FAILS),  # make lint's
-        ("compat", PASSES),
-        ("spark", PASSES),
-    ):
-        (root / "tests" / folder).mkdir(parents=True)
-        (root / "tests" / folder / f"test_of_{folder}.py").write_text(body)
+    bodies = dict.fromkeys((folder for lane in run_quick.BESIDE for folder in lane.folders), PASSES)
+    bodies |= {"tests/interaction": with_broker, "tests/unit": without, "tests/tidy": FAILS}  # tidy is make lint's
+    for folder, body in bodies.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / f"test_of_{Path(folder).name}.py").write_text(body)
     (root / "native" / "tests").mkdir(parents=True)
     (root / "native" / "tests" / "Makefile").write_text(f"check:\n\t@echo the core && {core}\n")
     (root / "pytest.ini").write_text("[pytest]\n")
@@ -71,32 +69,28 @@ def test_all_of_it_is_run_and_what_each_part_costs_is_printed_and_kept(tmp_path)
         kept={"tests/unit/test_of_unit.py::test_it": 0.1, "tests/gone.py::test_it": 0.1},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        done.stdout.count("1 passed") == 1
-        and "2 passed" in done.stdout
-        and "3 passed" in done.stdout
-        and "the core" in done.stdout
-    )
+    assert passed(done) == [1, 1, 2, 2, 3] and "the core" in done.stdout
     cost, _, doubled = done.stdout.partition("twice as slow as in tests/durations.json")
     assert all(f"  {part}\n" in cost for part in ("tests/unit", "tests/interaction", "native/tests", "together"))
     assert "tests/unit/test_of_unit.py::test_it, at most 0.1 before" in doubled and "test_of_sim" not in doubled
     kept = json.loads((tmp_path / "tests" / "durations.json").read_text())
     assert next(iter(kept)) == "tests/unit/test_of_unit.py::test_it" and max(kept.values()) > 1
-    assert len(kept) == 7 and "tests/gone.py::test_it" not in kept
+    assert len(kept) == 10 and "tests/gone.py::test_it" not in kept
 
 
-@pytest.mark.parametrize("place", ["with_broker", "without"])
+def passed(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """How many tests passed in each lane."""
+    return sorted(map(int, re.findall(r"^(?:\d failed, )?(\d+) passed", done.stdout, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("place", quick(["with_broker", "without"], ["with_broker"]))
 def test_nothing_has_a_second_try(tmp_path, place):
+    """In the first lane, and in one beside it."""
     done = run(tmp_path, **{place: ONCE})
-    assert done.returncode == 1 and "1 failed" in done.stdout
+    assert done.returncode == 1 and done.stdout.count("1 failed") == 1
 
 
 def test_a_failing_core_fails_the_run_and_hides_nothing(tmp_path):
     done = run(tmp_path, core="false")
-    assert (
-        done.returncode != 0
-        and done.stdout.count("1 passed") == 1
-        and "2 passed" in done.stdout
-        and "3 passed" in done.stdout
-    )
+    assert done.returncode != 0 and passed(done) == [1, 1, 2, 2, 3]
     assert "the core's own tests FAILED" in done.stdout
