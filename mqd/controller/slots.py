@@ -10,28 +10,24 @@ from mqd.cluster.metadata.state import MetadataState
 
 def seen(control: native.Control, state: MetadataState) -> Started:
     """The state that a starting controller finds. `state`: the committed metadata."""
-    found, torn = [], []
     alive = {
         index: control.endpoint_generation(index)
         for index in range(control.worker_count)
         if control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING)
     }
-    for slot in range(native.PARTITION_SLOT_COUNT):
-        view = _view(control, slot)
-        if view is None:
-            torn.append(slot)
-        elif view.state != native.SlotState.FREE:
-            found.append(
-                SlotSeen(
-                    slot,
-                    view.topic_id,
-                    view.partition_index,
-                    view.leader_epoch,
-                    view.owner,
-                    _is_stale(control, view),
-                    view.log_dir,
-                )
-            )
+    used, torn = control.slots_in_use()
+    found = (
+        SlotSeen(
+            slot,
+            view.topic_id,
+            view.partition_index,
+            view.leader_epoch,
+            view.owner,
+            _is_stale(control, view),
+            view.log_dir,
+        )
+        for slot, view in used.items()
+    )
     return Started(state, tuple(found), tuple(torn), alive)
 
 

@@ -368,6 +368,21 @@ class Control:
         self._idle.append(lent)
         return found
 
+    def slots_in_use(self) -> tuple[dict[int, SlotView], list[int]]:
+        """What is in the slots that are not free; and which slots are torn, because their writer
+        died meanwhile. Every start looks at all slots: a free one costs no object.
+        """
+        used: dict[int, SlotView] = {}
+        torn: list[int] = []
+        view = ffi.new("struct mqd_partition_view *")
+        memory, view_bytes, read, free = self._memory, ffi.buffer(view), _read_slot, lib.MQD_SLOT_FREE
+        for slot in range(PARTITION_SLOT_COUNT):
+            if read(memory, slot, view) < 0:
+                torn.append(slot)
+            elif view.state != free:
+                used[slot] = SlotView(*_unpack_view(view_bytes))
+        return used, torn
+
     def partition_counts(self) -> list[int]:
         """Assigned partitions of every worker; looks at all slots, some milliseconds."""
         counts, memory, view, read, free = (

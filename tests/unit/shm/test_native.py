@@ -107,6 +107,20 @@ def test_a_slot_is_assigned_seen_and_cleared(control):
     assert control.partition_counts() == [0, 0]
 
 
+def test_a_start_sees_the_slots_in_use_and_the_torn_ones(control, monkeypatch):
+    last = native.PARTITION_SLOT_COUNT - 1
+    for slot in (0, 7, 9, last):
+        control.assign_slot(slot, b"t" * 16, 3, 1, 2, 9)
+    control.clear_slot(9)
+    read = control_module._read_slot
+    monkeypatch.setattr(
+        control_module, "_read_slot", lambda memory, slot, view: -1 if slot == 7 else read(memory, slot, view)
+    )
+    used, torn = control.slots_in_use()
+    assert (list(used), torn) == ([0, last], [7])
+    assert used[last] == control.slot_view(last)
+
+
 @pytest.mark.parametrize("slot", [-1, native.PARTITION_SLOT_COUNT])
 def test_slots_that_do_not_exist(control, slot):
     with pytest.raises((native.NativeError, OverflowError)):
