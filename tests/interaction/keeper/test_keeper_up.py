@@ -131,7 +131,7 @@ def _nothing_left(up: Up) -> None:
     assert not any(name.startswith(segments.prefix(up.data_dir)[1:]) for name in os.listdir("/dev/shm"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], [signal.SIGTERM]))
 def test_one_line_when_it_serves_and_a_clean_end(start, number):
     up = start(executed=True)
     line = up.ready()
@@ -338,7 +338,10 @@ def test_the_log_level_changes_while_it_runs(start):
     assert mqd("log-level", "loud", "--data-dir", up.data_dir).returncode == 2
 
 
-@pytest.mark.parametrize("name", ["a directory with blanks", "d" * 120])
+LONG_NAME = "d" * 120
+
+
+@pytest.mark.parametrize("name", quick(["a directory with blanks", LONG_NAME], [LONG_NAME]))
 def test_directories_with_unusual_names(start, name):
     up = start(name=name)
     up.ready()

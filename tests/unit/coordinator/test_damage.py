@@ -29,6 +29,7 @@ from mqd.protocol.messages import (
     LeaveGroupRequest,
     SyncGroupRequest,
 )
+from tests.tiers import quick
 from tests.unit.coordinator.group_shell import GroupShell
 
 SUBSCRIPTION = b"\0\1\0\0\0\1\0\1t\0\0\0\0\0\0\0\0"
@@ -44,7 +45,7 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick(range(3), [0]))
 def test_transactional_ids(seed: int) -> None:
     chance = random.Random(seed)
     cores = Transactions(Settings())
@@ -109,7 +110,7 @@ def heartbeat(number: int, member_id: str, epoch: int) -> ConsumerHeartbeat:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick(range(3), [0]))
 @pytest.mark.parametrize("make_log", [consumer_log, classic_log])
 def test_groups(seed: int, make_log) -> None:
     chance, log = random.Random(seed), make_log()
