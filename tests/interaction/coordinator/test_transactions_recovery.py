@@ -25,6 +25,7 @@ from tests.interaction.transactional import (
     topic_of,
 )
 from tests.kafka_connection import ConnectionEnded
+from tests.tiers import quick
 
 DELETE_RECORDS = 21
 CONCURRENT_TRANSACTIONS = 51
@@ -128,7 +129,7 @@ def settled(kafka, history: History, clients: list[RawProducer]) -> None:
             assert below == history.committed(partition)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", quick(WAYS, ["worker", "snapshots"]))
 def test_transactions_are_the_same_after(start_broker, way: str) -> None:
     broker = start_broker(workers=2)
     with connect(broker) as kafka:
