@@ -93,12 +93,15 @@ static bool is_warm(struct walk *w)
     struct mqd_reactor *r = w->r;
     if (mqd_range_just_written(r->reader, w->slot, &w->positions, &w->range) || mqd_range_cached(&w->range))
         return true;
+    if (w->owned->warmed == w->from + 1) /* it was read ahead: where the kernel cannot tell, that has to do */
+        return true;
     if (w->owned->reads_ahead)
         return false;
     if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(w->range.segment), w->range.position, w->range.size_bytes,
                             mqd_token(MQD_TOKEN_SHARE, w->owned->index)) < 0)
         return true; /* no place for it: this thread waits for the disk */
     w->owned->reads_ahead = 1;
+    w->owned->warming = w->from + 1;
     mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
     return false;
 }
@@ -109,6 +112,7 @@ void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index)
     if (!shares || index >= shares->owned_capacity || !shares->owned[index])
         return;
     shares->owned[index]->reads_ahead = 0;
+    shares->owned[index]->warmed = shares->owned[index]->warming;
     mqd_owner_wake_slot(r, shares->owned[index]->slot);
 }
 

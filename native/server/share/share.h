@@ -132,6 +132,7 @@ struct mqd_share_owned {
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t reads_ahead;
+    int64_t warming, warmed; /* offset + 1 from which it reads ahead; has read ahead */
     uint8_t group[];
 };
 
