@@ -5,7 +5,8 @@
     max.connection.creation.rate  of the broker and of a listener: above it nothing is accepted, and
                                   connections wait in the kernel's queue
     max.connections.per.ip        of an address \\ the worker that gets the connection counts
-    max.connections               of a listener / (native/shm/tally.h), and closes those above
+    max.connections               of a listener / (native/shm/tally.h), and closes those above; of the
+                                  broker, each worker compares what all have (server/handoff.c)
 
 Connections between hosts and clients through shared memory come in elsewhere and are not limited.
 No I/O. Bound: ADDRESS_COUNT_MAX addresses; with more, what they owe is forgiven.
@@ -55,10 +56,10 @@ class ConnectionLimits:
         self._seen: tuple[object, object] = (None, None)
         self._broker_rate: Rate | None = None
         self._broker_per_s = NO_LIMIT
-        own = [listeners.own_settings(config, name) for name in listener_names]
-        rates = [int(one.get("max.connection.creation.rate", NO_LIMIT)) for one in own]
-        self._listener_rates = [Rate(rate, self._burst_ns) if rate != NO_LIMIT else None for rate in rates]
-        self.listener_counts = [int(one.get("max.connections", 0)) for one in own]  # 0: no limit of its own
+        self._listener_names = listener_names
+        self._listener_rates: list[Rate | None] = [None] * len(listener_names)
+        self._listener_per_s = [NO_LIMIT] * len(listener_names)
+        self.listener_counts = [0] * len(listener_names)  # 0: no limit of its own
         self._per_ip = NO_LIMIT
         self._overrides: dict[bytes, int] = {}
         self._address_per_s: dict[bytes, float] = {}
@@ -83,6 +84,13 @@ class ConnectionLimits:
         if per_s != self._broker_per_s:
             self._broker_per_s = per_s
             self._broker_rate = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
+        for index, name in enumerate(self._listener_names):
+            own = listeners.own_settings(effective, name)
+            self.listener_counts[index] = int(own.get("max.connections", 0))
+            per_s = int(own.get("max.connection.creation.rate", NO_LIMIT))
+            if per_s != self._listener_per_s[index]:
+                self._listener_per_s[index] = per_s
+                self._listener_rates[index] = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
         self._per_ip = broker_number(effective, "max.connections.per.ip")
         self._overrides = parse_ip_counts(effective.get("max.connections.per.ip.overrides", ""))
 

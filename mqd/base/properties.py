@@ -42,9 +42,10 @@ config.providers: list =
     Empty: ${file:PATH:KEY}, ${env:NAME} and ${dir:PATH:FILE} are resolved.
 broker.rack: string
     The rack (availability zone) of this broker, as clients see it.
-max.connections: int >=1 <=1000000 per_listener = 10000
+max.connections: int >=1 <=1000000 dynamic per_listener = 10000
     Connections that the broker accepts; further ones are closed at once. For one listener
-    (listener.name.NAME.max.connections): its own share of them.
+    (listener.name.NAME.max.connections): its own share of them. At run time it can be raised to 65536, or to what it
+    was at the start.
 max.connections.per.ip: int >=0 dynamic = INT_MAX
     Connections that one address may have; further ones are closed at once.
 max.connections.per.ip.overrides: string dynamic =

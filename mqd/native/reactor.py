@@ -391,9 +391,9 @@ class Reactor:
     def set_leader_epoch(self, token: int, slot: int, leader_epoch: int) -> None:
         check(lib.mqd_reactor_set_leader_epoch(self._reactor, token, slot, leader_epoch))
 
-    def set_connection_max(self, connection_count_max: int) -> None:
-        """Not a queued command: no event answers it."""
-        check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max))
+    def set_connection_max(self, connection_count_max: int, broker_count_max: int) -> None:
+        """Of this worker, and of all together. Not a queued command: no event answers it."""
+        check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max, broker_count_max))
 
     def listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
         """For its new connections (LISTENER_HOSTS: those between hosts); the reactor owns the context

@@ -150,9 +150,14 @@ class Upkeep:
         descriptors.
         """
         if self._credits.adjust(self._control.connection_count(self._worker)):
-            self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max))
+            self.limit_connections()
         if self._local.adjust(self._control.local_usage(self._worker)[1]):
             self._local.apply(self._reactor)
+
+    def limit_connections(self) -> None:
+        """Also runs when the configuration has changed."""
+        broker_count_max = broker_number(self._partitions.broker_config, "max.connections")
+        self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max), broker_count_max)
 
     async def _look_at_space(self, log_dir: LogDirectory) -> None:
         config = self._partitions.broker_config

@@ -71,6 +71,7 @@ from mqd.worker.subjects import Subjects
 from mqd.worker.tls import TlsListeners
 
 _DESCRIPTORS_SPARE = 256
+CONNECTIONS_AT_RUN_TIME = 65536  # max.connections can be raised to so many without a restart
 RETRY_FAILED_S = 3.0
 END_S = 22.0  # the keeper kills after 25
 PROBE_S = 2.0
@@ -155,7 +156,7 @@ class Worker:
             client.welcome.control_name,
             client.welcome.generation,
             self._run_dir / "credits.lock",
-            broker_number(config, "max.connections"),
+            max(broker_number(config, "max.connections"), CONNECTIONS_AT_RUN_TIME),
             worker_count,
         )
         self._credits.adjust(0)
@@ -178,7 +179,9 @@ class Worker:
                 **reactor_options(config, self._index, own_arena_bytes, connection_max),
             )
         )
-        self._reactor.set_connection_max(min(self._credits.granted, connection_max))
+        self._reactor.set_connection_max(
+            min(self._credits.granted, connection_max), broker_number(config, "max.connections")
+        )
         self._local.apply(self._reactor)
         self._commands = ReactorCommands(self._reactor, loop, self._on_event)
         self._partitions = PartitionSet(
@@ -414,6 +417,7 @@ class Worker:
         await self._partitions.apply(changes)
         self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
         self._forwarding.update(self._catalog.cluster, self._cluster_id)
+        self._upkeep.limit_connections()
         if not self._checked_left_behind and self._catalog.caught_up:
             await self._set_aside_left_behind()
         await self._mover.on_applied(image)

@@ -118,9 +118,10 @@ int mqd_reactor_roll(struct mqd_reactor *reactor, uint64_t token, uint32_t slot)
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int32_t leader_epoch);
 /* the keeper has proved that the endpoint died: ends its loans and whatever waits for it */
 int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint);
-/* The most connections this worker may hold (its lease of the broker's budget). Connections above a
- * lowered limit stay open; new ones are refused. No event; takes effect at once. */
-int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count);
+/* The most connections this worker may hold (its lease of the broker's budget), and all workers
+ * together (max.connections). Connections above a lowered limit stay open; new ones are refused. No
+ * event; takes effect at once. */
+int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count, uint32_t broker_count);
 /* The same for shared-memory attachments (0 initially): how many, and how much memory they may use
  * together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);

@@ -31,12 +31,27 @@ struct handoff {
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
+/* Open at all workers. A worker that dies has none: its successor begins with 0. */
+static uint32_t open_everywhere(const struct mqd_reactor *r)
+{
+    uint32_t sum = 0;
+    for (uint32_t worker = 0; worker < MQD_WORKER_COUNT_MAX; worker++)
+        if (mqd_endpoint_state(r->options.control, worker) == MQD_PROCESS_RUNNING)
+            sum += mqd_worker_connection_count(r->options.control, worker);
+    return sum;
+}
+
 static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
 {
     struct mqd_connection *c = NULL;
     if (r->connection_count >= mqd_load_relaxed(&r->connection_count_max) || !r->free_index_count) {
         mqd_error_set(MQD_E_FULL, "%u connections are open, the limit is %u", r->connection_count,
                       r->connection_count_max);
+        return NULL;
+    }
+    uint32_t sum = open_everywhere(r), sum_max = mqd_load_relaxed(&r->broker_connection_count_max);
+    if (sum >= sum_max) {
+        mqd_error_set(MQD_E_FULL, "%u connections are open at all workers, the limit is %u", sum, sum_max);
         return NULL;
     }
     uint32_t index = r->free_indexes[--r->free_index_count];
@@ -129,8 +144,8 @@ static const char *count_connection(struct mqd_reactor *r, struct mqd_connection
 {
     if (!tally(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
         return "max.connections.per.ip";
-    if (handoff->listener_count_max &&
-        !tally(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id, handoff->listener_count_max))
+    /* counted without a limit, too: one may come later */
+    if (!tally(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id, handoff->listener_count_max))
         return "max.connections of its listener";
     return NULL;
 }

@@ -158,7 +158,7 @@ struct mqd_reactor {
     uint32_t connection_capacity, connection_count;
     uint32_t *free_indexes;
     uint32_t free_index_count;
-    uint32_t connection_count_max; /* written by the main thread */
+    uint32_t connection_count_max, broker_connection_count_max; /* written by the main thread */
     uint64_t next_connection_id;
     struct mqd_node ready, stalled, to_send, to_answer;
 

@@ -98,6 +98,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     r->generation = mqd_load_acquire(&r->slot->generation);
     r->window_offset = -1;
     r->connection_count_max = options->connection_count_max;
+    r->broker_connection_count_max = UINT32_MAX;
     r->command_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     r->zero_fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     r->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);

@@ -4,7 +4,9 @@ users and a listener without authentication.
 
 from __future__ import annotations
 
+import contextlib
 import select
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -159,13 +161,6 @@ def configure(kafka: KafkaConnection, name: str, value: str | None) -> None:
 
 
 def test_an_address_has_so_many_connections(secured: Secured) -> None:
-    def is_served() -> bool:
-        with plain(secured, "c") as kafka:
-            try:
-                return kafka.call(18, 3).error_code == 0
-            except ConnectionEnded:
-                return False
-
     with plain(secured) as admin:
         configure(admin, "max.connections.per.ip.overrides", "127.0.0.1:4")
         asked = DescribeConfigsRequest.Resource(4, "1", ["max.connections.per.ip", "max.connections.per.ip.overrides"])
@@ -176,13 +171,51 @@ def test_an_address_has_so_many_connections(secured: Secured) -> None:
         }
         # those of the tests before may not have ended everywhere yet
         held = [admin]
-        eventually(lambda: is_served(), "a connection is served")
+        eventually(lambda: is_served(secured), "a connection is served")
         for _ in range(3):
             held.append(plain(secured, "held"))
             eventually(lambda: held[-1].call(18, 3).error_code == 0, "it is served")
-        assert not is_served()
+        assert not is_served(secured)
         held.pop().close()
-        eventually(is_served, "the place is free")
+        eventually(lambda: is_served(secured), "the place is free")
         configure(admin, "max.connections.per.ip.overrides", None)
         for kafka in held[1:]:
             kafka.close()
+
+
+@pytest.mark.parametrize("name", ["max.connections", "listener.name.plaintext.max.connections"])
+def test_connections_are_limited_and_allowed_again_without_a_restart(secured: Secured, name: str) -> None:
+    """The connections that are open when the limit comes count."""
+    with plain(secured) as admin, contextlib.ExitStack() as ends:
+        held = [ends.enter_context(plain(secured, str(number))) for number in range(6)]
+        for kafka in held:
+            eventually(lambda kafka=kafka: kafka.call(18, 3).error_code == 0, "it is served")
+        configure(admin, name, "3")
+        asked = DescribeConfigsRequest.Resource(4, "1", [name])
+        (answer,) = admin.call(32, 4, DescribeConfigsRequest(resources=[asked])).results
+        assert [(one.name, one.value, one.read_only) for one in answer.configs] == [(name, "3", False)]
+        eventually(lambda: not is_served(secured), "no further connection is served")
+        assert all(kafka.call(18, 3).error_code == 0 for kafka in held), "those that are open stay"
+        configure(admin, name, "20000")  # more than at the start
+        eventually(lambda: is_served(secured), "it is served")
+        configure(admin, name, None)
+
+
+def is_served(secured: Secured) -> bool:
+    with plain(secured, "c") as kafka:
+        try:
+            return kafka.call(18, 3).error_code == 0
+        except ConnectionEnded:
+            return False
+
+
+def test_a_listener_accepts_no_faster_than_its_rate_of_now(secured: Secured) -> None:
+    name = "listener.name.plaintext.max.connection.creation.rate"
+    with plain(secured) as admin:
+        configure(admin, name, "2")
+        began = time.monotonic()
+        for number in range(8):  # a burst of two, then two a second
+            with plain(secured, str(number)) as kafka:
+                assert kafka.call(18, 3).error_code == 0
+        assert time.monotonic() - began > 2
+        configure(admin, name, None)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker
-from mqd.base.config import BROKER, CLIENT_METRICS, GROUP, TOPIC, Property, topic_effective
+from mqd.base.config import BROKER, CLIENT_METRICS, GROUP, TOPIC, Property, property_of, topic_effective
+from mqd.base.listeners import override_of
 from mqd.cluster.metadata.rules.partitions import DEFAULT as FOLLOWS_REPLICAS
 from mqd.cluster.metadata.rules.partitions import MIN_IN_SYNC, effective_min_in_sync
 
@@ -124,7 +125,8 @@ def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) ->
     tools look for it.
     """
     entries = []
-    for name, row in BROKER.items():
+    of_listeners = {name: property_of(BROKER, name) for name in broker.metadata.broker_config if override_of(name)}
+    for name, row in {**BROKER, **of_listeners}.items():
         if names is not None and name not in names:
             continue
         synonyms = _broker_synonyms(broker, row)
@@ -137,7 +139,8 @@ def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) ->
 def of_all_brokers(broker: Broker, names: set[str] | None = None) -> list[Entry]:
     """Resource name "": only the settings for all brokers made at run time."""
     return [
-        _entry(BROKER[name], [Synonym(name, _shown(BROKER[name], value), BROKER_DYNAMIC_DEFAULT)], False)
+        _entry(row, [Synonym(name, _shown(row, value), BROKER_DYNAMIC_DEFAULT)], False)
         for name, value in broker.metadata.broker_default_config.items()
-        if name in BROKER and (names is None or name in names)
+        if (name in BROKER or override_of(name)) and (names is None or name in names)
+        for row in (property_of(BROKER, name),)
     ]

@@ -4,7 +4,7 @@ metadata core.
 
 from collections.abc import Mapping
 
-from mqd.base import cluster_config, kafka_names
+from mqd.base import cluster_config, kafka_names, listeners
 from mqd.base import config as tables
 from mqd.base.config import BROKER, CLIENT_METRICS, GROUP, TOPIC, Property
 from mqd.base.property_values import ConfigError
@@ -26,7 +26,10 @@ class ConfigRules:
         self._static = dict(static)
 
     def known(self, resource_type: int, name: str) -> bool:
-        return name in _TABLES[resource_type]
+        if name in _TABLES[resource_type]:
+            return True
+        of_listener = resource_type == RESOURCE_BROKER and listeners.override_of(name) is not None
+        return of_listener and not self.refusal_of(resource_type, name)
 
     def is_kafkas(self, name: str) -> bool:
         """A setting of Apache Kafka's brokers that has another name here, or none."""
@@ -34,10 +37,12 @@ class ConfigRules:
 
     def is_list(self, resource_type: int, name: str) -> bool:
         """Whether members can be appended and subtracted: as in Kafka, not of client metrics."""
-        return resource_type != RESOURCE_CLIENT_METRICS and _TABLES[resource_type][name].kind == "list"
+        return (
+            resource_type != RESOURCE_CLIENT_METRICS and tables.property_of(_TABLES[resource_type], name).kind == "list"
+        )
 
     def is_dynamic(self, resource_type: int, name: str) -> bool:
-        return resource_type != RESOURCE_BROKER or BROKER[name].dynamic
+        return resource_type != RESOURCE_BROKER or tables.property_of(BROKER, name).dynamic
 
     def check(self, resource_type: int, config: Mapping[str, str]) -> dict[str, str]:
         """The whole configuration of one resource in canonical form. Raises ConfigError, which
@@ -75,11 +80,11 @@ class ConfigRules:
             return tables.group_effective(broker, {})[name]
         if resource_type == RESOURCE_CLIENT_METRICS:
             return CLIENT_METRICS[name].default
-        return broker.get(name, BROKER[name].default)
+        return broker.get(name, tables.property_of(BROKER, name).default)
 
     def built_in(self, name: str) -> str:
         """The default of a broker's property that is set in no file; "" = none."""
-        return BROKER[name].default or ""
+        return tables.property_of(BROKER, name).default or ""
 
     def broker_value(self, name: str, dynamic: Mapping[str, str]) -> tables.Value | None:
         return tables.broker_value(tables.broker_effective(self._static, dynamic), name)
