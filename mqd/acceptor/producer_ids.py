@@ -21,7 +21,7 @@ async def allocate(broker: BrokerState) -> tuple[int, int]:
         if block.request is None:
             block.request = asyncio.get_running_loop().create_task(_request(broker))
         if await asyncio.shield(block.request):
-            # Whatever the error, the producer may ask again: repeating the assignment of an id is
+            # Whatever the error, the producer may retry: repeating the assignment of an id is
             # harmless.
             return -1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     block.next += 1

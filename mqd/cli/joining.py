@@ -196,7 +196,7 @@ class Invitation:
 
 def has_joined(token: Token, data_dir: Path) -> bool:
     """Whether this directory has what the token would bring, or the token has ended, so that a start
-    by the same command goes on with what is there. Certificates that end soon are fetched again.
+    by the same command continues with what is there. Certificates that end soon are fetched again.
     Raises CliError: it has something else.
     """
     places = secure.files(data_dir)

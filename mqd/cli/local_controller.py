@@ -17,7 +17,7 @@ _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
 
 def change(path: Path, requested: messages.Change, timeout_s: float) -> messages.Answer:
-    """`path`: Layout.controller_socket. Raises CliError: the controller cannot be asked, or does
+    """`path`: Layout.controller_socket. Raises CliError: the controller cannot be reached, or does
     not answer in time.
     """
     deadline = time.monotonic() + timeout_s

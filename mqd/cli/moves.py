@@ -254,7 +254,7 @@ def wait(
     """
     topics = sorted({topic for topic, _ in plan})
 
-    arrived: set[Partition] = set()  # a balance may go on, and move them again
+    arrived: set[Partition] = set()  # a balance may continue, and move them again
 
     def left() -> set[Partition]:
         moving = under_way(broker).keys()

@@ -22,7 +22,7 @@ DIRECTORIES_S = 8.0
 
 class Place(NamedTuple):
     """`directories`: the one that holds it; or, where the host tells of none, those that cannot be
-    used; () = it cannot be asked.
+    used; () = it cannot be reached.
     """
 
     partition: str

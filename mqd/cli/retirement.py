@@ -1,5 +1,5 @@
 """Partitions that are being retired: how far that is, what consumers have left to read of them, and
-letting producers go on when they have. For `mqd topic retire-partitions`.
+letting producers continue when they have. For `mqd topic retire-partitions`.
 
     drawing near -> sealed -> redirected -> hidden -> gone
 
@@ -103,7 +103,7 @@ def request(broker: Broker, topic: str, total: int, kind: int) -> State:
 
 def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
     """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon
-    as every group has read on to the end: while one cannot be asked, the controller does when it
+    as every group has read on to the end: while one cannot be reached, the controller does when it
     has waited long enough. The state then, and who was behind when the producers were let go.
     Interrupting it interrupts the looking. Raises CliError.
     """
@@ -123,7 +123,7 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
 
 def is_sealed(cluster: Cluster, state: State) -> bool:
     """Whether the leaders themselves refuse new records. Before, what groups have read might not
-    have been all. One that cannot be asked has not said so.
+    have been all. One that cannot be reached has not said so.
     """
     if -1 in state.leaders:
         return False

@@ -301,7 +301,7 @@ def make_admin(places: Layout) -> None:
 
 
 def hint(data_dir: Path) -> str:
-    """How to go on, for the terminal."""
+    """How to continue, for the terminal."""
     return (
         f"mqd secure: user {ADMIN}; for commands: export MQD_CLIENT_CONFIG={files(data_dir).admin}; for other clients:"
         " mqd connect java|librdkafka|kcat|python|spark"

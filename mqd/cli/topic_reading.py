@@ -164,7 +164,7 @@ class Reader:
     ) -> Iterator[list[Any]]:
         """Messages as they arrive, a few at a time; [] now and then while nothing arrives. Ends
         after `count`, or with every partition at its end when exit_at_end, or with assign()'s
-        `stop`. on_end(partition, offset, last) hears of each partition's end. Raises
+        `stop`. on_end(partition, offset, last) learns of each partition's end. Raises
         KafkaException, CliError.
         """
         left = count

@@ -166,8 +166,8 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
     """Producer id -> its transaction, of those that a coordinator knows. Also of producers of
     retired partitions, as the one that took their records knows them. Raises CliError when a
-    coordinator cannot be asked: it may know one that the others do not, and have decided to commit
-    it.
+    coordinator cannot be reached: it may know one that the others do not, and have decided to
+    commit it.
     """
     origins = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
     requested = sorted(set(origins.values()))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from mqd.protocol.messages import DescribeQuorumResponse
 
 SILENT_MS_MIN = 5_000  # a busy host whose disk takes seconds for a flush is not called lost
-FETCH_TIMEOUTS = 2  # a voter asks for news again after three eighths of controller.quorum.fetch.timeout.ms at most
+# a voter fetches again after three eighths of controller.quorum.fetch.timeout.ms at most
+FETCH_TIMEOUTS = 2
 
 
 class Judged(NamedTuple):

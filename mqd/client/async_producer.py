@@ -88,7 +88,7 @@ class AsyncProducer:
         timestamps: Any = None,
     ) -> list[BatchDelivery]:
         """Many records (Producer.produce_batch says of which kinds); returns when all are written.
-        Raises the KafkaException of the first record batch that was not, when the fate of all is
+        Raises the KafkaException of the first record batch that was not, when the outcome of all is
         known.
         """
         finished: asyncio.Future[list[BatchDelivery]] = self._loop.create_future()

@@ -100,7 +100,7 @@ class Consumer:
         self._implementation.subscribe(topics, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
 
     def unsubscribe(self) -> None:
-        """Leaves the group; what is assigned is given back."""
+        """Leaves the group; what is assigned is returned."""
         self._implementation.unsubscribe()
 
     def subscription(self) -> list[str]:
@@ -152,7 +152,7 @@ class Consumer:
         self._implementation.pause(partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """Goes on with these partitions."""
+        """Continues with these partitions."""
         self._implementation.resume(partitions)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:

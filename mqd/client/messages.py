@@ -178,7 +178,7 @@ class Message(confluent_kafka.Message):
 
 class BatchDelivery(NamedTuple):
     """What a callback of produce_batch gets: one record batch of the call, all of whose records
-    share a fate.
+    share an outcome.
 
     `indices` are the places of its records in what the call was given, in the order of their
     offsets: the i-th has offset base_offset + i. base_offset is None when it is not known (acks=0,

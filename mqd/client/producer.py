@@ -74,7 +74,7 @@ class Producer:
         partition: -1 = by the partitioner. timestamp: milliseconds since the epoch, 0 = now.
         headers: a dict or a list of (str, bytes | str | None). on_delivery (or callback): called as
         on_delivery(error: KafkaError | None, message: Message) from poll() or flush() when the
-        record's fate is known.
+        record's outcome is known.
 
         Raises BufferError when the queue is full: poll(), then again. KafkaException:
         MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION, _STATE (no transaction begun), or the producer's

@@ -14,7 +14,7 @@
 Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment
 file. Views, arrays and Arrow arrays are valid for as long as they are held, also when the
 segment has been deleted or compacted, or the broker stopped; meanwhile the file keeps its room on
-the disk. release(), or the end of the `with` block, lets go of what the batch itself holds:
+the disk. release(), or the end of the `with` block, releases what the batch itself holds:
 afterwards it says so (ValueError) instead of giving records, while what was taken out of it before
 stays good. Bytes from to_list() or indexing are copies.
 
@@ -311,7 +311,7 @@ class RecordBatchView:
     # -- lifetime ----------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Lets go of the records. Twice is once."""
+        """Releases the records. Twice is once."""
         self._offsets = None
         del self._timestamps, self._keys, self._values, self._headers
         self._timestamps = self._keys = self._values = self._headers = None  # type: ignore[assignment]  # see _held()

@@ -196,7 +196,7 @@ class Process:
         return decision.cluster_id, stored, self.membership.members()
 
     def _found(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
-        """Stores the id first: with an id and without a log this host asks again, and never founds
+        """Stores the id first: with an id and without a log this host retries, and never founds
         another cluster.
         """
         _enter_cluster_id(self.places, cluster_id)

@@ -272,8 +272,8 @@ def _other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int
 def _large_batch(
     fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
-    """Called when a block holds no whole batch: the batch is larger than BLOCK_BYTES, or damaged,
-    or the file ends too early.
+    """Called when a block holds no complete batch: the batch is larger than BLOCK_BYTES, or
+    damaged, or the file ends too early.
     """
     batch = _header_at(fd, position)
     whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""

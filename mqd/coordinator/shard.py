@@ -15,7 +15,7 @@ Invariants (check())
     H5  a marker ends its producer's open transaction only if that has the marker's epoch or an
         older one; a bumped marker (KIP-890) requires an older one. Otherwise it is refused, because
         it has been written before
-    H6  with a budget, every core's bytes are charged to it, and given back when the core is dropped
+    H6  with a budget, every core's bytes are charged to it, and returned when the core is dropped
 """
 
 from collections.abc import Callable, Iterable

@@ -3,8 +3,8 @@
     rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType",
     "headers"})
     taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than there are:
-                                          full, finish() and go on
-    arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows begin anew
+                                          full, finish() and continue
+    arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows begin again
 
 Buffers are used again as soon as nobody holds an array over them (BUFFER_SETS_MAX are kept): new
 memory for each batch would cost more than filling it. Concurrency: one thread at a time.
@@ -184,7 +184,7 @@ class ArrowRows:
 
     def finish(self) -> tuple[int, dict[str, Any]]:
         """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers as
-        far as they are wanted). Begins anew.
+        far as they are wanted). Begins again.
         """
         import pyarrow as pa
 

@@ -378,7 +378,7 @@ class Reactor:
 
     def segments_replaced(self, token: int, slot: int, first: int, last: int) -> None:
         """Compaction made one segment, named by `first`, of those from `first` to `last`; first ==
-        last: readers look anew, no more. E_STALE: not these.
+        last: readers look again, no more. E_STALE: not these.
         """
         check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
 

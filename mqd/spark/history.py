@@ -76,7 +76,7 @@ def plan(
                 f" {latest[key]}: the topic was made anew after it was archived. {APART}"
             )
         firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
-        # the log has to go on where the archive ends, or records between the two are lost, which
+        # the log has to continue where the archive ends, or records between the two are lost, which
         # the caller says
         from_log[key] = (
             [(firsts[key], min(first, ends[key])), (max(firsts[key], end), ends[key])]

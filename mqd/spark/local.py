@@ -2,7 +2,9 @@
 before Arrow's.
 
     views = open_views(options, cluster, one, lost, pool)     # NotHere says why it must be TCP
-    for view in views.views(): ...                            # until the range's end, or until it cannot go on: then `position` < the range's end, and TCP takes over
+    # until the range's end, or until it cannot continue: then `position` < the range's end, and TCP
+    # takes over
+    for view in views.views(): ...
 
     L1  the attachment belongs to this process (a worker that Spark forked makes its own) and is
         kept; one that has ended is thrown away
@@ -133,7 +135,7 @@ class LocalViews:
             self._reader = None
 
     def views(self) -> Iterator[Any]:
-        """Ends early where TCP must go on. Raises MqdReadError for what no other way would read
+        """Ends early where TCP must continue. Raises MqdReadError for what no other way would read
         either.
         """
         reader = self._reader

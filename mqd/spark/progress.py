@@ -17,10 +17,10 @@ remembers only what it may forget.
     S4  a partition that is found later begins at its earliest offset
     S6  one broker's answer does not make a loss: what is missing is requested again, from other
         brokers too, for LOOKS * PAUSE_S. A topic that is gone even so stays in the position where
-        it was (as long as failOnDataLoss lets the query go on): should it only have been out of
+        it was (as long as failOnDataLoss lets the query continue): should it only have been out of
         sight it is gone on with, and not read twice; its id shows that it was recreated
     S7  partitions that a topic does not show any more, though it is the same, were retired, and
-        have no records left. The query lets go of them; it is no loss when it stood at their end,
+        have no records left. The query releases them; it is no loss when it stood at their end,
         which their leaders report for partition.retire.grace.ms at least. What no leader reports
         any more counts as lost: records may have come after the last look, and have been deleted
         before this one

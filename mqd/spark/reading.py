@@ -9,7 +9,7 @@ topic and partition are made here, once for a task.
 
     R1  the batches hold the range's records, in order, each once: those of control batches and,
         with read_committed, of aborted transactions left out
-    R2  what begins locally may go on over TCP at the same offset (the worker died, the leader
+    R2  what begins locally may continue over TCP at the same offset (the worker died, the leader
         moved, nothing came); it never goes back
     R3  a batch that was given out keeps its buffers; memory for others is not taken from it
 Concurrency: one thread. A worker process keeps its attachment for the tasks that follow.

@@ -294,7 +294,7 @@ int mqd_tls_handshake(struct mqd_tls *tls)
         return mqd_error_set(EPROTO, "the other host has not proved by a certificate that it is node %d", tls->node);
     int error = openssl.SSL_get_error(tls->ssl, n);
     if (error == SSL_ERROR_WANT_READ) {
-        free(tls->in); /* a client that never goes on holds little */
+        free(tls->in); /* a client that never continues holds little */
         tls->in = NULL;
         tls->in_bytes = tls->in_at = 0;
         return 0;

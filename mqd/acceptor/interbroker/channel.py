@@ -42,7 +42,7 @@ async def shake(side: handshake.Initiator | handshake.Responder, connection: soc
 
 
 class Channel:
-    """`tls`: of the connection, not begun; None: it goes on as it is."""
+    """`tls`: of the connection, not begun; None: it continues as it is."""
 
     def __init__(self, connection: socket.socket, tls: HostTls | None) -> None:
         self.socket = connection

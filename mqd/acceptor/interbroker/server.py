@@ -249,7 +249,7 @@ class Between:
                 async with writing:
                     await loop.sock_sendall(connection, channel.sealed(len(response).to_bytes(4, "big") + response))
             except OSError:
-                pass  # the peer is gone; it asks again elsewhere
+                pass  # the peer is gone; it retries elsewhere
             except Exception:
                 log.exception("another host's request cannot be answered; the connection is closed", node=node)
                 with contextlib.suppress(OSError):

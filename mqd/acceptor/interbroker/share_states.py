@@ -110,7 +110,7 @@ class ShareStates:
                 if one.error_code == 0 and one.start_offset < 0 and self.first_since is not None:
                     found, error = await self.first_since(topic.topic_id, one.partition, since_ms)
                     if error:
-                        one.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # it asks again
+                        one.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # it retries
         return found
 
     async def serve(self, frame: bytes) -> bytes:

@@ -272,7 +272,7 @@ class MetricsServer:
             self._close(client)
 
     def _is_secured(self, client: _Client, tls: _Tls) -> bool:
-        """Goes on with the TLS handshake; True when it is complete."""
+        """Continues with the TLS handshake; True when it is complete."""
         if not isinstance(client.socket, ssl.SSLSocket):
             first = client.socket.recv(1, socket.MSG_PEEK)
             if not first:

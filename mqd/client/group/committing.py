@@ -174,8 +174,8 @@ class Commits:
             self._look_again(unknown)
 
     def _look_again(self, topics: set[str]) -> None:
-        """Who reads them may not hear in another way that they are gone, and would go on naming the
-        old ids.
+        """Who reads them may not hear in another way that they are gone, and would continue naming
+        the old ids.
         """
         with self._attachment.lock:
             known = topics.intersection(self._attachment.metadata.topics)

@@ -2,7 +2,7 @@
 assignment changed, its membership core told.
 
 Two ways to see the same membership. Incremental (group.protocol=consumer, or cooperative-sticky):
-callbacks hear of what comes and what goes. Eager (librdkafka's default): they hear of everything,
+callbacks learn of what comes and what goes. Eager (librdkafka's default): they learn of everything,
 first that all of it goes, then what there is from now on; so an application written for range
 assignment may call assign() with what it is given. The group's other members notice no difference:
 what stays with this member is not given up.
@@ -146,7 +146,7 @@ class Rebalancer:
                 otherwise()
 
     def until_left(self, deadline: float) -> None:
-        """Carries out what giving everything back needs, until the coordinator has heard of it."""
+        """Carries out what giving everything back needs, until the coordinator has learned of it."""
         consumer = self._consumer
         self._has_left = False
         while not self._has_left and time.monotonic() < deadline:

@@ -41,7 +41,7 @@ from mqd.client.group.events import Problem as Problem
 from mqd.client.messages import KafkaError
 from mqd.client.offsets import COORDINATOR_AWAY
 
-POLLED_EVERY_S = 0.25  # the core hears of poll() not more often than this
+POLLED_EVERY_S = 0.25  # the core learns of poll() not more often than this
 
 
 def now_ms() -> int:

@@ -28,7 +28,7 @@ class BatchCall:
         return self.error is not None or self.taken == self.count
 
     def step(self) -> bool:
-        """Goes on as far as there is room; True when there is nothing left to do. Lock held. What
+        """Continues as far as there is room; True when there is nothing left to do. Lock held. What
         was produced one by one before goes first.
         """
         producer, stage = self._producer, self._stage

@@ -1,6 +1,6 @@
 """What became of batches, as the reports that applications get.
 
-The driver learns the fate of a batch and leaves an event; poll() or flush() in a thread of the
+The driver learns the outcome of a batch and leaves an event; poll() or flush() in a thread of the
 application turns it into messages and calls back. Reports of one partition come in the order of
 their records.
 """
@@ -19,7 +19,7 @@ Part = tuple[Any, Any, int]  # records of a batch, see Delivery
 
 
 class Batch:
-    """A batch in the C core, as long as its fate is open. `parts`: (what, indices, count) in the
+    """A batch in the C core, as long as its outcome is open. `parts`: (what, indices, count) in the
     order of its records; see Delivery.
     """
 

@@ -297,7 +297,8 @@ class Transactions:
         """With the coordinator: what of it is not done yet."""
         if not (self._current.wrote or self._current.joined):
             return
-        self._current.renews |= not commit  # before the C core hears of it: it forgets the sequences
+        # before the C core learns of it: it forgets the sequences
+        self._current.renews |= not commit
         if not commit and not self._drained(deadline):
             raise failure(
                 KafkaError._TIMED_OUT,

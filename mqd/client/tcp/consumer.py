@@ -60,10 +60,11 @@ class TcpConsumer:
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
         self._held: list[Any] = []  # taken along with a batch, and of another partition than that
-        # where partitions go on that were paused with records here: librdkafka knows no position
+        # where partitions continue that were paused with records here: librdkafka knows no position
         # until it hands out the next one
         self._paused_at: dict[tuple[str, int], int] = {}
-        self._taken: list[Any] = []  # by the latest take(): stored by the next call, unless they are given back
+        # by the latest take(): stored by the next call, unless they are returned
+        self._taken: list[Any] = []
         self._unstored: dict[tuple[str, int], Any] = {}  # the last message handed out of each partition
         self._unstored_count = 0
         self._stored_at = 0.0

@@ -3,10 +3,10 @@ cluster.key.file and, with cluster.tls, the certificates. Both change while the 
 
     credentials = load(config)
     side = credentials.initiator("data", identity); ... until side.done
-    tls = credentials.tls(side)          None: the connection goes on as it is
+    tls = credentials.tls(side)          None: the connection continues as it is
     await credentials.watch(on_change)   reads changed files again, until cancelled
 
-New connections use what is loaded; open ones go on.
+New connections use what is loaded; open ones continue.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class Credentials:
         return Responder(self._keys[0], decide, os.urandom(handshake.NONCE_BYTES), self._mode, self._keys[1:])
 
     def tls(self, side: Initiator | Responder) -> HostTls | None:
-        """How a connection goes on after its handshake is done."""
+        """How a connection continues after its handshake is done."""
         if not side.tls:
             return None
         assert self.host is not None and side.peer is not None

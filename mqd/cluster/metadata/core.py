@@ -377,7 +377,7 @@ class MetadataCore(LogTail):
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
         """Answers once everything that the answer depends on is committed. At most
-        PEERS_WAITING_MAX wait; the oldest is dropped and asks again.
+        PEERS_WAITING_MAX wait; the oldest is dropped and retries.
         """
         actions = self._persist(records)
         self._peers.append(PeerWaiting(node_id, message, self.tail.version))
@@ -425,7 +425,7 @@ class MetadataCore(LogTail):
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
         """Nothing after the kept batches has happened. KAFKA_STORAGE_ERROR is retriable. Waiting
-        brokers ask again.
+        brokers retry.
         """
         if event.attempt >= 0 and event.attempt != self._attempt:
             return []

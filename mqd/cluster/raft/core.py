@@ -255,7 +255,8 @@ class QuorumCore(QuorumTransitions):
 
     def _defer_to_candidate(self, until_ns: int) -> None:
         """Defers to a candidate that has just started: two simultaneous candidates split the votes.
-        The delay is shorter than a round, which takes twice as long, so this cannot go on forever.
+        The delay is shorter than a round, which takes twice as long, so this cannot continue
+        forever.
         """
         if self.following is not None:
             self.following.be_patient(until_ns)

@@ -325,7 +325,7 @@ class SnapshotWanted(msgspec.Struct, frozen=True):
 
 class ReadSnapshot(msgspec.Struct, frozen=True):
     """Read up to `size_bytes` of the snapshot's state from `position` on; answered by SnapshotRead.
-    May be lost (the replica asks again).
+    May be lost (the replica retries).
     """
 
     to: int

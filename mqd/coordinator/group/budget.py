@@ -3,7 +3,7 @@
 Members' metadata, assignments and names, and offsets with their metadata are what clients choose
 the size of; 200 members with 1 MB of metadata each, or 50,000 group ids, are one client's work.
 
-Refusals in stages, so that groups which exist go on when others have filled the budget:
+Refusals in stages, so that groups which exist continue when others have filled the budget:
 
     NEW_GROUPS  of the budget: no group that does not exist yet
     MEMBERS     of the budget: no new member, no more metadata of one

@@ -355,7 +355,7 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
 
 
 def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) -> None:
-    """A replay is one call into Spark, which hears of no signal before its end: another thread
+    """A replay is one call into Spark, which learns of no signal before its end: another thread
     cancels its job when it is to stop. Raises ReplayStoppedError, or what it failed with.
     """
     group, ended = f"{pipeline.name}-{uuid.uuid4().hex}", threading.Event()

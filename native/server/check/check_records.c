@@ -108,7 +108,7 @@ static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, con
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
-/* True: the append may go on. Otherwise it is refused. */
+/* True: the append may continue. Otherwise it is refused. */
 static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed, const struct looked_at *found)
 {
     int32_t count = found->count;

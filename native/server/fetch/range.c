@@ -85,7 +85,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     }
     if (code == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
-        entry->cursor.valid = false; /* no memory for it now: returns nothing this time, and the client asks again */
+        entry->cursor.valid = false; /* no memory for it now: returns nothing this time, and the client retries */
     else if (code == 0 &&
              mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
         return 0;

@@ -107,7 +107,7 @@ static bool is_full(const struct mqd_reactor *r)
     return count >= r->options.share_session_count_max;
 }
 
-/* The owner is told that the session does not name the partition any more. */
+/* The owner learns that the session does not name the partition any more. */
 static void leave(struct mqd_reactor *r, const struct mqd_share_session *session, const struct mqd_share_entry *entry,
                   enum mqd_share_question_kind kind)
 {

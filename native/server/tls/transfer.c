@@ -102,7 +102,7 @@ int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c)
         int flushed = mqd_tls_flush(c->tls);
         mqd_secure_count(r, c);
         if (flushed == 1 && !mqd_tls_established(c->tls))
-            c->readable = 1; /* the handshake goes on */
+            c->readable = 1; /* the handshake continues */
         return flushed;
     }
     ssize_t n = gather(r, c, r->secure->plain);

@@ -3,7 +3,7 @@ id or share-partition (`group:topicId:partition`, from version 6 on) is the lead
 of the internal topic.
 
 The first request creates the internal topic; until its partitions have leaders the answer is
-COORDINATOR_NOT_AVAILABLE, and the client asks again. The same answer is given for partitions that
+COORDINATOR_NOT_AVAILABLE, and the client retries. The same answer is given for partitions that
 this host leads while it has no lease.
 """
 

@@ -59,9 +59,9 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
 
 
 def _check_current(context: Context, principal: str = "") -> None:
-    """Without its lease a host may not have heard of changed passwords and deleted users. Where rights
-    are checked it serves nothing then and gives no verdict either: the client tries another host.
-    Super users are let in: they may have come to see what is wrong.
+    """Without its lease a host may not have learned of changed passwords and deleted users. Where
+    rights are checked it serves nothing then and gives no verdict either: the client tries another
+    host. Super users are let in: they may have come to see what is wrong.
     """
     rules = context.broker.authorizer
     if rules is not None and not context.broker.may_lead() and principal not in rules.super_users:

@@ -23,7 +23,7 @@ CREATE_TIMEOUT_MS = 10_000
 NO_ID = b"\0" * 16
 # earlier versions request topics only by name, although 10 and 11 have a field for the id
 _VERSION_NULL_NAMES = 12
-# Errors of a topic creation after which a client should simply wait and ask again.
+# Errors of a topic creation after which a client should simply wait and retry.
 _RETRIABLE = {ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.TOPIC_ALREADY_EXISTS}
 
 

@@ -398,7 +398,7 @@ class ClassicGroup(Rebalancing):
         if self.state is STABLE:
             actions.append(Reply(event.request, self._sync_response(member)))
             return
-        # the same member asks again: the connection of its first request is gone
+        # the same member retries: the connection of its first request is gone
         if member.sync_request is not None:
             self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
         member.sync_request = event.request

@@ -268,7 +268,7 @@ class Members:
 
     def add_pending(self, pending: Pending, deadline_ms: int) -> None:
         """At PENDING_MAX the oldest entry is evicted: its client gets UNKNOWN_MEMBER_ID when it
-        joins, and asks again.
+        joins, and retries.
         """
         if len(self.pending) >= PENDING_MAX:
             self.remove_pending(next(iter(self.pending)))
