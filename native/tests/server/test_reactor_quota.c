@@ -336,7 +336,7 @@ BOTH(an_address_and_a_listener_have_so_many_connections_on_all_workers)
         CHECK(is_served(&clients[i]));
     for (uint32_t which = 0; which < 2; which++) {
         b->address_count_max = which ? 0 : 4;
-        b->listener_count_max = which ? 1 : 0;
+        b->listener_count_max = which ? 4 : 0;
         struct client last = client_open(b, 0);
         CHECK(is_served(&last)); /* counted before the next one comes, on the other worker */
         struct client more = client_open(b, 1), host = client_open_as(b, 1, 3);
