@@ -31,7 +31,7 @@ from mqd.protocol.redirected import origin_of
 TIMEOUT_S = 10.0
 DESCRIBE_VERSION = 0
 WAY_OUT = (
-    "Bring back a host that has its records (mqd topic describe shows who), and try again. If they are lost for good,"
+    "Bring back a host that has its records (mqd topic describe shows who), and try again. If they are lost permanently,"
     " let it begin empty: move it to hosts in service (mqd topic reassign --no-wait), and elect a leader"
     " (kafka-leader-election.sh --election-type unclean)."
 )

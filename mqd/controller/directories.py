@@ -115,7 +115,7 @@ def _settle_one(
         if missing:
             log.error(
                 "log directory is not the one that was here: its partitions are offline. Mount the right disk and"
-                " restart; or, if its records are lost for good, write the line directory.id=... into meta.properties"
+                " restart; or, if its records are lost permanently, write the line directory.id=... into meta.properties"
                 " to begin anew with empty partitions",
                 directory=path,
                 expected_directory_id=missing[0],

@@ -463,7 +463,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 )
 @click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Without it nothing is done.")
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
-    """Let one host go on alone after most voters of the quorum were lost for good.
+    """Let one host go on alone after most voters of the quorum were lost permanently.
 
     Changes of the metadata that only the lost voters had are gone. The other hosts of the cluster,
     when they come back, are refused until their data directories are emptied; then they join anew.

@@ -368,7 +368,9 @@ BOTH(an_answer_waits_for_persistence)
 BOTH(a_lock_that_ends_gives_the_record_to_who_waits)
 {
     struct coordinator *k = start(backend);
+    pthread_mutex_lock(&k->mutex);
     k->lock_ms = 100;
+    pthread_mutex_unlock(&k->mutex);
     for (int32_t partition = 0; partition < 2; partition++) {
         struct client one = client_open(k->b, 0), two = client_open(k->b, 1);
         produce(k, partition, 4);
@@ -476,7 +478,9 @@ BOTH(a_state_that_cannot_be_read_is_an_error)
 {
     struct coordinator *k = start(backend);
     struct client one = client_open(k->b, 0);
+    pthread_mutex_lock(&k->mutex);
     k->read_error = MQD_KAFKA_GROUP_ID_NOT_FOUND;
+    pthread_mutex_unlock(&k->mutex);
     struct asks a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
     CHECK_EQUAL(fetch(k, &one, a).partition_error, MQD_KAFKA_GROUP_ID_NOT_FOUND);
     client_close(&one);

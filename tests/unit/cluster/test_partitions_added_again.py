@@ -34,7 +34,7 @@ from tests.unit.cluster.test_brokers import partitions, run
 from tests.unit.cluster.test_rules import TOPIC, cluster, do, proposal, topic
 from tests.unit.controller.controller_world import World
 
-WAY_OUT = ("mqd topic reassign", "--election-type unclean", "lost for good")
+WAY_OUT = ("mqd topic reassign", "--election-type unclean", "lost permanently")
 
 
 def retired(world: World, name: str, to: int) -> list[PartitionState]:
