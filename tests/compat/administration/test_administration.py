@@ -144,7 +144,7 @@ def test_kafka_python_moves_a_replica(start_broker, tmp_path) -> None:
         admin.alter_replica_log_dirs({(topic, 0, 1): str(disk)})
         deadline = time.monotonic() + DEADLINE_SECONDS
         while _directories_of(admin, topic) != [str(disk)]:
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, broker.logs()
             time.sleep(0.02)  # polls another process
     admin.close()
 
