@@ -225,7 +225,7 @@ enum mqd_descriptor_kind {
     MQD_LINK_PARKED,
     /* worker -> acceptor: the client of this parked request (token) has gone; error as in REQUEST.
      * It need not wait any longer */
-    MQD_LINK_ABANDON,
+    MQD_LINK_CANCEL,
     /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see
      * mqd_slot_await_flush */
     MQD_LINK_FLUSHED,
@@ -431,7 +431,7 @@ int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t
 
 /* Positions of keys and values in plain batches (uncompressed, not transactional, not control), as
  * byte positions in `data`; size -1 = null. */
-struct mqd_record_place {
+struct mqd_record_location {
     uint32_t key_position;
     int32_t key_bytes;
     uint32_t value_position;
@@ -451,8 +451,8 @@ struct mqd_record_walk {
     uint32_t record_count; /* out: places filled */
     uint32_t stop;         /* out: enum mqd_walk_stop */
 };
-void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
-                       struct mqd_record_place *out, uint32_t capacity);
+void mqd_records_locate(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
+                        struct mqd_record_location *out, uint32_t capacity);
 
 /* ---- the log ---- */
 

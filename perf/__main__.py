@@ -41,7 +41,7 @@ PAGES = ("settings", "scaling")  # asked for by name, beside the cases
 LOCAL = "local"  # all cases of the shared-memory path
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
     else:
@@ -126,7 +126,7 @@ def main(words: list[str] | None = None) -> int:
         )
     try:
         with Brokers(arguments.directory) as brokers:
-            bench = Bench(brokers, _say, arguments.quick)
+            bench = Bench(brokers, _log, arguments.quick)
             if "settings" in arguments.cases:
                 page = PAGE.read_text()
                 for block, text in settings_page(bench).items():

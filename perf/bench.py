@@ -21,14 +21,14 @@ WARM_MILLISECONDS = 15_000
 class Bench:
     """`say` shows progress. `quick`: two repetitions, for trying the bench itself."""
 
-    def __init__(self, brokers: Brokers, say: Callable[[str], None], quick: bool = False) -> None:
+    def __init__(self, brokers: Brokers, log: Callable[[str], None], quick: bool = False) -> None:
         self.brokers = brokers
         self.figures: list[Figure] = []
         self.quick = quick
         self.disturbed = 0  # measurements that had to be taken although others used the CPUs
         self.measured = 0
         self._patience = PATIENCE_SECONDS
-        self._say = say
+        self._log = log
         self._serial = 0
         self._began = time.monotonic()
 
@@ -54,7 +54,7 @@ class Bench:
         """0, 1, ... with progress."""
         count = min(count, 2) if self.quick else count
         for number in range(count):
-            self._say(f"{time.monotonic() - self._began:4.0f} s  {what}: {number + 1} of {count}")
+            self._log(f"{time.monotonic() - self._began:4.0f} s  {what}: {number + 1} of {count}")
             yield number
 
     def settle(self, megabytes: int = 0) -> None:

@@ -43,9 +43,11 @@ class Measured:
         configs = [
             CreateTopicsRequest.Config(name=key.replace("_", "."), value=str(value)) for key, value in config.items()
         ]
-        wanted = CreateTopicsRequest.Topic(name=name, num_partitions=partitions, replication_factor=1, configs=configs)
+        requested = CreateTopicsRequest.Topic(
+            name=name, num_partitions=partitions, replication_factor=1, configs=configs
+        )
         with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
-            answer = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60000))
+            answer = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[requested], timeout_ms=60000))
         result = answer.topics[0]
         if result.error_code:
             raise loading.LoadFailed(f"cannot create {name}: error {result.error_code} {result.error_message}")

@@ -19,7 +19,7 @@ from perf.brokers import Measured
 from perf.security import tls
 
 BACKENDS = ("uring", "epoll")
-SPOKEN = {"uring": "io_uring", "epoll": "epoll"}
+LABELS = {"uring": "io_uring", "epoll": "epoll"}
 FILL_BATCH_COUNT = 20_000  # of 16 KiB: 328 MB
 WARM_MEGABYTES = 600  # more than any measurement below appends
 
@@ -69,7 +69,7 @@ def produce(bench: Bench) -> None:
         for backend in BACKENDS:
             what = (
                 f"{'16 KiB' if size == 16384 else '1 KiB' if size == 1024 else '200-byte'} batch appended,"
-                f" {SPOKEN[backend]}"
+                f" {LABELS[backend]}"
             )
             if size == 200:
                 bench.add(
@@ -107,8 +107,8 @@ def flush(bench: Bench) -> None:
             rate[backend].append(result["bytes"] / result["seconds"] / 1e6)
             broker.delete(topic)
     for backend in BACKENDS:
-        bench.add(f"16 KiB batch flushed (acks=all, 64 in flight), {SPOKEN[backend]}", "CPU-µs", cost[backend])
-        bench.add(f"16 KiB batch flushed, rate, {SPOKEN[backend]}", "MB/s", rate[backend])
+        bench.add(f"16 KiB batch flushed (acks=all, 64 in flight), {LABELS[backend]}", "CPU-µs", cost[backend])
+        bench.add(f"16 KiB batch flushed, rate, {LABELS[backend]}", "MB/s", rate[backend])
 
 
 # -- fetch -----------------------------------------------------------------------------------------
@@ -213,13 +213,13 @@ def latency(bench: Bench) -> None:
         for backend in BACKENDS:
             broker = bench.brokers.get(backend)
             flushed, unflushed = broker.topic("latency"), broker.topic("latency-unflushed", flush_on_ack="false")
-            spoken = SPOKEN[backend]
+            label = LABELS[backend]
             bench.settle()
             one, _ = broker.load("latency", topic=flushed, batch=200, count=3000, acks=1, cpu=loading.WORKER_CPU)
-            keep(f"p50 {spoken}", one["produce"]["p50_us"])
-            keep(f"p99 {spoken}", one["produce"]["p99_us"])
-            keep(f"echo p50 {spoken}", one["echo"]["p50_us"])
-            keep(f"times echo {spoken}", one["produce"]["p99_us"] / one["echo"]["p99_us"])
+            keep(f"p50 {label}", one["produce"]["p50_us"])
+            keep(f"p99 {label}", one["produce"]["p99_us"])
+            keep(f"echo p50 {label}", one["echo"]["p50_us"])
+            keep(f"times echo {label}", one["produce"]["p99_us"] / one["echo"]["p99_us"])
             every, _ = broker.load(
                 "latency",
                 topic=flushed,
@@ -229,25 +229,25 @@ def latency(bench: Bench) -> None:
                 cpu=loading.WORKER_CPU,
                 path=bench.brokers.directory / "fdatasync",
             )
-            keep(f"all {spoken}", every["produce"]["p50_us"])
-            keep(f"sync {spoken}", every["fdatasync"]["p50_us"])
-            keep(f"above {spoken}", every["produce"]["p50_us"] - every["fdatasync"]["p50_us"])
+            keep(f"all {label}", every["produce"]["p50_us"])
+            keep(f"sync {label}", every["fdatasync"]["p50_us"])
+            keep(f"above {label}", every["produce"]["p50_us"] - every["fdatasync"]["p50_us"])
             for name, topic in (("e2e", unflushed), ("e2e flushed", flushed)):
                 result, _ = broker.load("end_to_end", topic=topic, batch=200, count=400, acks=1)
-                keep(f"{name} {spoken}", result["end_to_end"]["p50_us"])
-    for spoken in SPOKEN.values():
-        bench.add(f"produce one record, acks=1, p50, {spoken}", "µs", found[f"p50 {spoken}"], 80.0)
-        bench.add(f"produce one record, acks=1, p99, {spoken}", "µs", found[f"p99 {spoken}"])
-        bench.add(f"echo server beside it, p50, {spoken}", "µs", found[f"echo p50 {spoken}"])
-        bench.add(f"p99 as a multiple of the echo server's, {spoken}", "times", found[f"times echo {spoken}"], 5.0)
-        bench.add(f"produce one record, acks=all, p50, {spoken}", "µs", found[f"all {spoken}"])
-        bench.add(f"fdatasync beside it, p50, {spoken}", "µs", found[f"sync {spoken}"])
-        bench.add(f"acks=all above fdatasync, p50, {spoken}", "µs", found[f"above {spoken}"], 100.0)
-        bench.add(f"produce to consume, p50, flush.on.ack=false, {spoken}", "µs", found[f"e2e {spoken}"], 200.0)
+                keep(f"{name} {label}", result["end_to_end"]["p50_us"])
+    for label in LABELS.values():
+        bench.add(f"produce one record, acks=1, p50, {label}", "µs", found[f"p50 {label}"], 80.0)
+        bench.add(f"produce one record, acks=1, p99, {label}", "µs", found[f"p99 {label}"])
+        bench.add(f"echo server beside it, p50, {label}", "µs", found[f"echo p50 {label}"])
+        bench.add(f"p99 as a multiple of the echo server's, {label}", "times", found[f"times echo {label}"], 5.0)
+        bench.add(f"produce one record, acks=all, p50, {label}", "µs", found[f"all {label}"])
+        bench.add(f"fdatasync beside it, p50, {label}", "µs", found[f"sync {label}"])
+        bench.add(f"acks=all above fdatasync, p50, {label}", "µs", found[f"above {label}"], 100.0)
+        bench.add(f"produce to consume, p50, flush.on.ack=false, {label}", "µs", found[f"e2e {label}"], 200.0)
         bench.add(
-            f"produce to consume, p50, flush.on.ack=true, {spoken}",
+            f"produce to consume, p50, flush.on.ack=true, {label}",
             "µs",
-            found[f"e2e flushed {spoken}"],
+            found[f"e2e flushed {label}"],
             note="the default: a consumer sees a record only when it is on disk, so this has an fdatasync in it",
         )
 
@@ -332,9 +332,9 @@ def partitions(bench: Bench) -> None:
         milliseconds=20_000,
         **{**saturated, "count": 16_000},
     )
-    for spoken, size, arguments, target in ways:
+    for label, size, arguments, target in ways:
         lost, rate_lost = [], []
-        for _ in bench.repeat(f"2,000 partitions, {spoken}"):
+        for _ in bench.repeat(f"2,000 partitions, {label}"):
             one, one_spent = bench.undisturbed(
                 lambda size=size, arguments=arguments: _produce_fresh(bench, broker, size, **arguments)
             )
@@ -343,8 +343,8 @@ def partitions(bench: Bench) -> None:
             )
             lost.append(100 * (1 - _microseconds_each(one, one_spent) / _microseconds_each(two, two_spent)))
             rate_lost.append(100 * (1 - (two["count"] / two["seconds"]) / (one["count"] / one["seconds"])))
-        bench.add(f"1 → 2,000 partitions costs, {spoken}", "% of throughput per CPU-second", lost, target)
-        bench.add(f"1 → 2,000 partitions costs, {spoken}, by rate", "% of rate", rate_lost)
+        bench.add(f"1 → 2,000 partitions costs, {label}", "% of throughput per CPU-second", lost, target)
+        bench.add(f"1 → 2,000 partitions costs, {label}, by rate", "% of rate", rate_lost)
     bench.brokers.drop("many")
     alone: dict[int, list[float]] = {1: [], 2000: []}
     for _ in bench.repeat("the file system alone", 3):
@@ -402,13 +402,13 @@ def forward(bench: Bench) -> None:
                 broker.delete(topic)
                 if share < 0.05 or share > 0.95:
                     cost["forwarded" if share > 0.5 else "local"].append(_microseconds_each(result, spent))
-        spoken = "16 KiB" if size == 16384 else "1 KiB"
+        label = "16 KiB" if size == 16384 else "1 KiB"
         for name, values in cost.items():
             if values:
-                bench.add(f"{spoken} batch {name}, both workers", "CPU-µs", values)
+                bench.add(f"{label} batch {name}, both workers", "CPU-µs", values)
         if cost["local"] and cost["forwarded"]:
             more = statistics.median(cost["forwarded"]) - statistics.median(cost["local"])
-            bench.add(f"forwarding a {spoken} batch costs", "CPU-µs more", [more])
+            bench.add(f"forwarding a {label} batch costs", "CPU-µs more", [more])
 
 
 def disk(bench: Bench) -> None:

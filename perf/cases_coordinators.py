@@ -265,10 +265,10 @@ def offsets(bench: Bench) -> None:
         broker.broker.start()
         serves = time.monotonic() - began
         restarted.append(serves + _ready_after(broker, groups))
-    spoken = "1 M" if not bench.quick else f"{groups * each:,}"
-    bench.add(f"{spoken} committed offsets ready after kill -9 of the acceptor", "s", killed, 5.0)
+    label = "1 M" if not bench.quick else f"{groups * each:,}"
+    bench.add(f"{label} committed offsets ready after kill -9 of the acceptor", "s", killed, 5.0)
     bench.add(
-        f"{spoken} committed offsets ready after the broker's restart",
+        f"{label} committed offsets ready after the broker's restart",
         "s",
         restarted,
         5.0,
@@ -278,7 +278,7 @@ def offsets(bench: Bench) -> None:
 
 
 def _commit(kafka: KafkaConnection, group: str, topic: str, count: int) -> None:
-    asked = OffsetCommitRequest.Topic(
+    requested = OffsetCommitRequest.Topic(
         name=topic,
         partitions=[
             OffsetCommitRequest.Partition(partition_index=index, committed_offset=index) for index in range(count)
@@ -287,7 +287,7 @@ def _commit(kafka: KafkaConnection, group: str, topic: str, count: int) -> None:
     deadline = time.monotonic() + COMMIT_TRIES_S
     while True:
         answer = kafka.call(
-            OFFSET_COMMIT, 8, OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[asked])
+            OFFSET_COMMIT, 8, OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[requested])
         )
         errors = {one.error_code for one in answer.topics[0].partitions}
         if errors == {0}:

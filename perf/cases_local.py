@@ -216,10 +216,10 @@ def native_latency(bench: Bench) -> None:
     bench.add("local: round trip of one record, p99, shared memory", "µs", kept.values["shm p99"], 60.0)
     bench.add("local: round trip of one record, p50, TCP", "µs", kept.values["tcp p50"])
     bench.add("local: round trip of one record, p99, TCP", "µs", kept.values["tcp p99"])
-    for way, spoken in (("shm", "shared memory"), ("tcp", "TCP")):
+    for way, label in (("shm", "shared memory"), ("tcp", "TCP")):
         for quantile in ("p50", "p99"):
             bench.add(
-                f"local: round trip of one record in Python, {quantile}, {spoken}",
+                f"local: round trip of one record in Python, {quantile}, {label}",
                 "µs",
                 kept.values[f"python {way} {quantile}"],
             )
@@ -239,14 +239,14 @@ def python_produce(bench: Bench) -> None:
                         broker, what, transport, topic=topic, record=RECORD, count=count
                     )
                 )
-                kept.load(f"{what}, {_spoken(transport)}", result, spent)
+                kept.load(f"{what}, {_label(transport)}", result, spent)
                 broker.delete(topic)
     for what, target in (("produce_batch", 5e6), ("produce", 1e6)):
         kept.add_to(bench, f"{what}, shared memory", target)
         kept.add_to(bench, f"{what}, TCP")
 
 
-def _spoken(transport: str) -> str:
+def _label(transport: str) -> str:
     return "shared memory" if transport == "shm" else "TCP"
 
 
@@ -276,7 +276,7 @@ def python_consume(bench: Bench) -> None:
                         broker, what, transport, topic=topic, record=RECORD, count=count
                     )
                 )
-                kept.load(f"{what}, {_spoken(transport)}", result, spent)
+                kept.load(f"{what}, {_label(transport)}", result, spent)
     for what, target in (("consume_batch", 10e6), ("consume", 1e6), ("poll", None)):
         kept.add_to(
             bench,

@@ -45,7 +45,9 @@ PRODUCE, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, INIT_
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, CONCURRENT_TRANSACTIONS = 79, 27, 51
 NOT_YET = (14, 15, 16, CONCURRENT_TRANSACTIONS)
 SESSION_MS = 30_000
-HEARTBEAT_S = 0.3  # of members that are to hear of a rebalance: a tenth of what client libraries take for their default
+# of members that are to learn of a rebalance: a tenth of what client libraries take for their
+# default
+HEARTBEAT_S = 0.3
 PARTITIONS = 3
 RECORDS = (4, 3, 3)
 TICK_S = 0.002

@@ -81,15 +81,15 @@ class Model:
             core = GossipCore(profile, seal, Settings(), random.Random(self.rng.getrandbits(64)), 1)
             host = Host(core, 1 + self.rng.uniform(-DRIFT, DRIFT))
             self.hosts[number] = self.of_name[profile.host] = host
-        everybody = State(
+        every_process = State(
             -1, -1, [Entry(host.core.membership.own(), "alive", REFUTATIONS) for host in self.hosts.values()]
         )
-        self._state_bytes = len(encode(everybody))
+        self._state_bytes = len(encode(every_process))
         for number, host in self.hosts.items():
             core = host.core
             core.handle(events.Started(), 0)
             core._joined = True
-            core.membership.merge(everybody, spread=False)
+            core.membership.merge(every_process, spread=False)
             core.drop_broadcast(core.membership.identity)
             core.handle(events.LoadMeasured(number, 1_000, 400, 1 << 39, 50 << 20, 90 << 20, 200, 600), 0)
             self._set_timer(number, host)
@@ -196,7 +196,9 @@ class Model:
         return suspected, dead
 
     def hint_ms(self, epoch: int) -> int:
-        """How long it takes until every host that lives has heard of the controller of a new epoch."""
+        """How long it takes until every host that lives has learned of the controller of a new
+        epoch.
+        """
         living = [host for host in self.hosts.values() if host.alive]
         began, first = self.now, self.rng.choice(living)
         number = first.core.membership.identity[0]

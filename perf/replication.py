@@ -11,7 +11,7 @@ costs next to nothing, and of librdkafka, which takes most of the machine.
   each host of a real cluster has its own. Clients have the other one. So rates are this machine's,
   and ratios are the measurement.
 * Three brokers fill three times as many pages as one. In a virtual machine whose host takes free
-  pages back, a page costs several times more when it comes anew: that made a follower of 16 KiB
+  pages back, a page costs several times more when it comes again: that made a follower of 16 KiB
   batches look five times as dear as it is. So before each run as much memory is touched as all
   copies take, and the first turn is thrown away.
 * How long workers waited for a CPU stands beside the latencies: what is beyond that is ours.
@@ -96,7 +96,7 @@ class OnLoopback(Cluster):
 
 
 def _topic(member: Member, name: str, assignments: list[list[int]]) -> None:
-    wanted = CreateTopicsRequest.Topic(
+    requested = CreateTopicsRequest.Topic(
         name=name,
         num_partitions=-1,
         replication_factor=-1,
@@ -107,7 +107,7 @@ def _topic(member: Member, name: str, assignments: list[list[int]]) -> None:
         ],
     )
     with KafkaConnection(member.address, member.port, timeout_s=60) as kafka:
-        (result,) = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60_000)).topics
+        (result,) = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[requested], timeout_ms=60_000)).topics
     if result.error_code:
         raise loading.LoadFailed(f"cannot create {name}: error {result.error_code} {result.error_message}")
 
@@ -118,11 +118,11 @@ def _drop(member: Member, name: str) -> None:
 
 
 def _touch(records: int, copies: int) -> None:
-    wanted = int(records * LOAD.record_bytes * copies * TOUCH_MORE) >> 20
-    touched = loading.run("warm", megabytes=wanted, milliseconds=TOUCH_LIMIT_MS)["bytes"] >> 20
-    if touched < wanted:
+    requested = int(records * LOAD.record_bytes * copies * TOUCH_MORE) >> 20
+    touched = loading.run("warm", megabytes=requested, milliseconds=TOUCH_LIMIT_MS)["bytes"] >> 20
+    if touched < requested:
         print(
-            f"only {touched} of {wanted} MB could be touched within {TOUCH_LIMIT_MS / 1000:.0f} s: the next figures are"
+            f"only {touched} of {requested} MB could be touched within {TOUCH_LIMIT_MS / 1000:.0f} s: the next figures are"
             " too high",
             file=sys.stderr,
         )
@@ -212,7 +212,7 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
         batches = round(maximum * share / BATCH_RECORDS)
         _touch(int(batches * BATCH_RECORDS * (PACED_MS + PACED_WARM_MS) / 1000), 3)
         with _Watched(pids) as spent:
-            told = loading.run(
+            output = loading.run(
                 "paced",
                 port=leader.port,
                 topic=name,
@@ -223,7 +223,7 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
                 **words,
             )
         _drop(leader, name)
-        return _point(share, batches * BATCH_RECORDS, told, spent)
+        return _point(share, batches * BATCH_RECORDS, output, spent)
 
     return [_middle([turn(share, f"paced-{round(1 / share)}-{number}") for number in range(turns)]) for share in SHARES]
 
@@ -254,13 +254,13 @@ def _middle(points: list[dict]) -> dict:
     return {**in_order[len(points) // 2], "all_p99_us": [point["p99_us"] for point in in_order]}
 
 
-def _point(share: float, rate: int, told: dict, spent: _Watched) -> dict:
-    times = {name: told["acknowledged"][name] for name in ("p50_us", "p99_us", "p999_us")}
+def _point(share: float, rate: int, reported: dict, spent: _Watched) -> dict:
+    times = {name: reported["acknowledged"][name] for name in ("p50_us", "p99_us", "p999_us")}
     return {
         "share": share,
         "rate": rate,
         **times,
-        "late_p99_us": told["late"]["p99_us"],
+        "late_p99_us": reported["late"]["p99_us"],
         "running": spent.running,
         "waiting": spent.waiting,
     }
@@ -277,16 +277,18 @@ def measure(directory: Path, turns: int, cpus: list[str], latency: bool) -> dict
             way: [_turn(members[0], pids, words, f"{number}-{words['records']}") for number in range(turns + 1)][1:]
             for way, words in WAYS.items()
         }
-        told = {
+        reported = {
             "date": datetime.datetime.now().isoformat(timespec="seconds"),
             "machine": machine(),
             "cpus": ",".join(cpus),
             "turns": found,
         }
         if latency:
-            told["paced"] = _paced(members[0], pids, statistics.median(turn["rate"] for turn in found[BATCHED]), turns)
-            told["latency"] = _latencies(members, pids, min(turns, 3))
-        return told
+            reported["paced"] = _paced(
+                members[0], pids, statistics.median(turn["rate"] for turn in found[BATCHED]), turns
+            )
+            reported["latency"] = _latencies(members, pids, min(turns, 3))
+        return reported
 
 
 # -- telling ---------------------------------------------------------------------------------------

@@ -50,17 +50,17 @@ FAILOVER = ((200_000, 60, 3_000), (200_000, 60, 10_000), (1_000_000, 1_000, 10_0
 HEARTBEATS = ((10_000, 10), (200_000, 200), (1_000_000, 1_000))
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def measure_gossip() -> dict:
     found: dict = {"failures": [], "at_once": []}
     for count, loss, victims in GOSSIP:
-        _say(f"gossip: {count} hosts, {loss:.0%} lost, {victims} failures")
+        _log(f"gossip: {count} hosts, {loss:.0%} lost, {victims} failures")
         found["failures"].append(gossip_scale.failures(count, loss, victims, SEED))
     for count, loss, share in AT_ONCE:
-        _say(f"gossip: {share:.0%} of {count} hosts at once")
+        _log(f"gossip: {share:.0%} of {count} hosts at once")
         found["at_once"].append(gossip_scale.at_once(count, loss, share, SEED))
     return found
 
@@ -241,13 +241,13 @@ def write(result: dict) -> None:
 def measure_control() -> dict:
     found: dict = {"catch_up": [], "failover": [], "heartbeats": []}
     for partitions in CATCH_UP:
-        _say(f"catch-up: {partitions:,} partitions")
+        _log(f"catch-up: {partitions:,} partitions")
         found["catch_up"].append(control_scale.catch_up(partitions, max(10, partitions // 1_000)))
     for partitions, hosts, leaders in FAILOVER:
-        _say(f"failover: {leaders:,} leaders of {partitions:,}")
+        _log(f"failover: {leaders:,} leaders of {partitions:,}")
         found["failover"].append(control_scale.failover(partitions, hosts, leaders))
     for partitions, hosts in HEARTBEATS:
-        _say(f"heartbeats: {hosts:,} hosts")
+        _log(f"heartbeats: {hosts:,} hosts")
         found["heartbeats"].append(control_scale.heartbeats(partitions, hosts))
     return found
 
@@ -302,10 +302,10 @@ def control_page(result: dict) -> str:
             (
                 f"The batch of {found['failover'][1]['leaders']:,} leaders has"
                 f" {found['failover'][1]['record_bytes'] / 1e6:.1f} MB in the log and"
-                f" {found['failover'][1]['news_bytes'] / 1e6:.1f} MB as news to each process."
+                f" {found['failover'][1]['news_bytes'] / 1e6:.1f} MB as an update to each process."
             ),
             (
-                "**The active controller in rest**: every host's heartbeat once a second, and the upkeep that looks"
+                "**The active controller at rest**: every host's heartbeat once a second, and the upkeep that looks"
                 " over all partitions once a second."
             ),
             markdown_table(

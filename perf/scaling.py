@@ -201,7 +201,7 @@ def _fit_lines(title: str, fit: usl.Fit) -> tuple[str, ...]:
         title,
         ranged("rate"),
         ranged("contention"),
-        ranged("coherency") if fit.told > 2 else "not told",
+        ranged("coherency") if fit.reported > 2 else "not told",
         f"{100 * fit.error:.1f} %",
         peak,
     )

@@ -7,7 +7,7 @@ coherency n (n - 1)).
 relative to what was measured. Neither coefficient may be negative: the best of the four fits with
 none, one or both of them left out counts. (N. Gunther, Guerrilla Capacity Planning, 2007.)
 
-Intervals come from drawing the repetitions of each n anew, with replacement, and fitting again:
+Intervals come from drawing the repetitions of each n again, with replacement, and fitting again:
 they tell how far chance could have moved the fit, not whether the law holds beyond the largest n.
 With two different n, coherency cannot be told from contention and is taken to be 0; with one, both
 are.
@@ -41,7 +41,7 @@ class Fit:
     rate: float
     contention: float
     coherency: float
-    told: int
+    reported: int
     error: float
     samples: tuple[tuple[float, float, float], ...] = ()
 
@@ -92,21 +92,21 @@ def fit(points: Mapping[int, Sequence[float]], resamples: int = RESAMPLES, seed:
     measured = {n: numpy.asarray(values, float) for n, values in sorted(points.items())}
     if not measured or any(n < 1 or not len(values) or values.min() <= 0 for n, values in measured.items()):
         raise ValueError("each n from 1 on needs at least one rate above 0")
-    told = min(len(measured), 3)
-    parameters, error = _solve(measured, told)
+    reported = min(len(measured), 3)
+    parameters, error = _solve(measured, reported)
     chance = numpy.random.default_rng(seed)
     drawn = ({n: chance.choice(values, len(values)) for n, values in measured.items()} for _ in range(resamples))
-    return Fit(*parameters, told, error, tuple(_solve(sample, told)[0] for sample in drawn))
+    return Fit(*parameters, reported, error, tuple(_solve(sample, reported)[0] for sample in drawn))
 
 
-def _solve(measured: Mapping[int, numpy.ndarray], told: int) -> tuple[tuple[float, float, float], float]:
+def _solve(measured: Mapping[int, numpy.ndarray], reported: int) -> tuple[tuple[float, float, float], float]:
     n = numpy.concatenate([numpy.full(len(values), float(count)) for count, values in measured.items()])
     x = numpy.concatenate(list(measured.values()))
     # rows scaled by x / n: the residual is the relative error of n / x
     columns = numpy.stack([numpy.ones_like(n), n - 1, n * (n - 1)], axis=1) * (x / n)[:, None]
     best: tuple[float, tuple[float, float, float]] | None = None
     for kept in itertools.chain.from_iterable(
-        itertools.combinations(range(1, told), size) for size in range(told - 1, -1, -1)
+        itertools.combinations(range(1, reported), size) for size in range(reported - 1, -1, -1)
     ):
         chosen = [0, *kept]
         solution = numpy.linalg.lstsq(columns[:, chosen], numpy.ones_like(n), rcond=None)[0]

@@ -86,8 +86,8 @@ class Host(Broker):
 
     def metadata(self, topics: Iterable[str] | None = ()) -> Any:
         """The answer to Metadata; None while nobody answers."""
-        asked = None if topics is None else [MetadataRequest.Topic(name=name) for name in topics]
-        return self._request(3, MetadataRequest(topics=asked, allow_auto_topic_creation=False))
+        requested = None if topics is None else [MetadataRequest.Topic(name=name) for name in topics]
+        return self._request(3, MetadataRequest(topics=requested, allow_auto_topic_creation=False))
 
     def request(self, api_key: int, request: object) -> Any:
         with Client(self.bootstrap) as client:

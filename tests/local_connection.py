@@ -24,9 +24,9 @@ MAGIC, VERSION = 0x314C434F4C44514D, 2
 HELLO = struct.Struct("<QIIQQII64s72s")
 WELCOME = struct.Struct("<QQIi232s")
 HEADER = struct.Struct("<QIIQQQQQQII")
-ASK = struct.Struct("<II16siIq")
+QUERY = struct.Struct("<II16siIq")
 SEGMENT = struct.Struct("<IIiIqqQIIII8x")
-SUBMISSION_TAIL, REPLY_HEAD, CLIENT_SLEEPING, SUBMISSION_HEAD, REPLY_TAIL, WANTS_ROOM = 128, 192, 200, 256, 320, 328
+SUBMISSION_TAIL, REPLY_HEAD, CLIENT_SLEEPING, SUBMISSION_HEAD, REPLY_TAIL, NEEDS_ROOM = 128, 192, 200, 256, 320, 328
 
 
 class Refused(Exception):
@@ -195,7 +195,7 @@ class LocalConnection(KafkaConnection):
             self.memory[self.replies_offset : self.replies_offset + count - first]
         )
         self.set_word(REPLY_HEAD, head + count)
-        if struct.unpack_from("<I", self.memory, WANTS_ROOM)[0]:
+        if struct.unpack_from("<I", self.memory, NEEDS_ROOM)[0]:
             self.wake_worker()
         return data
 
@@ -213,8 +213,10 @@ class LocalConnection(KafkaConnection):
 
     # -- questions ---------------------------------------------------------------------------------
 
-    def ask_nowait(self, topic_id: bytes, partition_index: int, offset: int, number: int = 7, kind: int = 1) -> None:
-        self.socket.send(ASK.pack(kind, number, topic_id, partition_index, 0, offset))
+    def request_nowait(
+        self, topic_id: bytes, partition_index: int, offset: int, number: int = 7, kind: int = 1
+    ) -> None:
+        self.socket.send(QUERY.pack(kind, number, topic_id, partition_index, 0, offset))
 
     def answer(self) -> tuple[dict[str, int], int | None]:
         packet, fds, _, _ = socket.recv_fds(self.socket, 4096, 4)
@@ -235,8 +237,8 @@ class LocalConnection(KafkaConnection):
         assert len(packet) == SEGMENT.size and len(fds) <= 1
         return dict(zip(names, SEGMENT.unpack(packet), strict=False)), fds[0] if fds else None
 
-    def ask(
+    def send_request(
         self, topic_id: bytes, partition_index: int, offset: int, number: int = 7
     ) -> tuple[dict[str, int], int | None]:
-        self.ask_nowait(topic_id, partition_index, offset, number)
+        self.request_nowait(topic_id, partition_index, offset, number)
         return self.answer()

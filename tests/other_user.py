@@ -53,7 +53,7 @@ class OtherUser(KafkaConnection):
             raise ConnectionEnded(str(frame))
         return frame
 
-    def ask(self, topic_id: bytes, partition: int) -> tuple[int, bytes]:
+    def send_request(self, topic_id: bytes, partition: int) -> tuple[int, bytes]:
         """(error, the beginning of the segment file that it may read), as it asks for a mapping."""
         self._pipe.send((topic_id, partition))
         return self._receive()
@@ -81,17 +81,17 @@ def _serve(pipe: Connection, parents: Connection, path: Path) -> None:
     pipe.send("")
     while True:
         try:
-            asked = pipe.recv()
+            requested = pipe.recv()
         except EOFError:
             return
-        if isinstance(asked, bytes):
+        if isinstance(requested, bytes):
             try:
-                local.send_raw(asked)
+                local.send_raw(requested)
                 pipe.send(local.receive_frame())
             except (ConnectionEnded, TimeoutError) as error:
                 pipe.send(repr(error))
         else:
-            answer, fd = local.ask(asked[0], asked[1], 0)
+            answer, fd = local.send_request(requested[0], requested[1], 0)
             content = b""
             if fd is not None:
                 content = os.pread(fd, 1 << 16, 0)

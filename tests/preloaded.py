@@ -1,10 +1,11 @@
 """Brokers whose processes are forked, not executed: nine tenths of the CPU seconds of a broker's
 start are imports, and the quick tier starts some five hundred brokers.
 
-One process imports what brokers do; each `mqd up` (or another command) is a fork of it that goes on as the command does,
-and so is each process that its supervisord starts. All else is as ever: the processes' parents,
-sessions, files, signals, environments. The slow tier executes all brokers, and so do tests of the
-start itself (some of interaction/keeper), those with an environment of their own, and tests/packages.
+One process imports what brokers do; each `mqd up` (or another command) is a fork of it that
+continues as the command does, and so is each process that its supervisord starts. All else is as
+ever: the processes' parents, sessions, files, signals, environments. The slow tier executes all
+brokers, and so do tests of the start itself (some of interaction/keeper), those with an environment
+of their own, and tests/packages.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ def run_lane(lane: Lane) -> int:
 @contextlib.contextmanager
 def beside(lane: Lane, statuses: list[int]) -> Iterator[None]:
     """Has the lane under way while the block runs, then shows what it said and adds its status."""
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         command = ["nice", "-n", str(lane.nice), sys.executable, "-m", "tests.run_quick", LANE, lane.name]
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             yield
             statuses.append(process.wait())
@@ -94,8 +94,8 @@ def beside(lane: Lane, statuses: list[int]) -> Iterator[None]:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
-            said.seek(0)
-            print(f"\nbeside it, {lane.name}:\n" + said.read(), flush=True)
+            output.seek(0)
+            print(f"\nbeside it, {lane.name}:\n" + output.read(), flush=True)
 
 
 def main(arguments: list[str]) -> int:

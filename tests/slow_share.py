@@ -92,10 +92,10 @@ class Share:
             self._run += 1
         yield
 
-    def status(self, said: int) -> int:
+    def status(self, message: int) -> int:
         """A run that its own time has ended is a good one if nothing failed in it."""
-        ended = self.stopped and said == pytest.ExitCode.INTERRUPTED
-        return int(bool(self._failed)) if ended else said
+        ended = self.stopped and message == pytest.ExitCode.INTERRUPTED
+        return int(bool(self._failed)) if ended else message
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and report.nodeid not in self._failed:

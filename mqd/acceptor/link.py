@@ -61,7 +61,7 @@ RETRY_S = 0.005
 # arena is released.
 PARK_S = 0.05
 # JoinGroup, SyncGroup: may wait for minutes, and can be dropped when their client has gone
-# (MQD_LINK_ABANDON).
+# (MQD_LINK_CANCEL).
 WAIT_FOR_MEMBERS = frozenset({11, 14})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
@@ -241,7 +241,7 @@ class Link:
         elif descriptor.kind == DescriptorKind.SHARE_STATE:
             if descriptor.error == self._generation:  # K4
                 self._on_share_state(sender, descriptor)
-        elif descriptor.kind == DescriptorKind.ABANDON:
+        elif descriptor.kind == DescriptorKind.CANCEL:
             if descriptor.error == self._generation:  # K4
                 self._on_abandon(sender, descriptor.token)
         elif descriptor.kind == DescriptorKind.DESCRIBED:

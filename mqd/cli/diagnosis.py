@@ -193,7 +193,7 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
                 Finding(
                     Harm.LOSS,
                     f"{one.value:.0f} flushes of worker {labels['worker']} failed since it started",
-                    "dmesg and smartctl say what the disk has; move its partitions away (mqd cluster drain)",
+                    "dmesg and smartctl show the errors of the disk; move its partitions away (mqd cluster drain)",
                 )
             )
         elif one.name == "mqd_partition_online" and not one.value:

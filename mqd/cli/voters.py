@@ -15,7 +15,7 @@ FETCH_TIMEOUTS = 2
 
 class Judged(NamedTuple):
     """Node ids, ascending. `now_ms`: the leader's clock when it answered, -1 where it knows no
-    voter: what it says of others was read from the same clock.
+    voter: its times of the others are from the same clock.
     """
 
     now_ms: int

@@ -1,5 +1,5 @@
-"""Requests of a client and what their responses mean, without I/O: what a request carries in, what
-the caller wants to know out.
+"""Requests of a client and what their responses mean, without I/O: encoded from
+values, decoded to what the caller needs.
 
 Versions are chosen by ApiTable from what the broker advertises and this package speaks. Error codes
 become KafkaErrors where they are read.
@@ -55,7 +55,9 @@ class ApiTable(msgspec.Struct, frozen=True):
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
         version = min(spec.max_version, last, at_most)
         if version < max(spec.min_version, first):
-            raise failure(KafkaError._UNSUPPORTED_FEATURE, f"the broker does not speak {spec.name} as this client does")
+            raise failure(
+                KafkaError._UNSUPPORTED_FEATURE, f"the broker and this client have no version of {spec.name} in common"
+            )
         return version
 
     @property

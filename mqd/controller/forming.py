@@ -1,5 +1,5 @@
 """Asks the seeds until this host knows its cluster (mqd/cluster/membership/formation.py), and
-answers other hosts' questions.
+answers other hosts' requests.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.get("controller.forming")
 
 
 class Forming:
-    """`await run()` returns the decision; `on_ask(connection, ask)` handles questions that arrive
+    """`await run()` returns the decision; `on_ask(connection, ask)` handles requests that arrive
     over connections.
     """
 

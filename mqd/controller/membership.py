@@ -50,8 +50,8 @@ class Membership:
                 self._decide,
                 self._on_message,
                 self._on_stream,
-                self._anothers,
-                self._is_voters,
+                self._node_id_conflict,
+                self._is_known_voter,
             )
             if self._sockets
             else None
@@ -173,7 +173,7 @@ class Membership:
                 f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host"
                 f" {theirs.feature_first} to {theirs.feature_last}",
             )
-        if anothers := self._anothers(theirs):
+        if anothers := self._node_id_conflict(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, anothers)
         lacking = (
             features.unsupported(self._shell.core.committed.features, features.supported_levels(theirs.features))
@@ -188,7 +188,7 @@ class Membership:
             )
         return own
 
-    def _anothers(self, theirs: Identity) -> str:
+    def _node_id_conflict(self, theirs: Identity) -> str:
         """The reason to ignore a host with this identity: its node id belongs to another host that
         is in service. Messages to a node id go over one connection, so the host in service would no
         longer receive its messages, and would lose its lease to the newcomer. While this host knows
@@ -211,7 +211,7 @@ class Membership:
             " ended"
         )
 
-    def _is_voters(self, identity: Identity) -> bool:
+    def _is_known_voter(self, identity: Identity) -> bool:
         """Is this the very host that is a voter in this host's log?"""
         return self._shell is not None and any(
             voter.node_id == identity.node_id and directory_text(voter.key.directory_id) == identity.directory_id
@@ -219,7 +219,7 @@ class Membership:
         )
 
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
-        if self._anothers(connection.identity):
+        if self._node_id_conflict(connection.identity):
             # admitted before that was known; it gets the reason when it reconnects
             connection.writer.transport.abort()
         elif isinstance(message, FormationAsk):

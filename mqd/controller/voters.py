@@ -110,7 +110,7 @@ class VoterChanges:
         if moved := promotion.moved(voters, brokers):
             self._change(
                 lambda token: events.UpdateVoter(token, moved),
-                f"the quorum is told the new address of node {moved.node_id}",
+                f"the quorum records the new address of node {moved.node_id}",
             )
             return
         fit = promotion.candidates(voters, brokers, self._quorum.voters_course)

@@ -11,7 +11,7 @@ and has no transactions), every record counts, and is replayed when it is read.
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
 next one begins. If a core cannot read a record, only that record is logged and skipped. A
 coordinator with one bad record therefore still serves everything else. Keys and values are located
-natively (native/wire/record_places.c). The files are opened for reading only, and records at or
+natively (native/wire/record_locations.c). The files are opened for reading only, and records at or
 above `end_offset` are ignored. Blocking: call load() off the event loop.
 """
 

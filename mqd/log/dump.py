@@ -161,22 +161,22 @@ def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
     with open(path, "rb") as file:
         data = os.pread(file.fileno(), HEADER_BYTES, report.valid_bytes)
     report.incomplete = True
-    report.problem = f"{left} bytes at position {report.valid_bytes} are no whole batch"
+    report.problem = f"{left} bytes at position {report.valid_bytes} are not a complete batch"
     if len(data) == HEADER_BYTES:
         try:
             report.problem_offset = parse_header(data, 0, report.valid_bytes).base_offset
         except CorruptBatch as error:
             report.problem, report.incomplete = str(error), False
-    if report.incomplete and (behind := _whole_batch_behind(path, size, report)) is not None:
+    if report.incomplete and (behind := _complete_batch_behind(path, size, report)) is not None:
         # a crash or a running writer leaves nothing after an unfinished batch
         report.incomplete = False
         report.problem = (
             f"the batch at position {report.valid_bytes} has a wrong length: at position {behind.position} begins a"
-            f" whole one, offset {behind.base_offset}"
+            f" complete one, offset {behind.base_offset}"
         )
 
 
-def _whole_batch_behind(path: Path, size: int, report: SegmentReport) -> BatchInfo | None:
+def _complete_batch_behind(path: Path, size: int, report: SegmentReport) -> BatchInfo | None:
     """The first batch with a valid checksum in what seems to be the rest of a truncated one."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
         at = report.valid_bytes

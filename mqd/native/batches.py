@@ -112,13 +112,13 @@ class WalkStop(IntEnum):
 
 
 class RecordPlaces:
-    """Where the keys and values of stored plain batches lie (struct mqd_record_place); room for
+    """Where the keys and values of stored plain batches lie (struct mqd_record_location); room for
     `capacity` records at a time.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._out = ffi.new("struct mqd_record_place[]", capacity)
+        self._out = ffi.new("struct mqd_record_location[]", capacity)
         self._walk = ffi.new("struct mqd_record_walk *")
         self._bytes = ffi.buffer(self._out)
 
@@ -132,7 +132,7 @@ class RecordPlaces:
 
         memory, walk = bytes_of(data, writable=False), self._walk
         walk.position, walk.next_offset = position, next_offset
-        lib.mqd_records_place(memory, len(memory), end_offset, walk, self._out, self._capacity)
+        lib.mqd_records_locate(memory, len(memory), end_offset, walk, self._out, self._capacity)
         places = numpy.frombuffer(self._bytes, numpy.int32, 4 * walk.record_count).reshape(-1, 4)
         return WalkStop(walk.stop), walk.position, walk.next_offset, places
 

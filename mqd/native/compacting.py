@@ -47,7 +47,7 @@ class CompactFigures(msgspec.Struct):
     records_kept: int = 0
     records_without_key: int = 0
     batches_read: int = 0
-    batches_whole: int = 0
+    batches_unchanged: int = 0
     batches_rebuilt: int = 0
     batches_emptied: int = 0
     batches_dropped: int = 0
@@ -87,7 +87,7 @@ class Compaction:
 
     def give(self, data: bytes) -> int:
         memory = bytes_of(data, writable=False)
-        return check(lib.mqd_compact_give(self._open(), memory, len(memory), self._work))
+        return check(lib.mqd_compact_resume(self._open(), memory, len(memory), self._work))
 
     @property
     def done_bytes(self) -> int:

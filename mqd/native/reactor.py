@@ -253,7 +253,7 @@ class Reactor:
                 leader_worker,
             )
         check(
-            lib.mqd_reactor_topic_place(
+            lib.mqd_reactor_topic_put_partitions(
                 self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)
             )
         )

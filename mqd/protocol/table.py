@@ -84,7 +84,7 @@ NOTES = """
   it, a response without partitions). A consumer that names its rack (11 and up) is directed to an
   in-sync replica there (KIP-392), and may read from any replica up to its high watermark. A session
   is its principal's: to others there is none (FETCH_SESSION_ID_NOT_FOUND), where Kafka lets any
-  client go on with it by its own rights.
+  client continue it under its own rights.
 * **Produce** from 10 and **Fetch** from 12 on name the current leader beside NOT_LEADER_OR_FOLLOWER
   and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all,
@@ -94,14 +94,14 @@ NOTES = """
 * **ListOffsets** supports earliest (-2, -4), latest (-1), by time, and the largest timestamp (-3);
   tiered offsets (-5, -6) are answered with -1.
 * **AlterClientQuotas** takes an ip by its address, never by a host name. A throttled response leaves
-  at once with its throttle time; the connection is then not read (KIP-219). A client that owes
-  changed partitions (controller_mutation_rate) gets THROTTLING_QUOTA_EXCEEDED for each further topic
+  at once with its throttle time; the connection is then not read (KIP-219). A client over
+  its controller_mutation_rate gets THROTTLING_QUOTA_EXCEEDED for each further topic
   of **CreateTopics** from 6, **CreatePartitions** from 3 and **DeleteTopics** from 5 on; in earlier
   versions it is served, and waits (KIP-599).
 * **AlterReplicaLogDirs** is answered when the move has begun; **DescribeLogDirs** shows the copy as
   a future replica with its lag.
 * **AlterPartitionReassignments** is answered when the reassignments have begun; each is checked
-  separately. **DescribeQuorum** is the view of the quorum's leader, whichever broker is asked; its
+  separately. **DescribeQuorum** is the view of the quorum's leader, whichever broker is queried; its
   tagged field 9100, of a partition, is the leader's `controller.quorum.fetch.timeout.ms`. A single
   host is a quorum of one. **ElectLeaders** there: ELECTION_NOT_NEEDED. **UnregisterBroker** is
   refused while the broker is alive or holds replicas.

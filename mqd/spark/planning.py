@@ -86,7 +86,7 @@ def _cut(one: Range, count: int) -> list[Range]:
 
 def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
     """Where a trigger of at most `offsets_max` ends (P2). Every partition of `latest` is in the
-    result; one without a start begins where it stands there.
+    result; one without a start begins at its latest offset.
     """
     backlog = {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
     total = sum(backlog.values())

@@ -118,10 +118,10 @@ static uint32_t find_run(const struct mqd_arena *arena, uint32_t length)
 
 int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes)
 {
-    uint64_t wanted = size_bytes / arena->extent_bytes + (size_bytes % arena->extent_bytes != 0);
-    if (wanted > arena->extent_count)
+    uint64_t needed = size_bytes / arena->extent_bytes + (size_bytes % arena->extent_bytes != 0);
+    if (needed > arena->extent_count)
         return mqd_error_set(MQD_E_INVALID, "%llu bytes are more than the arena has", (unsigned long long)size_bytes);
-    uint32_t length = wanted ? (uint32_t)wanted : 1;
+    uint32_t length = needed ? (uint32_t)needed : 1;
     uint32_t first = length == 1 ? arena->free_head : find_run(arena, length);
     if (first == NO_EXTENT)
         return mqd_error_set_static(MQD_E_FULL, "the arena has no free run of extents that long");

@@ -22,7 +22,7 @@
 
 /* Sets both errno and mqd_error: a caller that checks only one must not take a failure for
  * success. */
-static ssize_t told(ssize_t result, const char *call)
+static ssize_t report(ssize_t result, const char *call)
 {
     if (result < 0) {
         int error = errno;
@@ -39,7 +39,7 @@ int mqd_file_open(const char *path, int flags, mode_t mode)
     do
         fd = WATCHED ? mqd_watched_open(path, flags, mode) : open(path, flags, mode);
     while (fd < 0 && errno == EINTR);
-    return (int)told(fd, path);
+    return (int)report(fd, path);
 }
 
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset)
@@ -48,7 +48,7 @@ ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t off
     do
         written = WATCHED ? mqd_watched_pwritev(fd, iov, count, offset) : pwritev(fd, iov, count, offset);
     while (written < 0 && errno == EINTR);
-    return told(written, "write");
+    return report(written, "write");
 }
 
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset)
@@ -59,12 +59,12 @@ ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t of
 
 int mqd_file_sync(int fd, bool directory)
 {
-    return (int)told(WATCHED ? mqd_watched_sync(fd, directory) : directory ? fsync(fd) : fdatasync(fd), "flush");
+    return (int)report(WATCHED ? mqd_watched_sync(fd, directory) : directory ? fsync(fd) : fdatasync(fd), "flush");
 }
 
 int mqd_file_syncfs(int fd, const char *root)
 {
-    return (int)told(WATCHED ? mqd_watched_syncfs(fd, root) : syncfs(fd), "flush of the file system");
+    return (int)report(WATCHED ? mqd_watched_syncfs(fd, root) : syncfs(fd), "flush of the file system");
 }
 
 bool mqd_file_sync_delays(void)
@@ -89,12 +89,12 @@ int mqd_file_truncate(int fd, int64_t size_bytes)
     do
         result = WATCHED ? mqd_watched_truncate(fd, size_bytes) : ftruncate(fd, size_bytes);
     while (result < 0 && errno == EINTR);
-    return (int)told(result, "truncate");
+    return (int)report(result, "truncate");
 }
 
 int mqd_file_rename(const char *from, const char *to)
 {
-    return (int)told(WATCHED ? mqd_watched_rename(from, to) : rename(from, to), from);
+    return (int)report(WATCHED ? mqd_watched_rename(from, to) : rename(from, to), from);
 }
 
 int mqd_file_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes)
@@ -104,7 +104,7 @@ int mqd_file_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes)
         result =
             WATCHED ? mqd_watched_fallocate(fd, mode, offset, size_bytes) : fallocate(fd, mode, offset, size_bytes);
     while (result < 0 && errno == EINTR);
-    return (int)told(result, "fallocate");
+    return (int)report(result, "fallocate");
 }
 
 int mqd_file_close(int fd)
@@ -135,7 +135,7 @@ int mqd_file_sync_directory(const char *path)
 }
 
 /* Sets errno; the caller names the file. */
-static int write_whole(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
+static int write_fully(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {
     while (size_bytes > 0) {
         ssize_t written = mqd_file_pwrite(fd, bytes, size_bytes, position);
@@ -169,7 +169,7 @@ static int write_temporary(const char *temporary, const uint8_t *bytes, size_t s
     int fd = mqd_file_open(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     if (fd < 0)
         return mqd_error_system(errno, "cannot create %s", temporary);
-    int error = write_whole(fd, bytes, size_bytes, 0) < 0 || mqd_file_sync(fd, false) < 0 ? errno : 0;
+    int error = write_fully(fd, bytes, size_bytes, 0) < 0 || mqd_file_sync(fd, false) < 0 ? errno : 0;
     close(fd);
     if (error) {
         mqd_file_unlink(temporary);
@@ -218,7 +218,7 @@ int mqd_file_open_append(const char *path, int64_t position)
  * clean. */
 int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {
-    if (write_whole(fd, bytes, size_bytes, position) == 0)
+    if (write_fully(fd, bytes, size_bytes, position) == 0)
         return 0;
     int error = errno;
     if (mqd_file_truncate(fd, position) < 0)

@@ -70,13 +70,13 @@ static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     uint64_t begin = producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes;
-    uint32_t needed =
-        mqd_client_memory_chunks(&producer->memory, batch->place - begin + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES);
+    uint32_t needed = mqd_client_memory_chunks(&producer->memory, batch->header_position - begin + batch->size_bytes +
+                                                                      MQD_PRODUCER_TAIL_BYTES);
     batch->partition->open = NULL;
     mqd_list_remove(&batch->lingering);
     producer->open_count--;
     if (needed < batch->chunk_count) {
-        mqd_client_memory_give(&producer->memory, batch->first_chunk + needed, batch->chunk_count - needed);
+        mqd_client_memory_release(&producer->memory, batch->first_chunk + needed, batch->chunk_count - needed);
         producer->used_bytes -= (uint64_t)(batch->chunk_count - needed) * producer->memory.chunk_bytes;
         batch->chunk_count = needed;
     }
@@ -103,7 +103,7 @@ static struct mqd_producer_batch *entry(struct mqd_producer *producer)
         return NULL;
     struct mqd_producer_batch *batch = &producer->batches[producer->batches_begun++];
     mqd_list_init(&batch->node);
-    mqd_list_init(&batch->told);
+    mqd_list_init(&batch->outcome_node);
     mqd_list_init(&batch->lingering);
     return batch;
 }
@@ -117,7 +117,7 @@ static void entry_back(struct mqd_producer *producer, struct mqd_producer_batch 
  * the memory, so that every active partition can have one open and one under way. At least half of
  * that is required: smaller batches would make a full memory worse, whereas full batches are sent
  * and soon answered. */
-static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t wanted_bytes, uint32_t *got)
+static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes, uint32_t *got)
 {
     struct mqd_client_memory *memory = &producer->memory;
     uint64_t allowed = producer->used_bytes_max > producer->used_bytes
@@ -125,15 +125,15 @@ static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, u
                            : 0;
     uint64_t share = producer->used_bytes_max / memory->chunk_bytes / (2 * ((uint64_t)producer->active_count + 1));
     uint32_t needed = mqd_client_memory_chunks(memory, needed_bytes),
-             wanted = mqd_client_memory_chunks(memory, wanted_bytes);
-    if (wanted > share)
-        wanted = (uint32_t)share;
-    if (needed < (wanted + 1) / 2)
-        needed = (wanted + 1) / 2;
-    if (wanted > allowed)
-        wanted = (uint32_t)allowed;
+             preferred = mqd_client_memory_chunks(memory, preferred_bytes);
+    if (preferred > share)
+        preferred = (uint32_t)share;
+    if (needed < (preferred + 1) / 2)
+        needed = (preferred + 1) / 2;
+    if (preferred > allowed)
+        preferred = (uint32_t)allowed;
     return needed > allowed ? UINT32_MAX
-                            : mqd_client_memory_take(memory, wanted > needed ? wanted : needed, needed, got);
+                            : mqd_client_memory_take(memory, preferred > needed ? preferred : needed, needed, got);
 }
 
 static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t batch_bytes)
@@ -143,12 +143,12 @@ static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t bat
 
 /* Begins a batch with room for `needed_bytes` and, if there is memory, more. NULL: full. */
 static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, struct mqd_producer_partition *partition,
-                                              uint64_t needed_bytes, uint64_t wanted_bytes)
+                                              uint64_t needed_bytes, uint64_t preferred_bytes)
 {
     struct mqd_producer_topic *topic = partition->topic;
     struct mqd_producer_batch *batch = entry(producer);
     uint32_t got,
-        first = batch ? take_run(producer, frame_bytes(topic, needed_bytes), frame_bytes(topic, wanted_bytes), &got)
+        first = batch ? take_run(producer, frame_bytes(topic, needed_bytes), frame_bytes(topic, preferred_bytes), &got)
                       : UINT32_MAX;
     if (first == UINT32_MAX) {
         if (batch)
@@ -156,7 +156,7 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
         return NULL;
     }
     uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0),
-             most = needed_bytes > wanted_bytes ? needed_bytes : wanted_bytes,
+             most = needed_bytes > preferred_bytes ? needed_bytes : preferred_bytes,
              carried = producer->client->request_bytes_max - frame_bytes(topic, 0); /* as fits_ever has checked */
     most = most < carried ? most : carried;
     producer->used_bytes += (uint64_t)got * producer->memory.chunk_bytes;
@@ -166,8 +166,8 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
     batch->number = ++producer->batch_serial << MQD_PRODUCER_BATCH_BITS | (uint64_t)(batch - producer->batches);
     batch->first_chunk = first;
     batch->chunk_count = got;
-    batch->place = producer->base + (uint64_t)first * producer->memory.chunk_bytes + topic->prefix_bytes +
-                   MQD_PRODUCER_HEAD_BYTES_MAX;
+    batch->header_position = producer->base + (uint64_t)first * producer->memory.chunk_bytes + topic->prefix_bytes +
+                             MQD_PRODUCER_HEAD_BYTES_MAX;
     batch->size_bytes = MQD_BATCH_HEADER_BYTES;
     batch->limit_bytes = (uint32_t)(limit < most ? limit : most);
     batch->record_count = 0;
@@ -261,14 +261,14 @@ static inline bool has_room(const struct mqd_producer *producer, const struct mq
 }
 
 /* The partition's open batch with room for the record; also computes the record's size. */
-static enum put_result place_record(struct mqd_producer *producer, struct mqd_producer_topic *topic,
-                                    const struct record *record, int32_t wanted_partition,
-                                    struct mqd_producer_batch **out, uint64_t *body)
+static enum put_result add_record(struct mqd_producer *producer, struct mqd_producer_topic *topic,
+                                  const struct record *record, int32_t requested_partition,
+                                  struct mqd_producer_batch **out, uint64_t *body)
 {
     for (;;) {
         int32_t index =
-            wanted_partition >= 0 ? wanted_partition : choose(producer, topic, record->key, record->key_bytes);
-        if (index < 0 || index >= topic->partition_count || wanted_partition < -1) {
+            requested_partition >= 0 ? requested_partition : choose(producer, topic, record->key, record->key_bytes);
+        if (index < 0 || index >= topic->partition_count || requested_partition < -1) {
             mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
                           topic->partition_count);
             return PUT_WRONG;
@@ -300,7 +300,7 @@ static enum put_result place_record(struct mqd_producer *producer, struct mqd_pr
 static inline void append_record(struct mqd_producer *producer, struct mqd_producer_batch *batch,
                                  const struct record *record, uint64_t body)
 {
-    uint8_t *begin = mqd_producer_data(producer) + batch->place + batch->size_bytes;
+    uint8_t *begin = mqd_producer_data(producer) + batch->header_position + batch->size_bytes;
     uint8_t *end = put_record(begin, record, body, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms),
                               mqd_zigzag(batch->record_count));
     batch->size_bytes += (uint32_t)(end - begin);
@@ -369,7 +369,7 @@ static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_
              n = count < most ? count : most;
     /* this many have deltas of the same length */
     uint64_t same_size = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count;
-    uint8_t head[32] = {0}, *at = mqd_producer_data(producer) + batch->place + batch->size_bytes;
+    uint8_t head[32] = {0}, *at = mqd_producer_data(producer) + batch->header_position + batch->size_bytes;
     body = body_bytes(first, timestamp_delta, offset_delta);
     uint64_t size_bytes = mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body)) + body,
              fitting = (batch->limit_bytes - batch->size_bytes) / size_bytes;
@@ -417,8 +417,8 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
         uint32_t n = 1;
         result = column_record(columns, i, &record) ? PUT_WRONG : PUT;
         if (result == PUT && !(batch && has_room(producer, batch, &record, &body)))
-            result = place_record(producer, topic, &record,
-                                  columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
+            result = add_record(producer, topic, &record,
+                                columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
         if (result != PUT)
             break;
         if (alike)
@@ -456,7 +456,7 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
                             .timestamp_ms = timestamp_ms};
     struct mqd_producer_batch *batch;
     uint64_t body;
-    switch (place_record(producer, producer->topics[topic_number], &record, partition, &batch, &body)) {
+    switch (add_record(producer, producer->topics[topic_number], &record, partition, &batch, &body)) {
     case PUT:
         append_record(producer, batch, &record, body);
         return (int64_t)batch->number;
@@ -501,7 +501,7 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
         return mqd_error_set_static(MQD_E_FULL, "the producer's memory is full: wait, then again");
     if (partition->open)
         mqd_producer_batch_close(producer, partition->open);
-    memcpy(mqd_producer_data(producer) + batch->place, bytes, size_bytes);
+    memcpy(mqd_producer_data(producer) + batch->header_position, bytes, size_bytes);
     batch->size_bytes = size_bytes;
     batch->record_count = header.record_count;
     batch->attributes |= (uint16_t)header.attributes & 7; /* compression */

@@ -5,7 +5,7 @@
  *   worker -> waiter   the waiter stores client_sleeping, full fence, looks again (at replies, and
  *                      at room if it is wanted), blocks in ppoll on to_client. A4.
  *   others -> waiter   a thread that begins to want room raises client_sleeping from REPLY to ROOM
- *                      after a full fence; the waiter looks at wants_room after its own fence. At
+ *                      after a full fence; the waiter looks at needs_room after its own fence. At
  *                      least one side sees the other.
  *   appends -> waiter  replies taken in outside mqd_client_poll, by an append or a submit, are news
  *                      to a waiter too, because they leave outcomes and responses. `signalled` is
@@ -38,26 +38,26 @@ enum { SIGNAL_READABLE = 1 /* to_client or wake_fd must be drained */, SIGNAL_TA
 
 int mqd_client_check(const struct mqd_client *client)
 {
-    int gone = mqd_load_relaxed(&client->gone);
-    if (__builtin_expect(gone == 0, 1))
+    int failure = mqd_load_relaxed(&client->failure);
+    if (__builtin_expect(failure == 0, 1))
         return 0;
-    if (gone == MQD_E_INVALID)
-        return mqd_error_set_static(gone,
+    if (failure == MQD_E_INVALID)
+        return mqd_error_set_static(failure,
                                     "this process is a fork of the one that attached: it has to attach by itself");
-    if (gone == EPIPE)
-        return mqd_error_set_static(gone, "the broker's worker at the other end has ended: attach again; a producer "
-                                          "moves over with mqd_producer_move");
-    return mqd_error_set(gone, "%s; attach again", client->gone_message);
+    if (failure == EPIPE)
+        return mqd_error_set_static(failure, "the broker's worker at the other end has ended: attach again; a producer "
+                                             "moves over with mqd_producer_move");
+    return mqd_error_set(failure, "%s; attach again", client->failure_message);
 }
 
 int mqd_client_fail(struct mqd_client *client, int code, const char *message)
 {
-    if (!mqd_load_relaxed(&client->gone)) {
+    if (!mqd_load_relaxed(&client->failure)) {
         if (message)
             /* written by the one working thread; a waiter only ever finds EPIPE, which needs no
              * message */
-            client->gone_message = message;
-        mqd_store_release(&client->gone, code);
+            client->failure_message = message;
+        mqd_store_release(&client->failure, code);
     }
     return mqd_client_check(client);
 }
@@ -83,7 +83,7 @@ static void wake(int fd)
 
 void mqd_client_flush(struct mqd_client *client)
 {
-    if (client->published == client->tail || mqd_load_relaxed(&client->gone))
+    if (client->published == client->tail || mqd_load_relaxed(&client->failure))
         return;
     mqd_store_release(&client->header->submission_tail, client->tail);
     client->published = client->tail;
@@ -119,16 +119,16 @@ static int take_passed(struct mqd_client *client)
     }
     wake_waiter(client);
     mqd_store_release(&client->head, head);
-    mqd_store_relaxed(&client->wants_room, client->unanswered > 0);
+    mqd_store_relaxed(&client->needs_room, client->unanswered > 0);
     return 0;
 }
 
 /* From now on a waiter returns when submission_head moves. */
-static void want_room(struct mqd_client *client)
+static void set_needs_room(struct mqd_client *client)
 {
-    if (client->wants_room)
+    if (client->needs_room)
         return;
-    mqd_store_relaxed(&client->wants_room, 1);
+    mqd_store_relaxed(&client->needs_room, 1);
     mqd_fence_full();
     uint32_t reply = MQD_LOCAL_SLEEP_REPLY;
     if (mqd_load_relaxed(&client->header->client_sleeping) == MQD_LOCAL_SLEEP_REPLY)
@@ -139,7 +139,7 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
 {
     if (client->tail - client->head >= client->submission_count) {
         mqd_client_flush(client);
-        want_room(client);
+        set_needs_room(client);
         if (take_passed(client) || client->tail - client->head >= client->submission_count)
             return false;
     }
@@ -149,14 +149,14 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
     client->tail++;
     if (submitted.kind == MQD_SUBMITTED_BATCH_UNANSWERED) {
         client->unanswered++;
-        want_room(client);
+        set_needs_room(client);
     }
     return true;
 }
 
 /* Finds a contiguous place for size_bytes in the ring of requests; the unused rest at its end is
  * `skipped`. */
-static bool request_place(struct mqd_client *client, uint32_t size_bytes, uint32_t *skipped)
+static bool find_room(struct mqd_client *client, uint32_t size_bytes, uint32_t *skipped)
 {
     if (client->request_tail == client->request_head)
         client->request_tail = client->request_head = 0; /* empty: any valid size fits */
@@ -176,12 +176,12 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     if (mqd_get_be32(frame + 4) >= MQD_CLIENT_CORRELATION_PRODUCER)
         return mqd_error_set(MQD_E_INVALID, "correlation id %u: the caller's are below 2^30", mqd_get_be32(frame + 4));
     uint32_t skipped;
-    if (!request_place(client, size_bytes, &skipped)) {
+    if (!find_room(client, size_bytes, &skipped)) {
         mqd_client_flush(client);
-        want_room(client);
+        set_needs_room(client);
         if (take_passed(client))
             return -1;
-        if (!request_place(client, size_bytes, &skipped))
+        if (!find_room(client, size_bytes, &skipped))
             return mqd_error_set_static(MQD_E_FULL, "the attachment's memory for requests is full: wait, then again");
     }
     uint64_t offset = (client->request_tail + skipped) % client->request_bytes;
@@ -307,7 +307,7 @@ static int take_replies(struct mqd_client *client)
         wake_waiter(client);
         mqd_store_release(&client->header->reply_head, client->reply_head);
         mqd_fence_full();
-        if (mqd_load_relaxed(&client->header->worker_wants_room))
+        if (mqd_load_relaxed(&client->header->worker_needs_room))
             wake(client->to_worker_fd);
     }
     return more;
@@ -318,7 +318,7 @@ int mqd_client_take(struct mqd_client *client)
     return take_replies(client) || take_passed(client) ? -1 : 0;
 }
 
-static bool other_end_is_gone(const struct mqd_client *client)
+static bool other_end_has_died(const struct mqd_client *client)
 {
     struct pollfd socket = {.fd = client->socket_fd, .events = POLLRDHUP};
     return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
@@ -335,7 +335,7 @@ static int check_peer_alive(struct mqd_client *client, bool news)
     bool dead = mqd_load_relaxed(&client->worker_slot->generation) != client->worker_generation;
     if (!dead && ++client->idle_polls >= IDLE_POLLS_MAX) {
         client->idle_polls = 0;
-        dead = other_end_is_gone(client);
+        dead = other_end_has_died(client);
     }
     if (!dead || mqd_load_acquire(&client->header->reply_tail) != client->reply_head)
         return 0;
@@ -398,7 +398,7 @@ static bool has_news(struct mqd_client *client)
     uint64_t reply_head = mqd_load_acquire(&client->header->reply_head), head = mqd_load_acquire(&client->head);
     if (mqd_load_acquire(&client->header->reply_tail) != reply_head)
         return true;
-    if (mqd_load_relaxed(&client->wants_room) && mqd_load_acquire(&client->header->submission_head) != head)
+    if (mqd_load_relaxed(&client->needs_room) && mqd_load_acquire(&client->header->submission_head) != head)
         return true;
     return mqd_load_relaxed(&client->signalled);
 }
@@ -425,12 +425,12 @@ static bool spin(struct mqd_client *client, int64_t until_ns)
 /* Announces that it sleeps, then looks again. True: do not sleep. */
 static bool announce_sleep(struct mqd_client *client)
 {
-    uint32_t wants_room;
+    uint32_t needs_room;
     do {
-        wants_room = mqd_load_relaxed(&client->wants_room);
-        mqd_store_seq_cst(&client->header->client_sleeping, wants_room ? MQD_LOCAL_SLEEP_ROOM : MQD_LOCAL_SLEEP_REPLY);
+        needs_room = mqd_load_relaxed(&client->needs_room);
+        mqd_store_seq_cst(&client->header->client_sleeping, needs_room ? MQD_LOCAL_SLEEP_ROOM : MQD_LOCAL_SLEEP_REPLY);
         mqd_fence_full();
-    } while (!wants_room && mqd_load_relaxed(&client->wants_room));
+    } while (!needs_room && mqd_load_relaxed(&client->needs_room));
     return has_news(client);
 }
 
@@ -474,7 +474,7 @@ int mqd_client_wait(struct mqd_client *client, int64_t timeout_us)
 
 void mqd_client_wake(struct mqd_client *client)
 {
-    if (mqd_load_relaxed(&client->gone))
+    if (mqd_load_relaxed(&client->failure))
         return;
     mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
     wake(client->wake_fd);

@@ -181,7 +181,7 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer);
 struct mqd_delivery {
     uint64_t batch;
     int32_t topic, partition;
-    int64_t base_offset;  /* -1 = unknown (acks=0, duplicate of unknown place) */
+    int64_t base_offset;  /* -1 = unknown (acks=0, duplicate of unknown offset) */
     int64_t timestamp_ms; /* log append time, or -1 */
     uint32_t record_count;
     int16_t error; /* Kafka's, 0 = written */
@@ -192,7 +192,7 @@ struct mqd_delivery {
  * An idempotent producer reports only the first error of a partition: later batches that failed
  * after it are sent again after it. A broker that already has the batch (46) counts as success. */
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
-/* Sends the batch again, in its old place before all later batches of its partition; later batches
+/* Sends the batch again, in its original order before all later batches of its partition; later batches
  * that failed because of it follow automatically. */
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t batch);
 /* Forgets a batch: open, waiting, failed, or sent (it may still be written; its outcome is not

@@ -21,30 +21,30 @@ void mqd_arrow_begin(struct mqd_arrow_rows *rows)
     rows->row_count = rows->header_count = rows->row_header_nulls = rows->damaged_keys = 0;
 }
 
-/* A2: `place` is the first entry not written yet. */
-static void mark(uint8_t *validity, uint32_t *nulls, uint32_t place, bool null)
+/* A2: `at_row` is the first entry not written yet. */
+static void mark(uint8_t *validity, uint32_t *nulls, uint32_t at_row, bool null)
 {
     if (null && (*nulls)++ == 0)
-        memset(validity, 0xff, (size_t)place / 8 + 1);
+        memset(validity, 0xff, (size_t)at_row / 8 + 1);
     if (*nulls == 0)
         return;
-    if (place % 8 == 0)
-        validity[place / 8] = 0;
+    if (at_row % 8 == 0)
+        validity[at_row / 8] = 0;
     if (null)
-        validity[place / 8] &= (uint8_t)~(1u << place % 8);
+        validity[at_row / 8] &= (uint8_t)~(1u << at_row % 8);
     else
-        validity[place / 8] |= (uint8_t)(1u << place % 8);
+        validity[at_row / 8] |= (uint8_t)(1u << at_row % 8);
 }
 
-static inline void put(struct mqd_arrow_blobs *column, uint32_t place, const uint8_t *bytes, int32_t size_bytes)
+static inline void put(struct mqd_arrow_blobs *column, uint32_t at_row, const uint8_t *bytes, int32_t size_bytes)
 {
     if (size_bytes > 0) {
         memcpy(column->data + column->data_bytes, bytes, (size_t)size_bytes);
         column->data_bytes += (uint32_t)size_bytes;
     }
-    column->ends[place + 1] = (int32_t)column->data_bytes;
+    column->ends[at_row + 1] = (int32_t)column->data_bytes;
     if (size_bytes < 0 || column->nulls)
-        mark(column->validity, &column->nulls, place, size_bytes < 0);
+        mark(column->validity, &column->nulls, at_row, size_bytes < 0);
 }
 
 static inline bool fits(const struct mqd_arrow_blobs *column, int64_t size_bytes)

@@ -31,7 +31,7 @@ static void in_child(void)
 {
     for (struct mqd_client *client = first; client; client = client->next) {
         client->child = true;
-        mqd_store_release(&client->gone, MQD_E_INVALID);
+        mqd_store_release(&client->failure, MQD_E_INVALID);
         close(client->socket_fd);
         close(client->to_worker_fd);
         close(client->to_client_fd);

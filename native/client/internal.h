@@ -10,7 +10,7 @@
  *       block the Metadata request that it waits for.
  *   C4  mqd_client_wait runs concurrently with everything else: it uses only the words marked
  *       "wait".
- *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `gone`
+ *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `failure`
  *       records this (client/fork.c closes them, so that the worker notices its client's end even
  *       while a child of it lives).
  */
@@ -51,8 +51,8 @@ struct mqd_response {
 
 struct mqd_client {
     struct mqd_client *next, **link; /* all clients of the process: client/fork.c */
-    int gone; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT: every call fails with it */
-    const char *gone_message;
+    int failure; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT: every call fails with it */
+    const char *failure_message;
     bool child; /* this is a fork's child */
     uint32_t idle_polls;
     uint32_t worker, spin_us;
@@ -76,7 +76,7 @@ struct mqd_client {
     uint64_t head; /* wait: value last handled */
     uint64_t reply_head;
     uint32_t unanswered; /* submissions before `tail` that count as answered once passed */
-    uint32_t wants_room; /* wait: some thread waits for submission_head */
+    uint32_t needs_room; /* wait: some thread waits for submission_head */
     /* wait: to_client or wake_fd was written, or replies were taken in by calls other than
      * mqd_client_poll */
     uint32_t signalled;

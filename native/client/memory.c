@@ -31,11 +31,11 @@ void mqd_client_memory_close(struct mqd_client_memory *memory)
 }
 
 /* The first used (want_used) or free chunk from `at` on; chunk_count when there is none. */
-static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool want_used)
+static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool find_used)
 {
     while (at < memory->chunk_count) {
         uint64_t word = memory->used[at / 64];
-        word = (want_used ? word : ~word) >> at % 64;
+        word = (find_used ? word : ~word) >> at % 64;
         if (word) {
             at += (uint32_t)__builtin_ctzll(word);
             break;
@@ -67,14 +67,14 @@ static void mark(struct mqd_client_memory *memory, uint32_t first, uint32_t coun
     }
 }
 
-uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t wanted, uint32_t needed, uint32_t *got)
+uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t preferred, uint32_t needed, uint32_t *got)
 {
     if (memory->free_count < needed || needed == 0)
         return UINT32_MAX;
     uint32_t best = UINT32_MAX, best_count = needed - 1;
     uint32_t at = memory->lowest = next(memory, memory->lowest, false);
-    for (uint32_t end; at < memory->chunk_count && best_count < wanted; at = next(memory, end, false)) {
-        end = run_end(memory, at, wanted);
+    for (uint32_t end; at < memory->chunk_count && best_count < preferred; at = next(memory, end, false)) {
+        end = run_end(memory, at, preferred);
         if (end - at > best_count) {
             best = at;
             best_count = end - at;
@@ -88,7 +88,7 @@ uint32_t mqd_client_memory_take(struct mqd_client_memory *memory, uint32_t wante
     return best;
 }
 
-void mqd_client_memory_give(struct mqd_client_memory *memory, uint32_t first, uint32_t count)
+void mqd_client_memory_release(struct mqd_client_memory *memory, uint32_t first, uint32_t count)
 {
     mark(memory, first, count, false);
     memory->free_count += count;

@@ -70,7 +70,7 @@ static int connect_to(const char *path, uint32_t timeout_ms)
     return mqd_error_system(error, "%s does not take a connection", path);
 }
 
-static int say_hello(int fd, const struct mqd_client_options *options)
+static int send_hello(int fd, const struct mqd_client_options *options)
 {
     struct mqd_local_hello hello = {.magic = MQD_LOCAL_MAGIC,
                                     .layout_version = MQD_LOCAL_LAYOUT_VERSION,
@@ -224,7 +224,7 @@ static int attach(struct mqd_client *client, const struct mqd_client_options *op
     if (client->wake_fd < 0)
         return mqd_error_system(errno, "an eventfd cannot be made");
     client->socket_fd = connect_to(options->socket_path, options->timeout_ms);
-    if (client->socket_fd < 0 || say_hello(client->socket_fd, options))
+    if (client->socket_fd < 0 || send_hello(client->socket_fd, options))
         return -1;
     int result = take_welcome(client->socket_fd, &welcome, &attached);
     if (result == 0) {
@@ -265,10 +265,10 @@ static int complete(const struct mqd_client_options *given, struct mqd_client_op
     return 0;
 }
 
-static uint64_t share_of_requests(uint64_t data_bytes, uint64_t wanted)
+static uint64_t share_of_requests(uint64_t data_bytes, uint64_t requested)
 {
-    uint64_t bytes = wanted ? wanted : data_bytes / 8;
-    if (!wanted && bytes > REQUEST_BYTES_MAX)
+    uint64_t bytes = requested ? requested : data_bytes / 8;
+    if (!requested && bytes > REQUEST_BYTES_MAX)
         bytes = REQUEST_BYTES_MAX;
     if (bytes < REQUEST_BYTES_MIN)
         bytes = REQUEST_BYTES_MIN;

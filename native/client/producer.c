@@ -38,7 +38,7 @@ static bool idempotent(const struct mqd_producer *producer)
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     if (batch->chunk_count) {
-        mqd_client_memory_give(&producer->memory, batch->first_chunk, batch->chunk_count);
+        mqd_client_memory_release(&producer->memory, batch->first_chunk, batch->chunk_count);
         producer->used_bytes -= (uint64_t)batch->chunk_count * producer->memory.chunk_bytes;
         batch->chunk_count = 0;
     }
@@ -50,16 +50,16 @@ void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_
     mqd_list_append(&producer->free, &batch->node);
 }
 
-static uint32_t place_of(const struct mqd_producer *producer, const struct mqd_producer_batch *batch)
+static uint32_t index_of(const struct mqd_producer *producer, const struct mqd_producer_batch *batch)
 {
     return (uint32_t)(batch - producer->batches);
 }
 
 static struct mqd_producer_batch *batch_numbered(struct mqd_producer *producer, uint64_t number)
 {
-    uint64_t place = number & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
-    struct mqd_producer_batch *batch = &producer->batches[place];
-    return place < producer->batches_begun && batch->number == number && batch->state != MQD_BATCH_FREE ? batch : NULL;
+    uint64_t index = number & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
+    struct mqd_producer_batch *batch = &producer->batches[index];
+    return index < producer->batches_begun && batch->number == number && batch->state != MQD_BATCH_FREE ? batch : NULL;
 }
 
 /* ---- the bytes ---- */
@@ -72,11 +72,11 @@ static uint32_t head_bytes(const struct mqd_producer_batch *batch)
 void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     const struct mqd_producer_topic *topic = batch->partition->topic;
-    uint8_t *header = mqd_producer_data(producer) + batch->place, *at = header - head_bytes(batch);
+    uint8_t *header = mqd_producer_data(producer) + batch->header_position, *at = header - head_bytes(batch);
     memcpy(at, topic->prefix, topic->prefix_bytes);
     mqd_put_be32(at + CORRELATION_AT, MQD_CLIENT_CORRELATION_PRODUCER |
                                           (producer->serial & 0x3ff) << MQD_PRODUCER_BATCH_BITS |
-                                          place_of(producer, batch));
+                                          index_of(producer, batch));
     at = mqd_put_be32(at + topic->prefix_bytes, (uint32_t)batch->partition->index);
     mqd_put_unsigned_varint(at, batch->size_bytes + 1);
     memset(header + batch->size_bytes, 0, MQD_PRODUCER_TAIL_BYTES);
@@ -85,7 +85,7 @@ void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_produ
 /* Writes all header fields that a client sets, and the checksum over header and records. */
 static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batch, int32_t base_sequence)
 {
-    uint8_t *header = mqd_producer_data(producer) + batch->place;
+    uint8_t *header = mqd_producer_data(producer) + batch->header_position;
     bool numbered = idempotent(producer);
     memset(header, 0, 8);
     mqd_put_be32(header + BATCH_LENGTH_AT, batch->size_bytes - 12);
@@ -154,9 +154,9 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     uint32_t head = head_bytes(batch);
     struct mqd_submitted submitted = {.kind =
                                           producer->options.acks ? MQD_SUBMITTED_BATCH : MQD_SUBMITTED_BATCH_UNANSWERED,
-                                      .batch = place_of(producer, batch)};
-    if (!mqd_client_push(producer->client, batch->place - head, head + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES,
-                         submitted))
+                                      .batch = index_of(producer, batch)};
+    if (!mqd_client_push(producer->client, batch->header_position - head,
+                         head + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES, submitted))
         return false;
     if (fresh) {
         batch->sequence_identity = producer->identity;
@@ -249,7 +249,7 @@ static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batc
     batch->base_offset = error ? -1 : base_offset;
     batch->log_append_time_ms = log_append_time_ms;
     batch->state = error ? MQD_BATCH_FAILED : MQD_BATCH_DONE;
-    mqd_list_append(&producer->outcomes, &batch->told);
+    mqd_list_append(&producer->outcomes, &batch->outcome_node);
     if (!error) {
         producer->outstanding_records -= (uint64_t)batch->record_count;
         mqd_list_remove(&batch->node);
@@ -331,11 +331,12 @@ static int parse_answer(const uint8_t *bytes, uint32_t size_bytes, int32_t *inde
 
 int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes)
 {
-    uint32_t id = mqd_get_be32(bytes), place = id & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
+    uint32_t id = mqd_get_be32(bytes), number = id & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
     if ((id >> MQD_PRODUCER_BATCH_BITS & 0x3ff) != (producer->serial & 0x3ff))
         return 0; /* for an earlier producer, which was closed */
-    struct mqd_producer_batch *batch = &producer->batches[place];
-    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || place >= producer->batches_begun || batch->state != MQD_BATCH_SENT)
+    struct mqd_producer_batch *batch = &producer->batches[number];
+    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || number >= producer->batches_begun ||
+        batch->state != MQD_BATCH_SENT)
         return -1;
     int32_t index;
     int16_t error;
@@ -347,10 +348,10 @@ int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, 
     return 0;
 }
 
-void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t place)
+void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t index)
 {
-    if (place < producer->batches_begun && producer->batches[place].state == MQD_BATCH_SENT)
-        outcome(producer, &producer->batches[place], 0, -1, -1);
+    if (index < producer->batches_begun && producer->batches[index].state == MQD_BATCH_SENT)
+        outcome(producer, &producer->batches[index], 0, -1, -1);
 }
 
 /* ---- decisions of the caller ---- */
@@ -360,7 +361,7 @@ uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_deliv
     uint32_t count = 0;
     struct mqd_node *node;
     while (count < capacity && (node = mqd_list_pop(&producer->outcomes))) {
-        struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, told);
+        struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, outcome_node);
         out[count++] = (struct mqd_delivery){.batch = batch->number,
                                              .topic = batch->partition->topic->number,
                                              .partition = batch->partition->index,
@@ -379,7 +380,7 @@ uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_deliv
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t number)
 {
     struct mqd_producer_batch *batch = batch_numbered(producer, number);
-    if (!batch || batch->state != MQD_BATCH_FAILED || mqd_list_linked(&batch->told))
+    if (!batch || batch->state != MQD_BATCH_FAILED || mqd_list_linked(&batch->outcome_node))
         return mqd_error_set(MQD_E_INVALID, "batch %llu has not been told as failed", (unsigned long long)number);
     batch->state = MQD_BATCH_QUEUED;
     mark_ready(producer, batch->partition);
@@ -402,8 +403,8 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
         producer->open_count--;
     } else {
         mqd_list_remove(&batch->node);
-        if (mqd_list_linked(&batch->told))
-            mqd_list_remove(&batch->told);
+        if (mqd_list_linked(&batch->outcome_node))
+            mqd_list_remove(&batch->outcome_node);
         settle(batch->partition);
         mark_ready(producer, batch->partition);
     }

@@ -51,12 +51,12 @@ enum mqd_batch_state {
 };
 
 struct mqd_producer_batch {
-    struct mqd_node node;      /* in its partition's `closed`; free list */
-    struct mqd_node told;      /* in the producer's `outcomes` */
-    struct mqd_node lingering; /* in the producer's `open` */
+    struct mqd_node node;         /* in its partition's `closed`; free list */
+    struct mqd_node outcome_node; /* in the producer's `outcomes` */
+    struct mqd_node lingering;    /* in the producer's `open` */
     struct mqd_producer_partition *partition;
     uint64_t number;
-    uint64_t place; /* position of the batch's header in `data` */
+    uint64_t header_position; /* position of the batch's header in `data` */
     uint32_t first_chunk, chunk_count;
     uint32_t size_bytes;  /* from the batch's header on */
     uint32_t limit_bytes; /* limit of size_bytes */

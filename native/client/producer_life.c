@@ -64,8 +64,8 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
     producer->client = client;
     producer->serial = ++client->producer_serial;
     uint64_t all = (uint64_t)producer->memory.chunk_count * producer->memory.chunk_bytes,
-             wanted = producer->options.buffer_bytes_max;
-    producer->used_bytes_max = wanted && wanted < all ? wanted : all;
+             configured = producer->options.buffer_bytes_max;
+    producer->used_bytes_max = configured && configured < all ? configured : all;
     client->producer = producer;
     return 0;
 }
@@ -315,12 +315,13 @@ static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch 
                        const struct move *move, uint32_t first_chunk)
 {
     /* in its run */
-    uint64_t offset = batch->place - (producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes);
-    uint64_t place = to->request_bytes + (uint64_t)first_chunk * move->memory.chunk_bytes + offset;
-    memcpy(to->data + place, producer->client->data + batch->place, batch->size_bytes);
+    uint64_t offset =
+        batch->header_position - (producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes);
+    uint64_t header_position = to->request_bytes + (uint64_t)first_chunk * move->memory.chunk_bytes + offset;
+    memcpy(to->data + header_position, producer->client->data + batch->header_position, batch->size_bytes);
     batch->chunk_count = chunks_there(producer, batch, &move->memory);
     batch->first_chunk = first_chunk;
-    batch->place = place;
+    batch->header_position = header_position;
 }
 
 /* Sent batches must be sent again; abandoned ones are no longer awaited. */
@@ -384,8 +385,8 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     producer->memory = move.memory;
     producer->used_bytes = move.used_bytes;
     uint64_t all = (uint64_t)move.memory.chunk_count * move.memory.chunk_bytes,
-             wanted = producer->options.buffer_bytes_max;
-    producer->used_bytes_max = wanted && wanted < all ? wanted : all;
+             configured = producer->options.buffer_bytes_max;
+    producer->used_bytes_max = configured && configured < all ? configured : all;
     free(move.first_chunks);
     producer->base = to->request_bytes;
     producer->client = to;

@@ -21,7 +21,7 @@
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below */
-#define ASK_COUNT_MAX 8              /* per call: beyond it the call returns, because the caller may have other work */
+#define QUERY_COUNT_MAX 8            /* per call: beyond it the call returns, because the caller may have other work */
 #define STOP_NONE UINT32_MAX
 
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
@@ -245,16 +245,16 @@ static int check_answer(const struct mqd_segment_reader *reader, const struct mq
 }
 
 /* 0, also when state->stop was set; -1: the attachment's error. */
-static int ask(struct mqd_segment_reader *reader, struct mqd_read_state *state)
+static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_state *state)
 {
-    struct mqd_local_ask question = {.kind = MQD_LOCAL_ASK_SEGMENT,
-                                     .number = ++reader->ask_number,
-                                     .partition_index = reader->partition_index,
-                                     .offset = reader->position};
+    struct mqd_local_query query = {.kind = MQD_LOCAL_QUERY_SEGMENT,
+                                    .number = ++reader->query_number,
+                                    .partition_index = reader->partition_index,
+                                    .offset = reader->position};
     struct mqd_local_segment answer;
     struct mqd_segment_mapping *mapping = NULL;
-    memcpy(question.topic_id, reader->topic_id, 16);
-    if (reader->source.locate(reader->source.context, &question, reader->mapping, &answer, &mapping) < 0)
+    memcpy(query.topic_id, reader->topic_id, 16);
+    if (reader->source.locate(reader->source.context, &query, reader->mapping, &answer, &mapping) < 0)
         return -1;
     if (answer.error) {
         leave_mapping(reader);
@@ -294,7 +294,7 @@ struct walk {
     struct bounds bounds;
     uint64_t bytes_left; /* remaining part of bytes_max */
     bool check_crc;
-    uint32_t ask_count;
+    uint32_t query_count;
 };
 
 static uint32_t corrupt(struct walk *walk, const char *reason)
@@ -371,7 +371,7 @@ static uint32_t batch_begin(struct walk *walk)
         if (reader->source.control && reader->aborted_generation != reader->file_generation)
             forget_aborted(reader);
         enum mqd_aborted_verdict verdict = mqd_aborted_judge(&reader->aborted, batch, bytes);
-        if (verdict == MQD_BATCH_ASK)
+        if (verdict == MQD_BATCH_LOCATE)
             return MQD_READ_ABORTED;
         if (verdict == MQD_BATCH_LEAVE_OUT) {
             batch_end(reader);
@@ -429,10 +429,10 @@ static uint32_t batch_take(struct walk *walk)
 static int continue_in_next_segment(struct walk *walk, uint32_t *stop)
 {
     *stop = MQD_READ_SEGMENT;
-    if (walk->out->count > 0 || walk->ask_count++ == ASK_COUNT_MAX)
+    if (walk->out->count > 0 || walk->query_count++ == QUERY_COUNT_MAX)
         return 0;
     walk->state->stop = STOP_NONE;
-    int result = ask(walk->reader, walk->state);
+    int result = query_segment(walk->reader, walk->state);
     *stop = walk->state->stop;
     if (result == 0 && *stop == STOP_NONE)
         *stop = look(walk->reader, &walk->bounds, walk->state);

@@ -61,7 +61,7 @@ enum mqd_aborted_verdict mqd_aborted_judge(struct mqd_aborted_filter *filter, co
         return MQD_BATCH_READ;
     bool control = batch->attributes & MQD_ATTRIBUTE_CONTROL;
     if (!control && batch->base_offset >= filter->until_offset)
-        return MQD_BATCH_ASK;
+        return MQD_BATCH_LOCATE;
     for (; filter->next < filter->count &&
            filter->entries[filter->next].first_offset <= batch->base_offset + batch->last_offset_delta;
          filter->next++)
@@ -69,13 +69,13 @@ enum mqd_aborted_verdict mqd_aborted_judge(struct mqd_aborted_filter *filter, co
             filter->open[filter->open_count++] = filter->entries[filter->next].producer_id;
     if (filter->open_count == 0)
         return MQD_BATCH_READ;
-    uint32_t place = find_open(filter, batch->producer_id);
-    if (place == filter->open_count)
+    uint32_t at = find_open(filter, batch->producer_id);
+    if (at == filter->open_count)
         return MQD_BATCH_READ;
     struct mqd_marker marker;
     if (!control)
         return MQD_BATCH_LEAVE_OUT;
     if (mqd_marker_parse(bytes, batch, &marker) == 0 && !marker.commit)
-        filter->open[place] = filter->open[--filter->open_count];
+        filter->open[at] = filter->open[--filter->open_count];
     return MQD_BATCH_READ;
 }

@@ -14,7 +14,7 @@ struct file_source {
     char path[];
 };
 
-static int file_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+static int file_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                        struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     const struct file_source *file = context;
@@ -27,8 +27,8 @@ static int file_locate(void *context, const struct mqd_local_ask *ask, struct mq
         return mqd_error_system(code, "opening %s", file->path);
     }
     int64_t size_bytes = status.st_size < INT32_MAX ? status.st_size : INT32_MAX;
-    *answer = (struct mqd_local_segment){.kind = ask->kind,
-                                         .number = ask->number,
+    *answer = (struct mqd_local_segment){.kind = query->kind,
+                                         .number = query->number,
                                          .base_offset = file->base_offset,
                                          .next_base_offset = INT64_MAX,
                                          .size_bytes = (uint32_t)size_bytes,

@@ -49,7 +49,7 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping); /* NULL is fine. 
  * read. */
 int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uint64_t end, uint64_t limit);
 
-/* ---- sources of segments (client/reader_ask.c) ---- */
+/* ---- sources of segments (client/reader_query.c) ---- */
 
 struct mqd_segment_source {
     void *context;
@@ -57,7 +57,7 @@ struct mqd_segment_source {
     /* Finds the segment of ask->offset. 0; answer->error has the details; without an error *mapping
      * is a new reference, or `current` (without another reference) when it is the same file. -1:
      * EPIPE, ETIMEDOUT... */
-    int (*locate)(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+    int (*locate)(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                   struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping);
     /* Between enter and leave the control segment stays mapped; -1: the attachment has ended. All
      * three may be NULL. */
@@ -96,7 +96,7 @@ struct mqd_aborted_filter {
 int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
                     uint32_t count, int64_t until_offset);
 void mqd_aborted_free(struct mqd_aborted_filter *filter);
-enum mqd_aborted_verdict { MQD_BATCH_READ, MQD_BATCH_LEAVE_OUT, MQD_BATCH_ASK };
+enum mqd_aborted_verdict { MQD_BATCH_READ, MQD_BATCH_LEAVE_OUT, MQD_BATCH_LOCATE };
 /* `bytes`: the whole batch. Batches must come in order. */
 enum mqd_aborted_verdict mqd_aborted_judge(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
                                            const uint8_t *bytes);
@@ -110,7 +110,7 @@ struct mqd_segment_reader {
     int8_t isolation_level;
     bool slot_known, inside, sealed;
     uint32_t slot;
-    uint32_t ask_number;
+    uint32_t query_number;
     int64_t position;                      /* the next offset to return */
     struct mqd_segment_mapping *mapping;   /* NULL: the segment of `position` must be queried */
     struct mqd_segment_mapping *viewed;    /* of the last view */

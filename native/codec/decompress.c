@@ -75,16 +75,16 @@ static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max
 {
     if (own->length < own->capacity)
         return true;
-    size_t wanted = own->capacity ? own->capacity * GROWTH : start_bytes;
-    if (wanted > size_max + 1)
-        wanted = size_max + 1; /* one more tells "exactly the bound" from "beyond it" */
-    if (wanted <= own->capacity)
-        wanted = own->capacity + 1;
-    uint8_t *bytes = realloc(own->bytes, wanted);
+    size_t new_capacity = own->capacity ? own->capacity * GROWTH : start_bytes;
+    if (new_capacity > size_max + 1)
+        new_capacity = size_max + 1; /* one more tells "exactly the bound" from "beyond it" */
+    if (new_capacity <= own->capacity)
+        new_capacity = own->capacity + 1;
+    uint8_t *bytes = realloc(own->bytes, new_capacity);
     if (!bytes)
         return false;
     own->bytes = bytes;
-    own->capacity = wanted;
+    own->capacity = new_capacity;
     return true;
 }
 

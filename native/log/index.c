@@ -98,7 +98,7 @@ static int open_file(const char *directory, int64_t segment_base, enum mqd_file_
 }
 
 /* All or nothing: a short write is truncated away (I3). */
-static int append_whole(int fd, const uint8_t *bytes, uint32_t size_bytes, uint32_t position)
+static int append_fully(int fd, const uint8_t *bytes, uint32_t size_bytes, uint32_t position)
 {
     ssize_t written = mqd_file_pwrite(fd, bytes, size_bytes, position);
     if (written == (ssize_t)size_bytes)
@@ -121,7 +121,7 @@ static int flush_offsets(struct mqd_index *index, const char *directory, int64_t
         at = mqd_index_entry_put(at, &index->pending[i]);
     if (index->fd < 0 && (index->fd = open_file(directory, segment_base, MQD_FILE_INDEX, index->file_bytes)) < 0)
         return -1;
-    if (append_whole(index->fd, bytes, size_bytes, index->file_bytes) < 0)
+    if (append_fully(index->fd, bytes, size_bytes, index->file_bytes) < 0)
         return -1;
     index->file_bytes += size_bytes;
     index->pending_count = 0;
@@ -140,7 +140,7 @@ static int flush_times(struct mqd_index *index, const char *directory, int64_t s
     if (index->time_fd < 0 &&
         (index->time_fd = open_file(directory, segment_base, MQD_FILE_TIME_INDEX, index->time_file_bytes)) < 0)
         return -1;
-    if (append_whole(index->time_fd, bytes, size_bytes, index->time_file_bytes) < 0)
+    if (append_fully(index->time_fd, bytes, size_bytes, index->time_file_bytes) < 0)
         return -1;
     index->time_file_bytes += size_bytes;
     index->time_pending_count = 0;

@@ -28,7 +28,7 @@ static struct mqd_time_index_entry decode_time_entry(const uint8_t *bytes)
     return (struct mqd_time_index_entry){(int64_t)be64toh(timestamp), be32toh(offset)};
 }
 
-static int pread_whole(int fd, uint8_t *bytes, size_t size_bytes, int64_t position)
+static int pread_fully(int fd, uint8_t *bytes, size_t size_bytes, int64_t position)
 {
     while (size_bytes > 0) {
         ssize_t got = pread(fd, bytes, size_bytes, position);
@@ -82,7 +82,7 @@ static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_
     uint8_t *bytes = malloc(size_bytes);
     if (!bytes)
         mqd_error_set(ENOMEM, "no memory for an index of %zu bytes", size_bytes);
-    else if (pread_whole(fd, bytes, size_bytes, 0) < 0) {
+    else if (pread_fully(fd, bytes, size_bytes, 0) < 0) {
         free(bytes);
         bytes = NULL;
     }
@@ -187,7 +187,7 @@ static int settled(const struct mqd_index *index, const char *directory, int64_t
     int fd = open_for_reading(directory, segment_base, MQD_FILE_TIME_INDEX, MQD_TIME_INDEX_ENTRY_BYTES, &count);
     if (fd < 0)
         return fd == -1 ? 0 : -1;
-    int result = pread_whole(fd, bytes, (size_t)index->time_pending_count * MQD_TIME_INDEX_ENTRY_BYTES,
+    int result = pread_fully(fd, bytes, (size_t)index->time_pending_count * MQD_TIME_INDEX_ENTRY_BYTES,
                              index->time_file_bytes) < 0
                      ? -1
                      : 1;
@@ -221,22 +221,22 @@ int mqd_index_settle(struct mqd_index *index, const char *directory, int64_t seg
 
 /* The last of `count` entries for which not_after() holds, by bisection with pread; its number, -1
  * none, -2 disk failure. */
-static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t wanted, int64_t (*key_of)(const uint8_t *),
+static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t key, int64_t (*key_of)(const uint8_t *),
                       uint8_t *entry)
 {
     int64_t low = 0, high = count;
     while (low < high) {
         int64_t middle = (low + high) / 2;
-        if (pread_whole(fd, entry, entry_bytes, middle * entry_bytes) < 0)
+        if (pread_fully(fd, entry, entry_bytes, middle * entry_bytes) < 0)
             return -2;
-        if (key_of(entry) <= wanted)
+        if (key_of(entry) <= key)
             low = middle + 1;
         else
             high = middle;
     }
     if (low == 0)
         return -1;
-    return pread_whole(fd, entry, entry_bytes, (low - 1) * entry_bytes) < 0 ? -2 : low - 1;
+    return pread_fully(fd, entry, entry_bytes, (low - 1) * entry_bytes) < 0 ? -2 : low - 1;
 }
 
 static int64_t offset_key(const uint8_t *bytes)
@@ -250,13 +250,13 @@ static int64_t time_key(const uint8_t *bytes)
 }
 
 static int lookup(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
-                  int64_t wanted, int64_t (*key_of)(const uint8_t *), uint8_t *entry)
+                  int64_t key, int64_t (*key_of)(const uint8_t *), uint8_t *entry)
 {
     uint32_t count;
     int fd = open_for_reading(directory, segment_base, kind, entry_bytes, &count);
     if (fd < 0)
         return fd == -1 ? 0 : -1;
-    int64_t found = bisect(fd, count, entry_bytes, wanted, key_of, entry);
+    int64_t found = bisect(fd, count, entry_bytes, key, key_of, entry);
     close(fd);
     return found == -2 ? -1 : found >= 0;
 }

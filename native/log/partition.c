@@ -160,7 +160,7 @@ static int16_t check_verified(struct mqd_partition *partition, const struct mqd_
                               int64_t now_ms, struct mqd_stage_result *result)
 {
     if (guard == 0) {
-        result->guard = mqd_verifications_ask(&partition->verifications, batch, now_ms);
+        result->guard = mqd_verifications_begin(&partition->verifications, batch, now_ms);
         return result->guard ? MQD_STAGE_VERIFY : MQD_KAFKA_STORAGE_ERROR;
     }
     const struct mqd_verification *verification = mqd_verifications_find(&partition->verifications, batch, guard);
@@ -267,7 +267,7 @@ int16_t mqd_partition_look(const struct mqd_partition *partition, const struct m
 
 void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms)
 {
-    mqd_verifications_ask(&partition->verifications, batch, now_ms);
+    mqd_verifications_begin(&partition->verifications, batch, now_ms);
 }
 
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)

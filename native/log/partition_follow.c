@@ -25,8 +25,8 @@ static int refuse(struct mqd_follow *out, int error, const char *reason)
  * so that recovery does not take it for damage. The topic's policy does not tell whether gaps are
  * possible, because the log may have been compacted under another policy; but compaction leaves
  * gaps only below the high watermark. */
-static int check_place(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below,
-                       struct mqd_follow *out)
+static int check_continues(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below,
+                           struct mqd_follow *out)
 {
     int64_t end = partition->staged_end_offset;
     if (batch->base_offset == end)
@@ -44,7 +44,7 @@ static int check_place(struct mqd_partition *partition, const struct mqd_batch *
     if (batch->base_offset > gaps_below && !partition->has_gaps && !partition->options.compacted)
         return refuse(out, MQD_FOLLOW_OFFSET, "offsets are missing before a batch, where no compaction can have been");
     if (!partition->gaps_known && mqd_compact_note_gaps(partition->path) < 0)
-        return refuse(out, MQD_FOLLOW_FAILED, "it cannot be noted that the log has gaps");
+        return refuse(out, MQD_FOLLOW_FAILED, "cannot record that the log has gaps");
     partition->has_gaps = partition->gaps_known = true;
     return MQD_FOLLOW_OK;
 }
@@ -104,15 +104,15 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
     *out = (struct mqd_follow){.next_offset = partition->staged_end_offset,
                                .reason = error ? "the partition is fenced after an earlier failure" : NULL};
     while (error == MQD_FOLLOW_OK && out->taken_bytes < size_bytes) {
-        int whole = take_batch(bytes + out->taken_bytes, size_bytes - out->taken_bytes, &batch, out);
-        if (whole == 0)
+        int complete = take_batch(bytes + out->taken_bytes, size_bytes - out->taken_bytes, &batch, out);
+        if (complete == 0)
             break;
-        if (whole < 0)
+        if (complete < 0)
             error = MQD_FOLLOW_CORRUPT;
         else if (batch.partition_leader_epoch > leader_epoch || batch.partition_leader_epoch < 0)
             error = refuse(out, MQD_FOLLOW_EPOCH, "a batch is of a leader epoch that its leader does not have");
         else
-            error = check_place(partition, &batch, gaps_below, out);
+            error = check_continues(partition, &batch, gaps_below, out);
         if (error == MQD_FOLLOW_OK)
             error = stage(partition, &batch, bytes + out->taken_bytes, now_ms, out);
         if (error != MQD_FOLLOW_OK)
@@ -125,7 +125,7 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
     return error;
 }
 
-/* ---- epochs and places ---- */
+/* ---- epochs and positions ---- */
 
 const struct mqd_epoch *mqd_partition_epochs(const struct mqd_partition *partition, uint32_t *count)
 {
@@ -172,7 +172,7 @@ static int walk_to(const struct mqd_partition *partition, int64_t segment, int64
     return more < 0 ? -1 : 0;
 }
 
-int mqd_partition_place(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out)
+int mqd_partition_locate(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out)
 {
     uint32_t i = partition->segment_count - 1;
     if (offset >= partition->log_end_offset) {

@@ -58,7 +58,7 @@ void mqd_partition_note_mark(struct mqd_partition *partition)
     *mark_at(marks, marks->count++) = end;
 }
 
-void mqd_partition_give_back_marks(struct mqd_partition *partition)
+void mqd_partition_release_marks(struct mqd_partition *partition)
 {
     if (!partition->marks || partition->marks->count)
         return;

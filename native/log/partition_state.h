@@ -187,7 +187,7 @@ void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct 
 /* Replicated: records the log's end as a place to which the high watermark may move. */
 void mqd_partition_note_mark(struct mqd_partition *partition);
 /* Frees the ring when it is empty. */
-void mqd_partition_give_back_marks(struct mqd_partition *partition);
+void mqd_partition_release_marks(struct mqd_partition *partition);
 /* Replicated, and just opened: the high watermark starts at the log start, or at the place `known`
  * (NULL = none), which is below the log's end. */
 void mqd_partition_reset_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
@@ -196,7 +196,7 @@ void mqd_partition_cut_marks(struct mqd_partition *partition);
 
 /* Finds the end of the last batch at or below `offset`; reads the log. -1: mqd_error set. In
  * log/partition_follow.c. */
-int mqd_partition_place(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out);
+int mqd_partition_locate(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out);
 
 /* Drops leader epochs without records in the log: a replica that knew one of them could never agree
  * with its leader on where their logs diverge. The next write updates the file. */

@@ -147,7 +147,7 @@ static int64_t round_up(int64_t value, int64_t unit)
 
 /* An idle partition gets its first blocks only on its next write; for a busy one, preallocation
  * stays half a step ahead. */
-static bool preallocation_wanted(const struct mqd_partition *partition)
+static bool preallocation_due(const struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;
     return !partition->preallocating && !partition->preallocate_refused && !partition->fenced &&
@@ -174,7 +174,7 @@ static int64_t next_step(const struct mqd_partition *partition)
 
 bool mqd_partition_preallocate_begin(struct mqd_partition *partition, struct mqd_preallocation *out)
 {
-    if (!preallocation_wanted(partition))
+    if (!preallocation_due(partition))
         return false;
     struct mqd_active *active = &partition->active;
     int64_t step = next_step(partition),
@@ -233,7 +233,7 @@ void mqd_partition_trim(struct mqd_partition *partition)
 
 /* ---- periodic ---- */
 
-static void give_back(struct mqd_partition *partition)
+static void release_idle(struct mqd_partition *partition)
 {
     mqd_partition_trim(partition);
     partition->preallocate_step = 0;
@@ -250,10 +250,10 @@ uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t
         mqd_producers_expire(&partition->producers, now_ms - partition->options.producer_id_expiration_ms);
     if (partition->verifications.entries)
         mqd_verifications_expire(&partition->verifications, now_ms - VERIFICATION_MS);
-    mqd_partition_give_back_marks(partition);
+    mqd_partition_release_marks(partition);
     bool holds = partition->active.allocated_bytes > partition->active.size_bytes || partition->active.index.fd >= 0 ||
                  partition->active.index.time_fd >= 0 || partition->active.txn_index.fd >= 0 || partition->chunks;
     if (holds && partition->staged_count == 0 && !partition->fenced && now_ms - partition->last_write_ms > IDLE_MS)
-        give_back(partition);
+        release_idle(partition);
     return partition->producers.count;
 }

@@ -155,12 +155,12 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
         batch->base_sequence == sequence_after(batch_at(entry, entry->count - 1u)->last_sequence, 1))
         return 0;
     if (entry->ended) {
-        bool given_twice = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
-        return given_twice && batch->attributes & TRANSACTIONAL_BIT ? 59 : 45;
+        bool is_duplicate = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
+        return is_duplicate && batch->attributes & TRANSACTIONAL_BIT ? 59 : 45;
     }
     /* if fewer batches are remembered, an earlier one was never written */
-    bool forgotten = entry->count == MQD_PRODUCER_BATCH_COUNT;
-    return forgotten && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
+    bool dropped = entry->count == MQD_PRODUCER_BATCH_COUNT;
+    return dropped && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
 }
 
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,

@@ -204,7 +204,7 @@ static void release(struct mqd_verifications *verifications, struct mqd_verifica
     verifications->count--;
 }
 
-int64_t mqd_verifications_ask(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms)
+int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms)
 {
     if (!verifications->entries && start(verifications) < 0)
         return 0;
@@ -212,7 +212,7 @@ int64_t mqd_verifications_ask(struct mqd_verifications *verifications, const str
     if (entry && entry->epoch == batch->producer_epoch) {
         if (batch->base_sequence < entry->lowest_sequence)
             entry->lowest_sequence = batch->base_sequence;
-        entry->asked_ms = now_ms;
+        entry->begun_ms = now_ms;
         return entry->guard;
     }
     if (entry)
@@ -225,7 +225,7 @@ int64_t mqd_verifications_ask(struct mqd_verifications *verifications, const str
     int64_t guard = (int64_t)(mix(verifications->seed += 0x9e3779b97f4a7c15ull) >> 1);
     *entry = (struct mqd_verification){.producer_id = batch->producer_id,
                                        .guard = guard ? guard : 1,
-                                       .asked_ms = now_ms,
+                                       .begun_ms = now_ms,
                                        .lowest_sequence = batch->base_sequence,
                                        .epoch = batch->producer_epoch,
                                        .hash_next = *bucket};
@@ -258,7 +258,7 @@ void mqd_verifications_revoke(struct mqd_verifications *verifications, int64_t p
 void mqd_verifications_expire(struct mqd_verifications *verifications, int64_t before_ms)
 {
     for (uint32_t i = 0; verifications->count && i < MQD_VERIFICATION_COUNT_MAX; i++)
-        if (verifications->entries[i].guard && verifications->entries[i].asked_ms < before_ms)
+        if (verifications->entries[i].guard && verifications->entries[i].begun_ms < before_ms)
             release(verifications, &verifications->entries[i]);
     if (!verifications->count)
         mqd_verifications_free(verifications);

@@ -70,7 +70,7 @@ static inline int64_t mqd_transaction_first_offset(const struct mqd_transactions
 struct mqd_verification {
     int64_t producer_id;
     int64_t guard; /* 0 = free */
-    int64_t asked_ms;
+    int64_t begun_ms;
     int32_t lowest_sequence; /* of the batches that requested it: none with a higher sequence may come first */
     int16_t epoch;
     uint32_t hash_next; /* index + 1 */
@@ -85,7 +85,7 @@ struct mqd_verifications {            /* zeroed = empty */
 
 void mqd_verifications_free(struct mqd_verifications *verifications);
 /* The guard that the sender of this batch must pass back; 0: no memory. */
-int64_t mqd_verifications_ask(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms);
+int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms);
 /* The entry that this batch requested, or NULL when the guard is not, or no longer, its own. */
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
                                                       const struct mqd_batch *batch, int64_t guard);

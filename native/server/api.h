@@ -88,8 +88,9 @@ struct mqd_topic_partition {
      * requests to it */
     uint32_t leader_worker;
 };
-int mqd_reactor_topic_place(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
-                            const struct mqd_topic_partition *partitions, uint32_t partition_count);
+int mqd_reactor_topic_put_partitions(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16],
+                                     const char *name, const struct mqd_topic_partition *partitions,
+                                     uint32_t partition_count);
 struct mqd_broker_address {
     int32_t node_id;
     int32_t port;

@@ -94,31 +94,31 @@ static const char *take_principal(struct mqd_reactor *r, struct mqd_request *req
 {
     struct mqd_connection *c = request->connection;
     struct mqd_buffer *reply = &request->reply;
-    struct mqd_authenticated given;
+    struct mqd_authenticated granted;
     const uint8_t *principal;
     if (!request->blocks || request->api_key != SASL_AUTHENTICATE)
         return "the acceptor names a principal for a request that proves none";
-    if (reply->size_bytes < sizeof given)
+    if (reply->size_bytes < sizeof granted)
         return "the acceptor's answer ends before its principal";
-    memcpy(&given, reply->bytes, sizeof given);
-    principal = reply->bytes + sizeof given;
-    uint32_t block_bytes = (uint32_t)sizeof given + given.size_bytes;
-    if (!given.size_bytes || given.size_bytes > MQD_PRINCIPAL_BYTES_MAX || block_bytes > reply->size_bytes)
+    memcpy(&granted, reply->bytes, sizeof granted);
+    principal = reply->bytes + sizeof granted;
+    uint32_t block_bytes = (uint32_t)sizeof granted + granted.size_bytes;
+    if (!granted.size_bytes || granted.size_bytes > MQD_PRINCIPAL_BYTES_MAX || block_bytes > reply->size_bytes)
         return "the acceptor names a principal of an impossible length";
-    if (given.kind != MQD_PRINCIPAL_SASL && given.kind != MQD_PRINCIPAL_TOKEN)
+    if (granted.kind != MQD_PRINCIPAL_SASL && granted.kind != MQD_PRINCIPAL_TOKEN)
         return "the acceptor names a principal that was not proven by SASL";
-    if (memchr(principal, 0, given.size_bytes))
+    if (memchr(principal, 0, granted.size_bytes))
         return "the acceptor names a principal that has a NUL in it";
     if (c->principal &&
-        (c->principal_bytes != given.size_bytes || memcmp(c->principal, principal, given.size_bytes) != 0))
+        (c->principal_bytes != granted.size_bytes || memcmp(c->principal, principal, granted.size_bytes) != 0))
         return "it has authenticated again, as another principal"; /* U1 */
-    if (!c->principal && !mqd_authentication_prove(c, MQD_PRINCIPAL_SASL, principal, given.size_bytes))
+    if (!c->principal && !mqd_authentication_prove(c, MQD_PRINCIPAL_SASL, principal, granted.size_bytes))
         return "out of memory for its principal";
-    c->principal_kind = given.kind;
+    c->principal_kind = granted.kind;
     reply->size_bytes -= block_bytes;
     memmove(reply->bytes, reply->bytes + block_bytes, reply->size_bytes);
-    bool ends = given.session_ms && given.session_ms < (uint64_t)(INT64_MAX - r->now_ms);
-    c->session_end_ms = ends ? r->now_ms + (int64_t)given.session_ms : INT64_MAX;
+    bool ends = granted.session_ms && granted.session_ms < (uint64_t)(INT64_MAX - r->now_ms);
+    c->session_end_ms = ends ? r->now_ms + (int64_t)granted.session_ms : INT64_MAX;
     c->authentication = MQD_AUTHENTICATION_DONE;
     c->authenticate_by_ms = INT64_MAX;
     c->raw_tokens = 0;

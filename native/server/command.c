@@ -29,7 +29,7 @@
  * dropped are log lines, changes that retention finds by itself, and events that are sent again
  * (proposals, a leader's log start). The last are ends of connections to other hosts, which would
  * never be dialled again, and failures of log directories; there are few of these. */
-static uint32_t places_for(const struct mqd_event *event)
+static uint32_t entries_for(const struct mqd_event *event)
 {
     switch (event->kind) {
     case MQD_EVENT_DONE:
@@ -54,7 +54,7 @@ static uint32_t places_for(const struct mqd_event *event)
 bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
 {
     pthread_mutex_lock(&r->mutex);
-    bool fits = r->event_count < places_for(event);
+    bool fits = r->event_count < entries_for(event);
     if (!fits) {
         r->events_dropped++;
         mqd_proposal_free(event->proposal);
@@ -153,7 +153,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_owner_publish(r, owned);
     mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
     if (mqd_partition_dirty(owned->partition))
-        mqd_flush_want(r, owned);
+        mqd_flush_request(r, owned);
     mqd_command_done(r, command->token, 0, command->slot, mqd_partition_log_end_offset(owned->partition), NULL, "");
 }
 
@@ -194,11 +194,11 @@ static void reload_segments(struct mqd_reactor *r, uint32_t number)
  * are already deleted). */
 static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
-    int gone = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
-    if (gone >= 0)
+    int removed = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
+    if (removed >= 0)
         reload_segments(r, command->slot);
-    mqd_command_done(r, command->token, gone < 0 ? MQD_E_STALE : 0, command->slot, gone, NULL,
-                     gone < 0 ? mqd_error_message() : "");
+    mqd_command_done(r, command->token, removed < 0 ? MQD_E_STALE : 0, command->slot, removed, NULL,
+                     removed < 0 ? mqd_error_message() : "");
 }
 
 /* Compaction: forbids or allows truncations. A truncation that was under way has ended, because
@@ -280,7 +280,7 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
         mqd_look_ups_notify(r, command->slot);
         if (mqd_partition_dirty(owned->partition))
-            mqd_flush_want(r, owned);
+            mqd_flush_request(r, owned);
         break;
     default:
         mqd_partition_set_leader_epoch(owned->partition, (int32_t)command->offset);

@@ -206,8 +206,8 @@ static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *
 {
     if (r->run_first && r->run_first != c)
         return -1; /* allocating a short run now would delay the long one that waits */
-    uint32_t extents = mqd_arena_extents_total(r->arena), wanted = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
-    if (mqd_arena_extents_used(r->arena) + wanted > extents - extents / WINDOW_SHARE)
+    uint32_t extents = mqd_arena_extents_total(r->arena), needed = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
+    if (mqd_arena_extents_used(r->arena) + needed > extents - extents / WINDOW_SHARE)
         return -1;
     return mqd_arena_allocate(r->arena, total);
 }

@@ -20,7 +20,7 @@
  * the change was made.
  *
  * A request whose client has gone is forgotten as soon as its frame is no longer read
- * (MQD_LINK_ABANDON).
+ * (MQD_LINK_CANCEL).
  *
  * A token is the index in `control` and the entry's sequence number: a late answer to a request
  * that has ended finds another sequence number and is dropped.
@@ -197,7 +197,7 @@ static bool acceptor_takes(const struct mqd_reactor *r, uint32_t acceptor, const
 }
 
 /* Moves its frame into the arena. */
-static bool place(struct mqd_reactor *r, struct mqd_request *request)
+static bool move_to_arena(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset >= 0)
         return true;
@@ -215,21 +215,21 @@ static bool place(struct mqd_reactor *r, struct mqd_request *request)
 static void send_one(struct mqd_reactor *r, uint32_t acceptor, uint64_t generation, struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;
-    struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST,
-                                 .flags = request->control_flags,
-                                 .slot = c->local_port,
-                                 .token = token_of(r, request),
-                                 .offset = r->control_arena_base + (uint64_t)request->control_offset,
-                                 .size_bytes = request->frame_bytes,
-                                 .error = (int32_t)(generation & 0x7fffffff),
-                                 .a = c->listener_id,
-                                 .b = (int64_t)c->id,
-                                 .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
+    struct mqd_descriptor descriptor = {.kind = MQD_LINK_REQUEST,
+                                        .flags = request->control_flags,
+                                        .slot = c->local_port,
+                                        .token = token_of(r, request),
+                                        .offset = r->control_arena_base + (uint64_t)request->control_offset,
+                                        .size_bytes = request->frame_bytes,
+                                        .error = (int32_t)(generation & 0x7fffffff),
+                                        .a = c->listener_id,
+                                        .b = (int64_t)c->id,
+                                        .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
     if (c->local) { /* listener MQD_LISTENER_LOCAL: the user's identity instead of an address */
-        ask.slot = (uint32_t)c->local->pid;
-        ask.c = (int64_t)((uint64_t)c->local->uid << 32);
+        descriptor.slot = (uint32_t)c->local->pid;
+        descriptor.c = (int64_t)((uint64_t)c->local->uid << 32);
     }
-    mqd_forward_send(r, acceptor, &ask);
+    mqd_forward_send(r, acceptor, &descriptor);
     request->sent = 1;
     request->control_generation = generation;
     request->control_counted = 1;
@@ -264,7 +264,7 @@ void mqd_control_send_queued(struct mqd_reactor *r)
             struct mqd_request *request = MQD_CONTAINER(c->control_waiting.next, struct mqd_request, control_node);
             bool passes = !mqd_list_empty(&passed) && request->control_offset < 0;
             if (!(takes = acceptor_takes(r, acceptor, slot)) ||
-                !(room = (!passes || may_pass(r, request)) && place(r, request)))
+                !(room = (!passes || may_pass(r, request)) && move_to_arena(r, request)))
                 break;
             if (passes) {
                 request->control_passed = 1;
@@ -385,13 +385,13 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
  * repeatedly must not use up the entries of the table. Later answers to the request find another
  * sequence number. A request that waits for other members may wait for minutes, so the acceptor is
  * notified to stop waiting. */
-static void abandon(struct mqd_reactor *r, struct mqd_request *request)
+static void cancel(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->api_key == JOIN_GROUP || request->api_key == SYNC_GROUP) {
-        struct mqd_descriptor gone = {.kind = MQD_LINK_ABANDON,
-                                      .token = token_of(r, request),
-                                      .error = (int32_t)(request->control_generation & 0x7fffffff)};
-        mqd_forward_send(r, mqd_control_worker_count(r->options.control), &gone);
+        struct mqd_descriptor cancellation = {.kind = MQD_LINK_CANCEL,
+                                              .token = token_of(r, request),
+                                              .error = (int32_t)(request->control_generation & 0x7fffffff)};
+        mqd_forward_send(r, mqd_control_worker_count(r->options.control), &cancellation);
     }
     mqd_request_free(r, request);
 }
@@ -399,7 +399,7 @@ static void abandon(struct mqd_reactor *r, struct mqd_request *request)
 void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset < 0)
-        abandon(r, request);
+        cancel(r, request);
     /* otherwise the acceptor may still read the frame: until it answers, or reports that it takes
      * long */
 }
@@ -424,7 +424,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     }
     release(r, request);
     if (!request->connection)
-        abandon(r, request);
+        cancel(r, request);
     mqd_control_send_queued(r);
 }
 
@@ -558,22 +558,22 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
 void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version,
                          const uint8_t *bytes, uint32_t size_bytes)
 {
-    struct mqd_cached_reply *place = &r->cached[0];
+    struct mqd_cached_reply *victim = &r->cached[0];
     for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++) {
         struct mqd_cached_reply *cached = &r->cached[i];
         if (cached->bytes && cached->version != version)
             cached_drop(r, cached);
-        if (!cached->bytes || (place->bytes && cached->last_used < place->last_used))
-            place = cached;
+        if (!cached->bytes || (victim->bytes && cached->last_used < victim->last_used))
+            victim = cached;
     }
-    if (place->bytes)
-        cached_drop(r, place);
+    if (victim->bytes)
+        cached_drop(r, victim);
     uint8_t *copy = r->cached_bytes + key_bytes + size_bytes > MQD_REPLY_CACHE_BYTES_MAX ? NULL : malloc(size_bytes);
     if (!copy) {
         free(key);
         return;
     }
     memcpy(copy, bytes, size_bytes);
-    *place = (struct mqd_cached_reply){version, hash, key, key_bytes, copy, size_bytes, ++r->cache_clock};
+    *victim = (struct mqd_cached_reply){version, hash, key, key_bytes, copy, size_bytes, ++r->cache_clock};
     r->cached_bytes += key_bytes + size_bytes;
 }

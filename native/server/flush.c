@@ -33,7 +33,7 @@ static int64_t background_bytes(const struct mqd_log_directory *dir)
     return dir->busy_count > MQD_BUSY_FEW ? MQD_BACKGROUND_FLUSH_BYTES_OF_MANY : MQD_BACKGROUND_FLUSH_BYTES;
 }
 
-void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->truncating)
         return; /* the truncation flushes */
@@ -58,7 +58,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         mqd_owner_publish(r, owned);
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
-            mqd_flush_want(r, owned);
+            mqd_flush_request(r, owned);
         /* a flush covers a few files: continue until it has caught up; compaction waits for
          * these */
         if (mqd_partition_sealed_waiting(owned->partition))
@@ -208,14 +208,15 @@ static int preallocate(void *argument)
 
 void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    struct mqd_preallocation wanted;
+    struct mqd_preallocation preallocation;
     if (owned->preallocating || owned->closing || owned->truncating || !r->poll ||
-        !mqd_partition_preallocate_begin(owned->partition, &wanted))
+        !mqd_partition_preallocate_begin(owned->partition, &preallocation))
         return;
     struct preallocate_job *job = malloc(sizeof *job);
     if (job) {
-        job->job = wanted;
-        if (mqd_poll_run(r->poll, wanted.fd, preallocate, job, mqd_token(MQD_TOKEN_PREALLOCATE, owned->slot)) == 0) {
+        job->job = preallocation;
+        if (mqd_poll_run(r->poll, preallocation.fd, preallocate, job, mqd_token(MQD_TOKEN_PREALLOCATE, owned->slot)) ==
+            0) {
             owned->preallocating = 1;
             return;
         }

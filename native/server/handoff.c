@@ -232,9 +232,9 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             memcpy(&fd, CMSG_DATA(header), sizeof fd);
         if (n == 0 && fd < 0)
             return; /* the keeper has ended; its pidfd notifies the main thread */
-        bool whole = n >= (ssize_t)sizeof handoff.tcp && !(message.msg_flags & MSG_TRUNC);
-        bool local = whole && handoff.tcp.flags & MQD_HANDOFF_LOCAL;
-        if (fd >= 0 && (!whole || handoff.tcp.magic != HANDOFF_MAGIC || (n != sizeof handoff.tcp && !local))) {
+        bool complete = n >= (ssize_t)sizeof handoff.tcp && !(message.msg_flags & MSG_TRUNC);
+        bool local = complete && handoff.tcp.flags & MQD_HANDOFF_LOCAL;
+        if (fd >= 0 && (!complete || handoff.tcp.magic != HANDOFF_MAGIC || (n != sizeof handoff.tcp && !local))) {
             close(fd);
             mqd_log(r, 3, 0, UINT32_MAX,
                     "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);

@@ -30,7 +30,7 @@ bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connectio
     return pending == 0 || (pending <= MQD_OUT_BYTES_MAX && !mqd_heap_pressed(r));
 }
 
-void mqd_output_want(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!mqd_list_linked(&c->output_node))
         mqd_list_append(&r->to_send, &c->output_node);
@@ -39,7 +39,7 @@ void mqd_output_want(struct mqd_reactor *r, struct mqd_connection *c)
 void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c)
 {
     c->closing = 1;
-    mqd_output_want(r, c);
+    mqd_output_schedule(r, c);
 }
 
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes)
@@ -55,7 +55,7 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
         memcpy(c->out.bytes + c->out.size_bytes, bytes, size_bytes);
         c->out.size_bytes += size_bytes;
     }
-    mqd_output_want(r, c);
+    mqd_output_schedule(r, c);
 }
 
 static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)

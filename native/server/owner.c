@@ -212,7 +212,7 @@ int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_stat(r, MQD_COUNT_ROLLS, 1);
         mqd_owner_publish(r, owned);
         if (mqd_partition_dirty(owned->partition))
-            mqd_flush_want(r, owned);
+            mqd_flush_request(r, owned);
         mqd_snapshot_maybe(r, owned);
     }
     return error;
@@ -272,7 +272,7 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
     MQD_LIST_EACH(node, spare, &staged)
         append_written(r, owned, MQD_CONTAINER(node, struct mqd_append, node), &positions);
     if (mqd_partition_dirty(owned->partition))
-        mqd_flush_want(r, owned);
+        mqd_flush_request(r, owned);
     if (owned->roll_due) {
         owned->roll_due = 0;
         mqd_owner_roll(r, owned);

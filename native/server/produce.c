@@ -94,7 +94,7 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
     return mqd_produce_end(&walk);
 }
 
-static bool is_whole(const uint8_t *records, int32_t size_bytes)
+static bool is_complete(const uint8_t *records, int32_t size_bytes)
 {
     return size_bytes >= BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - BATCH_LENGTH_END;
 }
@@ -104,7 +104,7 @@ static bool is_whole(const uint8_t *records, int32_t size_bytes)
 static int16_t check_form(const struct mqd_produce_partition *partition, int16_t version, const char **message)
 {
     const uint8_t *records = partition->records;
-    if (!is_whole(records, partition->size_bytes)) {
+    if (!is_complete(records, partition->size_bytes)) {
         *message = "the partition came without a whole record batch";
         return MQD_KAFKA_INVALID_RECORD;
     }
@@ -117,7 +117,7 @@ static int16_t check_form(const struct mqd_produce_partition *partition, int16_t
         return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
     }
     int32_t batch_bytes = (int32_t)mqd_get_be32(records + 8) + BATCH_LENGTH_END;
-    if (batch_bytes > 0 && is_whole(records + batch_bytes, partition->size_bytes - batch_bytes)) {
+    if (batch_bytes > 0 && is_complete(records + batch_bytes, partition->size_bytes - batch_bytes)) {
         *message = "a partition takes exactly one record batch per request";
         return MQD_KAFKA_INVALID_RECORD;
     }
@@ -443,9 +443,9 @@ static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
                                                        const struct mqd_append *append, struct mqd_current_leader *out,
                                                        struct mqd_response_nodes *nodes)
 {
-    bool told = mqd_topics_current_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key), append->partition_index,
-                                          out, nodes);
-    return told ? out : NULL;
+    bool known = mqd_topics_current_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key),
+                                           append->partition_index, out, nodes);
+    return known ? out : NULL;
 }
 
 /* Whether Kafka names the log's start beside this error: where the log itself, or its validator,

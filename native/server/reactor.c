@@ -268,7 +268,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     }
     if (r->relays)
         mqd_relays_read(r);
-    if (!mqd_list_empty(&r->asking))
+    if (!mqd_list_empty(&r->queries))
         mqd_locals_answer(r);
     /* a fetch that was just read must see what was acknowledged before it was sent: the note may
      * have arrived meanwhile */
@@ -302,7 +302,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
 {
     if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_answer) || !mqd_list_empty(&r->to_send) ||
         !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) || !mqd_list_empty(&r->to_wake) ||
-        !mqd_list_empty(&r->asking) || mqd_load_acquire(&r->command_waiting))
+        !mqd_list_empty(&r->queries) || mqd_load_acquire(&r->command_waiting))
         return r->stop ? 1000000 : 0;
     int64_t until_ns = r->now_ns + HOUSEKEEPING_MS * 1000000ll;
     int64_t timer_ms = mqd_timers_next_ms(r);
@@ -325,7 +325,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
                        : mqd_forward_pending(r)                    ? 100000
                        : !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS
                        : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->large_waiting) ||
-                               !mqd_list_empty(&r->asking_later) || !mqd_list_empty(&r->control_turns) ||
+                               !mqd_list_empty(&r->query_later) || !mqd_list_empty(&r->control_turns) ||
                                !mqd_list_empty(&r->check_queue)
                            ? 20000000
                            : INT64_MAX;

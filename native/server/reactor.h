@@ -169,9 +169,9 @@ struct mqd_reactor {
     uint32_t local_memory_count, local_memory_capacity;
     int local_watch_fd;      /* inotify; 0 = not created yet */
     bool local_watch_failed; /* the failure has been logged */
-    struct mqd_node asking;  /* attachments with pending queries */
+    struct mqd_node queries; /* attachments with pending queries */
     /* attachments whose answer the kernel refused: retried in the next turn, within 20 ms */
-    struct mqd_node asking_later;
+    struct mqd_node query_later;
 
     uint8_t quota_kinds; /* the kinds that any quota limits; 0 = no quotas */
     struct mqd_quota_limits *quota_limits;
@@ -322,7 +322,7 @@ void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t
 /* takes ownership of what it points to, also on failure */
 int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command);
 void mqd_command_free(struct mqd_command *command);
-/* the partition no longer rests: deferred commands are carried out */
+/* the partition is no longer truncating: deferred commands are carried out */
 void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_commands_deferred_free(struct mqd_owned *owned); /* at the end of the reactor; their events are not sent */
 
@@ -426,7 +426,7 @@ bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connectio
 void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c);
 /* there is output to send */
-void mqd_output_want(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c);
 /* the first chunk is sent */
 void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c);
 /* reports that a segment file ends before what remains of `range` */
@@ -517,7 +517,7 @@ void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, in
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what);
 
 /* server/flush.c */
-void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_flush_start_all(struct mqd_reactor *r);
 void mqd_flush_on_done(struct mqd_reactor *r, uint64_t slot, int result);
 void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int result);

@@ -17,14 +17,14 @@
 
 /* ---- metadata ---- */
 
-static void tell(struct mqd_owned *owned, const struct mqd_topic *topic, uint32_t index)
+static void set_redirect(struct mqd_owned *owned, const struct mqd_topic *topic, uint32_t index)
 {
-    const struct mqd_topic_partition *place = &topic->places[index];
-    bool known = place->redirect >= 0 && (uint32_t)place->redirect < topic->partition_count;
-    owned->redirect_index = known ? (uint32_t)place->redirect : 0;
-    owned->redirect_slot = known ? topic->slots[place->redirect] : MQD_SLOT_NONE;
-    owned->retired_epoch = place->leader_epoch;
-    owned->retiring = (uint8_t)(place->retiring > MQD_RETIRING_HIDDEN ? MQD_RETIRING_HIDDEN : place->retiring);
+    const struct mqd_topic_partition *partition = &topic->partitions[index];
+    bool known = partition->redirect >= 0 && (uint32_t)partition->redirect < topic->partition_count;
+    owned->redirect_index = known ? (uint32_t)partition->redirect : 0;
+    owned->redirect_slot = known ? topic->slots[partition->redirect] : MQD_SLOT_NONE;
+    owned->retired_epoch = partition->leader_epoch;
+    owned->retiring = (uint8_t)(partition->retiring > MQD_RETIRING_HIDDEN ? MQD_RETIRING_HIDDEN : partition->retiring);
     mqd_redirect_led(owned);
 }
 
@@ -38,8 +38,8 @@ void mqd_redirect_topic(struct mqd_reactor *r, const struct mqd_topic *topic)
 {
     for (uint32_t i = 0; i < topic->partition_count; i++) {
         struct mqd_owned *owned = topic->slots[i] < MQD_PARTITION_SLOT_COUNT ? r->owned[topic->slots[i]] : NULL;
-        if (owned && (topic->places[i].retiring || owned->retiring))
-            tell(owned, topic, i);
+        if (owned && (topic->partitions[i].retiring || owned->retiring))
+            set_redirect(owned, topic, i);
     }
 }
 
@@ -51,8 +51,8 @@ void mqd_redirect_opened(struct mqd_reactor *r, struct mqd_owned *owned)
     const struct mqd_topic *topic = mqd_topics_find_id(&r->topics, topic_id);
     int32_t index = slot->partition_index;
     if (topic && index >= 0 && (uint32_t)index < topic->partition_count && topic->slots[index] == owned->slot &&
-        topic->places[index].retiring)
-        tell(owned, topic, (uint32_t)index);
+        topic->partitions[index].retiring)
+        set_redirect(owned, topic, (uint32_t)index);
 }
 
 /* ---- the owner of the retired partition ---- */

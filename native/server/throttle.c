@@ -152,7 +152,7 @@ void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c)
 
 /* What the client owes for the kinds that this connection has used; its other connections may have
  * added to it. */
-static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
+static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t most = 0;
     if (c->quota_version != r->quota_version)
@@ -160,19 +160,19 @@ static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
         if (!(c->quota_kinds >> kind & 1) || !c->quota.interval[kind])
             continue;
-        int64_t owed = mqd_quota_owed(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind,
-                                      mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns);
-        most = owed > most ? owed : most;
+        int64_t debt = mqd_quota_debt_ns(r->options.control, c->quota.bucket[kind], (enum mqd_quota_kind)kind,
+                                         mqd_quota_limits_burst_ns(r->quota_limits, kind), r->now_ns);
+        most = debt > most ? debt : most;
     }
     return most;
 }
 
 static void look(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    int64_t owed = owed_ns(r, c);
+    int64_t debt = debt_ns(r, c);
     mqd_throttle_untrack(r, c);
-    if (owed > 0) {
-        wheel_enter(r, c, r->now_ns + owed);
+    if (debt > 0) {
+        wheel_enter(r, c, r->now_ns + debt);
         return;
     }
     c->last_active_ms = r->now_ms; /* it was not idle but muted */
@@ -215,7 +215,7 @@ bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, co
         return true;
     if (!c->quota_kinds)
         return true;
-    mute(r, c, owed_ns(r, c));
+    mute(r, c, debt_ns(r, c));
     return !c->muted;
 }
 

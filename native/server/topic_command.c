@@ -48,8 +48,8 @@ static void topic_changes(struct mqd_reactor *r, const struct mqd_command *comma
         drop_topic(r, namesake);
     for (uint32_t i = 0; topic && i < topic->partition_count; i++) {
         bool same_slot = i < command->number && partitions[i].slot == topic->slots[i];
-        if (same_slot && partitions[i].leader == topic->places[i].leader &&
-            partitions[i].leader_epoch == topic->places[i].leader_epoch)
+        if (same_slot && partitions[i].leader == topic->partitions[i].leader &&
+            partitions[i].leader_epoch == topic->partitions[i].leader_epoch)
             continue;
         if (!same_slot) {
             memset(r->cursors, 0, sizeof r->cursors);
@@ -135,8 +135,9 @@ int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t t
     return post_topic(r, token, topic_id, name, partitions, partition_count);
 }
 
-int mqd_reactor_topic_place(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
-                            const struct mqd_topic_partition *partitions, uint32_t partition_count)
+int mqd_reactor_topic_put_partitions(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16],
+                                     const char *name, const struct mqd_topic_partition *partitions,
+                                     uint32_t partition_count)
 {
     uint32_t slot_max = 0;
     for (uint32_t i = 0; i < partition_count; i++)

@@ -53,20 +53,20 @@ static bool set_partitions(struct mqd_topic *topic, const struct mqd_topic_parti
                            uint32_t partition_count)
 {
     uint32_t *slots = malloc(sizeof *slots * (partition_count ? partition_count : 1));
-    struct mqd_topic_partition *places = malloc(sizeof *places * (partition_count ? partition_count : 1));
-    if (!slots || !places) {
+    struct mqd_topic_partition *copy = malloc(sizeof *copy * (partition_count ? partition_count : 1));
+    if (!slots || !copy) {
         free(slots);
-        free(places);
+        free(copy);
         return false;
     }
     for (uint32_t i = 0; i < partition_count; i++) {
         slots[i] = partitions[i].slot;
-        places[i] = partitions[i];
+        copy[i] = partitions[i];
     }
     free(topic->slots);
-    free(topic->places);
+    free(topic->partitions);
     topic->slots = slots;
-    topic->places = places;
+    topic->partitions = copy;
     topic->partition_count = partition_count;
     return true;
 }
@@ -119,7 +119,7 @@ void mqd_topic_release(struct mqd_topic *topic)
     if (!topic || --topic->reference_count)
         return;
     free(topic->slots);
-    free(topic->places);
+    free(topic->partitions);
     free(topic);
 }
 
@@ -157,9 +157,9 @@ const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topi
     return topics->broker_count ? bsearch(&key, topics->brokers, topics->broker_count, sizeof key, by_node_id) : NULL;
 }
 
-bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *place)
+bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition)
 {
-    return topics->broker_count && place->leader != MQD_LEADER_HERE && place->leader != topics->node_id;
+    return topics->broker_count && partition->leader != MQD_LEADER_HERE && partition->leader != topics->node_id;
 }
 
 bool mqd_topics_current_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
@@ -167,19 +167,19 @@ bool mqd_topics_current_leader(const struct mqd_topics *topics, const struct mqd
 {
     if (!topic || partition_index < 0 || (uint32_t)partition_index >= topic->partition_count)
         return false;
-    const struct mqd_topic_partition *place = &topic->places[partition_index];
+    const struct mqd_topic_partition *partition = &topic->partitions[partition_index];
     const struct mqd_broker_address *broker =
-        mqd_topics_led_elsewhere(topics, place) ? mqd_topics_broker(topics, place->leader) : NULL;
+        mqd_topics_led_elsewhere(topics, partition) ? mqd_topics_broker(topics, partition->leader) : NULL;
     if (!broker)
         return false;
     uint32_t at = 0;
-    while (at < nodes->count && nodes->nodes[at].node_id != place->leader)
+    while (at < nodes->count && nodes->nodes[at].node_id != partition->leader)
         at++;
-    if (at == MQD_TOLD_NODES_MAX)
+    if (at == MQD_RESPONSE_NODES_MAX)
         return false;
     if (at == nodes->count)
         nodes->nodes[nodes->count++] = (struct mqd_node_endpoint){broker->node_id, broker->port, broker->host,
                                                                   broker->has_rack ? broker->rack : NULL};
-    *out = (struct mqd_current_leader){place->leader, place->leader_epoch};
+    *out = (struct mqd_current_leader){partition->leader, partition->leader_epoch};
     return true;
 }

@@ -15,8 +15,8 @@ struct mqd_topic {
     uint64_t serial; /* above 0, of 48 bits; never used again for another topic */
     uint8_t topic_id[16];
     uint32_t partition_count;
-    uint32_t *slots;                    /* of this host's replicas; MQD_SLOT_NONE = none here */
-    struct mqd_topic_partition *places; /* the same partitions: where their leaders are */
+    uint32_t *slots;                        /* of this host's replicas; MQD_SLOT_NONE = none here */
+    struct mqd_topic_partition *partitions; /* the same partitions: where their leaders are */
     uint32_t name_bytes;
     char name[MQD_TOPIC_NAME_BYTES_MAX + 1];
 };
@@ -43,14 +43,14 @@ void mqd_topics_clear(struct mqd_topics *topics);
 void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers,
                             uint32_t count);
 /* According to the metadata another host leads it. */
-bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *place);
+bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition);
 /* NULL: not known, or clients may not be sent there */
 const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);
 
 /* The nodes that an answer names as other leaders (KIP-951), each once. */
-#define MQD_TOLD_NODES_MAX 32
+#define MQD_RESPONSE_NODES_MAX 32
 struct mqd_response_nodes {
-    struct mqd_node_endpoint nodes[MQD_TOLD_NODES_MAX];
+    struct mqd_node_endpoint nodes[MQD_RESPONSE_NODES_MAX];
     uint32_t count;
 };
 /* Fills *out and adds the node. False: nothing to report, because this host leads the partition, it

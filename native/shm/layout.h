@@ -91,7 +91,7 @@ struct mqd_worker_slot {
     /* line 0: written by the keeper */
     uint32_t state; /* enum mqd_process_state */
     int32_t pid;
-    uint64_t generation; /* incremented when the process died: everything it lent or owed is void */
+    uint64_t generation; /* incremented when the process died: its descriptors and credits are void */
     uint8_t pad0[MQD_CACHE_LINE - 16];
     /* line 1: the endpoint itself writes `sleeping` (seq_cst); peers exchange it to 0 when they
      * wake it */

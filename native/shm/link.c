@@ -159,14 +159,14 @@ int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct m
     if (to >= endpoint->count)
         return mqd_error_set(MQD_E_INVALID, "there is no endpoint %u", to);
     struct mqd_ring_writer *writer = &endpoint->out[to];
-    struct mqd_descriptor *place = mqd_ring_next(writer);
-    if (!place)
+    struct mqd_descriptor *descriptor_out = mqd_ring_next(writer);
+    if (!descriptor_out)
         return writer->corrupt
                    ? mqd_error_set(MQD_E_CORRUPT,
                                    "link to endpoint %u: ring counters are impossible; restart the whole broker", to)
                    : mqd_error_set_static(MQD_E_FULL, "the link has no free descriptor; its reader is behind");
-    *place = *descriptor;
-    place->generation = endpoint->generation;
+    *descriptor_out = *descriptor;
+    descriptor_out->generation = endpoint->generation;
     mqd_ring_put(writer);
     endpoint->staged[to >> 6] |= 1ull << (to & 63);
     return 0;

@@ -82,7 +82,7 @@ struct mqd_local_header {
     uint64_t reply_tail;
     /* a reply did not fit: if this is set, the client writes `to_worker` after moving reply_head
      * and a full fence */
-    uint32_t worker_wants_room;
+    uint32_t worker_needs_room;
     uint8_t pad4[52];
     uint8_t pad5[4096 - 384];
 };
@@ -122,9 +122,9 @@ struct mqd_local_welcome {
     char reason[232]; /* of the refusal, with what to do; NUL-terminated */
 };
 
-enum mqd_local_ask_kind { MQD_LOCAL_ASK_SEGMENT = 1 };
+enum mqd_local_query_kind { MQD_LOCAL_QUERY_SEGMENT = 1 };
 /* client -> worker: query for the place of an offset. Answered in order. At most 16 unanswered. */
-struct mqd_local_ask {
+struct mqd_local_query {
     uint32_t kind;
     uint32_t number; /* returned in the answer */
     uint8_t topic_id[16];
@@ -160,7 +160,7 @@ struct mqd_local_segment {
 
 _Static_assert(sizeof(struct mqd_local_hello) == 176, "packet");
 _Static_assert(sizeof(struct mqd_local_welcome) == 256, "packet");
-_Static_assert(sizeof(struct mqd_local_ask) == 40, "packet");
+_Static_assert(sizeof(struct mqd_local_query) == 40, "packet");
 _Static_assert(sizeof(struct mqd_local_segment) == 64, "packet");
 
 /* Of everything here and the control segment's layout: a client from another build is refused. */

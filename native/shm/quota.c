@@ -210,7 +210,7 @@ static struct mqd_quota_bucket *bucket_of(struct mqd_quota_bucket *set, uint64_t
     return NULL;
 }
 
-static bool owes(const struct mqd_quota_bucket *bucket, int64_t now_ns)
+static bool is_indebted(const struct mqd_quota_bucket *bucket, int64_t now_ns)
 {
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
         if (mqd_load_relaxed(&bucket->arrival_ns[kind]) > now_ns)
@@ -222,16 +222,16 @@ static bool owes(const struct mqd_quota_bucket *bucket, int64_t now_ns)
 static struct mqd_quota_bucket *victim(struct mqd_quota_bucket *set, int64_t now_ns)
 {
     struct mqd_quota_bucket *best = NULL;
-    bool best_owes = false;
+    bool best_indebted = false;
     for (uint32_t way = 0; way < MQD_QUOTA_WAY_COUNT; way++) {
         struct mqd_quota_bucket *bucket = &set[way];
         if (mqd_load_relaxed(&bucket->key) == 0)
             return bucket;
-        bool indebted = owes(bucket, now_ns);
-        if (!best || (best_owes && !indebted) ||
-            (best_owes == indebted && mqd_load_relaxed(&bucket->used_ns) < mqd_load_relaxed(&best->used_ns))) {
+        bool indebted = is_indebted(bucket, now_ns);
+        if (!best || (best_indebted && !indebted) ||
+            (best_indebted == indebted && mqd_load_relaxed(&bucket->used_ns) < mqd_load_relaxed(&best->used_ns))) {
             best = bucket;
-            best_owes = indebted;
+            best_indebted = indebted;
         }
     }
     return best;
@@ -245,7 +245,7 @@ static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint6
             return bucket;
         bucket = victim(set, now_ns);
         uint64_t before = mqd_load_relaxed(&bucket->key);
-        bool indebted = owes(bucket, now_ns);
+        bool indebted = is_indebted(bucket, now_ns);
         if (before == key || !mqd_compare_exchange(&bucket->key, &before, key))
             continue;
         mqd_store_relaxed(&bucket->used_ns, now_ns);
@@ -261,7 +261,7 @@ int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, 
                          int64_t burst_ns, int64_t now_ns)
 {
     if (!interval || !units)
-        return interval ? mqd_quota_owed(control, key, kind, burst_ns, now_ns) : 0;
+        return interval ? mqd_quota_debt_ns(control, key, kind, burst_ns, now_ns) : 0;
     struct mqd_quota_bucket *bucket = bucket_take(mqd_control_quotas(control), key, now_ns);
     unsigned __int128 product = (unsigned __int128)units * interval >> 32;
     int64_t cost = product > (unsigned __int128)DEBT_NS_MAX ? DEBT_NS_MAX : (int64_t)product;
@@ -276,7 +276,7 @@ int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, 
     return delay > 0 ? delay : 0;
 }
 
-int64_t mqd_quota_owed(void *control, uint64_t key, enum mqd_quota_kind kind, int64_t burst_ns, int64_t now_ns)
+int64_t mqd_quota_debt_ns(void *control, uint64_t key, enum mqd_quota_kind kind, int64_t burst_ns, int64_t now_ns)
 {
     struct mqd_quota_table *table = mqd_control_quotas(control);
     const struct mqd_quota_bucket *bucket = bucket_of(&table->bucket[key % SET_COUNT * MQD_QUOTA_WAY_COUNT], key);

@@ -80,6 +80,6 @@ void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, u
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,
                          int64_t burst_ns, int64_t now_ns);
 /* The current debt, without a charge. */
-int64_t mqd_quota_owed(void *control, uint64_t key, enum mqd_quota_kind kind, int64_t burst_ns, int64_t now_ns);
+int64_t mqd_quota_debt_ns(void *control, uint64_t key, enum mqd_quota_kind kind, int64_t burst_ns, int64_t now_ns);
 
 #endif

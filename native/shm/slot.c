@@ -133,12 +133,12 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
         partition_index < 0)
         return mqd_error_set(MQD_E_INVALID, "slot %u for partition %d of worker %u in log directory %u: out of range",
                              index, partition_index, owner, log_dir);
-    bool whole = (mqd_load_acquire(&slot->identity_version) & 1) == 0; /* otherwise nothing in it can be trusted */
+    bool complete = (mqd_load_acquire(&slot->identity_version) & 1) == 0; /* otherwise nothing in it can be trusted */
     bool held = mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
-    if (whole && held && !same_identity(slot, topic_id, partition_index))
+    if (complete && held && !same_identity(slot, topic_id, partition_index))
         return mqd_error_set(MQD_E_INVALID, "slot %u holds another partition (%d); clear it first", index,
                              mqd_load_relaxed(&slot->partition_index));
-    bool keep_state = whole && held && mqd_load_relaxed(&slot->owner) == owner;
+    bool keep_state = complete && held && mqd_load_relaxed(&slot->owner) == owner;
     uint32_t odd = bracket_open(slot);
     words_store((uint64_t *)slot->topic_id, topic_id, 16);
     mqd_store_release(&slot->partition_index, partition_index);

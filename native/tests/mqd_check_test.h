@@ -24,7 +24,7 @@ struct raw {
     uint8_t *bytes;
     uint32_t size_bytes;
 };
-struct asked_batch {
+struct partition_batch {
     int32_t partition;
     struct raw raw;
 };
@@ -92,7 +92,7 @@ __attribute__((unused)) static struct raw raw_records(uint32_t count, uint64_t u
 /* ---- Produce v8: with a transactional id (NULL = none); frees the batches ---- */
 
 static void put_batches(struct frame *frame, int32_t correlation_id, const char *transactional_id, int acks,
-                        int32_t timeout_ms, const struct asked_batch *batches, uint32_t count)
+                        int32_t timeout_ms, const struct partition_batch *batches, uint32_t count)
 {
     uint32_t begin = frame_begin(frame, 0, 8, correlation_id);
     if (transactional_id)
@@ -109,8 +109,8 @@ static void put_batches(struct frame *frame, int32_t correlation_id, const char 
     frame_end(frame, begin);
 }
 
-static bool client_ask(struct client *client, int32_t correlation_id, const char *transactional_id, int acks,
-                       int32_t timeout_ms, const struct asked_batch *batches, uint32_t count)
+static bool client_produce_batches(struct client *client, int32_t correlation_id, const char *transactional_id,
+                                   int acks, int32_t timeout_ms, const struct partition_batch *batches, uint32_t count)
 {
     struct frame frame = {0};
     put_batches(&frame, correlation_id, transactional_id, acks, timeout_ms, batches, count);
@@ -119,12 +119,12 @@ static bool client_ask(struct client *client, int32_t correlation_id, const char
     return sent;
 }
 
-__attribute__((unused)) static bool client_ask_one(struct client *client, int32_t correlation_id,
-                                                   const char *transactional_id, int acks, int32_t timeout_ms,
-                                                   int32_t partition, struct raw raw)
+__attribute__((unused)) static bool client_produce_one(struct client *client, int32_t correlation_id,
+                                                       const char *transactional_id, int acks, int32_t timeout_ms,
+                                                       int32_t partition, struct raw raw)
 {
-    struct asked_batch batch = {partition, raw};
-    return client_ask(client, correlation_id, transactional_id, acks, timeout_ms, &batch, 1);
+    struct partition_batch batch = {partition, raw};
+    return client_produce_batches(client, correlation_id, transactional_id, acks, timeout_ms, &batch, 1);
 }
 
 struct outcome {
@@ -182,27 +182,27 @@ static struct outcomes client_take(struct client *client)
 static uint64_t check_answer_at; /* in its arena: round and round, a worker takes it over long before */
 
 /* One code for each partition asked for. */
-__attribute__((unused)) static void check_answer(struct bench *b, uint32_t to, const struct mqd_descriptor *ask,
+__attribute__((unused)) static void check_answer(struct bench *b, uint32_t to, const struct mqd_descriptor *check,
                                                  const int16_t *codes, uint32_t count)
 {
     check_answer_at = (check_answer_at + 1024) % (ARENA_BYTES / 2);
     memcpy(b->arenas[ACCEPTOR] + check_answer_at, codes, count * sizeof *codes);
-    bench_say(b, ACCEPTOR, to,
+    bench_put(b, ACCEPTOR, to,
               (struct mqd_descriptor){.kind = MQD_LINK_CHECKED,
-                                      .token = ask->token,
+                                      .token = check->token,
                                       .offset = check_answer_at,
                                       .size_bytes = count * (uint32_t)sizeof *codes});
 }
 
-__attribute__((unused)) static void check_answer_all(struct bench *b, uint32_t to, const struct mqd_descriptor *ask,
+__attribute__((unused)) static void check_answer_all(struct bench *b, uint32_t to, const struct mqd_descriptor *check,
                                                      int16_t error)
 {
     int16_t codes[64];
     struct mqd_check_transaction head;
-    memcpy(&head, b->arenas[to] + ask->offset, sizeof head);
+    memcpy(&head, b->arenas[to] + check->offset, sizeof head);
     for (uint32_t i = 0; i < 64; i++)
         codes[i] = error;
-    check_answer(b, to, ask, codes, head.partition_count < 64 ? head.partition_count : 64);
+    check_answer(b, to, check, codes, head.partition_count < 64 ? head.partition_count : 64);
 }
 
 __attribute__((unused)) static void acceptor_restarts(struct bench *b)

@@ -28,7 +28,7 @@ struct log {
     struct log_segment segments[LOG_SEGMENT_MAX];
     int segment_count;
     int64_t end_offset;
-    int asked;
+    int query_count;
     int fail_errno;  /* the next question fails */
     int16_t error;   /* of the next answers */
     bool skips_gaps; /* an offset behind a segment's last batch is answered with the segment that follows */
@@ -218,25 +218,25 @@ static uint32_t log_position(const struct log_segment *segment, uint32_t end, in
     return at < end ? at : end;
 }
 
-static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+static int log_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                       struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     struct log *log = context;
     int number = log->segment_count - 1;
-    log->asked++;
+    log->query_count++;
     if (log->fail_errno) {
         int code = log->fail_errno;
         log->fail_errno = 0;
         return mqd_error_set_static(code, "as the test wants it");
     }
     *answer =
-        (struct mqd_local_segment){.kind = ask->kind, .number = ask->number, .error = log->error, .slot = LOG_SLOT};
+        (struct mqd_local_segment){.kind = query->kind, .number = query->number, .error = log->error, .slot = LOG_SLOT};
     if (log->error)
         return 0;
-    while (number > 0 && log->segments[number].base_offset > ask->offset)
+    while (number > 0 && log->segments[number].base_offset > query->offset)
         number--;
     if (log->skips_gaps && number < log->segment_count - 1 &&
-        log_position(&log->segments[number], log->segments[number].size_bytes, ask->offset) ==
+        log_position(&log->segments[number], log->segments[number].size_bytes, query->offset) ==
             log->segments[number].size_bytes)
         number++;
     const struct log_segment *segment = &log->segments[number];
@@ -249,7 +249,7 @@ static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd
     answer->segments_generation =
         log->changing ? MQD_LOCAL_CHANGING : mqd_control_partition(log->control, LOG_SLOT)->segments_generation;
     answer->next_base_offset = active ? INT64_MAX : log->segments[number + 1].base_offset;
-    answer->position = log_position(segment, end, ask->offset);
+    answer->position = log_position(segment, end, query->offset);
     answer->size_bytes = end;
     answer->map_bytes = LOG_MAP_BYTES;
     if (log->heap && !active) {

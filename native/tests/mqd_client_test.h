@@ -6,7 +6,7 @@
  * not sleep struct mqd_client *client = fake_attach(&fake, &options)    mqd_client_open against it fake_next(&fake) the
  * next request, copied: fake.frame, fake.frame_bytes, fake.request, fake.batch; false = none fake_answer(&fake, error,
  * base_offset)                      the Produce response to it, into the reply ring fake_die(&fake) the socket ends;
- * fake_attach attaches anew
+ * fake_attach attaches again
  */
 #ifndef MQD_CLIENT_TEST_H
 #define MQD_CLIENT_TEST_H

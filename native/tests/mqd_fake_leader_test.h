@@ -61,14 +61,14 @@ __attribute__((unused)) static void fake_stop(struct fake *fake)
 
 /* ---- what is asked ---- */
 
-struct asked_one {
+struct requested_one {
     int32_t epoch, last_epoch;
     int64_t offset;
     bool there;
 };
 struct request {
     int32_t correlation_id, session_id, session_epoch, forgotten[4];
-    struct asked_one one[4];
+    struct requested_one one[4];
     uint32_t count, forgotten_count;
 };
 
@@ -102,7 +102,7 @@ __attribute__((unused)) static bool receive_any(struct fake *fake, struct reques
         for (int32_t j = 0; j < topic.partition_count; j++) {
             CHECK_OR(mqd_fetch_next_partition(&fetch, &partition) == 0 && partition.partition_index < 4, return false);
             CHECK_OR(!out->one[partition.partition_index].there, return false);
-            out->one[partition.partition_index] = (struct asked_one){
+            out->one[partition.partition_index] = (struct requested_one){
                 partition.current_leader_epoch, partition.last_fetched_epoch, partition.fetch_offset, true};
             out->count++;
         }

@@ -18,7 +18,7 @@
 #define FOLLOWED(partition) (20u + (uint32_t)(partition))
 
 /* what worker 1 has told since the last look */
-struct tale {
+struct observed {
     uint32_t ended, truncated, log_start, logged, full, failed;
     int64_t offset;
     int32_t error;
@@ -28,25 +28,25 @@ struct tale {
 struct two {
     struct bench *b;
     struct mqd_partition *followed[4]; /* by partition index */
-    struct tale tale;
+    struct observed observed;
     int backend;
 };
 
 __attribute__((unused)) static void note(struct two *two, const struct mqd_event *event)
 {
-    struct tale *tale = &two->tale;
-    tale->ended += event->kind == MQD_EVENT_FETCHER_ENDED;
-    tale->truncated += event->kind == MQD_EVENT_TRUNCATED;
-    tale->log_start += event->kind == MQD_EVENT_LOG_START;
-    tale->logged += event->kind == MQD_EVENT_LOG;
-    tale->full += event->kind == MQD_EVENT_LOG_DIR_FULL;
-    tale->failed += event->kind == MQD_EVENT_LOG_DIR_FAILED;
+    struct observed *observed = &two->observed;
+    observed->ended += event->kind == MQD_EVENT_FETCHER_ENDED;
+    observed->truncated += event->kind == MQD_EVENT_TRUNCATED;
+    observed->log_start += event->kind == MQD_EVENT_LOG_START;
+    observed->logged += event->kind == MQD_EVENT_LOG;
+    observed->full += event->kind == MQD_EVENT_LOG_DIR_FULL;
+    observed->failed += event->kind == MQD_EVENT_LOG_DIR_FAILED;
     if (event->kind == MQD_EVENT_FETCHER_ENDED)
-        tale->error = event->error;
+        observed->error = event->error;
     if (event->kind == MQD_EVENT_TRUNCATED || event->kind == MQD_EVENT_LOG_START)
-        tale->offset = event->offset;
+        observed->offset = event->offset;
     if (event->kind != MQD_EVENT_DONE)
-        snprintf(tale->text, sizeof tale->text, "%s", event->text);
+        snprintf(observed->text, sizeof observed->text, "%s", event->text);
     if (getenv("MQD_TEST_LOG"))
         fprintf(stderr, "worker 1: kind %u slot %u error %d %s\n", event->kind, event->slot, event->error, event->text);
 }

@@ -201,7 +201,7 @@ static void put_produce(struct frame *frame, int32_t correlation_id, int acks, i
     frame_end(frame, begin);
 }
 
-struct asked {
+struct fetch_position {
     int32_t partition;
     int64_t offset;
 };
@@ -214,7 +214,7 @@ struct fetch {
 };
 
 /* Fetch v11 */
-static void put_fetch(struct frame *frame, struct fetch fetch, const struct asked *asked, uint32_t count)
+static void put_fetch(struct frame *frame, struct fetch fetch, const struct fetch_position *requested, uint32_t count)
 {
     const char *topic = fetch.topic ? fetch.topic : "quick";
     uint32_t begin = frame_begin(frame, 1, 11, fetch.correlation_id);
@@ -224,8 +224,8 @@ static void put_fetch(struct frame *frame, struct fetch fetch, const struct aske
     if (count)
         put_text(frame, topic), put(frame, 4, count);
     for (uint32_t i = 0; i < count; i++)
-        put(frame, 4, (uint32_t)asked[i].partition), put(frame, 4, 0xffffffff),
-            put(frame, 8, (uint64_t)asked[i].offset), put(frame, 8, UINT64_MAX), put(frame, 4, 4 << 20);
+        put(frame, 4, (uint32_t)requested[i].partition), put(frame, 4, 0xffffffff),
+            put(frame, 8, (uint64_t)requested[i].offset), put(frame, 8, UINT64_MAX), put(frame, 4, 4 << 20);
     put(frame, 4, fetch.forget != 0);
     if (fetch.forget)
         put_text(frame, topic), put(frame, 4, 1), put(frame, 4, (uint32_t)fetch.forget - 1);
@@ -354,11 +354,12 @@ done:
     return out;
 }
 
-__attribute__((unused)) static void client_fetch(struct client *client, struct fetch fetch, const struct asked *asked,
-                                                 uint32_t count, struct fetched *out)
+__attribute__((unused)) static void client_fetch(struct client *client, struct fetch fetch,
+                                                 const struct fetch_position *requested, uint32_t count,
+                                                 struct fetched *out)
 {
     struct frame frame = {0};
-    put_fetch(&frame, fetch, asked, count);
+    put_fetch(&frame, fetch, requested, count);
     memset(out, 0, offsetof(struct fetched, batches));
     out->correlation_id = -1;
     bool sent = client_send(client, &frame);

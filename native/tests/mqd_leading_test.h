@@ -17,28 +17,28 @@ __attribute__((unused)) static struct part part(int32_t partition, uint64_t mark
 
 /* ---- the controller ---- */
 
-struct wanted {
+struct target_replicas {
     int32_t leader, leader_epoch, partition_epoch, min_insync;
     uint32_t in_sync; /* bit per node */
     int64_t lag_ms_max;
     int32_t replica_count;
 };
 
-__attribute__((unused)) static void assign(struct bench *b, struct wanted wanted)
+__attribute__((unused)) static void assign(struct bench *b, struct target_replicas target)
 {
     struct mqd_replica_assignment assignment = {.node_id = 1,
                                                 .broker_epoch = EPOCH_OF(1),
-                                                .leader = wanted.leader,
-                                                .leader_epoch = wanted.leader_epoch,
-                                                .partition_epoch = wanted.partition_epoch,
-                                                .min_insync = wanted.min_insync,
-                                                .lag_ms_max = wanted.lag_ms_max ? wanted.lag_ms_max : LIMIT_MS * 10,
+                                                .leader = target.leader,
+                                                .leader_epoch = target.leader_epoch,
+                                                .partition_epoch = target.partition_epoch,
+                                                .min_insync = target.min_insync,
+                                                .lag_ms_max = target.lag_ms_max ? target.lag_ms_max : LIMIT_MS * 10,
                                                 .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND,
                                                 .flush_on_ack = b->log_options.flush_on_ack,
                                                 .member_count =
-                                                    wanted.replica_count ? (uint32_t)wanted.replica_count : 3};
+                                                    target.replica_count ? (uint32_t)target.replica_count : 3};
     for (int32_t node = 1; node <= (int32_t)assignment.member_count; node++)
-        assignment.members[node - 1] = (struct mqd_replica_member){node, wanted.in_sync >> node & 1, 1, EPOCH_OF(node)};
+        assignment.members[node - 1] = (struct mqd_replica_member){node, target.in_sync >> node & 1, 1, EPOCH_OF(node)};
     CHECK_EQUAL(mqd_reactor_replica_set(b->reactors[0], ++b->token, SLOT, &assignment, 0), 0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
@@ -80,11 +80,11 @@ __attribute__((unused)) static int64_t high_watermark(struct bench *b)
 
 /* ---- a follower ---- */
 
-struct ask {
+struct follower_fetch {
     int32_t node, leader_epoch, last_epoch, wait_ms, session_id, session_epoch;
     int64_t offset, broker_epoch; /* 0 = the node's */
 };
-struct told {
+struct fetch_response {
     int16_t top_error, error;
     int32_t session_id, diverging_epoch;
     int64_t diverging_end, high_watermark, last_stable, log_start;
@@ -93,23 +93,24 @@ struct told {
 };
 
 /* Fetch v17. `count`: 0 names no partition. */
-__attribute__((unused)) static void put_follower_fetch(struct bench *b, struct frame *frame, struct ask ask, int count)
+__attribute__((unused)) static void put_follower_fetch(struct bench *b, struct frame *frame,
+                                                       struct follower_fetch fetch, int count)
 {
     uint32_t begin = frame_begin(frame, 1, 17, 5);
     put(frame, 1, 0);
-    put(frame, 4, (uint32_t)ask.wait_ms), put(frame, 4, 1), put(frame, 4, 1 << 20), put(frame, 1, 0),
-        put(frame, 4, (uint32_t)ask.session_id), put(frame, 4, (uint32_t)ask.session_epoch);
+    put(frame, 4, (uint32_t)fetch.wait_ms), put(frame, 4, 1), put(frame, 4, 1 << 20), put(frame, 1, 0),
+        put(frame, 4, (uint32_t)fetch.session_id), put(frame, 4, (uint32_t)fetch.session_epoch);
     put(frame, 1, (uint64_t)count + 1);
     if (count) {
         put_bytes(frame, b->topic_id, 16), put(frame, 1, 2);
-        put(frame, 4, 0), put(frame, 4, (uint32_t)ask.leader_epoch), put(frame, 8, (uint64_t)ask.offset),
-            put(frame, 4, (uint32_t)ask.last_epoch), put(frame, 8, 0), put(frame, 4, 1 << 20);
+        put(frame, 4, 0), put(frame, 4, (uint32_t)fetch.leader_epoch), put(frame, 8, (uint64_t)fetch.offset),
+            put(frame, 4, (uint32_t)fetch.last_epoch), put(frame, 8, 0), put(frame, 4, 1 << 20);
         put(frame, 1, 0), put(frame, 1, 0);
     }
     put(frame, 1, 1), put(frame, 1, 1);                    /* nothing forgotten, no rack */
     put(frame, 1, 1), put(frame, 1, 1), put(frame, 1, 13); /* one tag: replica_state */
-    put(frame, 4, (uint32_t)ask.node),
-        put(frame, 8, (uint64_t)(ask.broker_epoch ? ask.broker_epoch : EPOCH_OF(ask.node))), put(frame, 1, 0);
+    put(frame, 4, (uint32_t)fetch.node),
+        put(frame, 8, (uint64_t)(fetch.broker_epoch ? fetch.broker_epoch : EPOCH_OF(fetch.node))), put(frame, 1, 0);
     frame_end(frame, begin);
 }
 
@@ -125,7 +126,7 @@ __attribute__((unused)) static uint32_t take_varint(struct client *client)
     return value;
 }
 
-__attribute__((unused)) static void take_partition_tags(struct client *client, struct told *out)
+__attribute__((unused)) static void take_partition_tags(struct client *client, struct fetch_response *out)
 {
     for (uint32_t tags = take_varint(client); tags && !client->broken; tags--) {
         uint32_t tag = take_varint(client), size_bytes = take_varint(client), end = client->at + size_bytes;
@@ -135,7 +136,7 @@ __attribute__((unused)) static void take_partition_tags(struct client *client, s
     }
 }
 
-__attribute__((unused)) static void take_records(struct client *client, struct told *out)
+__attribute__((unused)) static void take_records(struct client *client, struct fetch_response *out)
 {
     uint32_t size_bytes = take_varint(client);
     out->bytes = size_bytes ? size_bytes - 1 : 0;
@@ -154,9 +155,9 @@ __attribute__((unused)) static void take_records(struct client *client, struct t
     CHECK(at == end);
 }
 
-__attribute__((unused)) static struct told take_told(struct client *client)
+__attribute__((unused)) static struct fetch_response take_fetch_response(struct client *client)
 {
-    struct told out = {.diverging_epoch = -1, .diverging_end = -1, .next_offset = -1, .high_watermark = -1};
+    struct fetch_response out = {.diverging_epoch = -1, .diverging_end = -1, .next_offset = -1, .high_watermark = -1};
     CHECK_OR(client_receive(client) == 1, return out);
     take(client, 4), take_varint(client), take(client, 4);
     out.top_error = (int16_t)take(client, 2), out.session_id = (int32_t)take(client, 4);
@@ -177,20 +178,22 @@ __attribute__((unused)) static struct told take_told(struct client *client)
     return out;
 }
 
-__attribute__((unused)) static void follower_send(struct bench *b, struct client *client, struct ask ask, int count)
+__attribute__((unused)) static void follower_send(struct bench *b, struct client *client, struct follower_fetch fetch,
+                                                  int count)
 {
     struct frame frame = {0};
-    put_follower_fetch(b, &frame, ask, count);
+    put_follower_fetch(b, &frame, fetch, count);
     CHECK_OR(client_send(client, &frame), abort());
     frame_free(&frame);
 }
 
-__attribute__((unused)) static struct told follow(struct bench *b, struct client *client, struct ask ask)
+__attribute__((unused)) static struct fetch_response follow(struct bench *b, struct client *client,
+                                                            struct follower_fetch fetch)
 {
-    if (!ask.session_epoch)
-        ask.session_epoch = -1;
-    follower_send(b, client, ask, 1);
-    return take_told(client);
+    if (!fetch.session_epoch)
+        fetch.session_epoch = -1;
+    follower_send(b, client, fetch, 1);
+    return take_fetch_response(client);
 }
 
 /* ---- a client ---- */
@@ -242,7 +245,7 @@ __attribute__((unused)) static int16_t list_offset(struct client *client, int64_
 }
 
 /* Three replicas in sync, led here in epoch 1. */
-__attribute__((unused)) static const struct wanted all_in_sync = {
+__attribute__((unused)) static const struct target_replicas all_in_sync = {
     .leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 2, .in_sync = 1 << 1 | 1 << 2 | 1 << 3};
 
 #endif

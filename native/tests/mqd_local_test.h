@@ -293,7 +293,7 @@ static bool local_take(struct local *local, uint8_t *out, uint32_t size_bytes)
         local->head += count;
         mqd_store_release(&local->header->reply_head, local->head);
         mqd_fence_full(); /* A4 */
-        if (mqd_load_relaxed(&local->header->worker_wants_room))
+        if (mqd_load_relaxed(&local->header->worker_needs_room))
             eventfd_write(local->fds[1], 1);
         out += count;
         size_bytes -= (uint32_t)count;
@@ -331,11 +331,12 @@ done:
     return out;
 }
 
-__attribute__((unused)) static void local_fetch(struct local *local, struct fetch fetch, const struct asked *asked,
-                                                uint32_t count, struct fetched *out)
+__attribute__((unused)) static void local_fetch(struct local *local, struct fetch fetch,
+                                                const struct fetch_position *requested, uint32_t count,
+                                                struct fetched *out)
 {
     struct frame frame = {0};
-    put_fetch(&frame, fetch, asked, count);
+    put_fetch(&frame, fetch, requested, count);
     memset(out, 0, offsetof(struct fetched, batches));
     out->correlation_id = -1;
     bool sent = local_send(local, &frame);
@@ -347,12 +348,12 @@ __attribute__((unused)) static void local_fetch(struct local *local, struct fetc
 
 /* ---- questions ---- */
 
-__attribute__((unused)) static bool local_ask(struct local *local, int32_t partition, int64_t offset, uint32_t number)
+__attribute__((unused)) static bool local_query(struct local *local, int32_t partition, int64_t offset, uint32_t number)
 {
-    struct mqd_local_ask ask = {
-        .kind = MQD_LOCAL_ASK_SEGMENT, .number = number, .partition_index = partition, .offset = offset};
-    memcpy(ask.topic_id, local->b->topic_id, 16);
-    return send(local->client.fd, &ask, sizeof ask, MSG_NOSIGNAL) == sizeof ask;
+    struct mqd_local_query query = {
+        .kind = MQD_LOCAL_QUERY_SEGMENT, .number = number, .partition_index = partition, .offset = offset};
+    memcpy(query.topic_id, local->b->topic_id, 16);
+    return send(local->client.fd, &query, sizeof query, MSG_NOSIGNAL) == sizeof query;
 }
 
 /* False at the end. *fd -1: without. */

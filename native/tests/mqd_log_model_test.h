@@ -133,13 +133,13 @@ static void adopt_begun(struct model *model)
             CHECK(model->begun[i] >= 0 && model->begun[i] < model->partition->segments[0] &&
                   first == first_left(model, i, model->begun[i], model->end));
         for (int64_t offset = model->begun[i]; offset >= 0 && offset < (first < 0 ? model->end : first); offset++)
-            if (model->events[offset].producer == i) /* forgotten for good */
+            if (model->events[offset].producer == i) /* forgotten permanently */
                 model->events[offset] = (struct event){EVENT_NONE, -1};
         model->begun[i] = first;
     }
 }
 
-/* What a reader of [from, to) collects, segment by segment until it is told that there is no more. */
+/* What a reader of [from, to) collects, segment by segment until it learns that there is no more. */
 static void collect(struct model *model, int64_t from, int64_t to, struct mqd_aborted_list *out)
 {
     out->count = 0;
@@ -169,20 +169,22 @@ static void check_transactions(struct model *model, bool ranges)
     collect(model, from, to, &found);
     uint32_t next = 0;
     for (uint32_t i = 0; i < model->aborted_count; i++) {
-        const struct mqd_aborted *wanted = &model->aborted[i];
-        if (wanted->last_offset < from || wanted->first_offset >= to)
+        const struct mqd_aborted *expected_abort = &model->aborted[i];
+        if (expected_abort->last_offset < from || expected_abort->first_offset >= to)
             continue;
-        int64_t left = first_left(model, (int)wanted->producer_id - 200, wanted->first_offset, wanted->last_offset);
+        int64_t left = first_left(model, (int)expected_abort->producer_id - 200, expected_abort->first_offset,
+                                  expected_abort->last_offset);
         const struct mqd_aborted *got = next < found.count ? &found.entries[next] : NULL;
-        bool same = got && got->producer_id == wanted->producer_id && got->last_offset == wanted->last_offset &&
-                    (got->first_offset == wanted->first_offset ||
-                     (wanted->first_offset < model->partition->segments[0] &&
-                      got->first_offset > wanted->first_offset && (left < 0 || got->first_offset <= left)));
-        if (!same && wanted->first_offset < model->partition->segments[0] && (left < 0 || left >= to))
+        bool same = got && got->producer_id == expected_abort->producer_id &&
+                    got->last_offset == expected_abort->last_offset &&
+                    (got->first_offset == expected_abort->first_offset ||
+                     (expected_abort->first_offset < model->partition->segments[0] &&
+                      got->first_offset > expected_abort->first_offset && (left < 0 || got->first_offset <= left)));
+        if (!same && expected_abort->first_offset < model->partition->segments[0] && (left < 0 || left >= to))
             continue; /* nothing of it is left in this range */
         CHECK_OR(same, test_message("[%lld, %lld): transaction %lld..%lld of %lld is not told", (long long)from,
-                                    (long long)to, (long long)wanted->first_offset, (long long)wanted->last_offset,
-                                    (long long)wanted->producer_id);
+                                    (long long)to, (long long)expected_abort->first_offset,
+                                    (long long)expected_abort->last_offset, (long long)expected_abort->producer_id);
                  return);
         next++;
     }

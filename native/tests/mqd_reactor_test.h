@@ -287,7 +287,7 @@ __attribute__((unused)) static struct mqd_descriptor bench_expect(struct bench *
     return descriptor;
 }
 
-__attribute__((unused)) static void bench_say(struct bench *b, uint32_t endpoint, uint32_t to,
+__attribute__((unused)) static void bench_put(struct bench *b, uint32_t endpoint, uint32_t to,
                                               struct mqd_descriptor descriptor)
 {
     while (mqd_endpoint_send(b->endpoints[endpoint], to, &descriptor) < 0)
@@ -295,21 +295,21 @@ __attribute__((unused)) static void bench_say(struct bench *b, uint32_t endpoint
     mqd_endpoint_flush(b->endpoints[endpoint]);
 }
 
-/* The acceptor's answer to `ask`: correlation id and `body`, laid at `at` in its arena. */
-__attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, const struct mqd_descriptor *ask,
+/* The acceptor's answer to `request`: correlation id and `body`, laid at `at` in its arena. */
+__attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, const struct mqd_descriptor *request,
                                                   const char *body, uint16_t flags, bool first, uint64_t at)
 {
     uint8_t *bytes = b->arenas[ACCEPTOR] + at;
     uint32_t size_bytes = 0;
     if (first) {
-        memcpy(bytes, b->arenas[to] + ask->offset + 4, 4);
+        memcpy(bytes, b->arenas[to] + request->offset + 4, 4);
         size_bytes = 4;
     }
     memcpy(bytes + size_bytes, body, strlen(body));
-    bench_say(b, ACCEPTOR, to,
+    bench_put(b, ACCEPTOR, to,
               (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE,
                                       .flags = flags,
-                                      .token = ask->token,
+                                      .token = request->token,
                                       .offset = at,
                                       .size_bytes = size_bytes + (uint32_t)strlen(body),
                                       .a = (int64_t)mqd_control_metadata_version(b->control)});

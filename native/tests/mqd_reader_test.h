@@ -204,7 +204,7 @@ __attribute__((unused)) static uint32_t segment_limit(const struct model *m, con
 /* Holds the range against the model; returns the number of the batch behind it, UINT32_MAX on
  * failure. */
 __attribute__((unused)) static uint32_t check_range(const struct model *m, const struct mqd_positions *positions,
-                                                    int64_t offset, uint32_t size_max, bool whole_first,
+                                                    int64_t offset, uint32_t size_max, bool min_one_batch,
                                                     const struct mqd_range *range)
 {
     uint32_t first = model_locate(m, offset);
@@ -215,7 +215,7 @@ __attribute__((unused)) static uint32_t check_range(const struct model *m, const
         return first;
     }
     const struct model_batch *batch = &m->batches[first];
-    if (batch->size_bytes > size_max && !whole_first) {
+    if (batch->size_bytes > size_max && !min_one_batch) {
         CHECK_OR(range->size_bytes == 0 && !range->segment, return UINT32_MAX);
         return first;
     }

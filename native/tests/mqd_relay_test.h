@@ -28,7 +28,8 @@ __attribute__((unused)) static void place(struct bench *b, int32_t leader, int32
                                                  .leader_epoch = leader_epoch,
                                                  .redirect = -1,
                                                  .leader_worker = 1};
-    CHECK_EQUAL(mqd_reactor_topic_place(b->reactors[0], ++b->token, b->topic_id, "quick", places, PARTITIONS), 0);
+    CHECK_EQUAL(mqd_reactor_topic_put_partitions(b->reactors[0], ++b->token, b->topic_id, "quick", places, PARTITIONS),
+                0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
 
@@ -148,10 +149,10 @@ __attribute__((unused)) static void put_answer(struct frame *frame, struct answe
     frame_end(frame, begin);
 }
 
-__attribute__((unused)) static void answer(struct client *leader, struct answer told)
+__attribute__((unused)) static void answer(struct client *leader, struct answer answer_)
 {
     struct frame frame = {0};
-    put_answer(&frame, told);
+    put_answer(&frame, answer_);
     CHECK_EQUAL(client_send(leader, &frame), 1);
     frame_free(&frame);
 }

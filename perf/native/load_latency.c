@@ -197,7 +197,7 @@ int latency_main(const struct arguments *arguments)
 
 /* ---- produce to consume ---- */
 
-/* Asks again when a fetch's wait is over and nothing has come, as consumers do. Returns the offset
+/* Retries when a fetch's wait is over and nothing has come, as consumers do. Returns the offset
  * after what came. */
 static int64_t consume(int fd, struct bytes *fetch, struct room *room, int64_t offset, size_t topic_bytes)
 {

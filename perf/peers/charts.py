@@ -135,9 +135,9 @@ def draw(run: Run, directory: Path) -> list[str]:
     pyplot.close(figure)
     if run.loads(plan.LATENCY, plan.NEUTRAL):
         figure, grid = pyplot.subplots(2, 2, figsize=(9, 6.5))
-        for row, (load, spoken) in enumerate(((BASE, "no fsync"), (DURABLE, "fsync first"))):
-            _latency_chart(grid[row][0], run, load, "acknowledged_p99_us", f"Acknowledged, p99, {spoken}")
-            _latency_chart(grid[row][1], run, load, "consumed_p99_us", f"Produced to read, p99, {spoken}")
+        for row, (load, label) in enumerate(((BASE, "no fsync"), (DURABLE, "fsync first"))):
+            _latency_chart(grid[row][0], run, load, "acknowledged_p99_us", f"Acknowledged, p99, {label}")
+            _latency_chart(grid[row][1], run, load, "consumed_p99_us", f"Produced to read, p99, {label}")
         _finish(figure, [*grid[0], *grid[1]], directory / LATENCY_CHART)
         pyplot.close(figure)
         drawn.append(LATENCY_CHART)

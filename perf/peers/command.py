@@ -54,7 +54,7 @@ PEERS: dict[str, type[Peer]] = {
 }
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -111,7 +111,7 @@ def _prepare(directory: Path, names: list[str], heap: str) -> tuple[list[Peer], 
             peer.prepare()
             there.append(peer)
         except (Unavailable, OSError) as error:
-            _say(f"{peer.name}: not measured: {error}")
+            _log(f"{peer.name}: not measured: {error}")
             skipped.append(PeerFacts(peer.name, skipped=str(error)))
     return there, skipped
 
@@ -127,19 +127,19 @@ def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None, dict[
     try:
         return neutral, KafkaTools(), lean
     except Unavailable as error:
-        _say(f"Apache Kafka's own tools are not used: {error}")
+        _log(f"Apache Kafka's own tools are not used: {error}")
         return neutral, None, lean
 
 
 def fill_pages(run: Run) -> None:
     """README.md, docs/performance.md and, where matplotlib is, docs/images. Charts that cannot be
-    drawn anew are not shown: they would be of another run.
+    drawn again are not shown: they would be of another run.
     """
     try:
         drawn = charts.draw(run, IMAGES)
     except ImportError:
         drawn = []
-        _say("No charts: matplotlib is not installed (`pip install '.[bench]'`).")
+        _log("No charts: matplotlib is not installed (`pip install '.[bench]'`).")
     README.write_text(replace_block(README.read_text(), "peers", report.readme_block(run)))
     page = PAGE.read_text()
     for block, text in report.page_blocks(run, drawn).items():
@@ -160,7 +160,7 @@ def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str
         neutral,
         tools,
         lean,
-        say=_say,
+        log=_log,
         seconds=arguments.minutes * 60 - (time.monotonic() - began),
         bounds=bounds,
         samples_file=samples_file,
@@ -175,7 +175,7 @@ def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str
         for peer in peers:
             peer.drop()
     if interrupted:
-        _say(
+        _log(
             "Interrupted: the table is of what there is, and nothing is recorded. Every sample is in"
             f" {samples_file.relative_to(loading.ROOT)}."
         )
@@ -213,13 +213,13 @@ def main(words: list[str]) -> int:
             return 1 if skipped else 0
         busy = wait_quiet(5.0)
         if busy > BUSY_MAX:
-            _say(
+            _log(
                 f"Other programs use {busy:.0%} of the CPUs: every figure of this run will be theirs as much as the"
                 " peers'."
             )
         line = _measure(arguments, directory, busy)
     except (LoadFailed, Unavailable) as error:
-        _say(f"Cannot measure: {error}")
+        _log(f"Cannot measure: {error}")
         return 1
     except KeyboardInterrupt:
         return 130

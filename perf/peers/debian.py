@@ -26,9 +26,9 @@ def _run(command: list[str], place: Path) -> subprocess.CompletedProcess[str]:
         raise Unavailable(f"{command[0]} did not get its packages within {APT_SECONDS} s") from None
 
 
-def apt_reason(said: str) -> str:
+def apt_reason(message: str) -> str:
     """The first error of what apt printed, without the addresses in it."""
-    for line in said.splitlines():
+    for line in message.splitlines():
         if line.startswith("E: "):
             return " ".join(word for word in line[3:].split() if "://" not in word)[:200]
     return "apt gave no reason"

@@ -196,16 +196,16 @@ class EncodedFrames:
             "batch": self.BATCH_OVERHEAD + each * (load.record_bytes + self.RECORD_OVERHEAD),
         }
         self._warm({**frame, "count": load.partitions, "milliseconds": 10_000})
-        said = self._produce(
+        message = self._produce(
             {**frame, "count": max(1, records // each), "milliseconds": milliseconds, **self.FLOW},
             60 + milliseconds / 1000,
         )
-        sent = said["count"] * each
+        sent = message["count"] * each
         return {
             "records": sent,
             "stored": sent + load.partitions * each,
-            "seconds": said["seconds"],
-            "client_cpu_seconds": said["client_cpu_seconds"],
+            "seconds": message["seconds"],
+            "client_cpu_seconds": message["client_cpu_seconds"],
         }
 
     def _produce(self, words: dict[str, object], timeout_s: float) -> dict:
@@ -252,13 +252,13 @@ def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def parse_producer_performance(said: str) -> dict:
+def parse_producer_performance(message: str) -> dict:
     """The last summary line: that of the whole run (or of what follows the warm-up records, which
     Kafka prints last). Milliseconds become microseconds.
     """
-    found = list(_PRODUCED.finditer(said))
+    found = list(_PRODUCED.finditer(message))
     if not found:
-        raise LoadFailed(f"ProducerPerformance printed no summary: {said.strip()[-200:]!r}")
+        raise LoadFailed(f"ProducerPerformance printed no summary: {message.strip()[-200:]!r}")
     last = {key: _number(value) for key, value in found[-1].groupdict().items()}
     latency = {f"{key}_us": last[key] * 1000 for key in ("p50", "p95", "p99", "p999")}
     return {
@@ -268,14 +268,14 @@ def parse_producer_performance(said: str) -> dict:
     }
 
 
-def parse_consumer_performance(said: str) -> dict:
+def parse_consumer_performance(message: str) -> dict:
     """Its CSV by the names of its header. `seconds` is fetch time: joining the group is not
     reading.
     """
-    lines = [line for line in said.splitlines() if "," in line]
+    lines = [line for line in message.splitlines() if "," in line]
     header = next((index for index, line in enumerate(lines) if line.startswith("start.time")), None)
     if header is None or len(lines) < header + 2:
-        raise LoadFailed(f"ConsumerPerformance printed no figures: {said.strip()[-200:]!r}")
+        raise LoadFailed(f"ConsumerPerformance printed no figures: {message.strip()[-200:]!r}")
     row = dict(
         zip(
             (word.strip() for word in lines[header].split(",")),
@@ -289,11 +289,11 @@ def parse_consumer_performance(said: str) -> dict:
     return {"records": records, "seconds": milliseconds / 1000}
 
 
-def parse_end_to_end(said: str) -> dict:
-    found = _END_TO_END.search(said)
-    average = _END_TO_END_AVERAGE.search(said)
+def parse_end_to_end(message: str) -> dict:
+    found = _END_TO_END.search(message)
+    average = _END_TO_END_AVERAGE.search(message)
     if not found or not average:
-        raise LoadFailed(f"EndToEndLatency printed no percentiles: {said.strip()[-200:]!r}")
+        raise LoadFailed(f"EndToEndLatency printed no percentiles: {message.strip()[-200:]!r}")
     return {
         "average_us": float(average["average"]) * 1000,
         **{f"{key}_us": float(found[key]) * 1000 for key in ("p50", "p99", "p999")},
@@ -338,7 +338,7 @@ class KafkaTools:
         properties = [f"acks={load.acks}", f"compression.type={load.compression}"]
         if load.acks != "all":
             properties.append("enable.idempotence=false")  # the tool's own default would refuse these acks
-        said = self._tool(
+        message = self._tool(
             "ProducerPerformance",
             "--bootstrap-server",
             peer.address,
@@ -353,11 +353,11 @@ class KafkaTools:
             "--command-property",
             *properties,
         )
-        figures = parse_producer_performance(said)
+        figures = parse_producer_performance(message)
         return {**figures, "stored": records}
 
     def consume(self, peer: Peer, topic: str, load: Load, *, records: int) -> dict:
-        said = self._tool(
+        message = self._tool(
             "ConsumerPerformance",
             "--bootstrap-server",
             peer.address,
@@ -368,7 +368,7 @@ class KafkaTools:
             "--timeout",
             "20000",
         )
-        return parse_consumer_performance(said)
+        return parse_consumer_performance(message)
 
     def latency(
         self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
@@ -379,7 +379,7 @@ class KafkaTools:
         with tempfile.NamedTemporaryFile("w", suffix=".properties", dir=BUILD) as config:
             config.write(f"compression.type={load.compression}\n")
             config.flush()
-            said = self._tool(
+            message = self._tool(
                 "EndToEndLatency",
                 peer.address,
                 topic,
@@ -388,4 +388,4 @@ class KafkaTools:
                 str(load.record_bytes),
                 config.name,
             )
-        return {"records": self.END_TO_END_RECORDS, "end_to_end": parse_end_to_end(said)}
+        return {"records": self.END_TO_END_RECORDS, "end_to_end": parse_end_to_end(message)}

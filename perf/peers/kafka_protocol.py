@@ -24,11 +24,11 @@ class KafkaProtocolPeer(Peer):
 
     def make_topic(self, name: str, load: Load) -> None:
         configs = [CreateTopicsRequest.Config(name=key, value=value) for key, value in self.topic_config(load).items()]
-        wanted = CreateTopicsRequest.Topic(
+        requested = CreateTopicsRequest.Topic(
             name=name, num_partitions=load.partitions, replication_factor=1, configs=configs
         )
         with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
-            result = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60000)).topics[0]
+            result = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[requested], timeout_ms=60000)).topics[0]
         if result.error_code:
             raise PeerFailed(f"{self.name}: cannot create {name}: error {result.error_code} {result.error_message}")
 

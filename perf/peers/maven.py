@@ -24,15 +24,15 @@ def java() -> str:
     program = shutil.which("java")
     if program is None:
         raise Unavailable("no java on the PATH")
-    said = subprocess.run([program, "-version"], capture_output=True, text=True).stderr
-    if java_major(said) < 17:
-        raise Unavailable(f"needs Java 17; there is {said.splitlines()[0] if said else 'an unknown one'}")
+    output = subprocess.run([program, "-version"], capture_output=True, text=True).stderr
+    if java_major(output) < 17:
+        raise Unavailable(f"needs Java 17; there is {output.splitlines()[0] if output else 'an unknown one'}")
     return program
 
 
-def java_major(said: str) -> int:
+def java_major(message: str) -> int:
     """Of `java -version`'s text; 0 when it cannot be read."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', message)
     if not found:
         return 0
     return int(found[2] or 0) if found[1] == "1" else int(found[1])

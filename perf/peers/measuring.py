@@ -2,7 +2,7 @@
 rounds or the time are over.
 
 It needs no hand: a measurement that fails is written down with its reason, a peer that died is
-started anew, one that fails over and over is left out of the rest with the reason; every sample
+started again, one that fails over and over is left out of the rest with the reason; every sample
 goes to a file as soon as it is there.
 """
 
@@ -62,7 +62,7 @@ class Laboratory:
         tools: Driver | None,
         lean: dict[str, Driver] | None = None,
         *,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         seconds: float,
         bounds: Bounds = Bounds(),
         samples_file: Path | None = None,
@@ -74,7 +74,7 @@ class Laboratory:
         self.left_out: dict[str, str] = {}
         self.rounds = 0
         self._neutral, self._lean, self._tools, self._bounds = neutral, lean or {}, tools, bounds
-        self._say, self._clock, self._samples_file = say, clock, samples_file
+        self._log, self._clock, self._samples_file = log, clock, samples_file
         self._began = clock()
         self._deadline = self._began + seconds
         self._serial = 0
@@ -91,12 +91,12 @@ class Laboratory:
         for number in range(rounds):
             for step in steps:
                 for name in plan.order(list(self.peers), number):
-                    if not self._wanted(self.peers[name], step):
+                    if not self._selected(self.peers[name], step):
                         continue
                     if number and self._took.get((name, step), 0.0) > self._deadline - self._clock():
                         continue  # no time for it any more; a shorter one may still fit
                     if self._clock() > self._deadline:
-                        self._say(f"The time is over in round {number + 1}.")
+                        self._log(f"The time is over in round {number + 1}.")
                         return
                     self._measure(self.peers[name], step, number)
             self.rounds = number + 1
@@ -121,7 +121,7 @@ class Laboratory:
 
     # -- one measurement --
 
-    def _wanted(self, peer: Peer, step: Step) -> bool:
+    def _selected(self, peer: Peer, step: Step) -> bool:
         if peer.name in self.left_out or (peer.protocol != "kafka" and not step.everyone):
             return False
         if (step.driver == KAFKA_TOOLS and self._tools is None) or (
@@ -140,7 +140,7 @@ class Laboratory:
 
     def _measure(self, peer: Peer, step: Step, number: int) -> None:
         began = self._clock()
-        self._say(f"{(began - self._began) / 60:5.1f} min  round {number + 1}  {peer.name:<18} {step.label()}")
+        self._log(f"{(began - self._began) / 60:5.1f} min  round {number + 1}  {peer.name:<18} {step.label()}")
         values = self._guarded(peer, step, number, lambda: self._values(peer, step))
         self._took[(peer.name, step)] = self._clock() - began
         if values:
@@ -155,7 +155,7 @@ class Laboratory:
             found = measure()
         except ERRORS as error:
             reason = f"{error}".strip().splitlines()[0][:300] if f"{error}".strip() else type(error).__name__
-            self._say(f"           {peer.name}: {reason}")
+            self._log(f"           {peer.name}: {reason}")
             self.failures.append(Failure(peer.name, step, number, reason))
             self._keep({"peer": peer.name, "step": step_json(step), "round": number, "failed": reason})
             self._strike(peer, reason)
@@ -167,7 +167,7 @@ class Laboratory:
         self._strikes[peer.name] += 1
         if self._strikes[peer.name] >= FAILURES_MAX:
             self.left_out[peer.name] = f"failed {FAILURES_MAX} times in a row, the last time: {reason}"
-            self._say(f"           {peer.name} is left out of the rest: it {self.left_out[peer.name]}")
+            self._log(f"           {peer.name} is left out of the rest: it {self.left_out[peer.name]}")
             peer.stop()
 
     def _values(self, peer: Peer, step: Step) -> dict[str, float] | None:
@@ -298,13 +298,13 @@ class Laboratory:
         try:
             peer.drop_topic(topic)
         except ERRORS as error:
-            self._say(f"           {peer.name}: {topic} stays: {error}")
+            self._log(f"           {peer.name}: {topic} stays: {error}")
 
     def _warm_peer(self, peer: Peer) -> dict:
         """Load that does not count, by every driver's way in: a JVM has compiled its hot paths
         afterwards, and everybody's memory is touched.
         """
-        self._say(f"{(self._clock() - self._began) / 60:5.1f} min  warming  {peer.name}")
+        self._log(f"{(self._clock() - self._began) / 60:5.1f} min  warming  {peer.name}")
         driver = self._neutral[peer.protocol]
         topic = self._topic(peer, plan.BASE)
         try:

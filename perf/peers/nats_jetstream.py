@@ -26,8 +26,8 @@ class NatsJetStream(StreamPeer):
         self.port = free_port()
 
     def version(self) -> str:
-        said = subprocess.run([self._program, "--version"], capture_output=True, text=True)
-        return (said.stdout or said.stderr).strip().removeprefix("nats-server: v")
+        output = subprocess.run([self._program, "--version"], capture_output=True, text=True)
+        return (output.stdout or output.stderr).strip().removeprefix("nats-server: v")
 
     def command(self) -> list[str]:
         return [

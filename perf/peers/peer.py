@@ -91,7 +91,7 @@ class Peer(abc.ABC):
         return {}
 
     def can(self, load: Load) -> str:
-        """ "" or why this load cannot be asked of it."""
+        """ "" or why this load cannot be run against it."""
         if load.durable and not self.flush_settings:
             return "does not fsync before it acknowledges"
         return ""

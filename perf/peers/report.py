@@ -35,11 +35,11 @@ def _latency(load: Load, share: float, common: bool = False) -> Step:
 
 def headline_rows() -> list[Row]:
     rows = []
-    for load, spoken in ((BASE, "no fsync"), (DURABLE, "fsync before the acknowledgement")):
-        rows.append(Row(f"produce, {spoken}", Step(plan.THROUGHPUT, load), "records_per_s", "records/s", True))
+    for load, fsync in ((BASE, "no fsync"), (DURABLE, "fsync before the acknowledgement")):
+        rows.append(Row(f"produce, {fsync}", Step(plan.THROUGHPUT, load), "records_per_s", "records/s", True))
         rows.append(
             Row(
-                f"broker CPU to produce, {spoken}",
+                f"broker CPU to produce, {fsync}",
                 Step(plan.THROUGHPUT, load),
                 "broker_cpu_s_per_million",
                 "CPU-s per million",
@@ -47,7 +47,7 @@ def headline_rows() -> list[Row]:
         )
         rows.append(
             Row(
-                f"produce, by the leanest client, {spoken}",
+                f"produce, by the leanest client, {fsync}",
                 Step(plan.PRODUCE, load, LEAN),
                 "records_per_s",
                 "records/s",
@@ -56,7 +56,7 @@ def headline_rows() -> list[Row]:
         )
         rows.append(
             Row(
-                f"acknowledged, p99 at half of its maximum, {spoken}",
+                f"acknowledged, p99 at half of its maximum, {fsync}",
                 _latency(load, 0.5),
                 "acknowledged_p99_us",
                 "ms",
@@ -181,7 +181,7 @@ class Target:
 
 def targets() -> list[Target]:
     rows = {row.label: row for row in headline_rows()}
-    wanted = [
+    requested = [
         ("broker CPU to produce, no fsync", 1 / 3, "Apache Kafka"),
         ("broker CPU to produce, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
         ("broker CPU to produce, no fsync", 1 / 2, ""),
@@ -194,7 +194,7 @@ def targets() -> list[Target]:
         ("memory after load, all processes", 1 / 4, "Apache Kafka"),
         ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
     ]
-    return [Target(rows[label], bound, against) for label, bound, against in wanted]
+    return [Target(rows[label], bound, against) for label, bound, against in requested]
 
 
 def _against(run: Run, target: Target) -> tuple[str, float] | None:
@@ -262,7 +262,7 @@ def _notes(run: Run, rows: Sequence[Row]) -> str:
     if any(facts.flush_settings == "" for facts in run.measured()):
         lacking = " and ".join(facts.name for facts in run.measured() if not facts.flush_settings)
         notes.append(
-            f"{NOT_MEASURED} not asked of it, or it cannot be asked ({lacking}: no fsync before an acknowledgement)"
+            f"{NOT_MEASURED} not measured, or the peer cannot do it ({lacking}: no fsync before an acknowledgement)"
         )
     return paragraph(". ".join(notes) + ".")
 
@@ -331,10 +331,10 @@ def _throughput_rows(loads: Sequence[Load]) -> list[Row]:
 def _latency_rows(loads: Sequence[Load]) -> list[Row]:
     rows = []
     for load in loads:
-        spoken = "fsync" if load.durable else "no fsync"
+        fsync = "fsync" if load.durable else "no fsync"
         for share, common in [*((share, False) for share in plan.SHARES), (0.5, True)]:
             step = _latency(load, share, common)
-            label = f"{spoken}, {share:.0%} of {'the lowest' if common else 'its'} maximum"
+            label = f"{fsync}, {share:.0%} of {'the lowest' if common else 'its'} maximum"
             rows.append(Row(label, step, "rate", "records/s", True))
             for what, words in (("acknowledged", "acknowledged"), ("consumed", "read")):
                 rows += [

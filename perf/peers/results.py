@@ -193,11 +193,11 @@ class Run:
 
     def failure(self, peer: str, step: Step) -> str:
         """The last reason, or ""."""
-        wanted = step_json(step)
+        requested = step_json(step)
         reasons = [
             failed["reason"]
             for failed in self.line["failures"]
-            if failed["peer"] == peer and all(failed[key] == value for key, value in wanted.items())
+            if failed["peer"] == peer and all(failed[key] == value for key, value in requested.items())
         ]
         return reasons[-1] if reasons else ""
 

@@ -26,7 +26,7 @@ def stream_load() -> Path:
 class StreamPeer(Peer):
     """`partitions` are as many streams, written in turn."""
 
-    def _ask(self, what: str, topic: str = "ping", partitions: int = 1) -> str:
+    def _send_request(self, what: str, topic: str = "ping", partitions: int = 1) -> str:
         return run(
             [
                 str(stream_load()),
@@ -52,12 +52,12 @@ class StreamPeer(Peer):
     def make_topic(self, name: str, load: Load) -> None:
         self._partitions = {**getattr(self, "_partitions", {}), name: load.partitions}
         try:
-            self._ask("create", name, load.partitions)
+            self._send_request("create", name, load.partitions)
         except LoadFailed as error:
             raise PeerFailed(f"{self.name}: {error}") from None
 
     def drop_topic(self, name: str) -> None:
-        self._ask("delete", name, self._partitions.pop(name))
+        self._send_request("delete", name, self._partitions.pop(name))
 
 
 class StreamLoad:

@@ -60,7 +60,7 @@ def there_and_back(
         )
         replay = checked({"pipeline": "replay", "to": {topic: back}, **common}, "perf")
         for _ in range(2):
-            took, cpu, theirs = _timed(lambda replay=replay: run(session, replay, lambda _told: None, None), broker)
+            took, cpu, theirs = _timed(lambda replay=replay: run(session, replay, lambda _reported: None, None), broker)
         yield _line(f"replay, {size}", megabytes, took, cpu, theirs)
 
 

@@ -129,7 +129,7 @@ def handshake_garbage(target: Target, rng: random.Random) -> str:
 
 
 def handshake_cut_short(target: Target, rng: random.Random) -> str:
-    """Half-open: the client leaves where it should go on."""
+    """Half-open: the client leaves where it should continue."""
     hello = client_hello(rng)
     with connected(rng.choice((target.tls_port, target.mutual_port))) as connection:
         connection.sendall(hello[: rng.randrange(len(hello))] if rng.random() < 0.5 else hello)
@@ -285,21 +285,21 @@ def giant_token(target: Target, rng: random.Random) -> str:
 
 
 def replayed_scram(target: Target, rng: random.Random) -> str:
-    """What a listener on the wire has heard of a good exchange is said once more, in whole or with
-    the new nonce.
+    """What a listener on the wire has learned of a good exchange is said once more, in whole or
+    with the new nonce.
     """
-    if not target.heard:
-        heard: list[bytes] = []
+    if not target.received:
+        received: list[bytes] = []
         with _stranger(target, rng) as kafka:
             mechanism(kafka, "SCRAM-SHA-256")
 
             def step(token: bytes) -> bytes:
-                heard.append(token)
+                received.append(token)
                 return bytes(authenticated(kafka, token).auth_bytes)
 
             client.scram("SCRAM-SHA-256", ALICE, PASSWORDS[ALICE], step)
-        target.heard = heard
-    first, final = target.heard
+        target.received = received
+    first, final = target.received
     with _stranger(target, rng) as kafka:
         mechanism(kafka, "SCRAM-SHA-256")
         answer = bytes(authenticated(kafka, first).auth_bytes)

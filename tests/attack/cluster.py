@@ -33,7 +33,7 @@ TOPIC, PARTITIONS, RATE, THREADS = "good", 3, 100, 16
 OF_EVERY_PORT = ("handshake-garbage", "handshake-cut-short", "plain-on-tls", "wrong-certificate")
 OF_CLIENTS = ("wrong-name", "key-updates", "renegotiation")
 ROLES = ("worker", "acceptor", "controller")
-WHOLE_S = 180.0
+HEALTHY_S = 180.0
 
 
 def librdkafka(admin: Path, port: int) -> dict[str, object]:
@@ -103,20 +103,20 @@ def main() -> int:
             before = len(producer.acknowledged), len(consumer.seen)
             wait_until(
                 lambda before=before: len(producer.acknowledged) > before[0] and len(consumer.seen) > before[1],
-                WHOLE_S,
+                HEALTHY_S,
                 lambda: f"no progress: {producer.errors} {producer.failed[:3]} {consumer.errors}",
             )
         producer.end()
-        producer.join(WHOLE_S)
-        wanted = {(one.topic, one.partition, one.offset): one.counter for one in producer.acknowledged}
+        producer.join(HEALTHY_S)
+        expected = {(one.topic, one.partition, one.offset): one.counter for one in producer.acknowledged}
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: len(consumer.seen) >= len(wanted), WHOLE_S, lambda: "records are missing")
+            wait_until(lambda: len(consumer.seen) >= len(expected), HEALTHY_S, lambda: "records are missing")
         consumer.end()
         consumer.join(60)
     seen = {(one.topic, one.partition, one.offset) for one in consumer.seen}
-    findings += [f"lost: {where}" for where in wanted if where not in seen][:10] + producer.failed[:10]
+    findings += [f"lost: {where}" for where in expected if where not in seen][:10] + producer.failed[:10]
     findings += producer.errors + consumer.errors
-    print(f"seed {arguments.seed}: {dict(counts)}; {len(wanted)} acknowledged, {len(consumer.seen)} seen")
+    print(f"seed {arguments.seed}: {dict(counts)}; {len(expected)} acknowledged, {len(consumer.seen)} seen")
     print(*findings, f"{len(findings)} findings", sep="\n")
     return 1 if findings else 0
 

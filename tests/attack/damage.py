@@ -16,12 +16,12 @@ from pathlib import Path
 from mqd.base.paths import layout
 from tests.attack.target import SACRIFICE
 from tests.broker import Broker
-from tests.crash.processes import wait_until_whole
+from tests.crash.processes import wait_until_healthy
 
 VICTIMS = ("mqd-worker-0", "mqd-worker-1", "mqd-acceptor", "mqd-controller")
 DERIVED = {".index", ".timeindex", ".txnindex", ".txnsum", ".snapshot"}
 CHECKPOINTS = ("recovery-point-offset-checkpoint", "replication-offset-checkpoint", "log-start-offset-checkpoint")
-WHOLE_S = 240.0
+HEALTHY_S = 240.0
 
 
 def kill_or_pause(broker: Broker, rng: random.Random) -> str:
@@ -37,7 +37,7 @@ def kill_or_pause(broker: Broker, rng: random.Random) -> str:
         return f"pause {' '.join(victims)}"
     for pid in pids.values():
         os.kill(pid, signal.SIGKILL)
-    wait_until_whole(broker, pids, WHOLE_S)
+    wait_until_healthy(broker, pids, HEALTHY_S)
     return f"kill {' '.join(victims)}"
 
 

@@ -49,7 +49,7 @@ def connections(target: Target, rng: random.Random, count: int) -> Counter[str]:
     return outcomes
 
 
-def _asked(target: Target, rng: random.Random, user: str, count: int, make: Callable) -> Counter[str]:
+def _requested(target: Target, rng: random.Random, user: str, count: int, make: Callable) -> Counter[str]:
     """`make` gives a request with its key and version; sixteen are under way at a time."""
     outcomes: Counter[str] = Counter()
     kafka: SecuredConnection | None = None
@@ -91,7 +91,7 @@ def groups(target: Target, rng: random.Random, count: int) -> Counter[str]:
             ),
         )
 
-    return _asked(target, rng, ALICE, count, join)
+    return _requested(target, rng, ALICE, count, join)
 
 
 def offsets(target: Target, rng: random.Random, count: int) -> Counter[str]:
@@ -105,25 +105,25 @@ def offsets(target: Target, rng: random.Random, count: int) -> Counter[str]:
         group = f"good-{rng.getrandbits(40)}"
         return OFFSET_COMMIT, 7, OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=topics)
 
-    return _asked(target, rng, ALICE, count, commit)
+    return _requested(target, rng, ALICE, count, commit)
 
 
 def ids(target: Target, rng: random.Random, count: int) -> Counter[str]:
     """Producer ids, with and without a transactional id, by a user who may have none."""
 
-    def ask() -> tuple[int, int, object]:
+    def request() -> tuple[int, int, object]:
         name = rng.choice((None, f"tx-{rng.getrandbits(40)}", "t" * 30_000, *strange_names(rng)))
         return INIT_PRODUCER_ID, 4, InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000)
 
-    return _asked(target, rng, MALLORY, count, ask)
+    return _requested(target, rng, MALLORY, count, request)
 
 
 def coordinators(target: Target, rng: random.Random, count: int) -> Counter[str]:
-    def ask() -> tuple[int, int, object]:
+    def request() -> tuple[int, int, object]:
         names = [f"good-{rng.getrandbits(40)}", *strange_names(rng)]
         return FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=rng.choice((0, 1)), coordinator_keys=names[:12])
 
-    return _asked(target, rng, MALLORY, count, ask)
+    return _requested(target, rng, MALLORY, count, request)
 
 
 def rules(target: Target, rng: random.Random, count: int) -> Counter[str]:

@@ -64,7 +64,7 @@ class Target:
         published = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.issuer_key.public_key()))
         self.keys.write_text(json.dumps({"keys": [{**published, "kid": "one", "use": "sig"}]}))
         self.wrong_clients = wrong_clients(self.authority, self.foreign, folder)
-        self.heard: list[bytes] = []  # a good exchange of SCRAM, as its client spoke
+        self.received: list[bytes] = []  # a good exchange of SCRAM, as its client spoke
         self.proven: collections.deque[KafkaConnection] = collections.deque()  # mallory's, idle
         self.sasl_port, self.mutual_port, self.metrics_port = free_port(), free_port(), free_port()
         self.broker = Broker(folder / "data", config=self._config())

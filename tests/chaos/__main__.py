@@ -90,7 +90,7 @@ def main(words: list[str] | None = None) -> int:
     arguments = _arguments(words)
     if arguments.add_up:
         added = total.of_files(arguments.add_up)
-        print(total.told(added))
+        print(total.report(added))
         return 0 if added.clean else 1
     if reason := network.why_not():
         print(f"the chaos tests of a cluster do not run here: {reason}")

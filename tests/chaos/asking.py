@@ -24,7 +24,7 @@ _METADATA, _ELECT_LEADERS, _REASSIGN, _DESCRIBE_QUORUM = 3, 43, 45, 55
 Answer = TypeVar("Answer")
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """As one host says. -1: nobody that it knows of."""
 
     controller: int
@@ -58,12 +58,12 @@ class Asking:
 
         return self._thread.submit(run).result()
 
-    def told(self, topic: str, nodes: list[int] | None = None) -> Told | None:
+    def report(self, topic: str, nodes: list[int] | None = None) -> Report | None:
         """Of partition 0, by the first of these hosts that answers; None: none of them, or it does
         not know the topic.
         """
 
-        def ask(kafka: KafkaConnection) -> Told | None:
+        def request(kafka: KafkaConnection) -> Report | None:
             answer = kafka.call(
                 _METADATA,
                 12,
@@ -71,7 +71,7 @@ class Asking:
             )
             found = answer.topics[0].partitions
             return (
-                Told(
+                Report(
                     self._controller(kafka),
                     found[0].leader_id,
                     tuple(found[0].isr_nodes),
@@ -81,15 +81,15 @@ class Asking:
                 else None
             )
 
-        return self._with_any(ask, nodes or list(self._hosts))
+        return self._with_any(request, nodes or list(self._hosts))
 
     @staticmethod
     def _controller(kafka: KafkaConnection) -> int:
         """Metadata names the host that is asked, as Kafka does."""
-        wanted = DescribeQuorumRequest.TopicData(
+        expected = DescribeQuorumRequest.TopicData(
             topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
         )
-        found = kafka.call(_DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[wanted])).topics
+        found = kafka.call(_DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[expected])).topics
         return found[0].partitions[0].leader_id if found and found[0].partitions else -1
 
     def lead(self, topic: str, node: int, replicas: tuple[int, ...]) -> None:
@@ -97,17 +97,17 @@ class Asking:
         and elects that. It takes a moment.
         """
 
-        def ask(kafka: KafkaConnection) -> None:
+        def request(kafka: KafkaConnection) -> None:
             order = [node, *(other for other in replicas if other != node)]
             partition = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=order)
-            wanted = AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[partition])
-            kafka.call(_REASSIGN, 0, AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[wanted]))
+            expected = AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[partition])
+            kafka.call(_REASSIGN, 0, AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[expected]))
             elected = ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])
             kafka.call(
                 _ELECT_LEADERS, 2, ElectLeadersRequest(election_type=0, topic_partitions=[elected], timeout_ms=10_000)
             )
 
-        self._with_any(ask, [node, *(other for other in self._hosts if other != node)])
+        self._with_any(request, [node, *(other for other in self._hosts if other != node)])
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -103,7 +103,7 @@ class _Checker:
                     last[client] = max(last.get(client, (-1, -1)), (int(number), offset))
         for value, places in self.anywhere_at.items():
             if len(places) > 1:
-                self.add("duplicate", f"{value} is at {_told(places)}")
+                self.add("duplicate", f"{value} is at {_report(places)}")
 
     def _known(self, value: str, where: str) -> bool:
         client, _, number = value.rpartition(":")
@@ -124,7 +124,7 @@ class _Checker:
                 if there and there[0][1] > max((offset for offset, _ in self.final[there[0][0]].committed), default=-1):
                     self.add(
                         "hanging",
-                        f"{value} at {_told(there)} was committed, and readers of committed records do not get there",
+                        f"{value} at {_report(there)} was committed, and readers of committed records do not get there",
                     )
                 else:
                     self.add(
@@ -133,7 +133,7 @@ class _Checker:
                         + (", and is not among the committed records" if there else ""),
                     )
             if fate == "never" and visible:
-                self.add("aborted-read", f"{value} was aborted or refused, and is at {_told(visible)}")
+                self.add("aborted-read", f"{value} was aborted or refused, and is at {_report(visible)}")
         latest: dict[tuple[str, Place], Send] = {}
         for send in sorted(self.history.sends, key=lambda send: (send.client, send.number)):
             if send.status == "ok" and send.offset >= 0:
@@ -155,10 +155,10 @@ class _Checker:
     # -- one value for each offset -----------------------------------------------------------------
 
     def check_offsets(self) -> None:
-        said: dict[tuple[str, int, int], tuple[str, str]] = {}
+        message: dict[tuple[str, int, int], tuple[str, str]] = {}
 
-        def tell(topic: str, partition: int, offset: int, value: str, who: str) -> None:
-            before = said.setdefault((topic, partition, offset), (value, who))
+        def report(topic: str, partition: int, offset: int, value: str, who: str) -> None:
+            before = message.setdefault((topic, partition, offset), (value, who))
             if before[0] != value:
                 self.add(
                     "inconsistent",
@@ -167,14 +167,16 @@ class _Checker:
 
         for (topic, partition), log in self.final.items():
             for offset, value in log.all:
-                tell(topic, partition, offset, value, "the final log")
+                report(topic, partition, offset, value, "the final log")
             for offset, value in log.committed:
-                tell(topic, partition, offset, value, "the final log of committed records")
+                report(topic, partition, offset, value, "the final log of committed records")
         for send in self.history.sends:
             if send.status == "ok" and send.offset >= 0 and self.fate(send) != "never":
-                tell(send.topic, send.partition, send.offset, name_of(send.client, send.number), "its acknowledgement")
+                report(
+                    send.topic, send.partition, send.offset, name_of(send.client, send.number), "its acknowledgement"
+                )
         for poll in self.history.polls:
-            tell(poll.topic, poll.partition, poll.offset, poll.value, poll.client)
+            report(poll.topic, poll.partition, poll.offset, poll.value, poll.client)
 
     # -- consumers (all of them read committed records) --------------------------------------------
 
@@ -283,7 +285,7 @@ class _Checker:
                 )
 
 
-def _told(places: list[tuple[Place, int]]) -> str:
+def _report(places: list[tuple[Place, int]]) -> str:
     return ", ".join(f"{topic}-{partition} offset {offset}" for (topic, partition), offset in places[:4])
 
 

@@ -53,7 +53,7 @@ QUICK = {
 NOT_WRITTEN = (KafkaError._PURGE_QUEUE, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD)
 
 
-def told(value: bytes | None) -> str:
+def report(value: bytes | None) -> str:
     """A value as histories have it."""
     try:
         producer, number = identity_of(value)
@@ -91,7 +91,7 @@ class Client:
 
 
 class _Sender(Client):
-    """Numbers go up over all lives; each record's line is written when its fate is known."""
+    """Numbers go up over all lives; each record's line is written when its outcome is known."""
 
     number = 0
     producer: Any = None
@@ -154,8 +154,8 @@ class IdempotentProducer(_Sender):
                 "request.timeout.ms": 5_000,
                 "retry.backoff.ms": 50,
                 "retry.backoff.max.ms": 500,
-                # never: a record that times out makes librdkafka go on under another producer id,
-                # and send again what it has in flight elsewhere
+                # never: a record that times out makes librdkafka continue under another producer
+                # id, and send again what it has in flight elsewhere
                 "message.timeout.ms": 0,
             }
         )
@@ -295,7 +295,7 @@ class AssignedConsumer(Client):
                 topic=message.topic(),
                 partition=message.partition(),
                 offset=message.offset(),
-                value=told(message.value()),
+                value=report(message.value()),
                 at_ns=time.monotonic_ns(),
             )
         self.writer.worked(bool(messages))
@@ -325,7 +325,7 @@ class Member(AssignedConsumer):
         )
 
         def moved(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            self.epoch += 1  # positions begin anew; what was read and not committed comes again
+            self.epoch += 1  # positions begin again; what was read and not committed comes again
 
         consumer.subscribe(list(self.settings["topics"]), on_assign=moved, on_revoke=moved, on_lost=moved)
         while not self.ending:
@@ -412,7 +412,7 @@ class Reader(Client):
             for message in consumer.consume(500, 0.5):
                 error = message.error()
                 if error is None:
-                    found.append((message.offset(), told(message.value())))
+                    found.append((message.offset(), report(message.value())))
                     deadline = time.monotonic() + FINISH_SECONDS
                 elif error.code() == KafkaError._PARTITION_EOF and message.offset() >= high:
                     consumer.close()

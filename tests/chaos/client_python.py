@@ -18,7 +18,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError, MessageSizeTooLargeError
 from kafka.structs import TopicPartition
 
-from tests.chaos.client import FINISH_SECONDS, IN_FLIGHT_MAX, STEP_SECONDS, Client, told
+from tests.chaos.client import FINISH_SECONDS, IN_FLIGHT_MAX, STEP_SECONDS, Client, report
 from tests.crash.checker import make_value
 
 QUICK = {
@@ -49,7 +49,7 @@ class PythonProducer(Client):
 
     number = 0
     producer: Any = None
-    # why this life's records are refused for good: after such an error the library takes records
+    # why this life's records are refused permanently: after such an error the library takes records
     # and refuses them all
     refused = ""
 
@@ -181,7 +181,7 @@ class PythonConsumer(Client):
                         topic=record.topic,
                         partition=record.partition,
                         offset=record.offset,
-                        value=told(record.value),
+                        value=report(record.value),
                         at_ns=time.monotonic_ns(),
                     )
             self.writer.worked(bool(found))

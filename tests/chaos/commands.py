@@ -39,7 +39,7 @@ class HarnessFailed(AssertionError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class Report:
     done: bool
     output: str
 
@@ -49,24 +49,24 @@ class Told:
         return ("" if self.done else "refused: ") + self.output.strip().rpartition("\n")[2][-TEXT_MAX:]
 
 
-def judged(words: Sequence[str], code: int, output: str, refusals: Collection[int]) -> Told:
+def judged(words: Sequence[str], code: int, output: str, refusals: Collection[int]) -> Report:
     """`refusals`: exit codes by which this program tells of a refusal. Raises HarnessFailed."""
     wrong = next((text for text in NEVER_REFUSED if text in output), "")
     if wrong or code not in (0, *refusals):
         raise HarnessFailed(f"{' '.join(words)} (exit {code}): {output.strip()[-2000:]}")
-    return Told(code == 0, output)
+    return Report(code == 0, output)
 
 
-def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] = (), seconds: float = 30.0) -> Told:
+def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] = (), seconds: float = 30.0) -> Report:
     """A module of Python in the namespace of the clients. Raises HarnessFailed."""
     command = cluster.network.run(CLIENTS, [sys.executable, "-m", *words])
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Told(False, "no answer")
+        return Report(False, "no answer")
     return judged(words, done.returncode, f"{done.stderr}{done.stdout}", refusals)
 
 
-def mqd(cluster: ChaosCluster, *words: str, seconds: float = 20.0) -> Told:
+def mqd(cluster: ChaosCluster, *words: str, seconds: float = 20.0) -> Report:
     """`mqd WORDS`, of any host of the cluster. Raises HarnessFailed."""
     return run(cluster, ["mqd.cli.main", *words, "--bootstrap", cluster.bootstrap], MAY_BE_REFUSED, seconds)

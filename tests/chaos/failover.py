@@ -41,7 +41,7 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from tests.chaos import network
-from tests.chaos.asking import Asking, Told
+from tests.chaos.asking import Asking, Report
 from tests.chaos.faults import PROCESSES
 from tests.chaos.hosts import PORT, ChaosCluster, ChaosHost
 from tests.chaos.run import CREATE
@@ -94,7 +94,7 @@ class Measure:
         )
         if done.returncode:
             raise RuntimeError(done.stderr[-500:])
-        self.asking = Asking(net.namespace("client"), {host.node_id: (host.address, PORT) for host in cluster})
+        self.queries = Asking(net.namespace("client"), {host.node_id: (host.address, PORT) for host in cluster})
         words = ["-m", "tests.chaos.raw_writer"] if client == "raw" else ["-c", WRITER]
         self.writer = subprocess.Popen(
             net.run("client", [sys.executable, *words, json.dumps([cluster.bootstrap, PACE_MS]), str(self.log)]),
@@ -107,17 +107,17 @@ class Measure:
             assert time.monotonic() < until, f"{what}\n{self.cluster.logs()}"
             time.sleep(0.05)  # other processes
 
-    def told(self) -> Told:
+    def report(self) -> Report:
         """When all hosts say the same, with everybody in sync."""
-        seen: list[Told] = []
+        seen: list[Report] = []
 
         def calm() -> bool:
-            told = [self.asking.told("t", [node]) for node in self.cluster.hosts]
-            seen[:] = [one for one in told if one is not None]
+            reported = [self.queries.report("t", [node]) for node in self.cluster.hosts]
+            seen[:] = [one for one in reported if one is not None]
             first = seen[0] if seen else None
             return (
                 first is not None
-                and len(seen) == len(told)
+                and len(seen) == len(reported)
                 and len({(one.controller, one.leader) for one in seen}) == 1
                 and min(first[:2]) >= 0
                 and set(first.in_sync) == set(first.replicas)
@@ -130,13 +130,17 @@ class Measure:
         """The leader's host and the active controller's, when everything is calm; the same one if
         `on_active`, two if not, as it happens if None.
         """
-        self.cluster.wait_whole()
-        told = self.told()
-        if on_active is not None and (told.leader == told.controller) != on_active:
-            wanted = told.controller if on_active else next(node for node in told.replicas if node != told.controller)
-            self.asking.lead("t", wanted, told.replicas)
-            self._until("the leadership does not move", lambda: self.told().leader == wanted)
-            told = self.told()
+        self.cluster.wait_healthy()
+        reported = self.report()
+        if on_active is not None and (reported.leader == reported.controller) != on_active:
+            expected = (
+                reported.controller
+                if on_active
+                else next(node for node in reported.replicas if node != reported.controller)
+            )
+            self.queries.lead("t", expected, reported.replicas)
+            self._until("the leadership does not move", lambda: self.report().leader == expected)
+            reported = self.report()
         self._until(
             "nothing is written",
             lambda: (
@@ -145,10 +149,10 @@ class Measure:
             ),
         )
         time.sleep(CALM_SECONDS)
-        return self.cluster.hosts[told.leader], self.cluster.hosts[told.controller]
+        return self.cluster.hosts[reported.leader], self.cluster.hosts[reported.controller]
 
     def answers(self) -> list[tuple[int, int]]:
-        """(when, error code) of every record whose fate is known."""
+        """(when, error code) of every record whose outcome is known."""
         lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
         return [
             (int(when), int(code))
@@ -174,7 +178,7 @@ class Measure:
                 longest = max(later - earlier for earlier, later in zip([first, *around], around, strict=False))
                 return longest / 1e6, sum(code != 0 for when, code in seen if when >= since_ns)
             assert time.monotonic() < until, f"writes do not flow again\n{self.cluster.logs()}"
-            time.sleep(0.1)  # the writer goes on by itself
+            time.sleep(0.1)  # the writer continues by itself
 
     def active_since(self, moment: float) -> float:
         """time.time() at which a host became the active controller, the first after `moment`."""
@@ -194,7 +198,7 @@ class Measure:
     def stop(self) -> None:
         self.writer.kill()
         self.writer.wait()
-        self.asking.close()
+        self.queries.close()
 
 
 def _start(host: ChaosHost) -> None:
@@ -275,7 +279,7 @@ def measure_all(
         network.Network(names) as net,
         ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster,
     ):
-        cluster.wait_whole()
+        cluster.wait_healthy()
         measure = Measure(net, cluster, Path(directory), client)
         try:
             for name, kind, on_active in _runs(kinds, kills):

@@ -209,7 +209,7 @@ class Restart(Fault):
 
 
 class PauseProcess(Fault):
-    """SIGSTOP of one kind of process: a gray failure, the others of its host go on."""
+    """SIGSTOP of one kind of process: a gray failure, the others of its host continue."""
 
     lasts = (1.0, 15.0)
 
@@ -277,10 +277,10 @@ class Tools(Fault):
 
     def begin(self) -> None:
         action = self.rng.choice(("reassign", "elect", "configure", "cancel"))
-        told = commands.run(
+        output = commands.run(
             self.cluster, ["tests.chaos.operator", action, self.cluster.bootstrap, str(self.rng.getrandbits(32))]
         )
-        self.text = f"{action}: {told.text}"
+        self.text = f"{action}: {output.text}"
 
 
 class Operator(Fault):
@@ -293,8 +293,8 @@ class Operator(Fault):
 
     def begin(self) -> None:
         words = self.words()
-        told = commands.mqd(self.cluster, *words)
-        self.text = f"mqd {' '.join(words)}: {told.text}"
+        output = commands.mqd(self.cluster, *words)
+        self.text = f"mqd {' '.join(words)}: {output.text}"
 
     def words(self) -> tuple[str, ...]:
         topic = self.rng.choice(operator.TOPICS)
@@ -358,7 +358,7 @@ class Change(Fault):
         self.left = rng.randint(*self.others)
         self.amid = rng.random() < 0.5
 
-    def ask(self, *words: str) -> str:
+    def send_request(self, *words: str) -> str:
         return f"mqd {' '.join(words)}: {commands.mqd(self.cluster, *words).text}"
 
 
@@ -370,11 +370,11 @@ class Voters(Change):
     def begin(self) -> None:
         self.victim = self.rng.choice(self.cluster.founders)
         replaced = self.rng.random() < 0.5 and self.cluster.spare in self.cluster.hosts
-        added = [self.ask("cluster", "add-voter", str(self.cluster.spare))] if replaced else []
-        self.text = "; ".join([*added, self.ask("cluster", "remove-voter", str(self.victim.node_id))])
+        added = [self.send_request("cluster", "add-voter", str(self.cluster.spare))] if replaced else []
+        self.text = "; ".join([*added, self.send_request("cluster", "remove-voter", str(self.victim.node_id))])
 
     def end(self) -> None:
-        self.text = self.ask("cluster", "add-voter", str(self.victim.node_id))
+        self.text = self.send_request("cluster", "add-voter", str(self.victim.node_id))
 
 
 class Drain(Change):
@@ -385,13 +385,13 @@ class Drain(Change):
     def begin(self) -> None:
         joined = members.join(self.cluster)
         self.victim = self.rng.choice(self.cluster.founders)
-        self.text = f"{joined}; " + self.ask("cluster", "drain", str(self.victim.node_id), "--no-wait")
+        self.text = f"{joined}; " + self.send_request("cluster", "drain", str(self.victim.node_id), "--no-wait")
 
     def end(self) -> None:
         self.text = "; ".join(
             [
-                self.ask("cluster", "drain", str(self.victim.node_id), "--cancel"),
-                self.ask("cluster", "balance", "--no-wait"),
+                self.send_request("cluster", "drain", str(self.victim.node_id), "--cancel"),
+                self.send_request("cluster", "balance", "--no-wait"),
             ]
         )
 
@@ -406,7 +406,7 @@ class Join(Change):
         self.amid = False  # starting and stopping a host wants its cluster
 
     def begin(self) -> None:
-        self.text = f"{members.join(self.cluster)}; " + self.ask("cluster", "balance", "--no-wait")
+        self.text = f"{members.join(self.cluster)}; " + self.send_request("cluster", "balance", "--no-wait")
 
     def end(self) -> None:
         self.text = members.leave(self.cluster, empty=self.rng.random() < 0.5)
@@ -437,7 +437,7 @@ KINDS: dict[str, type[Fault]] = {
 }
 SECURED: dict[str, type[Fault]] = {"certificates": Certificates, "cluster-key": ClusterKey}
 CHANGES = frozenset(name for name, kind in KINDS.items() if issubclass(kind, Change))
-MOVES = CHANGES | {"operator"}  # what may go on moving replicas by itself
+MOVES = CHANGES | {"operator"}  # what may continue moving replicas by itself
 
 
 def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Callable[[], Fault]:

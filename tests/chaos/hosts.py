@@ -162,8 +162,8 @@ class ChaosHost(Broker):
         return killed
 
     def pause(self, names: Iterable[str] | None = None) -> None:
-        """SIGSTOP: these, or every process of the host (its kernel goes on: sockets take data until
-        they are full).
+        """SIGSTOP: these, or every process of the host (its kernel continues: sockets take data
+        until they are full).
         """
         pids = (
             self.all_pids() if names is None else [pid for name, pid in self.processes().items() if name in set(names)]
@@ -330,7 +330,7 @@ class ChaosCluster:
         return host
 
     def remove(self, number: int) -> ChaosHost:
-        """It has been stopped for good, and is nothing that faults and looks are concerned with."""
+        """It has been stopped permanently, and is nothing that faults and looks are concerned with."""
         host = self._away[number] = self.hosts.pop(number)
         assert not host.runs
         return host
@@ -347,7 +347,7 @@ class ChaosCluster:
         except Exception:  # a keeper that does not answer yet
             return False
 
-    def wait_whole(self, seconds: float = START_SECONDS) -> None:
+    def wait_healthy(self, seconds: float = START_SECONDS) -> None:
         until = time.monotonic() + seconds
         while not self.whole():
             if time.monotonic() > until:

@@ -39,17 +39,17 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
         known = voters(cluster)
     if not known or cluster.spare in known:
         return f"{host.name} stays: a voter does not leave"
-    if not (told := commands.mqd(cluster, "cluster", "drain", number, seconds=EMPTY_SECONDS)).done:
+    if not (output := commands.mqd(cluster, "cluster", "drain", number, seconds=EMPTY_SECONDS)).done:
         return (
-            f"{host.name} stays, not empty ({told.text}); "
+            f"{host.name} stays, not empty ({output.text}); "
             + commands.mqd(cluster, "cluster", "drain", number, "--cancel").text
         )
     host.stop()
     until = time.monotonic() + FORGET_SECONDS
-    while not _forgotten(told := commands.mqd(cluster, "cluster", "forget", number)):
+    while not _forgotten(output := commands.mqd(cluster, "cluster", "forget", number)):
         if time.monotonic() > until:
             host.start()
-            return f"{host.name} is started again: {told.text}"
+            return f"{host.name} is started again: {output.text}"
         time.sleep(0.5)  # its session has to end where nobody heard it say goodbye
     cluster.remove(cluster.spare)
     if empty:
@@ -57,15 +57,15 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
     return f"{host.name} leaves" + (", its disk is emptied" if empty else "")
 
 
-def _forgotten(told: commands.Told) -> bool:
+def _forgotten(reported: commands.Report) -> bool:
     """Also by a request whose answer did not come."""
-    return told.done or "BROKER_ID_NOT_REGISTERED" in told.output
+    return reported.done or "BROKER_ID_NOT_REGISTERED" in reported.output
 
 
 def voters(cluster: ChaosCluster) -> list[int]:
     """As the active controller says; empty when there is none."""
-    told = commands.mqd(cluster, "cluster", "status", "--format", "json")
-    return json.loads(told.output)["voters"] if told.done else []
+    output = commands.mqd(cluster, "cluster", "status", "--format", "json")
+    return json.loads(output.output)["voters"] if output.done else []
 
 
 def settle(cluster: ChaosCluster, stays: bool) -> str:
@@ -96,8 +96,8 @@ def _until(cluster: ChaosCluster, until: float, attempt: Callable[[], str]) -> N
 
 
 def _done(cluster: ChaosCluster, *words: str) -> str:
-    told = commands.mqd(cluster, *words)
-    return "" if told.done else f"mqd {' '.join(words)}: {told.text}"
+    output = commands.mqd(cluster, *words)
+    return "" if output.done else f"mqd {' '.join(words)}: {output.text}"
 
 
 def _votes(cluster: ChaosCluster, node: int) -> str:
@@ -116,8 +116,8 @@ def _votes_not(cluster: ChaosCluster, node: int) -> str:
 
 
 def _even(cluster: ChaosCluster) -> str:
-    """A balance that was begun goes on by itself, move after move: its end is when nothing is left
-    to move.
+    """A balance that was begun continues by itself, move after move: its end is when nothing is
+    left to move.
     """
-    told = commands.mqd(cluster, "cluster", "balance", seconds=60.0)
-    return "" if told.done and "nothing moves" in told.output else f"mqd cluster balance: {told.text}"
+    output = commands.mqd(cluster, "cluster", "balance", seconds=60.0)
+    return "" if output.done and "nothing moves" in output.output else f"mqd cluster balance: {output.text}"

@@ -33,12 +33,12 @@ TIMEOUT_S = 15.0
 def elect(admin: AdminClient, chance: random.Random) -> str:
     """Not by confluent-kafka, whose elect_leaders() ends in a SystemError in some versions."""
     topic, partition = some(admin, chance)
-    asked = ElectLeadersRequest(
+    requested = ElectLeadersRequest(
         election_type=0,
         topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[partition])],
         timeout_ms=10_000,
     )
-    answer = ask(admin, chance, ELECT_LEADERS, 2, asked)
+    answer = send_request(admin, chance, ELECT_LEADERS, 2, requested)
     errors = {
         answer.error_code,
         *(one.error_code for result in answer.replica_election_results for one in result.partition_result),
@@ -72,12 +72,12 @@ def reassign(admin: AdminClient, chance: random.Random, cancel: bool = False) ->
     request = AlterPartitionReassignmentsRequest(
         timeout_ms=10_000, topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[one])]
     )
-    answer = ask(admin, chance, ALTER_PARTITION_REASSIGNMENTS, 0, request)
-    errors = [answer.error_code, *(found.error_code for told in answer.responses for found in told.partitions)]
+    answer = send_request(admin, chance, ALTER_PARTITION_REASSIGNMENTS, 0, request)
+    errors = [answer.error_code, *(found.error_code for reported in answer.responses for found in reported.partitions)]
     return f"{topic}-{partition} to {replicas}: " + ("done" if not any(errors) else f"errors {errors}")
 
 
-def ask(admin: AdminClient, chance: random.Random, api_key: int, version: int, request: object) -> Any:
+def send_request(admin: AdminClient, chance: random.Random, api_key: int, version: int, request: object) -> Any:
     """Of any host: whoever it is, the active controller decides."""
     broker = chance.choice(list(admin.list_topics(timeout=TIMEOUT_S).brokers.values()))
     with KafkaConnection(broker.host, broker.port, timeout_s=TIMEOUT_S) as kafka:

@@ -26,7 +26,7 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 TOPIC = "t"
 CONNECT_S, ANSWER_S = 0.25, 2.0
-ASK_S = 0.01
+REQUEST_S = 0.01
 QUIET_S = 0.02  # without an acknowledgement: who leads is asked
 
 
@@ -46,12 +46,12 @@ class Writer:
         self.doubted = False  # the leader has refused, or its connection has ended
         self._log = open(path, "w", buffering=1)
 
-    def say(self, text: object) -> None:
+    def log(self, text: object) -> None:
         self._log.write(f"{time.monotonic_ns()} {text}\n")
 
     # -- one thread for each host ------------------------------------------------------------------
 
-    def ask(self, host: tuple[str, int]) -> None:
+    def send_request(self, host: tuple[str, int]) -> None:
         kafka = None
         while True:
             with self.changed:
@@ -63,9 +63,9 @@ class Writer:
                 except (OSError, ConnectionEnded):
                     kafka = None
             with self.changed:
-                self.changed.wait(ASK_S)
+                self.changed.wait(REQUEST_S)
 
-    def _learn(self, asked: tuple[str, int], answer: object) -> None:
+    def _learn(self, requested: tuple[str, int], answer: object) -> None:
         brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         partitions = [one for topic in answer.topics for one in topic.partitions]
         if not partitions or partitions[0].leader_id not in brokers:
@@ -74,7 +74,7 @@ class Writer:
         with self.changed:
             if epoch > self.epoch:
                 self.leader, self.epoch, self.doubted = leader, epoch, False
-                self.say(f"# {asked[0]} says that {leader[0]} leads in epoch {epoch}")
+                self.log(f"# {requested[0]} says that {leader[0]} leads in epoch {epoch}")
                 self.changed.notify_all()
 
     def write(self, host: tuple[str, int]) -> None:
@@ -92,16 +92,16 @@ class Writer:
                 error, _ = produce(kafka, TOPIC, 0, b"x" * 100)
             except (OSError, ConnectionEnded) as problem:
                 kafka = None
-                self.say(f"# {host[0]}: {problem or type(problem).__name__}")
+                self.log(f"# {host[0]}: {problem or type(problem).__name__}")
             else:
-                self.say(error)
+                self.log(error)
             with self.changed:
                 if error == 0:
                     self.acknowledged = time.monotonic()
                 elif self.epoch == epoch:
                     self.doubted = True
                     self.changed.notify_all()
-                    self.changed.wait(ASK_S)
+                    self.changed.wait(REQUEST_S)
             if error == 0:
                 time.sleep(self.pace_s)
 
@@ -110,7 +110,7 @@ def main() -> int:
     bootstrap, pace_ms = json.loads(sys.argv[1])
     hosts = [(host, int(port)) for host, port in (entry.rsplit(":", 1) for entry in bootstrap.split(","))]
     writer = Writer(hosts, pace_ms / 1000, sys.argv[2])
-    for work in (writer.ask, writer.write):
+    for work in (writer.send_request, writer.write):
         for host in hosts:
             threading.Thread(target=work, args=(host,), daemon=True).start()
     threading.Event().wait()

@@ -37,29 +37,29 @@ def differences(replicas: dict[str, Path]) -> list[str]:
     # retention may have gone further on one of them
     first = max((min(found) for found in read.values() if found), default=0)
     offsets = sorted({offset for found in read.values() for offset in found if offset >= first})
-    told = []
+    reported = []
     for offset in offsets:
         values = {host: found.get(offset) for host, found in read.items()}
         missing = [host for host, value in values.items() if value is None]
         if missing:
-            told.append(f"the batch at {offset} is not on {', '.join(missing)}")
+            reported.append(f"the batch at {offset} is not on {', '.join(missing)}")
         elif len(set(values.values())) > 1:
-            told.append(f"the batch at {offset} is not the same on {', '.join(values)}")
-        if len(told) >= 5:
+            reported.append(f"the batch at {offset} is not the same on {', '.join(values)}")
+        if len(reported) >= 5:
             break
-    return told
+    return reported
 
 
 def compare(data_dirs: dict[str, Path], places: Mapping[tuple[str, int], Iterable[str]]) -> list[str]:
     """Of stopped hosts. `places`: a partition -> the hosts that have its replicas; each is the
     folder TOPIC-PARTITION below one of the host's log directories.
     """
-    told = []
+    reported = []
     for (topic, partition), hosts in places.items():
         name = f"{topic}-{partition}"
         found = {host: sorted(one for one in data_dirs[host].rglob(name) if one.is_dir()) for host in hosts}
-        told += [f"{name}: {host} has no such replica" for host, folders in found.items() if not folders]
-        told += [
+        reported += [f"{name}: {host} has no such replica" for host, folders in found.items() if not folders]
+        reported += [
             f"{name}: {text}" for text in differences({host: folders[0] for host, folders in found.items() if folders})
         ]
-    return told
+    return reported

@@ -122,7 +122,7 @@ class Client:
         if self.process is not None and self.process.poll() is None:
             return
         self.lives += 1
-        # A later life counts its records anew, so it has another name; a transactional one keeps
+        # A later life counts its records again, so it has another name; a transactional one keeps
         # its id, and is the successor that fences the first.
         settings = {
             **self.settings,
@@ -154,8 +154,8 @@ class Client:
 
 
 class Run:
-    def __init__(self, plan: Plan, directory: Path, say: Callable[[str], None] = lambda line: None) -> None:
-        self.plan, self.directory, self.say = plan, directory, say
+    def __init__(self, plan: Plan, directory: Path, log: Callable[[str], None] = lambda line: None) -> None:
+        self.plan, self.directory, self.log = plan, directory, log
         self.result = Result(plan)
         self.clients: list[Client] = []
         self.begun: list[tuple[int, str]] = []  # second, kind of fault
@@ -192,7 +192,7 @@ class Run:
         return self.result
 
     def _go(self) -> None:
-        self.cluster.wait_whole()
+        self.cluster.wait_healthy()
         self._script(CREATE, self.cluster.bootstrap, self.topics, {})
         if self.plan.secured:
             self._module("guests.process", [[host.address for host in self.cluster], list(self.topics)])
@@ -205,7 +205,7 @@ class Run:
         self._wait_progress("after healing")
         healed = time.monotonic()
         if faults.MOVES & set(self.plan.kinds):
-            self.say(members.settle(self.cluster, stays=random.Random(f"{self.plan.seed} members").random() < 0.5))
+            self.log(members.settle(self.cluster, stays=random.Random(f"{self.plan.seed} members").random() < 0.5))
         self._end_clients()
         self._wait_in_sync()
         final = self._read_final()
@@ -283,7 +283,7 @@ class Run:
             self.begun.append((int(time.monotonic()), fault.kind))
             fault.begin()
             self.result.faults.append(fault.text)
-            self.say(f"{fault.text}, for {lasts:.1f} s")
+            self.log(f"{fault.text}, for {lasts:.1f} s")
             time.sleep(lasts)
             self._end_changes(changes, amid=True)
             if isinstance(fault, faults.Change):
@@ -296,16 +296,16 @@ class Run:
             time.sleep(rng.choice((0.0, 0.5, 2.0, 6.0)))
 
     def _end_changes(self, changes: list[faults.Change], amid: bool) -> None:
-        """`amid`: another fault has begun, which these have seen, and goes on."""
+        """`amid`: another fault has begun, which these have seen, and continues."""
         for change in list(changes):
             change.left -= amid
             if change.left <= 0 and (change.amid or not amid):
                 changes.remove(change)
                 change.end()
-                self.say(f"  {change.text}")
+                self.log(f"  {change.text}")
 
     def _heal(self) -> None:
-        self.say("healing")
+        self.log("healing")
         self.network.heal()
         for host in self.cluster:
             host.resume()
@@ -315,7 +315,7 @@ class Run:
                 host.wall_clock(0.0)
             if not host.runs:
                 host.start()
-        self.cluster.wait_whole()
+        self.cluster.wait_healthy()
 
     # -- judgement ---------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Run:
             time.sleep(0.5)  # other hosts copy
 
     def _read_final(self) -> dict[Place, FinalLog]:
-        self.say("reading everything")
+        self.log("reading everything")
         settings = {
             "role": "reader",
             "name": "reader",
@@ -348,9 +348,9 @@ class Run:
             "seed": 0,
             **self.reached(),
         }
-        said = self._module("client", settings)
-        (self.directory / "final.json").write_text(said)
-        return final_of(said)
+        message = self._module("client", settings)
+        (self.directory / "final.json").write_text(message)
+        return final_of(message)
 
     def _module(self, name: str, settings: object) -> str:
         """Of tests.chaos, where the clients are, to its end."""

@@ -159,7 +159,7 @@ def duplicate(history: History, final: dict[Place, FinalLog]) -> None:
 
 
 def reordered(history: History, final: dict[Place, FinalLog]) -> None:
-    """Two records of unknown fate in the wrong order: no acknowledgement contradicts it."""
+    """Two records of unknown outcome in the wrong order: no acknowledgement contradicts it."""
     for number in (1_000, 1_001):
         history.sends.append(Send("p9", number, "t", 0, "info", -1, 1, 2))
     log = final[("t", 0)]
@@ -198,7 +198,7 @@ def precommitted_read(history: History, final: dict[Place, FinalLog]) -> None:
 
 
 def torn(history: History, final: dict[Place, FinalLog]) -> None:
-    """Of a transaction of unknown fate one record is visible and the other is not."""
+    """Of a transaction of unknown outcome one record is visible and the other is not."""
     history.sends += [
         Send("x9", 0, "t", 0, "ok", final[("t", 0)].end, 1, 2, 7),
         Send("x9", 1, "t", 1, "ok", final[("t", 1)].end, 1, 2, 7),
@@ -406,8 +406,8 @@ def test_pieces_add_up(tmp_path: Path) -> None:
         and added.sums["acknowledged"] == 200
     )
     assert added.client_seconds == {"writer": [285 + 180, 380 + 360], "reader": [95 + 90, 95 + 90]}
-    assert added.kinds == {"pair": [200, 260], "flap": [0, 40]} and "pair           200 of 260" in total.told(added)
-    assert "650 of 925 client seconds (70.27 %)" in total.told(added)
+    assert added.kinds == {"pair": [200, 260], "flap": [0, 40]} and "pair           200 of 260" in total.report(added)
+    assert "650 of 925 client seconds (70.27 %)" in total.report(added)
     torn, stuck = (
         run | {"seed": 3, "anomalies": {"torn": 2}},
         {"seed": 4, "seconds": 90.0, "faults": 3, "anomalies": {}, "failure": "AssertionError: no progress\nlogs"},

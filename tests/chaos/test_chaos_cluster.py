@@ -73,7 +73,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts") as cluster:
-        cluster.wait_whole()
+        cluster.wait_healthy()
         made = Bench(net, cluster)
         made.script(CREATE, cluster.bootstrap, {"t": 1}, {})
         yield made
@@ -83,7 +83,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @pytest.mark.slow
 def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench) -> None:
     """A leader that is cut off from the other hosts, but not from clients: no acks=all write is
-    acknowledged there, what was committed can be read; the others go on; then one log.
+    acknowledged there, what was committed can be read; the others continue; then one log.
     """
     old = bench.leader([1, 2, 3])
     others = [node for node in (1, 2, 3) if node != old]
@@ -127,7 +127,7 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
         network.Network(("n1", "n2", "n3", "client")) as net,
         ChaosCluster(net, tmp_path / "hosts", extras=Extras(disk_bytes=DISK_BYTES)) as cluster,
     ):
-        cluster.wait_whole()
+        cluster.wait_healthy()
         bench = Bench(net, cluster)
         bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
         for round_, host_of in enumerate(("leader", "follower")):
@@ -164,41 +164,41 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
     """And what was not flushed, all of it: what was acknowledged is there, and by themselves they
-    go on. The journal that this rests on tells of every file.
+    continue. The journal that this rests on tells of every file.
     """
     with (
         network.Network(("n1", "n2", "n3", "client")) as net,
         ChaosCluster(net, tmp_path / "hosts", extras=Extras(journal=True)) as cluster,
     ):
-        cluster.wait_whole()
+        cluster.wait_healthy()
         bench = Bench(net, cluster)
         bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
-        said = []
+        message = []
         for round_ in range(2):
             leader = bench.leader([1, 2, 3])
             for number in range(5):
                 bench.wait_write(leader, f"{round_}-{number}")
-                said.append(f"{round_}-{number}")
+                message.append(f"{round_}-{number}")
             for host in cluster:
                 host.kill_all()
             for host in cluster:
-                told = {path for path in host.disk().present().files if path.startswith(f"{host.data_dir}/")}
+                reported = {path for path in host.disk().present().files if path.startswith(f"{host.data_dir}/")}
                 found = {
                     str(path)
                     for path in host.data_dir.rglob("*")
                     if path.is_file() and path.relative_to(host.data_dir).parts[0] not in NOT_DATA
                 }
-                past = {path for path in found - told if Path(path).name not in (".lock", "reserve", "up.stderr")}
+                past = {path for path in found - reported if Path(path).name not in (".lock", "reserve", "up.stderr")}
                 assert not past, past
                 host.power_loss(random.Random(round_), harshest=True)
             cluster.start()
-            cluster.wait_whole()
+            cluster.wait_healthy()
             until = time.monotonic() + 60
             while json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})):
                 assert time.monotonic() < until, cluster.logs()
                 time.sleep(0.2)  # they find each other
             values = bench.probe(bench.leader([1, 2, 3]))["values"]
-            assert list(dict.fromkeys(values)) == said, "a record that was written by a retry may be there twice"
+            assert list(dict.fromkeys(values)) == message, "a record that was written by a retry may be there twice"
 
 
 @needs_namespaces
@@ -236,13 +236,13 @@ def test_a_wall_clock_jumps_alone(tmp_path: Path) -> None:
         clock.write_bytes(int(ahead_s * 1e9).to_bytes(8, sys.byteorder, signed=True))
         environment = {**os.environ, "CHAOS_WALL_CLOCK": str(clock), "LD_PRELOAD": str(wall_clock_shim(tmp_path))}
         before = (time.time() + ahead_s, time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
-        told = [
+        output = [
             float(word)
             for word in subprocess.run(
                 [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
             ).stdout.split()
         ]
-        assert all(0 <= one - begun < 60 for one, begun in zip(told, before, strict=True)), (ahead_s, told, before)
+        assert all(0 <= one - begun < 60 for one, begun in zip(output, before, strict=True)), (ahead_s, output, before)
 
 
 def _batch(base_offset: int, text: bytes) -> bytes:
@@ -251,7 +251,7 @@ def _batch(base_offset: int, text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("second", "told"),
+    ("second", "reported"),
     [
         ((_batch(0, b"a"), _batch(3, b"b")), 0),
         ((_batch(0, b"a"),), 1),
@@ -261,14 +261,14 @@ def _batch(base_offset: int, text: bytes) -> bytes:
     ],
     ids=["same", "short", "other bytes", "other offsets", "older ones gone"],
 )
-def test_replicas_are_compared(tmp_path: Path, second: tuple[bytes, ...], told: int) -> None:
+def test_replicas_are_compared(tmp_path: Path, second: tuple[bytes, ...], reported: int) -> None:
     for host, batches in (("n1", (_batch(0, b"a"), _batch(3, b"b"))), ("n2", second)):
         folder = tmp_path / host / "data" / "t-0"
         folder.mkdir(parents=True)
         # with preallocated space behind
         (folder / "00000000000000000000.log").write_bytes(b"".join(batches) + bytes(4096))
     found = replicas.compare({"n1": tmp_path / "n1", "n2": tmp_path / "n2"}, {("t", 0): ["n1", "n2"]})
-    assert len(found) == told, found
+    assert len(found) == reported, found
 
 
 def test_a_replica_that_is_not_there_is_told_and_a_host_without_one_not_asked(tmp_path: Path) -> None:

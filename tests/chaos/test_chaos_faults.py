@@ -18,13 +18,13 @@ from tests.chaos import commands, faults, members, network
 from tests.chaos.run import Plan, Run
 
 REASON = network.why_not()
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 class Hosts:
     """Three that nobody reaches, and a fourth that may join; commands run here, in no namespace."""
 
-    bootstrap, spare = NOBODY, 4
+    bootstrap, spare = UNREACHABLE, 4
     network = SimpleNamespace(run=lambda _name, words: list(words))
 
     def __init__(self) -> None:
@@ -59,23 +59,23 @@ class Answers:
     otherwise it is done. `asked`: all that was.
     """
 
-    def __init__(self, answers: dict[str, commands.Told]) -> None:
-        self.answers, self.asked = answers, []
+    def __init__(self, answers: dict[str, commands.Report]) -> None:
+        self.answers, self.requested = answers, []
 
-    def __call__(self, _cluster: Hosts, *words: str, seconds: float = 20.0) -> commands.Told:
+    def __call__(self, _cluster: Hosts, *words: str, seconds: float = 20.0) -> commands.Report:
         text = " ".join(words)
-        self.asked.append(text)
+        self.requested.append(text)
         return next(
-            (told for begin, told in self.answers.items() if text.startswith(begin)),
-            commands.Told(True, "nothing moves"),
+            (reported for begin, reported in self.answers.items() if text.startswith(begin)),
+            commands.Report(True, "nothing moves"),
         )
 
 
-def status(*voters: int) -> commands.Told:
-    return commands.Told(True, json.dumps({"voters": voters}))
+def status(*voters: int) -> commands.Report:
+    return commands.Report(True, json.dumps({"voters": voters}))
 
 
-REFUSED = commands.Told(False, "mqd: not now")
+REFUSED = commands.Report(False, "mqd: not now")
 
 
 def planted(words: Sequence[str]) -> type[faults.Operator]:
@@ -97,25 +97,25 @@ def test_every_command_of_an_operator_is_one() -> None:
     }
     assert len(kinds) == 4, kinds
     for words in kinds.values():
-        told = commands.mqd(Hosts(), *words)
-        assert not told.done and "cannot reach a broker" in told.text, told
+        output = commands.mqd(Hosts(), *words)
+        assert not output.done and "cannot reach a broker" in output.text, output
 
 
 def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Answers({"cluster status": status(1, 2, 3, 4)})
+    requested = Answers({"cluster status": status(1, 2, 3, 4)})
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "mqd", asked)
+        patch.setattr(commands, "mqd", requested)
         for kind in sorted(faults.CHANGES):
             for seed in range(4):
                 change = faults.KINDS[kind](Hosts(), random.Random(seed))
                 members.join(change.cluster)
                 change.begin()
                 change.end()
-        asked.answers = {"cluster status": status(1, 2, 3), "cluster balance": REFUSED}
+        requested.answers = {"cluster status": status(1, 2, 3), "cluster balance": REFUSED}
         hosts = Hosts()
         members.join(hosts)
         members.leave(hosts, empty=True)
-    kinds = {" ".join(word for word in words.split() if not word.isdigit()) for words in asked.asked}
+    kinds = {" ".join(word for word in words.split() if not word.isdigit()) for words in requested.requested}
     assert kinds == {
         "cluster add-voter",
         "cluster remove-voter",
@@ -128,8 +128,8 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     }
     for words in kinds:
         one = words.split()
-        told = commands.mqd(Hosts(), *one, *(["4"] if one[1] not in ("balance", "status") else []))
-        assert not told.done and "cannot reach a broker" in told.text, told
+        output = commands.mqd(Hosts(), *one, *(["4"] if one[1] not in ("balance", "status") else []))
+        assert not output.done and "cannot reach a broker" in output.text, output
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         (
             {
                 "cluster status": status(1, 2, 3),
-                "cluster forget": commands.Told(False, "mqd: node 4: not registered (BROKER_ID_NOT_REGISTERED)"),
+                "cluster forget": commands.Report(False, "mqd: node 4: not registered (BROKER_ID_NOT_REGISTERED)"),
             },
             ["stop", "remove", "empty"],
             False,
@@ -152,7 +152,7 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     ids=["leaves", "votes", "nobody knows who votes", "not empty", "not forgotten", "forgotten before"],
 )
 def test_the_fourth_host_leaves_only_when_nothing_needs_it(
-    answers: dict[str, commands.Told], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch
+    answers: dict[str, commands.Report], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "mqd", Answers(answers))
     monkeypatch.setattr(members, "FORGET_SECONDS", -1.0)
@@ -167,12 +167,12 @@ def test_the_fourth_host_leaves_only_when_nothing_needs_it(
     [
         ({"cluster drain 2": REFUSED}, "drain 2"),
         ({"cluster add-voter 3": REFUSED}, "add-voter 3"),
-        ({"cluster balance": commands.Told(True, "1 partition moved")}, "1 partition moved"),
+        ({"cluster balance": commands.Report(True, "1 partition moved")}, "1 partition moved"),
     ],
     ids=["drained", "no voter", "moving"],
 )
 def test_members_that_do_not_come_to_rest_are_a_failure(
-    answers: dict[str, commands.Told], missing: str, monkeypatch: pytest.MonkeyPatch
+    answers: dict[str, commands.Report], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     votes = (1, 2) if "cluster add-voter 3" in answers else (1, 2, 3)
     monkeypatch.setattr(commands, "mqd", Answers({"cluster status": status(*votes), **answers}))
@@ -211,7 +211,7 @@ def test_changes_end_after_other_faults_have_come(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     "words",
     [
-        ("cluster", "balance", "--bootstrap-server", NOBODY),
+        ("cluster", "balance", "--bootstrap-server", UNREACHABLE),
         ("cluster", "rebalance"),
         ("topic", "reassign", "plain", "--replication-factor", "x"),
     ],
@@ -249,7 +249,7 @@ def test_a_program_that_fails_by_itself_is_no_refusal(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         faults.Tools,
         "begin",
-        lambda fault: commands.run(fault.cluster, ["tests.chaos.operator", "reassing", NOBODY, "1"]),
+        lambda fault: commands.run(fault.cluster, ["tests.chaos.operator", "reassing", UNREACHABLE, "1"]),
     )
     with pytest.raises(commands.HarnessFailed, match="reassing"):
         faults.Tools(Hosts(), random.Random(1)).begin()
@@ -258,7 +258,7 @@ def test_a_program_that_fails_by_itself_is_no_refusal(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(bool(REASON), reason=REASON)
 @pytest.mark.slow
 def test_a_run_with_a_wrong_command_fails_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(faults.KINDS, "operator", planted(("cluster", "balance", "--bootstrap-server", NOBODY)))
+    monkeypatch.setitem(faults.KINDS, "operator", planted(("cluster", "balance", "--bootstrap-server", UNREACHABLE)))
     run = Run(Plan(1, 30.0, ["operator"]), tmp_path)
     result = run()
     assert not result.ok and result.failure.startswith(

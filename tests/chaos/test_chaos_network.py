@@ -25,7 +25,7 @@ SAY = (
 )
 
 
-def heard(net: network.Network, sender: str, receiver: str) -> bool:
+def received(net: network.Network, sender: str, receiver: str) -> bool:
     with subprocess.Popen(
         net.run(receiver, [sys.executable, "-c", LISTEN, net.address(receiver)]), stdout=subprocess.PIPE, text=True
     ) as listener:
@@ -42,15 +42,15 @@ def heard(net: network.Network, sender: str, receiver: str) -> bool:
 
 def test_cuts() -> None:
     with network.Network(("a", "b", "c")) as net:
-        assert heard(net, "a", "b") and heard(net, "b", "a")
+        assert received(net, "a", "b") and received(net, "b", "a")
         net.cut("a", "b")
-        assert not heard(net, "a", "b")
-        assert heard(net, "b", "a") and heard(net, "a", "c") and heard(net, "c", "b")
+        assert not received(net, "a", "b")
+        assert received(net, "b", "a") and received(net, "a", "c") and received(net, "c", "b")
         net.split(("a",), ("b", "c"))
-        assert not heard(net, "b", "a") and not heard(net, "a", "c") and heard(net, "b", "c")
+        assert not received(net, "b", "a") and not received(net, "a", "c") and received(net, "b", "c")
         net.heal()
-        assert net.cuts == frozenset() and heard(net, "a", "b") and heard(net, "c", "a")
-        assert heard(net, "a", "a"), "a host reaches itself"
+        assert net.cuts == frozenset() and received(net, "a", "b") and received(net, "c", "a")
+        assert received(net, "a", "a"), "a host reaches itself"
 
 
 def test_nothing_is_left_behind() -> None:

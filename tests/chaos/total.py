@@ -83,7 +83,7 @@ def _share(served: float, everything: float) -> str:
     )
 
 
-def told(total: Total) -> str:
+def report(total: Total) -> str:
     served, everything = (sum(one[place] for one in total.client_seconds.values()) for place in (0, 1))
     return "\n".join(
         (

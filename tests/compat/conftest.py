@@ -20,7 +20,7 @@ def unpacked_clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 
 
 # Not of the session: pytest would then order tests by client first and start the shared brokers
-# anew for each.
+# again for each.
 @pytest.fixture(params=NAMES)
 def client(request: pytest.FixtureRequest, unpacked_clients: Path) -> Client:
     return client_of(request.param, unpacked_clients)

@@ -55,12 +55,12 @@ def _maven(source: Path, home: Path, goal: str, skipped: str) -> None:
     command = ["mvn", "--batch-mode", "--quiet", "--file", str(source / "pom.xml"), f"-Dcompat.output={home}", goal]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, stdin=subprocess.DEVNULL)
-        said, code = done.stdout + done.stderr, done.returncode
+        output, code = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired:
-        said, code = f"{goal} took longer than {BUILD_SECONDS} s", 1
+        output, code = f"{goal} took longer than {BUILD_SECONDS} s", 1
     if code != 0 and skipped:
-        pytest.skip(f"{skipped}: {said[-300:]}")
-    assert code == 0, said[-4000:]
+        pytest.skip(f"{skipped}: {output[-300:]}")
+    assert code == 0, output[-4000:]
 
 
 def java_program(home: Path, main: str, *arguments: str, heap: str = "256m") -> list[str]:
@@ -92,10 +92,10 @@ def run_java_client(home: Path, bootstrap: str, command: str) -> list[str]:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as late:
-        said = b"".join(
+        output = b"".join(
             part if isinstance(part, bytes) else (part or "").encode() for part in (late.stdout, late.stderr)
         ).decode(errors="replace")
-        raise AssertionError(f"{command} took longer than {RUN_SECONDS} s\n{said[-4000:]}") from None
+        raise AssertionError(f"{command} took longer than {RUN_SECONDS} s\n{output[-4000:]}") from None
     assert done.returncode == 0 and f"done {command}" in done.stdout, (
         f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
     )

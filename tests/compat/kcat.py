@@ -157,7 +157,7 @@ def find_kcat(cache: Path) -> Kcat:
 
 def _unpack(cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
-    wanted = subprocess.run(
+    expected = subprocess.run(
         [
             "apt-cache",
             "depends",
@@ -179,7 +179,7 @@ def _unpack(cache: Path) -> None:
     names = sorted(
         {
             line
-            for line in wanted.stdout.splitlines()
+            for line in expected.stdout.splitlines()
             if re.fullmatch(r"kcat|zlib1g|lib(?!c6|gcc|crypt1|stdc)[a-z0-9.+-]+", line)
         }
     )

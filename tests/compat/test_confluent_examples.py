@@ -137,10 +137,10 @@ def test_the_readme(library: str, examples: list[str], broker: Broker, registry:
             program = (
                 f"{names}async def main():\n{textwrap.indent(program, '    ')}\nimport asyncio\nasyncio.run(main())\n"
             )
-        status, said = run(f"{given}\n{program}", tmp_path, until=expected if "while True" in program else None)
-        assert expected.replace("topic1", f"topic1-{library}") in said, f"{program}\n{said}"
-        assert (status != 0) == (expected == FAILS), f"{program}\n{said}"
-        assert "ailed" not in said, f"{program}\n{said}"
+        status, output = run(f"{given}\n{program}", tmp_path, until=expected if "while True" in program else None)
+        assert expected.replace("topic1", f"topic1-{library}") in output, f"{program}\n{output}"
+        assert (status != 0) == (expected == FAILS), f"{program}\n{output}"
+        assert "ailed" not in output, f"{program}\n{output}"
 
 
 def run(program: str, place: Path, until: str | None) -> tuple[int, str]:
@@ -159,15 +159,15 @@ def run(program: str, place: Path, until: str | None) -> tuple[int, str]:
         alarm.start()
         try:
             if until is None:
-                said, _ = process.communicate()
-                return process.returncode, said
+                output, _ = process.communicate()
+                return process.returncode, output
             assert process.stdout is not None
-            said = ""
+            output = ""
             for line in process.stdout:
-                said += line
+                output += line
                 if until in line:
-                    return 0, said
-            return process.wait(), said
+                    return 0, output
+            return process.wait(), output
         finally:
             alarm.cancel()
             process.kill()

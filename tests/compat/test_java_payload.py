@@ -88,12 +88,14 @@ def test_a_consumer(java: list[str], shared_broker: Broker, tmp_path: Path) -> N
     with Producer(settings) as producer:
         producer.produce(topic, b"plain")
         producer.flush(20)
-    told = f"encryption.key.provider={provider}"
-    found = _run(java, "consume", shared_broker.bootstrap, topic, "4", told)
+    reported = f"encryption.key.provider={provider}"
+    found = _run(java, "consume", shared_broker.bootstrap, topic, "4", reported)
     assert found[:3] == [f"value {value.encode().hex()}", "value null", f"value {b'short'.hex()}"]
     assert found[3].startswith("error 3 ") and "it is not sealed" in found[3]
     text = "encryption.value.deserializer=org.apache.kafka.common.serialization.StringDeserializer"
-    found = _run(java, "consume", shared_broker.bootstrap, topic, "4", told, text, "encryption.plaintext.allow=true")
+    found = _run(
+        java, "consume", shared_broker.bootstrap, topic, "4", reported, text, "encryption.plaintext.allow=true"
+    )
     assert found == [f"value {value}", "value null", "value short", "value plain"]
     foreign = tmp_path / "foreign"
     foreign.write_text(text_of({"key-2": new_key()}))

@@ -27,9 +27,9 @@ class Written:
         self.messages: dict[int, list[Message]] = {partition: [] for partition in range(PARTITION_COUNT)}
         self.writers: dict[int, list[str]] = {partition: [] for partition in range(PARTITION_COUNT)}
         for writer in NAMES:
-            wanted = [as_written(writer, message) for message in messages_of(writer, compression)]
-            client_of(writer, cache).produce(broker.bootstrap, self.topic, wanted, compression)
-            for message in wanted:
+            expected = [as_written(writer, message) for message in messages_of(writer, compression)]
+            client_of(writer, cache).produce(broker.bootstrap, self.topic, expected, compression)
+            for message in expected:
                 self.messages[message.partition].append(message)
                 self.writers[message.partition].append(writer)
 
@@ -59,9 +59,9 @@ def test_every_client_reads_what_every_client_wrote(
     topic = written(compression)
     found = client.consume(shared_broker.bootstrap, topic.topic, topic.counts)
     now_ms = time.time() * 1000
-    for partition, wanted in topic.messages.items():
-        assert [offset for offset, _ in found[partition]] == list(range(len(wanted)))
-        for (offset, got), message, writer in zip(found[partition], wanted, topic.writers[partition], strict=True):
+    for partition, expected in topic.messages.items():
+        assert [offset for offset, _ in found[partition]] == list(range(len(expected)))
+        for (offset, got), message, writer in zip(found[partition], expected, topic.writers[partition], strict=True):
             if message.timestamp_ms is None:  # the writer could not choose one
                 assert got.timestamp_ms is not None and abs(now_ms - got.timestamp_ms) < NOW_TOLERANCE_MS
                 got = Message(got.partition, got.key, got.value, got.headers, None)
@@ -80,9 +80,9 @@ def test_the_log_holds_what_was_compressed_as_it_was_compressed(
     topic = written(compression)
     compressed_by: set[str] = set()
     with topics.connect(shared_broker) as kafka:
-        for partition, wanted in topic.messages.items():
+        for partition, expected in topic.messages.items():
             offset = 0
-            while offset < len(wanted):
+            while offset < len(expected):
                 records = topics.fetch(
                     kafka, topic.topic, offset, partition, partition_max_bytes=8 << 20, max_bytes=16 << 20
                 ).records

@@ -90,18 +90,20 @@ def _fetch(setting: Setting, version: int) -> FetchRequest:
 
 
 def _list_offsets(setting: Setting, version: int) -> ListOffsetsRequest:
-    asked = [ListOffsetsRequest.Partition(partition_index=0, timestamp=topics.EARLIEST)]
-    return ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=setting.topic, partitions=asked)], timeout_ms=5000)
+    requests = [ListOffsetsRequest.Partition(partition_index=0, timestamp=topics.EARLIEST)]
+    return ListOffsetsRequest(
+        topics=[ListOffsetsRequest.Topic(name=setting.topic, partitions=requests)], timeout_ms=5000
+    )
 
 
 def _metadata(setting: Setting, version: int) -> MetadataRequest:
     by_id = version >= 12
-    asked = (
+    requested = (
         MetadataRequest.Topic(topic_id=setting.topic_id, name=None)
         if by_id
         else MetadataRequest.Topic(name=setting.topic)
     )
-    return MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
+    return MetadataRequest(topics=[requested], allow_auto_topic_creation=False)
 
 
 def _find_coordinator(setting: Setting, version: int) -> FindCoordinatorRequest:
@@ -143,14 +145,16 @@ def _delete_topics(setting: Setting, version: int) -> DeleteTopicsRequest:
 def _delete_records(setting: Setting, version: int) -> DeleteRecordsRequest:
     name = setting.fresh()
     topics.must_produce(setting.kafka, name, b"a", b"b")
-    asked = DeleteRecordsRequest.Partition(partition_index=0, offset=1)
-    return DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=name, partitions=[asked])], timeout_ms=10_000)
+    requested = DeleteRecordsRequest.Partition(partition_index=0, offset=1)
+    return DeleteRecordsRequest(
+        topics=[DeleteRecordsRequest.Topic(name=name, partitions=[requested])], timeout_ms=10_000
+    )
 
 
 def _epochs(setting: Setting, version: int) -> OffsetForLeaderEpochRequest:
-    asked = OffsetForLeaderEpochRequest.Partition(partition=0, current_leader_epoch=-1, leader_epoch=0)
+    requested = OffsetForLeaderEpochRequest.Partition(partition=0, current_leader_epoch=-1, leader_epoch=0)
     return OffsetForLeaderEpochRequest(
-        replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=setting.topic, partitions=[asked])]
+        replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=setting.topic, partitions=[requested])]
     )
 
 
@@ -296,16 +300,16 @@ def test_every_advertised_api_is_tried_here(setting: Setting) -> None:
     assert set(SUPPORTED) == set(CASES)
 
 
-def spoken(key: int) -> range:
+def supported(key: int) -> range:
     return RECORD_VERSIONS if key == PRODUCE else range(SUPPORTED[key].min_version, SUPPORTED[key].max_version + 1)
 
 
 def oldest_and_newest_quick() -> list[Any]:
     """The bounds of each API in every run, the versions in between in the slow tier."""
     return [
-        pytest.param(key, version, marks=() if version in (spoken(key)[0], spoken(key)[-1]) else pytest.mark.slow)
+        pytest.param(key, version, marks=() if version in (supported(key)[0], supported(key)[-1]) else pytest.mark.slow)
         for key in CASES
-        for version in spoken(key)
+        for version in supported(key)
     ]
 
 
@@ -347,7 +351,7 @@ def test_what_librdkafka_2_0_looks_for_is_advertised(setting: Setting) -> None:
 
 def test_transactions_of_version_2_are_finalized(setting: Setting) -> None:
     """transaction.version 2 makes new clients leave out AddPartitionsToTxn. Clients below version 4
-    cannot read a lowest level of 0: they are told what is in force.
+    cannot read a lowest level of 0: they learn what is in force.
     """
     for version in (3, 4):
         response = setting.kafka.call(
@@ -384,7 +388,7 @@ def test_every_produced_version_is_read_by_every_fetched_one(shared_broker: Brok
             request = topics.produce_request(name, batch, **({"topic_id": topic_id} if version >= 13 else {}))
             (result,) = kafka.call(PRODUCE, version, request).responses[0].partition_responses
             assert (result.error_code, result.base_offset) == (0, 2 * (version - RECORD_VERSIONS[0])), version
-        for version in spoken(FETCH):
+        for version in supported(FETCH):
             for start, batch in zip(range(0, 2 * len(batches), 2), batches.values(), strict=True):
                 part = topics.fetch(
                     kafka, name, start, version=version, topic_ids={name: topic_id}, partition_max_bytes=1

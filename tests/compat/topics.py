@@ -152,10 +152,12 @@ def headers_in(records: bytes | None) -> list[BatchHeader]:
 
 
 def list_offset(kafka: KafkaConnection, name: str, timestamp: int, partition: int = 0, *, version: int = 7):
-    asked = ListOffsetsRequest.Partition(partition_index=partition, timestamp=timestamp)
+    requested = ListOffsetsRequest.Partition(partition_index=partition, timestamp=timestamp)
     return (
         kafka.call(
-            LIST_OFFSETS, version, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=name, partitions=[asked])])
+            LIST_OFFSETS,
+            version,
+            ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=name, partitions=[requested])]),
         )
         .topics[0]
         .partitions[0]

@@ -104,7 +104,7 @@ class _Checker:
         self.found: list[Violation] = []
         self.identities: dict[bytes, Identity | None] = {}
         # (partition, offset) -> (identity, who says so)
-        self.told: dict[tuple[str, int, int], tuple[Identity, str]] = {}
+        self.reported: dict[tuple[str, int, int], tuple[Identity, str]] = {}
 
     def add(self, kind: str, text: str) -> None:
         self.found.append(Violation(kind, text))
@@ -121,10 +121,10 @@ class _Checker:
             self.identities[value] = found
         return self.identities[value]
 
-    def tell(self, topic: str, partition: int, offset: int, identity: Identity, who: str) -> None:
+    def report(self, topic: str, partition: int, offset: int, identity: Identity, who: str) -> None:
         if topic in self.volatile_topics:
             return
-        before = self.told.setdefault((topic, partition, offset), (identity, who))
+        before = self.reported.setdefault((topic, partition, offset), (identity, who))
         if before[0] != identity:
             self.add(
                 "changed", f"{topic}-{partition} offset {offset}: {before[1]} says {before[0]}, {who} says {identity}"
@@ -142,7 +142,7 @@ class _Checker:
                 identity = self.identity(value, lambda: f"{name} offset {offset} in the final log")  # noqa: B023 - called at once
                 if identity is None:
                     continue
-                self.tell(topic, partition, offset, identity, "the final log")
+                self.report(topic, partition, offset, identity, "the final log")
                 if identity[0] in self.history.idempotent:
                     first = positions.setdefault((topic, identity), (partition, offset))
                     if first != (partition, offset):
@@ -167,7 +167,7 @@ class _Checker:
                 one.value, lambda: f"{one.topic}-{one.partition} offset {one.offset} at {one.observer}"
             )  # noqa: B023
             if identity is not None:
-                self.tell(one.topic, one.partition, one.offset, identity, one.observer)
+                self.report(one.topic, one.partition, one.offset, identity, one.observer)
 
     def check_survival(self) -> None:
         offsets = {key: {offset for offset, _ in log.records} for key, log in self.final.items()}
@@ -182,7 +182,7 @@ class _Checker:
             )
 
         for ack in self.history.acknowledged:
-            self.tell(ack.topic, ack.partition, ack.offset, (ack.producer, ack.counter), "its acknowledgement")
+            self.report(ack.topic, ack.partition, ack.offset, (ack.producer, ack.counter), "its acknowledgement")
             if missing(ack.topic, ack.partition, ack.offset):
                 self.add(
                     "lost",
@@ -210,9 +210,9 @@ def summary(violations: list[Violation], lines: int = 8) -> str:
     for one in violations:
         kinds.setdefault(one.kind, []).append(one)
 
-    def told() -> Iterator[str]:
+    def report() -> Iterator[str]:
         for kind, ones in kinds.items():
             yield f"{kind} x {len(ones)}"
             yield from (f"    {one}" for one in ones[:lines])
 
-    return "\n".join(told())
+    return "\n".join(report())

@@ -36,7 +36,7 @@ ABORTED_SHARE = 0.1
 # Metadata does not name any more (its issues 5456 and 5511): the process ends itself then. Only
 # around the call that does it: what else hangs is to be found.
 HUNG_SECONDS = 20.0
-# librdkafka 2.16 by default begins anew from the bootstrap servers when all brokers are down; of a
+# librdkafka 2.16 by default begins again from the bootstrap servers when all brokers are down; of a
 # cluster of one broker, whose connections end together, it then keeps a broker that it is about to
 # forget, and waits for it for ever with what it had to send (TxnOffsetCommit, seen), whatever the
 # time-out.
@@ -108,8 +108,8 @@ class Copier:
         """Nothing when a rebalance comes between."""
         self.is_moved = False
         batch: list[Message] = []
-        wanted = self.chance.randrange(1, BATCH_RECORDS_MAX)
-        while len(batch) < wanted:
+        expected = self.chance.randrange(1, BATCH_RECORDS_MAX)
+        while len(batch) < expected:
             message = self.consumer.poll(0.05)
             if self.is_moved:
                 self.read_again([*batch, message] if message is not None and message.error() is None else batch)

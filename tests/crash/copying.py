@@ -79,11 +79,11 @@ class Member:
         )
 
 
-def difference(wanted: list[bytes], found: list[bytes]) -> str:
-    lost, more = set(wanted) - set(found), set(found) - set(wanted)
+def difference(expected: list[bytes], found: list[bytes]) -> str:
+    lost, more = set(expected) - set(found), set(found) - set(expected)
     first = next(
-        (at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other),
-        min(len(wanted), len(found)),
+        (at for at, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other),
+        min(len(expected), len(found)),
     )
-    context = f"from {first}: {wanted[first : first + 3]} became {found[first : first + 3]}"
+    context = f"from {first}: {expected[first : first + 3]} became {found[first : first + 3]}"
     return f"{len(lost)} lost, {len(found) - len(set(found))} twice, {len(more)} from nowhere; {context}"

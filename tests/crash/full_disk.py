@@ -25,7 +25,7 @@ RECORDS, RECORD_BYTES, SEGMENT_BYTES = 200, 20_000, 65536
 FLOOR_BYTES = 2 << 20  # log.dirs.free.bytes.min: more than what is given up at start, and small beside what is deleted
 
 
-def say(step: str, **found: object) -> None:
+def emit(step: str, **found: object) -> None:
     print(json.dumps({"step": step, **found}), flush=True)
 
 
@@ -67,7 +67,7 @@ def use(broker: Broker, records: int) -> int:
             .low_watermark
         )
         left = len(read_log(kafka, "t", 0).records)
-        say("used", read=read, expected=records, error=error, low=low, left=left)
+        emit("used", read=read, expected=records, error=error, low=low, left=left)
         return left
 
 
@@ -87,7 +87,7 @@ def make_room(broker: Broker, mount: Path) -> None:
         wait_until(lambda: list_offset(kafka, "old", 0, EARLIEST) > 0, 60, broker.logs)
         wait_until(lambda: free_bytes(mount) > 2 * FLOOR_BYTES, 60, broker.logs)
         wait_until(lambda: produce(kafka, "t", 0, b"again")[0] == 0, 60, broker.logs)
-    say("room", free=free_bytes(mount))
+    emit("room", free=free_bytes(mount))
 
 
 def main() -> None:
@@ -111,13 +111,13 @@ def main() -> None:
             else:
                 broker.stop()
             fill(mount)
-            say("full", free=free_bytes(mount))
+            emit("full", free=free_bytes(mount))
             began = time.monotonic()
             start(broker)
-            say("started", seconds=time.monotonic() - began)
+            emit("started", seconds=time.monotonic() - began)
             left = use(broker, left)
         make_room(broker, mount)
-    say("ended")
+    emit("ended")
 
 
 if __name__ == "__main__":

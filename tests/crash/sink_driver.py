@@ -1,7 +1,7 @@
 """A driver as Spark's, without Spark: `python sink_driver.py BOOTSTRAP TOPIC CHECKPOINT SEED`.
 Batches of numbers by tasks in processes of their own, through mqd/spark/writing.py; what is
 committed is noted in the checkpoint, one batch later than it is true, as Spark does it. Tasks run
-twice at times, or fail behind their rows; zombies go on when the driver is killed.
+twice at times, or fail behind their rows; zombies continue when the driver is killed.
 
 Batch n is the numbers n * BATCH .. (n + 1) * BATCH - 1. Ends never.
 """
@@ -59,12 +59,12 @@ class Attempt:
         self._reader = reader
 
     def result(self) -> str | tuple[int, int] | None:
-        told = os.read(self._reader, 100).decode()
+        reported = os.read(self._reader, 100).decode()
         os.close(self._reader)
         os.waitpid(self.pid, 0)
-        if not told or told == "dropped":
-            return told or None
-        producer_id, epoch = told.split()
+        if not reported or reported == "dropped":
+            return reported or None
+        producer_id, epoch = reported.split()
         return int(producer_id), int(epoch)
 
 

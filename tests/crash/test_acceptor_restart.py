@@ -27,7 +27,7 @@ TOPIC, PARTITIONS = "raw", 3
 
 
 class Client(threading.Thread):
-    """Repeats `turn`; an ended or refused connection is written down, and made anew."""
+    """Repeats `turn`; an ended or refused connection is written down, and made again."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -86,7 +86,7 @@ class Fetches(Client):
         self.positions = [0] * PARTITIONS
 
     def turn(self, kafka: KafkaConnection) -> None:
-        wanted = [
+        expected = [
             FetchRequest.Partition(partition=n, fetch_offset=offset, partition_max_bytes=1 << 20)
             for n, offset in enumerate(self.positions)
         ]
@@ -96,7 +96,7 @@ class Fetches(Client):
             min_bytes=1,
             max_bytes=1 << 24,
             session_epoch=-1,
-            topics=[FetchRequest.Topic(topic=TOPIC, partitions=wanted)],
+            topics=[FetchRequest.Topic(topic=TOPIC, partitions=expected)],
         )
         answer = kafka.call(FETCH, 11, request)
         for data in answer.responses[0].partitions if answer.responses else ():

@@ -43,22 +43,22 @@ def made(directory: Path, seed: int) -> Log:
 
 def known_files(directory: Path) -> list[Operation]:
     """What was on the disk before, as the journal would have told it."""
-    told: list[Operation] = []
+    reported: list[Operation] = []
 
-    def tell(kind: int, path: str, **fields) -> None:
-        told.append(Operation(kind, path, len(told), 0, len(told) + 1, **fields))
+    def report(kind: int, path: str, **fields) -> None:
+        reported.append(Operation(kind, path, len(reported), 0, len(reported) + 1, **fields))
 
     def flush(path: str) -> None:
-        tell(SYNC_BEGIN, path)
-        tell(SYNC_DONE, path, reference=told[-1].sequence)
+        report(SYNC_BEGIN, path)
+        report(SYNC_DONE, path, reference=reported[-1].sequence)
 
     for path in sorted(directory.iterdir()):
-        tell(CREATE, str(path), reference=1)
+        report(CREATE, str(path), reference=1)
         if path.stat().st_size:
-            tell(WRITE, str(path), data=path.read_bytes(), length=path.stat().st_size)
+            report(WRITE, str(path), data=path.read_bytes(), length=path.stat().st_size)
         flush(str(path))
     flush(str(directory))
-    return told
+    return reported
 
 
 def recorded(tmp_path: Path, seed: int) -> tuple[Log, list[Operation], list[Operation]]:

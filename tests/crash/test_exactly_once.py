@@ -17,7 +17,7 @@ import pytest
 from mqd.shm.attach import KeeperError
 from tests.broker import Broker
 from tests.crash.copying import QUICK_GROUPS, Member, difference
-from tests.crash.processes import kill, status, wait_until_whole
+from tests.crash.processes import kill, status, wait_until_healthy
 from tests.crash.workload import IDEMPOTENT, LoadProducer, create_topics, read_all, wait_until
 from tests.interaction.transactional import connect, fetch_committed, producers, read_committed
 from tests.kafka_connection import ConnectionEnded
@@ -35,7 +35,7 @@ class Job:
         self.broker = broker
         self.chance = random.Random(seed)
         is_static = protocol == "classic" and self.chance.random() < 0.3
-        self.story = [f"seed {seed}, {protocol}, {transport}{', static members' if is_static else ''}"]
+        self.history = [f"seed {seed}, {protocol}, {transport}{', static members' if is_static else ''}"]
         create_topics(broker.bootstrap, {"source": PARTITIONS, "target": PARTITIONS})
         self.loads = [
             LoadProducer(
@@ -85,8 +85,8 @@ class Job:
         for member in self.members:
             member.tend()
 
-    def told(self) -> str:
-        return "\n".join(["; ".join(self.story), *(member.tail() for member in self.members), self.broker.logs()])
+    def report(self) -> str:
+        return "\n".join(["; ".join(self.history), *(member.tail() for member in self.members), self.broker.logs()])
 
     def copied(self) -> list[int]:
         """The last stable offset of each partition."""
@@ -104,14 +104,14 @@ class Job:
             self.tend()
             return condition()
 
-        wait_until(tended, seconds, lambda: f"{what}: {self.told()}")
+        wait_until(tended, seconds, lambda: f"{what}: {self.report()}")
 
     def kill_at_random(self) -> None:
         threading.Event().wait(self.chance.uniform(0, 0.8))  # a random moment under load
         victims = self.chance.sample(
             (*BROKER_VICTIMS, *(f"copy-{number}" for number in range(MEMBERS))), self.chance.choice((1, 1, 2))
         )
-        self.story.append(f"kill {' and '.join(victims)}")
+        self.history.append(f"kill {' and '.join(victims)}")
         before = {}
         for victim in victims:
             if victim in BROKER_VICTIMS:
@@ -121,15 +121,15 @@ class Job:
                 self.members[int(victim[-1])].end(signal.SIGKILL)
         self.tend()
         if before and self.chance.random() < 0.7:  # else the next one is killed while the broker is not whole
-            wait_until_whole(self.broker, before)
+            wait_until_healthy(self.broker, before)
 
     def finish(self) -> None:
         for load in self.loads:
             load.end()
-        wait_until_whole(self.broker, {})
+        wait_until_healthy(self.broker, {})
         for load in self.loads:
             load.join(70)
-            assert not load.errors and not load.is_alive(), f"{load.errors} {self.told()}"
+            assert not load.errors and not load.is_alive(), f"{load.errors} {self.report()}"
         source = {
             partition: [value for _, value in log.records]
             for (_, partition), log in read_all(self.broker.port, {"source": PARTITIONS}).items()
@@ -148,7 +148,7 @@ class Job:
         for index, values in output().items():
             assert values == source[index], (
                 f"partition {index} of {[len(one) for one in source.values()]}:"
-                f" {difference(source[index], values)}\n{self.told()}"
+                f" {difference(source[index], values)}\n{self.report()}"
             )
         with connect(self.broker) as kafka:
             left = [
@@ -157,7 +157,7 @@ class Job:
                 for one in producers(kafka, "target", index)
                 if one.current_txn_start_offset >= 0
             ]
-        assert not left, f"a transaction stays open: {left}\n{self.told()}"
+        assert not left, f"a transaction stays open: {left}\n{self.report()}"
         assert status(self.broker).ready
 
 

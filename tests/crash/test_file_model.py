@@ -31,7 +31,7 @@ from tests.crash.file_model import (
 CUTS = 60
 
 
-class Story:
+class History:
     """Operations with their sequences filled in."""
 
     def __init__(self) -> None:
@@ -55,34 +55,34 @@ class Story:
         return [self.disk.power_cut(random.Random(seed)) for seed in range(CUTS)]
 
 
-def contents(story: Story, path: str) -> set[bytes | None]:
-    return {tree.files.get(path) for tree in story.cuts()}
+def contents(history: History, path: str) -> set[bytes | None]:
+    return {tree.files.get(path) for tree in history.cuts()}
 
 
 @pytest.fixture
-def story() -> Story:
-    story = Story()
-    story.create("/d/known")  # makes /d known
-    story.sync("/d")
-    return story
+def history() -> History:
+    history = History()
+    history.create("/d/known")  # makes /d known
+    history.sync("/d")
+    return history
 
 
-def test_what_was_flushed_stays(story):
-    story.create("/d/a", b"x" * 2000)
-    story.sync("/d/a")
-    story.sync("/d")
-    story(WRITE, "/d/a", offset=2000, data=b"y" * 1000, length=1000)
-    for tree in story.cuts():
+def test_what_was_flushed_stays(history):
+    history.create("/d/a", b"x" * 2000)
+    history.sync("/d/a")
+    history.sync("/d")
+    history(WRITE, "/d/a", offset=2000, data=b"y" * 1000, length=1000)
+    for tree in history.cuts():
         assert tree.files["/d/a"][:2000] == b"x" * 2000
-    assert story.disk.harshest().files["/d/a"] == b"x" * 2000
-    assert story.disk.present().files["/d/a"] == b"x" * 2000 + b"y" * 1000
+    assert history.disk.harshest().files["/d/a"] == b"x" * 2000
+    assert history.disk.present().files["/d/a"] == b"x" * 2000 + b"y" * 1000
 
 
-def test_what_was_not_flushed_may_be_torn_anywhere(story):
-    story.create("/d/a")
-    story.sync("/d")
-    story(WRITE, "/d/a", offset=0, data=b"y" * 3000, length=3000)
-    found = contents(story, "/d/a")
+def test_what_was_not_flushed_may_be_torn_anywhere(history):
+    history.create("/d/a")
+    history.sync("/d")
+    history(WRITE, "/d/a", offset=0, data=b"y" * 3000, length=3000)
+    found = contents(history, "/d/a")
     assert {b"", b"y" * 3000} < found
     torn = [content for content in found if content and set(content) == {0, ord("y")}]
     assert torn, "sectors are missing in the middle of some"
@@ -92,111 +92,111 @@ def test_what_was_not_flushed_may_be_torn_anywhere(story):
             assert len(set(content[position : position + 512])) == 1, "a sector is whole or is not there"
 
 
-def test_a_write_after_the_beginning_of_a_flush_is_not_covered(story):
-    story.create("/d/a", b"x")
-    story.sync("/d")
-    begun = story(SYNC_BEGIN, "/d/a")
-    story(WRITE, "/d/a", offset=1, data=b"y", length=1)
-    assert None not in contents(story, "/d/a")
-    assert b"" in contents(story, "/d/a"), "the flush has not ended"
-    story(SYNC_DONE, "/d/a", reference=begun)
-    assert contents(story, "/d/a") == {b"x", b"xy", b"x\0"}  # the last: a length without its data
+def test_a_write_after_the_beginning_of_a_flush_is_not_covered(history):
+    history.create("/d/a", b"x")
+    history.sync("/d")
+    begun = history(SYNC_BEGIN, "/d/a")
+    history(WRITE, "/d/a", offset=1, data=b"y", length=1)
+    assert None not in contents(history, "/d/a")
+    assert b"" in contents(history, "/d/a"), "the flush has not ended"
+    history(SYNC_DONE, "/d/a", reference=begun)
+    assert contents(history, "/d/a") == {b"x", b"xy", b"x\0"}  # the last: a length without its data
 
 
-def test_a_failed_flush_covers_nothing(story):
-    story.create("/d/a", b"x")
-    story.sync("/d")
-    story.sync("/d/a", result=-5)
-    assert b"" in contents(story, "/d/a")
+def test_a_failed_flush_covers_nothing(history):
+    history.create("/d/a", b"x")
+    history.sync("/d")
+    history.sync("/d/a", result=-5)
+    assert b"" in contents(history, "/d/a")
 
 
-def test_what_a_failed_flush_dropped_is_durable_only_when_written_again(story):
-    story.create("/d/a", b"xx")
-    story.sync("/d")
-    story.sync("/d/a", result=-5)
-    story(WRITE, "/d/a", offset=2, data=b"y", length=1)
-    story.sync("/d/a")
-    assert story.disk.harshest().files["/d/a"] == b"\0\0y"
-    assert story.disk.present().files["/d/a"] == b"xxy"
-    story(WRITE, "/d/a", offset=0, data=b"xx", length=2)
-    story.sync("/d/a")
-    assert story.disk.harshest().files["/d/a"] == b"xxy"
+def test_what_a_failed_flush_dropped_is_durable_only_when_written_again(history):
+    history.create("/d/a", b"xx")
+    history.sync("/d")
+    history.sync("/d/a", result=-5)
+    history(WRITE, "/d/a", offset=2, data=b"y", length=1)
+    history.sync("/d/a")
+    assert history.disk.harshest().files["/d/a"] == b"\0\0y"
+    assert history.disk.present().files["/d/a"] == b"xxy"
+    history(WRITE, "/d/a", offset=0, data=b"xx", length=2)
+    history.sync("/d/a")
+    assert history.disk.harshest().files["/d/a"] == b"xxy"
 
 
 def test_a_flush_that_is_ignored_covers_nothing():
-    story = Story()
-    story.disk = Disk(ignore=lambda operation: operation.path == "/d/a")
-    story.create("/d/a", b"x")
-    story.sync("/d/a")
-    story.sync("/d")
-    assert story.disk.harshest().files["/d/a"] == b""
+    history = History()
+    history.disk = Disk(ignore=lambda operation: operation.path == "/d/a")
+    history.create("/d/a", b"x")
+    history.sync("/d/a")
+    history.sync("/d")
+    assert history.disk.harshest().files["/d/a"] == b""
 
 
-def test_a_name_is_durable_with_its_directory_only(story):
-    story.create("/d/a", b"x")
-    story.sync("/d/a")
-    assert contents(story, "/d/a") == {None, b"x"}
-    story.sync("/d")
-    assert contents(story, "/d/a") == {b"x"}
-    story(UNLINK, "/d/a")
-    assert contents(story, "/d/a") == {None, b"x"}
-    story.sync("/d")
-    assert contents(story, "/d/a") == {None}
+def test_a_name_is_durable_with_its_directory_only(history):
+    history.create("/d/a", b"x")
+    history.sync("/d/a")
+    assert contents(history, "/d/a") == {None, b"x"}
+    history.sync("/d")
+    assert contents(history, "/d/a") == {b"x"}
+    history(UNLINK, "/d/a")
+    assert contents(history, "/d/a") == {None, b"x"}
+    history.sync("/d")
+    assert contents(history, "/d/a") == {None}
 
 
-def test_a_rename_is_never_half_done(story):
-    story.create("/d/a", b"old")
-    story.sync("/d/a")
-    story.sync("/d")
-    story.create("/d/a.tmp", b"new")
-    story.sync("/d/a.tmp")
-    story(RENAME, "/d/a.tmp", data=b"/d/a")
-    states = {(tree.files.get("/d/a"), tree.files.get("/d/a.tmp")) for tree in story.cuts()}
+def test_a_rename_is_never_half_done(history):
+    history.create("/d/a", b"old")
+    history.sync("/d/a")
+    history.sync("/d")
+    history.create("/d/a.tmp", b"new")
+    history.sync("/d/a.tmp")
+    history(RENAME, "/d/a.tmp", data=b"/d/a")
+    states = {(tree.files.get("/d/a"), tree.files.get("/d/a.tmp")) for tree in history.cuts()}
     assert states == {(b"old", None), (b"old", b"new"), (b"new", None)}
-    story.sync("/d")
-    assert story.disk.harshest().files["/d/a"] == b"new"
+    history.sync("/d")
+    assert history.disk.harshest().files["/d/a"] == b"new"
 
 
-def test_a_rename_of_a_directory_takes_its_files_along(story):
-    story(MKDIR, "/d/p")
-    story.create("/d/p/log", b"x")
-    story.sync("/d/p/log")
-    story.sync("/d/p")
-    assert contents(story, "/d/p/log") == {None, b"x"}, "its directory's own name is not durable"
-    story.sync("/d")
-    story(RENAME, "/d/p", data=b"/d/q")
-    story(WRITE, "/d/q/log", offset=1, data=b"y", length=1)
-    story.sync("/d/q/log")
-    for tree in story.cuts():
+def test_a_rename_of_a_directory_takes_its_files_along(history):
+    history(MKDIR, "/d/p")
+    history.create("/d/p/log", b"x")
+    history.sync("/d/p/log")
+    history.sync("/d/p")
+    assert contents(history, "/d/p/log") == {None, b"x"}, "its directory's own name is not durable"
+    history.sync("/d")
+    history(RENAME, "/d/p", data=b"/d/q")
+    history(WRITE, "/d/q/log", offset=1, data=b"y", length=1)
+    history.sync("/d/q/log")
+    for tree in history.cuts():
         assert [tree.files[path] for path in ("/d/p/log", "/d/q/log") if path in tree.files] == [b"xy"]
 
 
-def test_a_flush_of_the_file_system_covers_all_below(story):
-    story(MKDIR, "/d/p")
-    story.create("/d/p/log", b"x")
-    begun = story(SYNCFS_BEGIN, "/d")
-    story.create("/d/p/index", b"i")
-    story(SYNCFS_DONE, "/d", reference=begun)
-    assert contents(story, "/d/p/log") == {b"x"}
-    assert None in contents(story, "/d/p/index")
+def test_a_flush_of_the_file_system_covers_all_below(history):
+    history(MKDIR, "/d/p")
+    history.create("/d/p/log", b"x")
+    begun = history(SYNCFS_BEGIN, "/d")
+    history.create("/d/p/index", b"i")
+    history(SYNCFS_DONE, "/d", reference=begun)
+    assert contents(history, "/d/p/log") == {b"x"}
+    assert None in contents(history, "/d/p/index")
 
 
-def test_truncation_may_be_forgotten_and_never_comes_before_what_it_follows(story):
-    story.create("/d/a", b"x" * 10)
-    story.sync("/d/a")
-    story.sync("/d")
-    story(TRUNCATE, "/d/a", offset=4)
-    assert contents(story, "/d/a") == {b"x" * 10, b"x" * 4}
-    story.sync("/d/a")
-    assert contents(story, "/d/a") == {b"x" * 4}
+def test_truncation_may_be_forgotten_and_never_comes_before_what_it_follows(history):
+    history.create("/d/a", b"x" * 10)
+    history.sync("/d/a")
+    history.sync("/d")
+    history(TRUNCATE, "/d/a", offset=4)
+    assert contents(history, "/d/a") == {b"x" * 10, b"x" * 4}
+    history.sync("/d/a")
+    assert contents(history, "/d/a") == {b"x" * 4}
 
 
-def test_a_removed_file_that_is_still_written_is_no_error_but_an_unknown_one_is(story):
-    story.create("/d/a", b"x")
-    story(UNLINK, "/d/a")
-    story(WRITE, "/d/a", offset=0, data=b"y", length=1)
+def test_a_removed_file_that_is_still_written_is_no_error_but_an_unknown_one_is(history):
+    history.create("/d/a", b"x")
+    history(UNLINK, "/d/a")
+    history(WRITE, "/d/a", offset=0, data=b"y", length=1)
     with pytest.raises(JournalError, match="nothing is known"):
-        story(WRITE, "/d/stranger", offset=0, data=b"y", length=1)
+        history(WRITE, "/d/stranger", offset=0, data=b"y", length=1)
 
 
 REAL_CHANGES = """

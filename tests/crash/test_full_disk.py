@@ -44,11 +44,11 @@ def test_a_broker_starts_where_no_byte_is_free(tmp_path: Path, end: str) -> None
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    used = [one for one in told if one["step"] == "used"]
-    assert [one["free"] for one in told if one["step"] == "full"] == [0, 0, 0]
+    output = [json.loads(line) for line in done.stdout.splitlines()]
+    used = [one for one in output if one["step"] == "used"]
+    assert [one["free"] for one in output if one["step"] == "full"] == [0, 0, 0]
     assert len(used) == 3 and all(
         one["read"] == one["expected"] and one["left"] == one["expected"] - 50 for one in used
-    ), told
-    assert [one["error"] for one in used] == [KAFKA_STORAGE_ERROR] * 3, told
-    assert told[-1]["step"] == "ended" and told[-2]["step"] == "room"
+    ), output
+    assert [one["error"] for one in used] == [KAFKA_STORAGE_ERROR] * 3, output
+    assert output[-1]["step"] == "ended" and output[-2]["step"] == "room"

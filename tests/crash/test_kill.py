@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker import Broker
 from tests.crash.checker import check, summary
-from tests.crash.processes import kill, kill_and_wait, pids, wait_until_whole
+from tests.crash.processes import kill, kill_and_wait, pids, wait_until_healthy
 from tests.crash.workload import Load, create_topics, read_all, wait_until
 
 ROUNDS_PER_LOAD = 10
@@ -30,11 +30,11 @@ def start_load(broker: Broker, label: str, seed: int) -> Load:
     return Load(broker, topics, relaxed=relaxed, seed=seed)
 
 
-def conclude(load: Load, story: str) -> None:
+def conclude(load: Load, history: str) -> None:
     final = load.finish()
     violations = check(load.history(), final)
-    assert not violations, f"{story}\n{summary(violations)}\n{load.broker.logs()}"
-    assert not load.errors(), f"{story}\n{load.errors()[:10]}\n{load.broker.logs()}"
+    assert not violations, f"{history}\n{summary(violations)}\n{load.broker.logs()}"
+    assert not load.errors(), f"{history}\n{load.errors()[:10]}\n{load.broker.logs()}"
 
 
 # The quick tier takes each process and each backend once; the long one all of them together.
@@ -85,7 +85,7 @@ def test_several_processes_are_killed_at_once(start_broker, rounds, seed):
             time.sleep(chance.uniform(0, 0.3))
             victims = chance.sample(names, chance.randrange(2, 5))
             before = {name: kill(broker, name) for name in victims}
-            wait_until_whole(broker, before)
+            wait_until_healthy(broker, before)
             load.wait_for_progress()
         conclude(load, f"kills of several processes, seed {seed}")
 

@@ -18,7 +18,7 @@ import pytest
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest, OffsetCommitRequest, OffsetFetchRequest
 from tests.broker import Broker
-from tests.crash.processes import wait_until_whole
+from tests.crash.processes import wait_until_healthy
 from tests.crash.workload import create_topics, wait_until
 from tests.kafka_connection import KafkaConnection
 
@@ -101,7 +101,7 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
         os.kill(before, signal.SIGKILL)
         for one in committers:
             one.send(chance.randint(1, PIPELINED))
-        wait_until_whole(broker, {"mqd-acceptor": before})
+        wait_until_healthy(broker, {"mqd-acceptor": before})
         for one in committers:
             one.receive(len(one.unanswered))
             wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)

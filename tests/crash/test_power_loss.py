@@ -272,17 +272,19 @@ def _replayed(recording: Recording, at_ns: int, ignore: Callable[[Operation], bo
 def test_the_journal_tells_of_every_change(recording: Recording):
     """A change past the file layer would be one that these tests do not cut."""
     disk = _replayed(recording, 2**63)
-    told = {path: content for path, content in disk.present().files.items() if path.startswith(f"{recording.root}/")}
+    reported = {
+        path: content for path, content in disk.present().files.items() if path.startswith(f"{recording.root}/")
+    }
     by_tools = ("logs/", "run/")  # not data: supervisord's, sockets
     found = {
         str(path)
         for path in recording.root.rglob("*")
         if path.is_file() and not str(path.relative_to(recording.root)).startswith(by_tools)
     }
-    past = {path for path in found - set(told) if Path(path).name not in (".lock", "reserve", "up.stderr")}
+    past = {path for path in found - set(reported) if Path(path).name not in (".lock", "reserve", "up.stderr")}
     assert not past, past
-    assert set(told) <= found
-    different = [path for path in told if Path(path).read_bytes() != told[path]]
+    assert set(reported) <= found
+    different = [path for path in reported if Path(path).read_bytes() != reported[path]]
     assert not different, different
 
 

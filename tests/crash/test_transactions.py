@@ -2,7 +2,7 @@
 producer was told, and none stays open.
 
 Producers are raw (tests/interaction/transactional.py): every request whose answer was lost is sent
-again, as clients do, and a producer whose fate is unknown begins anew.
+again, as clients do, and a producer whose outcome is unknown begins again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PARTITIONS = 3
 VICTIMS = ("mqd-acceptor", "mqd-worker-0", "mqd-worker-1")
 LOST = (OSError, ConnectionEnded)
 RETRIABLE = {3, 5, 6, 7, 14, 15, 16, 19, 51, 56, 100}
-# The producer is to begin anew: fenced by its own repetition, aborted by a time-out, a sequence
+# The producer is to begin again: fenced by its own repetition, aborted by a time-out, a sequence
 # that lost its predecessor.
-BEGIN_ANEW = {45, 47, 48, 49, 59, 90, 120}
+START_OVER = {45, 47, 48, 49, 59, 90, 120}
 
 
 class Writer(threading.Thread):
@@ -50,7 +50,7 @@ class Writer(threading.Thread):
             self.failure = error
 
     def patiently(self, work):
-        """Until it gives something; a lost connection is made anew."""
+        """Until it gives something; a lost connection is made again."""
         while True:
             try:
                 if self.kafka is None:
@@ -73,7 +73,7 @@ class Writer(threading.Thread):
         return producer if error == 0 else None
 
     def transaction(self, producer: RawProducer) -> bool:
-        """False: begin anew."""
+        """False: begin again."""
         value = f"{self.label}-{len(self.outcomes)}".encode()
         committed = self.chance.random() < 0.8
         self.outcomes[value] = None
@@ -95,16 +95,16 @@ class Writer(threading.Thread):
         final = [error for error in errors if error and error not in RETRIABLE]
         return (final or [error for error in errors if error] or [0])[0]
 
-    def step(self, producer: RawProducer, ask) -> bool:
+    def step(self, producer: RawProducer, request) -> bool:
         """Asks until the answer is final."""
 
         def once() -> int | None:
             producer.kafka = self.kafka  # type: ignore[assignment]
-            error = ask()
+            error = request()
             return None if error in RETRIABLE else error
 
         error = self.patiently(once)
-        assert error is None or error == 0 or error in BEGIN_ANEW, f"error {error}"
+        assert error is None or error == 0 or error in START_OVER, f"error {error}"
         return error == 0
 
 
@@ -134,9 +134,11 @@ def check(kafka: KafkaConnection, topic: str, writers: list[Writer]) -> None:
         f"torn: {[sorted(set(seen[0]) ^ set(other))[:5] for other in seen[1:]]}"
     )
     for writer in writers:
-        told = {value: outcome for value, outcome in writer.outcomes.items() if outcome is not None}
-        assert {value for value, outcome in told.items() if outcome} <= set(seen[0]), "a confirmed commit is missing"
-        assert not {value for value, outcome in told.items() if not outcome} & set(seen[0]), (
+        reported = {value: outcome for value, outcome in writer.outcomes.items() if outcome is not None}
+        assert {value for value, outcome in reported.items() if outcome} <= set(seen[0]), (
+            "a confirmed commit is missing"
+        )
+        assert not {value for value, outcome in reported.items() if not outcome} & set(seen[0]), (
             "a confirmed abort is there"
         )
 

@@ -1,7 +1,8 @@
 """Clients that write down what they were told: producers with every delivery report, consumers with
 every record, and a reader of everything.
 
-    with Load(broker, ["t"], seed=1) as load:     # clients run, and go on while the broker is killed
+    # clients run, and continue while the broker is killed
+    with Load(broker, ["t"], seed=1) as load:
         load.wait_for_progress()                  # every producer got a new acknowledgement, every
                                                   consumer saw a new record
         ...
@@ -375,10 +376,10 @@ def produce(
 
 
 def list_offset(kafka: KafkaConnection, topic: str, partition: int, timestamp: int) -> int:
-    wanted = ListOffsetsRequest.Topic(
+    expected = ListOffsetsRequest.Topic(
         name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=timestamp)]
     )
-    answer = kafka.call(_LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, topics=[wanted])).topics[0].partitions[0]
+    answer = kafka.call(_LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, topics=[expected])).topics[0].partitions[0]
     if answer.error_code:
         raise AssertionError(f"ListOffsets of {topic}-{partition} says {answer.error_code}")
     return answer.offset
@@ -388,12 +389,12 @@ def fetch_records(
     kafka: KafkaConnection, topic: str, partition: int, offset: int
 ) -> tuple[list[tuple[int, bytes]], int]:
     """Records from `offset` on, as far as one answer goes, and the high watermark."""
-    wanted = FetchRequest.Topic(
+    expected = FetchRequest.Topic(
         topic=topic,
         partitions=[FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=4 << 20)],
     )
     request = FetchRequest(
-        replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=16 << 20, session_id=0, session_epoch=-1, topics=[wanted]
+        replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=16 << 20, session_id=0, session_epoch=-1, topics=[expected]
     )
     answer = kafka.call(_FETCH, 11, request)
     data = answer.responses[0].partitions[0]

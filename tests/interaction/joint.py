@@ -43,11 +43,11 @@ class Driver:
     def enlist(self, batch: int):
         """The answer, when it is one."""
 
-        def ask():
+        def request():
             answer = self.enlist_once(batch)
             return None if answer.error_code in AGAIN else answer
 
-        return eventually(ask, "a child of the joint transaction")
+        return eventually(request, "a child of the joint transaction")
 
     def child(self, batch: int) -> RawProducer:
         answer = self.enlist(batch)
@@ -70,9 +70,9 @@ class Driver:
     def end(self, batch: int, *winners: RawProducer, committed: bool = True) -> tuple[int, int]:
         """(error, last committed batch)."""
 
-        def ask():
+        def request():
             answer = self.end_once(batch, *winners, committed=committed)
             return None if answer.error_code in AGAIN else answer
 
-        answer = eventually(ask, "the end of the joint transaction")
+        answer = eventually(request, "the end of the joint transaction")
         return answer.error_code, answer.joint.committed_batch_id

@@ -280,7 +280,7 @@ def test_the_smallest_comparison_from_jars_to_a_table(
         command.main(["--quick", "--only", "mqd", "--only", "kafka", "--minutes", "4", "--directory", str(tmp_path)])
         == 0
     )
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for row in (
         "produce, no fsync",
         "broker CPU to read",
@@ -288,8 +288,8 @@ def test_the_smallest_comparison_from_jars_to_a_table(
         "memory after load",
         "start-up on an empty directory",
     ):
-        assert row in said
-    assert "failed" not in said
+        assert row in output
+    assert "failed" not in output
     assert command.HISTORY.read_text() == before, "a quick run is recorded nowhere"
     assert list(tmp_path.iterdir()) == [], "its data is gone"
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout, (

@@ -206,7 +206,7 @@ def test_restarted_processes_never_give_a_producer_id_twice(start_broker):
     watch = Watch(start_broker())
     given: list[int] = []
 
-    def ask() -> bool:
+    def request() -> bool:
         try:
             with watch.connect(timeout_s=5) as kafka:
                 given.append(new_producer_id(kafka)[0])
@@ -218,7 +218,7 @@ def test_restarted_processes_never_give_a_producer_id_twice(start_broker):
         if role:
             os.kill(watch.broker.pids(role)[0], signal.SIGKILL)
         for _ in range(3):
-            eventually(ask, "a producer id")
+            eventually(request, "a producer id")
     assert len(set(given)) == len(given), given
 
 

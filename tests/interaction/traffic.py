@@ -194,20 +194,20 @@ def delete_topic(kafka: KafkaConnection, name: str) -> None:
 
 def delete_records(kafka: KafkaConnection, topic: str, partition: int, offset: int) -> int:
     """The new log start offset."""
-    wanted = DeleteRecordsRequest.Topic(
+    expected = DeleteRecordsRequest.Topic(
         name=topic, partitions=[DeleteRecordsRequest.Partition(partition_index=partition, offset=offset)]
     )
-    (result,) = kafka.call(DELETE_RECORDS, 2, DeleteRecordsRequest(topics=[wanted], timeout_ms=30_000)).topics
+    (result,) = kafka.call(DELETE_RECORDS, 2, DeleteRecordsRequest(topics=[expected], timeout_ms=30_000)).topics
     (outcome,) = result.partitions
     assert outcome.error_code == 0, outcome
     return outcome.low_watermark
 
 
 def log_end(kafka: KafkaConnection, topic: str, partition: int) -> int:
-    asked = ListOffsetsRequest.Topic(
+    requested = ListOffsetsRequest.Topic(
         name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=-1)]
     )
-    (result,) = kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[asked])).topics
+    (result,) = kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[requested])).topics
     assert result.partitions[0].error_code == 0, result
     return result.partitions[0].offset
 

@@ -54,7 +54,7 @@ class RawProducer:
         """Until the coordinator is there."""
         self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=[self.name]))
 
-        def ask():
+        def request():
             answer = self.kafka.call(
                 INIT_PRODUCER_ID,
                 5,
@@ -62,7 +62,7 @@ class RawProducer:
             )
             return None if answer.error_code in RETRIABLE_AT_START else answer
 
-        answer = eventually(ask, "a transaction coordinator")
+        answer = eventually(request, "a transaction coordinator")
         if answer.error_code == 0:
             self.adopt(answer)
         return answer
@@ -182,13 +182,13 @@ def read_committed_records(
 
 
 def producers(kafka: KafkaConnection, topic: str, partition: int) -> list:
-    asked = [DescribeProducersRequest.Topic(name=topic, partition_indexes=[partition])]
+    requests = [DescribeProducersRequest.Topic(name=topic, partition_indexes=[partition])]
 
     def answer() -> DescribeProducersResponse.PartitionResponse | None:
         """Other workers serve reads while the partition's owner is still opening it: it leads a
         moment later.
         """
-        (found,) = kafka.call(DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked)).topics[0].partitions
+        (found,) = kafka.call(DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=requests)).topics[0].partitions
         return None if found.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER else found
 
     found = eventually(answer, "the partition's owner serves")

@@ -22,8 +22,8 @@ def test_the_version_has_one_source(tmp_path: Path) -> None:
     assert "version" not in PROJECT and PROJECT["dynamic"] == ["version"]
     assert importlib.metadata.version("mqd") == mqd.__version__
     command = [sys.executable, "-m", "mqd", "--version"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert said == f"mqd {mqd.__version__}\n"
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert output == f"mqd {mqd.__version__}\n"
 
 
 def test_the_licence() -> None:

@@ -69,11 +69,11 @@ class Installed:
     def run(self, *command: str, given: str | None = None) -> str:
         with self.start(*command) as process:
             try:
-                said, _ = process.communicate(given, timeout=LIMIT_S)
+                output, _ = process.communicate(given, timeout=LIMIT_S)
             finally:
                 process.send_signal(signal.SIGINT)  # not kill: it would leave a broker's processes
-        assert process.returncode == 0, f"{command}: {process.returncode}\n{said}"
-        return said
+        assert process.returncode == 0, f"{command}: {process.returncode}\n{output}"
+        return output
 
     @contextlib.contextmanager
     def running(self, *command: str, ready: str) -> Iterator[str]:
@@ -83,13 +83,13 @@ class Installed:
             alarm.start()
             try:
                 assert process.stdout is not None
-                said = ""
+                message = ""
                 for line in process.stdout:
-                    said += line
+                    message += line
                     if ready in line:
                         break
                 else:
-                    pytest.fail(f"{command} ended:\n{said}")
+                    pytest.fail(f"{command} ended:\n{message}")
                 yield line
             finally:
                 process.send_signal(signal.SIGINT)  # not kill: it would leave the broker's processes
@@ -120,10 +120,10 @@ def python_of(version: str) -> str:
     for python in found:
         command = [python, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
         try:
-            said = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout.strip()
+            output = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout.strip()
         except OSError:
             continue
-        if said == version:
+        if output == version:
             return python
     pytest.skip(f"no Python {version} here")
 
@@ -153,8 +153,8 @@ def test_a_client_and_a_broker(installed: Installed) -> None:
         _, count, package, native = installed.run("python", "-c", CLIENT, bootstrap).strip().split("|")
         assert count == "1000" and all(Path(file).is_relative_to(installed.bin.parent) for file in (package, native))
         installed.run("mqd", "produce", "words", "-b", bootstrap, given="one\ntwo\n")
-        said = installed.run("mqd", "consume", "words", "-b", bootstrap, "-o", "beginning", "-e", "-f", "%v\\n")
-        assert "one" in said and "two" in said
+        output = installed.run("mqd", "consume", "words", "-b", bootstrap, "-o", "beginning", "-e", "-f", "%v\\n")
+        assert "one" in output and "two" in output
     check_checksums(Path(native))
 
 

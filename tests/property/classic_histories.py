@@ -9,7 +9,7 @@ every history:
     LEADER    one leader and one protocol in a generation; the generation that is told never falls
               while the coordinator lives
     LOGGED    an assignment that is told was in the log before
-    OWN       a member is told what the leader of its generation meant for it and nobody else
+    OWN       a member learns what the leader of its generation meant for it and nobody else
     FENCED    a member id that was replaced (static membership) is never told that all is well
     TRUE      a heartbeat that hears no error comes from a member of the generation in force, with
               no rebalance waiting for it
@@ -62,7 +62,7 @@ class Client:
     def forget(self) -> None:
         if self.mood == "fading":
             self.mood = "dead"
-        self.member_id, self.generation, self.told, self.is_leader, self.assigned = "", -1, [], False, False
+        self.member_id, self.generation, self.reported, self.is_leader, self.assigned = "", -1, [], False, False
 
 
 class History:
@@ -80,7 +80,7 @@ class History:
         self.log: list[tuple[bytes, bytes | None]] = []  # below the high watermark
         self.unwritten: list[Persist | Reply] = []  # in order: replies wait for what is before them
         self.timers: dict[str, int] = {}
-        self.asked: dict[int, tuple[Client | None, object]] = {}  # unanswered
+        self.requested: dict[int, tuple[Client | None, object]] = {}  # unanswered
         self.sent: list[object] = []  # to be repeated
         self.meant: dict[bytes, int] = {}  # assignment -> the generation whose leader sent it
         self.replaced: dict[str, str] = {}  # instance id -> member id in force
@@ -94,7 +94,7 @@ class History:
         self.leaders: dict[int, tuple[str, str]] = {}
         self.highest = -1
         self.replaced.clear()
-        self.static_told: dict[tuple[int, str], bytes] = {}
+        self.static_assignments: dict[tuple[int, str], bytes] = {}
 
     # -- the shell ---------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class History:
             elif isinstance(action, Persist) or self.unwritten:
                 self.unwritten.append(action)
             else:
-                self._say(action)
+                self._log(action)
         state, timers = self.core.state, self.timers
         assert (state == State.PREPARING_REBALANCE) == ("classic.join" in timers), f"G5: {state} with {timers}"
         assert bool(self.core.pending_sync) == ("classic.sync" in timers), f"G5: {self.core.pending_sync} with {timers}"
@@ -137,7 +137,7 @@ class History:
             if isinstance(action, Persist):
                 self.log.extend(action.records)
             else:
-                self._say(action)
+                self._log(action)
 
     def advance(self, by_ms: int) -> None:
         end = self.now + by_ms
@@ -149,16 +149,16 @@ class History:
         self.now = end
 
     def restart(self) -> None:
-        """Some of what was under way may have reached the log; nobody hears of it."""
+        """Some of what was under way may have reached the log; nobody learns of it."""
         persists = [action for action in self.unwritten if isinstance(action, Persist)]
         for action in persists[: self.rng.randint(0, len(persists))]:
             self.log.extend(action.records)
         self.unwritten.clear()
         self.timers.clear()
-        for client, _ in self.asked.values():
+        for client, _ in self.requested.values():
             if client is not None:
                 client.waits_for = None
-        self.asked.clear()
+        self.requested.clear()
         self._new_incarnation()
         self.core = self._replayed()
         self._carry_out(self.core.on_loaded(self.now))
@@ -192,8 +192,8 @@ class History:
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def ask(self, client: Client | None, event: object) -> None:
-        self.asked[event.request] = (client, event)
+    def send_request(self, client: Client | None, event: object) -> None:
+        self.requested[event.request] = (client, event)
         if client is not None:
             client.waits_for = event.request
         if len(self.sent) < 50:
@@ -205,9 +205,9 @@ class History:
                 self.meant.setdefault(one.assignment, event.message.generation_id)
         self.handle(event)
 
-    def _say(self, reply: Reply) -> None:
-        assert reply.request in self.asked, f"ONCE: {reply.request} is answered twice, or was never asked"
-        client, event = self.asked.pop(reply.request)
+    def _log(self, reply: Reply) -> None:
+        assert reply.request in self.requested, f"ONCE: {reply.request} is answered twice, or was never asked"
+        client, event = self.requested.pop(reply.request)
         response = reply.response
         if isinstance(event, JoinGroup):
             self._on_join(client, event, response)
@@ -236,16 +236,16 @@ class History:
         assert generation >= self.highest, f"LEADER: generation {generation} after {self.highest}"
         self.highest = generation
         protocol = response.protocol_name
-        told = self.leaders.setdefault(generation, (response.leader, protocol))
+        reported = self.leaders.setdefault(generation, (response.leader, protocol))
         if event.message.group_instance_id is not None:
             before = self.replaced.get(event.message.group_instance_id)
             self.replaced[event.message.group_instance_id] = response.member_id
-            if told[0] == before:
+            if reported[0] == before:
                 # a leader that came back under a new id
-                self.leaders[generation] = told = (response.member_id, protocol)
-        assert protocol == told[1], f"LEADER: {protocol} beside {told[1]} in generation {generation}"
-        assert response.leader == told[0] or event.message.group_instance_id is not None, (
-            f"LEADER: {response.leader} beside {told[0]} in generation {generation}"
+                self.leaders[generation] = reported = (response.member_id, protocol)
+        assert protocol == reported[1], f"LEADER: {protocol} beside {reported[1]} in generation {generation}"
+        assert response.leader == reported[0] or event.message.group_instance_id is not None, (
+            f"LEADER: {response.leader} beside {reported[0]} in generation {generation}"
         )
         assert {one.member_id for one in response.members} >= ({response.member_id} if response.members else set()), (
             "LEADER: a leader that is no member"
@@ -253,7 +253,7 @@ class History:
         if client is not None:
             client.member_id, client.generation, client.assigned = response.member_id, generation, False
             client.is_leader = response.leader == response.member_id and not response.skip_assignment
-            client.told = [one.member_id for one in response.members]
+            client.reported = [one.member_id for one in response.members]
 
     def _on_sync(self, client: Client | None, event: SyncGroup, response: SyncGroupResponse) -> None:
         if response.error_code:
@@ -284,9 +284,11 @@ class History:
                 f"OWN: {message.member_id} got what was for {owner}"
             )
         if message.group_instance_id is not None:
-            told = self.static_told.setdefault((message.generation_id, message.group_instance_id), response.assignment)
-            assert told == response.assignment, (
-                f"OWN: {message.group_instance_id} was told {told!r}, now {response.assignment!r}, in the same"
+            reported = self.static_assignments.setdefault(
+                (message.generation_id, message.group_instance_id), response.assignment
+            )
+            assert reported == response.assignment, (
+                f"OWN: {message.group_instance_id} was told {reported!r}, now {response.assignment!r}, in the same"
                 " generation"
             )
         if client is not None:
@@ -330,7 +332,7 @@ class History:
             reason="because",
         )
         new_id = f"{client.instance_id or 'c%d' % client.number}-{number}"
-        self.ask(client, JoinGroup(number, client.version, f"c{client.number}", "10.0.0.1", message, new_id))
+        self.send_request(client, JoinGroup(number, client.version, f"c{client.number}", "10.0.0.1", message, new_id))
 
     def sync(self, client: Client) -> None:
         number = self._next()
@@ -338,7 +340,7 @@ class History:
         if client.is_leader:
             assignments = [
                 SyncGroupRequest.Assignment(member_id=one, assignment=b"%d|%s" % (number, one.encode()))
-                for one in client.told
+                for one in client.reported
                 if self.rng.random() < 0.97
             ]
         message = SyncGroupRequest(
@@ -348,10 +350,10 @@ class History:
             group_instance_id=client.instance_id,
             assignments=assignments,
         )
-        self.ask(client, SyncGroup(number, message))
+        self.send_request(client, SyncGroup(number, message))
 
     def beat(self, client: Client) -> None:
-        self.ask(
+        self.send_request(
             client,
             Heartbeat(
                 self._next(),
@@ -368,7 +370,7 @@ class History:
         member = LeaveGroupRequest.MemberIdentity(
             member_id=client.member_id, group_instance_id=client.instance_id, reason="enough"
         )
-        self.ask(client, LeaveGroup(self._next(), LeaveGroupRequest(group_id="g", members=[member])))
+        self.send_request(client, LeaveGroup(self._next(), LeaveGroupRequest(group_id="g", members=[member])))
 
     def act(self, client: Client) -> None:
         """What a good client does next."""
@@ -387,14 +389,14 @@ class History:
         dice = rng.random()
         if dice < 0.5 and self.sent:
             old = rng.choice(self.sent)
-            self.ask(None, msgspec.structs.replace(old, request=self._next(), **self._fresh_id(old)))
+            self.send_request(None, msgspec.structs.replace(old, request=self._next(), **self._fresh_id(old)))
         elif dice < 0.7:
             forged = HeartbeatRequest(
                 group_id="g",
                 generation_id=rng.randint(-1, self.core.generation + 1),
                 member_id=rng.choice(["", "nobody", *self.core.members.by_id]),
             )
-            self.ask(None, Heartbeat(self._next(), forged))
+            self.send_request(None, Heartbeat(self._next(), forged))
         elif dice < 0.9:
             forged = SyncGroupRequest(
                 group_id="g",
@@ -402,13 +404,13 @@ class History:
                 member_id=rng.choice(["", "nobody", *self.core.members.by_id]),
                 protocol_name=rng.choice([None, "range", "?"]),
             )
-            self.ask(None, SyncGroup(self._next(), forged))
+            self.send_request(None, SyncGroup(self._next(), forged))
         else:
             members = [
                 LeaveGroupRequest.MemberIdentity(group_instance_id=rng.choice([None, "i0", "i3", "i9"]))
                 for _ in range(2)
             ]
-            self.ask(None, LeaveGroup(self._next(), LeaveGroupRequest(group_id="g", members=members)))
+            self.send_request(None, LeaveGroup(self._next(), LeaveGroupRequest(group_id="g", members=members)))
 
     def _fresh_id(self, old: object) -> dict[str, str]:
         return (
@@ -432,7 +434,7 @@ class History:
         elif dice < 0.84:
             self.lie()
         elif dice < 0.87 and client.waits_for is not None:
-            client.waits_for = None  # its connection is gone; it will ask again
+            client.waits_for = None  # its connection is gone; it will retry
         elif dice < 0.89 and client.member_id and client.waits_for is None:
             self.leave(client)
         elif dice < 0.92:
@@ -478,7 +480,7 @@ class History:
             "SETTLES: a member of a stable group has no assignment"
         )
         self.write()
-        assert not self.asked, f"ONCE: {len(self.asked)} requests were never answered"
+        assert not self.requested, f"ONCE: {len(self.requested)} requests were never answered"
 
     def _until_settled(self) -> None:
         end = self.now + SETTLE_MS

@@ -234,22 +234,22 @@ class Log:
                 assert header.max_timestamp_ms == max(record.timestamp_ms for record in decode_batch(data))
         assert last + 1 == self.end, "the end can be told from the files"
         committed = {offset: record for offset, record in self.appended.items() if self.decided[offset]}
-        wanted: dict[bytes, Record] = {}
+        expected: dict[bytes, Record] = {}
         for offset in sorted(committed):
-            wanted[committed[offset].key] = committed[offset]
-        for key, record in wanted.items():
+            expected[committed[offset].key] = committed[offset]
+        for key, record in expected.items():
             if record.value is not None:
                 assert seen.get(record.offset) == record, f"the last value of {key!r} at {record.offset}"
         for offset in sorted(seen):  # what a reader of committed records ends with
             if self.decided[offset]:
-                newest = wanted[seen[offset].key]
+                newest = expected[seen[offset].key]
                 assert newest.offset in seen or newest.value is None
         left: dict[bytes, bytes | None] = {}
         for offset in sorted(seen):
             if self.decided[offset]:
                 left[seen[offset].key] = seen[offset].value
         assert {key: value for key, value in left.items() if value is not None} == {
-            key: record.value for key, record in wanted.items() if record.value is not None
+            key: record.value for key, record in expected.items() if record.value is not None
         }
         for producer, base in self.last_batch.items():
             # a snapshot may say that the marker behind it is not what its sequence is known by
@@ -261,15 +261,15 @@ class Log:
 
     def _check_transactions(self, seen: dict[int, Record]) -> None:
         """Aborted records that are still there are told of; who is told of has a marker."""
-        told = []
+        reported = []
         for base in self.bases():
             path = segments.segment_path(self.directory, base, ".txnindex")
             if path.exists():
-                told += [
+                reported += [
                     struct.unpack_from(">hqqqq", path.read_bytes(), at)[1:4] for at in range(0, path.stat().st_size, 34)
                 ]
         markers = {header.base_offset: header.producer_id for header, _ in self.batches() if header.is_control}
-        for producer, _, marker in told:
+        for producer, _, marker in reported:
             assert markers.get(marker) == producer
         ongoing = {offset for offsets in self.ongoing.values() for offset in offsets}
         for header, data in self.batches():
@@ -278,7 +278,7 @@ class Log:
                     if not self.decided[record.offset] and record.offset not in ongoing:
                         assert any(
                             producer == header.producer_id and first <= record.offset < marker
-                            for producer, first, marker in told
+                            for producer, first, marker in reported
                         ), f"aborted record {record.offset} is not told"
 
     def check_compacted(self) -> None:

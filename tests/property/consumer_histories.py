@@ -82,17 +82,17 @@ class Client:
         self.assigned: Owned | None = None
         self.next_ms = 0
         self.busy_until_ms = -1
-        self.say_all = True
-        self.said: object = None  # the subscription that it last told
+        self.report_all = True
+        self.sent: object = None  # the subscription that it last told
         self.stuck = False  # never lets go
         self.silent_until_ms = -1
         self.assignor = rng.choice((None, None, None, "uniform", "range"))
 
     def heartbeat(self, now_ms: int) -> ConsumerGroupHeartbeatRequest:
         names, regex = self.subscription
-        if self.epoch == 0 or self.say_all:
+        if self.epoch == 0 or self.report_all:
             owned = [] if self.epoch == 0 else self._listed()
-            self.said = self.subscription
+            self.sent = self.subscription
             return ConsumerGroupHeartbeatRequest(
                 group_id="g",
                 member_id=self.member_id,
@@ -127,7 +127,7 @@ class Client:
             return
         demand(response.error_code == NONE, f"unexpected error {response.error_code}: {response.error_message}")
         # it may have changed while the answer was on its way
-        self.epoch, self.say_all = response.member_epoch, self.said != self.subscription
+        self.epoch, self.report_all = response.member_epoch, self.sent != self.subscription
         self.next_ms = now_ms + min(response.heartbeat_interval_ms, INTERVAL_MS)
         if response.assignment is not None:
             self.assigned = {
@@ -139,14 +139,14 @@ class Client:
                 self.owned = set(self.assigned)
 
     def start_over(self, now_ms: int) -> None:
-        self.epoch, self.owned, self.assigned, self.busy_until_ms, self.say_all = 0, set(), None, -1, True
+        self.epoch, self.owned, self.assigned, self.busy_until_ms, self.report_all = 0, set(), None, -1, True
         self.next_ms = now_ms
 
     def maybe_let_go(self, now_ms: int) -> None:
         if self.busy_until_ms >= 0 and now_ms >= self.busy_until_ms and not self.stuck and self.assigned is not None:
             self.busy_until_ms = -1
             self.owned = set(self.assigned)
-            self.say_all, self.next_ms = True, now_ms
+            self.report_all, self.next_ms = True, now_ms
 
 
 class History:
@@ -230,7 +230,7 @@ class History:
         if client is None or client not in self.clients:
             return
         if self.rng.random() < self.loss:
-            client.say_all, client.next_ms = True, self.now_ms + self.rng.randrange(INTERVAL_MS)
+            client.report_all, client.next_ms = True, self.now_ms + self.rng.randrange(INTERVAL_MS)
             return
         self.errors[response.error_code] += 1
         client.on_answer(response, self.now_ms, self.rng)
@@ -243,7 +243,7 @@ class History:
             for reply in replies:
                 client = self.senders.pop(reply.request)
                 if client is not None:
-                    client.say_all, client.next_ms = True, self.now_ms
+                    client.report_all, client.next_ms = True, self.now_ms
         self.unwritten = []
         latest: dict[bytes, bytes | None] = {}
         for key, value in self.log:
@@ -367,7 +367,7 @@ class History:
             rng.choice(self.clients).stuck = True
         elif self.clients and dice < 0.17:
             client = rng.choice(self.clients)
-            client.subscription, client.say_all, client.next_ms = rng.choice(SUBSCRIPTIONS), True, self.now_ms
+            client.subscription, client.report_all, client.next_ms = rng.choice(SUBSCRIPTIONS), True, self.now_ms
         elif self.clients and dice < 0.20:
             self.commit(rng.choice(self.clients))
         elif self.clients and dice < 0.21:
@@ -432,15 +432,15 @@ class History:
             "V5: members are not the clients that are there",
         )
         owned = [partition for client in self.clients for partition in client.owned]
-        wanted = {(topic_id, index) for topic_id, count in self._wanted().items() for index in range(count)}
+        expected = {(topic_id, index) for topic_id, count in self._requested().items() for index in range(count)}
         demand(
-            len(owned) == len(set(owned)) and set(owned) == wanted,
-            f"V5: {len(owned)} partitions are worked on, {len(wanted)} are there",
+            len(owned) == len(set(owned)) and set(owned) == expected,
+            f"V5: {len(owned)} partitions are worked on, {len(expected)} are there",
         )
         for client in self.clients:
             demand(client.epoch == core.members[client.member_id].epoch, "V5: a client does not know its epoch")
 
-    def _wanted(self) -> dict[bytes, int]:
+    def _requested(self) -> dict[bytes, int]:
         import re
 
         found = {}

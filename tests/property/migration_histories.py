@@ -1,7 +1,7 @@
 """Simulated groups on their way between the protocols: members of both kinds, come and go, before
 the whole core of a group (mqd/coordinator/group/group.py).
 
-Classic clients are cooperative: they say what they own, let go of what they are not given and join
+Classic clients are cooperative: they say what they own, release what they are not given and join
 again; while the group is a classic one its leader assigns, withholding what somebody else still
 owns. Some members are static: those are stopped without a word, and come back at once, speaking the
 other protocol, or the same. Held against every step: the core's invariants, every request answered
@@ -332,7 +332,7 @@ class MigrationHistory:
                 client.phase = {"joining": "join", "syncing": "join"}.get(client.phase, client.phase)
                 client.request = -1
             elif client is not None:
-                client.say_all = True
+                client.report_all = True
         self.waiting = {}
         latest: dict[bytes, bytes | None] = {}
         for key, value in self.log:
@@ -396,10 +396,10 @@ class MigrationHistory:
             for client in self.clients
             for one in (client.partitions if isinstance(client, ClassicClient) else client.owned)
         ]
-        wanted = {
+        expected = {
             (topic.topic_id, index) for topic in self.cluster.topics.values() for index in range(topic.partition_count)
         }
         demand(
-            len(worked) == len(set(worked)) and set(worked) == wanted,
-            f"{len(worked)} partitions are worked on, {len(wanted)} are there",
+            len(worked) == len(set(worked)) and set(worked) == expected,
+            f"{len(worked)} partitions are worked on, {len(expected)} are there",
         )

@@ -75,23 +75,23 @@ class Client:
         self.epoch = 0
         self.assigned: set[SharePartition] = set()
         self.next_ms = 0
-        self.says_all = True
+        self.reports_all = True
 
     def heartbeat(self) -> ShareGroupHeartbeatRequest:
-        names = list(self.names) if self.epoch == 0 or self.says_all else None
+        names = list(self.names) if self.epoch == 0 or self.reports_all else None
         return ShareGroupHeartbeatRequest(
             group_id="g", member_id=self.member_id, member_epoch=self.epoch, subscribed_topic_names=names
         )
 
     def on_answer(self, response, now_ms: int) -> None:
         if response.error_code in (FENCED, UNKNOWN, NOT_FOUND):
-            self.epoch, self.assigned, self.says_all, self.next_ms = 0, set(), True, now_ms
+            self.epoch, self.assigned, self.reports_all, self.next_ms = 0, set(), True, now_ms
             return
         if response.error_code == FULL:
             self.next_ms = now_ms + INTERVAL_MS
             return
         demand(response.error_code == 0, f"unexpected error {response.error_code}: {response.error_message}")
-        self.epoch, self.says_all = response.member_epoch, False
+        self.epoch, self.reports_all = response.member_epoch, False
         self.next_ms = now_ms + min(response.heartbeat_interval_ms, INTERVAL_MS)
         if response.assignment is not None:
             self.assigned = {
@@ -243,9 +243,9 @@ class History:
             for topic in response.responses:
                 for partition in topic.partitions:
                     if not partition.error_code:
-                        wanted = event.offsets[topic.topic_name][partition.partition_index]
+                        expected = event.offsets[topic.topic_name][partition.partition_index]
                         held = self.states[topic.topic_id, partition.partition_index]
-                        demand(held[1] == wanted, f"an offset is set to {wanted}, and is {held[1]}")
+                        demand(held[1] == expected, f"an offset is set to {expected}, and is {held[1]}")
                         self.altered += 1
         if isinstance(event, DeleteGroup) and not error:
             demand(self.core.share is None or self.core.kind != "share", "a deleted group is there")
@@ -258,7 +258,7 @@ class History:
         response = self.handle(ShareHeartbeat(self.number, client.member_id, "/h", client.heartbeat()))
         demand(response is not None, "V2: a heartbeat is not answered")
         if self.rng.random() < self.loss:
-            client.says_all = True
+            client.reports_all = True
             return
         self.errors[response.error_code] += 1
         client.on_answer(response, self.now_ms)
@@ -318,7 +318,7 @@ class History:
             self.clients.append(Client(f"m{self.names}", rng.choice(SUBSCRIPTIONS)))
         elif dice < 0.10 and self.clients:
             client = rng.choice(self.clients)
-            client.names, client.says_all = rng.choice(SUBSCRIPTIONS), True
+            client.names, client.reports_all = rng.choice(SUBSCRIPTIONS), True
         elif dice < 0.13 and self.clients:
             self.leave(rng.choice(self.clients))
         elif dice < 0.15 and self.clients:
@@ -350,15 +350,15 @@ class History:
             self.tick()
         share = self.core.share
         demand(share is not None and share.members.keys() == {one.member_id for one in self.clients}, "V5: members")
-        wanted = {
+        expected = {
             (topic.topic_id, index)
             for client in self.clients
             for name in client.names
             if (topic := self.cluster.topic(name)) is not None
             for index in range(topic.partition_count)
         }
-        demand(wanted <= self.states.keys(), "V5: not everything is initialized")
-        demand(wanted == set().union(*(client.assigned for client in self.clients)), "V5: not everything is assigned")
+        demand(expected <= self.states.keys(), "V5: not everything is initialized")
+        demand(expected == set().union(*(client.assigned for client in self.clients)), "V5: not everything is assigned")
         for client in self.clients:
             demand(client.epoch == share.epoch, "V5: a client does not know its epoch")
         if len({client.names for client in self.clients}) == 1:

@@ -146,7 +146,7 @@ class History:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def ask(self, kind: type, *fields: object) -> object:
+    def send_request(self, kind: type, *fields: object) -> object:
         self.number += 1
         return self.handle(kind(self.number, *fields))
 
@@ -161,7 +161,7 @@ class History:
         if not fenced and not repeated:
             self.model = Model()
             self.model.exists, self.model.state_epoch, self.model.start = True, epoch, start
-        reply = self.ask(share.Initialize, epoch, start)
+        reply = self.send_request(share.Initialize, epoch, start)
         demand(reply.error_code == (FENCED_STATE if fenced else 0), f"V2: initialized at {epoch}: {before.durable()}")
 
     def read(self) -> None:
@@ -169,7 +169,7 @@ class History:
         error = INVALID if not self.model.exists else FENCED_LEADER if epoch < self.model.leader_epoch else 0
         if not error:
             self.model.leader_epoch = epoch
-        reply = self.ask(share.Read, epoch)
+        reply = self.send_request(share.Read, epoch)
         demand(reply.error_code == error, f"V2: read at {epoch}: {reply.error_code}, not {error}")
         if not error:
             found = {
@@ -223,14 +223,16 @@ class History:
     def delete(self) -> None:
         self.model = Model()
         if self.rng.random() < 0.5:
-            demand(self.ask(share.Delete).error_code == 0, "a deletion fails")
+            demand(self.send_request(share.Delete).error_code == 0, "a deletion fails")
         else:
             self.handle(share.Forget())
 
     def summary(self) -> None:
-        reply, model = self.ask(share.ReadSummary), self.model
-        told = reply.state_epoch, reply.leader_epoch, reply.start_offset, reply.delivery_complete_count
-        demand(told == (model.state_epoch, model.leader_epoch, model.start, model.complete), f"V1: summary {told}")
+        reply, model = self.send_request(share.ReadSummary), self.model
+        reported = reply.state_epoch, reply.leader_epoch, reply.start_offset, reply.delivery_complete_count
+        demand(
+            reported == (model.state_epoch, model.leader_epoch, model.start, model.complete), f"V1: summary {reported}"
+        )
 
     # -- time --------------------------------------------------------------------------------------
 

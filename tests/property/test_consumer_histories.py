@@ -52,7 +52,7 @@ def planted(function: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.
 
 @planted
 def gives_what_somebody_still_has(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(consumer_members, "_free", lambda member_id, wanted, owners: (wanted, False))
+    patch.setattr(consumer_members, "_free", lambda member_id, expected, owners: (expected, False))
     patch.setattr(
         Owners,
         "claim",

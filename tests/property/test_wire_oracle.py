@@ -170,12 +170,12 @@ def test_damaged_requests_never_crash(dump: Dump, api: int) -> None:
     ("api", "version"), [(PRODUCE, -1), (PRODUCE, 14), (FETCH, 3), (FETCH, 19), (LIST_OFFSETS, 0), (LIST_OFFSETS, 12)]
 )
 def test_versions_that_are_not_advertised_are_refused(dump: Dump, api: int, version: int) -> None:
-    accepted, message = dump.ask("request", api, version, "00" * 40)
+    accepted, message = dump.send_request("request", api, version, "00" * 40)
     assert not accepted and "not advertised" in " ".join(message)
 
 
 def test_a_huge_array_count_is_refused_by_what_remains(dump: Dump) -> None:
-    accepted, message = dump.ask("request", LIST_OFFSETS, 1, struct.pack(">ii", -1, 2**31 - 1).hex())
+    accepted, message = dump.send_request("request", LIST_OFFSETS, 1, struct.pack(">ii", -1, 2**31 - 1).hex())
     assert not accepted and "more elements than the rest of the frame can hold" in " ".join(message)
 
 
@@ -197,11 +197,11 @@ def kio_flexible() -> Iterator[tuple[int, int, bool]]:
 def test_flexible_versions_of_every_api(dump: Dump) -> None:
     seen = 0
     for key, version, flexible in kio_flexible():
-        assert dump.ask("flexible", key, version) == (True, [str(int(flexible))]), (key, version)
+        assert dump.send_request("flexible", key, version) == (True, [str(int(flexible))]), (key, version)
         seen += 1
     assert seen > 250
     for key in (-1, 4, 5, 6, 7, 93, 1000, 32767, -32768):
-        assert dump.ask("flexible", key, 5) == (True, ["0"])
+        assert dump.send_request("flexible", key, 5) == (True, ["0"])
 
 
 @TINY
@@ -216,7 +216,7 @@ def test_flexible_versions_of_every_api(dump: Dump) -> None:
 def test_request_headers(
     dump: Dump, key: int, version: int, correlation: int, client: str | None, body: bytes, data: st.DataObject
 ) -> None:
-    flexible = dump.ask("flexible", key, version)[1] == ["1"]
+    flexible = dump.send_request("flexible", key, version)[1] == ["1"]
     e = Encoder(
         flexible, lambda: data.draw(st.lists(st.tuples(st.integers(0, 99), st.binary(max_size=200)), max_size=2))
     )
@@ -225,16 +225,19 @@ def test_request_headers(
     e.out += (client or "").encode()
     e.tags()
     frame = bytes(e.out)
-    assert dump.ask("header", (frame + body).hex()) == (
+    assert dump.send_request("header", (frame + body).hex()) == (
         True,
         ["1", str(key), str(version), str(correlation), hex_token(client), str(len(frame))],
     )
     for size in range(len(frame)):
-        assert not dump.ask("header", frame[:size].hex())[0]
+        assert not dump.send_request("header", frame[:size].hex())[0]
 
 
 def test_an_unknown_api_gives_its_correlation_id(dump: Dump) -> None:
-    assert dump.ask("header", struct.pack(">hhi", 1234, 7, 42).hex()) == (True, ["0", "1234", "7", "42", "-", "8"])
+    assert dump.send_request("header", struct.pack(">hhi", 1234, 7, 42).hex()) == (
+        True,
+        ["0", "1234", "7", "42", "-", "8"],
+    )
 
 
 # -- responses -------------------------------------------------------------------------------------
@@ -383,7 +386,9 @@ def test_responses_are_what_kio_writes(dump: Dump, api: int, version: int) -> No
     @TINY
     @given(RESPONSE_VALUES[api], i32)
     def check(values: dict, correlation: int) -> None:
-        accepted, (frame,) = dump.ask("response", api, version, correlation, *response_tokens(api, version, values))
+        accepted, (frame,) = dump.send_request(
+            "response", api, version, correlation, *response_tokens(api, version, values)
+        )
         tags = b"\0" if version >= FLEXIBLE_FROM[api] else b""
         body = kio_bytes(KIO_RESPONSE[api](version, values))
         assert (
@@ -400,7 +405,7 @@ def test_old_produce_responses(dump: Dump, version: int) -> None:
     Kafka 3).
     """
     values = {"throttle_ms": 5, "topics": [("a", uuid.UUID(int=0), [(3, 43, -1, -1, -1, None)])]}
-    _, (frame,) = dump.ask("response", PRODUCE, version, 9, *response_tokens(PRODUCE, version, values))
+    _, (frame,) = dump.send_request("response", PRODUCE, version, 9, *response_tokens(PRODUCE, version, values))
     expected = struct.pack(">iihc", 9, 1, 1, b"a") + struct.pack(">iihq", 1, 3, 43, -1)
     expected += (struct.pack(">q", -1) if version >= 2 else b"") + (struct.pack(">i", 5) if version >= 1 else b"")
     assert bytes.fromhex(frame) == struct.pack(">i", len(expected)) + expected

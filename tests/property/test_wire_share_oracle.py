@@ -107,7 +107,7 @@ def test_damaged_requests_never_crash(dump: Dump, api: int, version: int) -> Non
 @pytest.mark.parametrize("api", [FETCH, ACKNOWLEDGE])
 def test_other_versions_are_refused(dump: Dump, api: int) -> None:  # noqa: F811
     for version in (-1, 0, 3):
-        accepted, message = dump.ask("request", api, version, "00" * 40)
+        accepted, message = dump.send_request("request", api, version, "00" * 40)
         assert not accepted and "not advertised" in " ".join(message)
 
 
@@ -154,7 +154,7 @@ def test_responses_are_what_python_writes(dump: Dump, api: int, version: int) ->
     @TINY
     @given(responses(api, version), i32)
     def check(message: Any, correlation: int) -> None:
-        accepted, (frame,) = dump.ask("response", api, version, correlation, *response_tokens(api, message))
+        accepted, (frame,) = dump.send_request("response", api, version, correlation, *response_tokens(api, message))
         body = b"\0" + encode(message, version)
         assert accepted and bytes.fromhex(frame) == struct.pack(">ii", 4 + len(body), correlation) + body
 

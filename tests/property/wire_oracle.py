@@ -32,7 +32,7 @@ class Dump:
     def __init__(self, program: Path) -> None:
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, *words: object) -> tuple[bool, list[str]]:
+    def send_request(self, *words: object) -> tuple[bool, list[str]]:
         """(accepted, tokens). An end of the process (a sanitizer's finding) is a failure of the
         test.
         """
@@ -44,7 +44,7 @@ class Dump:
         return answer[0] == "ok", answer[1:]
 
     def request(self, api: int, version: int, body: bytes) -> list[str] | None:
-        accepted, tokens = self.ask("request", api, version, body.hex())
+        accepted, tokens = self.send_request("request", api, version, body.hex())
         return tokens if accepted else None
 
 

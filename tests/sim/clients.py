@@ -68,7 +68,7 @@ class Client:
         self.epochs[partition] = epoch
         return leader
 
-    def ask(self, node: int, method: str, partition: Any, *arguments: Any) -> None:
+    def send_request(self, node: int, method: str, partition: Any, *arguments: Any) -> None:
         """To a host's worker; nothing or silence is tried again after TIMEOUT."""
         world = self.world
         self.again(TIMEOUT)
@@ -126,7 +126,9 @@ class Producer(Client):
             first, world.values = world.values + 1, world.values + count
             self.sent = (self.partitions[random.randrange(len(self.partitions))], tuple(range(first, first + count)))
         partition, values = self.sent
-        self.ask(self.leader(partition), "on_produce", partition, self.id, self.next[partition], values, self.all_acks)
+        self.send_request(
+            self.leader(partition), "on_produce", partition, self.id, self.next[partition], values, self.all_acks
+        )
 
     def on_answer(self, error: int, offset: int) -> None:
         partition, values = self.sent
@@ -160,7 +162,7 @@ class Consumer(Client):
         self.at = (self.at + 1) % len(self.partitions)
         partition = self.partitions[self.at]
         node = self.world.replica_hint(partition) if self.nearest else self.leader(partition)
-        self.ask(node, "on_read", partition, self.positions[partition])
+        self.send_request(node, "on_read", partition, self.positions[partition])
 
     def on_answer(self, error: int, offset: int, entries: list[Entry]) -> None:
         partition = self.partitions[self.at]
@@ -179,7 +181,7 @@ class Asker(Client):
         if self.stopping:
             return
         partition = self.partitions[self.kernel.random.randrange(len(self.partitions))]
-        self.ask(self.leader(partition), "on_latest", partition)
+        self.send_request(self.leader(partition), "on_latest", partition)
 
     def on_answer(self, error: int, offset: int) -> None:
         self.done += not error

@@ -155,7 +155,7 @@ class PartitionLog:
             self.dropped = self.durable if self.dropped < 0 else min(self.dropped, self.durable)
 
     def rewrite(self) -> None:
-        """Everything that can be read is written anew and flushed."""
+        """Everything that can be read is written again and flushed."""
         self.durable, self.dropped, self.undone = len(self.entries), -1, None
 
     def flip(self, offset: int) -> None:

@@ -195,7 +195,7 @@ class History:
                 f"{partition}: a reader at {offset} got {entries[:3]}, committed is {committed[offset : offset + 3]}",
             )
 
-    def told_latest(self, place: Any) -> None:
+    def reported_latest(self, place: Any) -> None:
         """R12: the end that is told is not below what was committed before this leader was chosen."""
         began = self.began.get((place.partition, place.core.leader_epoch), 0)
         if place.core.high_watermark < began:

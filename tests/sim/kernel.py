@@ -5,7 +5,7 @@ Invariants
     K1  everything random comes from Kernel.random, everything happens in the order (true time,
         order of scheduling): the same seed is the same run
     K2  what was meant for a process that has died is never done, nor by its successor; what was
-        meant for one that is stopped is done when it goes on, in order
+        meant for one that is stopped is done when it continues, in order
     K3  a message is delivered to the process it was sent to (the connection ends with either end),
         late, twice or never, as its link has it
 
@@ -80,7 +80,7 @@ class Kernel:
         self.random = Random(seed)
         self.now = 0
         self.steps = 0
-        self.story: list[tuple[Any, ...]] = []
+        self.history: list[tuple[Any, ...]] = []
         self.after_each: Callable[[], None] | None = None
         self._queue: list[tuple[int, int, Process | Timer | None, Callable[..., None], tuple[Any, ...]]] = []
         self._order = self._backlog_order = 0
@@ -99,8 +99,8 @@ class Kernel:
         heappush(self._queue, (self.now + delay, self._order, timer, do, arguments))
         return timer
 
-    def tell(self, *what: Any) -> None:
-        self.story.append((self.now, *what))
+    def report(self, *what: Any) -> None:
+        self.history.append((self.now, *what))
 
     def run(self, steps: int = 1 << 60, until: int = 1 << 60) -> None:
         """At most so many events, none after `until`; the clock stands at `until` if nothing more
@@ -135,7 +135,7 @@ class Kernel:
         change it.
         """
         digest = hashlib.blake2b(digest_size=16)
-        for entry in self.story:
+        for entry in self.history:
             digest.update(repr(entry).encode())
         return digest.hexdigest()
 

@@ -14,8 +14,8 @@ from tests.sim.plans import KINDS
 from tests.sim.schedules import CHAOS
 
 
-def tell(world: ClusterWorld, last: int) -> None:
-    for entry in world.kernel.story[-last:]:
+def report(world: ClusterWorld, last: int) -> None:
+    for entry in world.kernel.history[-last:]:
         print(f"{entry[0] / 1e6:12.6f}", *entry[1:])
     print(f"\nseed {world.seed}: {world.plan}")
     print(
@@ -23,7 +23,7 @@ def tell(world: ClusterWorld, last: int) -> None:
         f" {world.kernel.trace_hash()}"
     )
     print("faults:", world.faults.counts)
-    print("quorum:", world.story_of_quorum())
+    print("quorum:", world.history_of_quorum())
     for broker in world.state.brokers.values():
         host = world.hosts[broker.node_id]
         left = (host.lease_deadline_ns - host.clock.now()) / 1e9
@@ -69,10 +69,10 @@ def main(arguments: list[str]) -> int:
         world.run(given.chaos or (kind.chaos if kind is not None else CHAOS))
     except Exception as error:
         traceback.print_exc()
-        tell(world, given.last)
+        report(world, given.last)
         print(f"\n{error}")
         return 1
-    tell(world, given.last)
+    report(world, given.last)
     return 0
 
 

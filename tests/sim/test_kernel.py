@@ -4,15 +4,15 @@ from tests.sim.kernel import Kernel, Process
 
 
 def test_a_process_that_goes_on_hears_first_what_came_while_it_was_stopped() -> None:
-    """Also before what comes at that very moment: a worker that went on heard a change before the
+    """Also before what comes at that very moment: a worker that continued heard a change before the
     image that had been sent first (seed 765695).
     """
-    kernel, process, heard = Kernel(1), Process("worker"), []
+    kernel, process, received = Kernel(1), Process("worker"), []
     process.stopped = True
-    kernel.after(10, process, heard.append, "first")
-    kernel.after(10, process, heard.append, "second")
+    kernel.after(10, process, received.append, "first")
+    kernel.after(10, process, received.append, "second")
     kernel.run(until=15)
     kernel.after(5, None, kernel.go_on, process)
-    kernel.after(5, process, heard.append, "third")
+    kernel.after(5, process, received.append, "third")
     kernel.run()
-    assert heard == ["first", "second", "third"]
+    assert received == ["first", "second", "third"]

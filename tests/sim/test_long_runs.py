@@ -39,10 +39,10 @@ def test_what_is_found_is_told(small, monkeypatch, capsys):
     assert not long.run(1.0, 4, 1, small, lambda: next(clock))
     assert "python -m tests.sim.replay 8 --kind members" in capsys.readouterr().out
     assert long.main(["--add-up", "--results", str(small)]) == 0
-    said = capsys.readouterr().out
-    assert "as drawn     3 schedules, 300 events, 15 faults, 6 leader epochs, 21 acknowledged" in said
-    assert "all          6 schedules, 600 events" in said
-    assert "found: P3: 8 (members, at " in said
+    output = capsys.readouterr().out
+    assert "as drawn     3 schedules, 300 events, 15 faults, 6 leader epochs, 21 acknowledged" in output
+    assert "all          6 schedules, 600 events" in output
+    assert "found: P3: 8 (members, at " in output
 
 
 def test_nothing_was_run(small, capsys):

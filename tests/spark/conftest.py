@@ -40,10 +40,10 @@ def why_not_java() -> str | None:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
         return "no java: install a JRE of 17 or later, or set JAVA_HOME"
-    told = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
-    version = re.search(r'version "(\d+)', told)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
+    version = re.search(r'version "(\d+)', output)
     if version is None or int(version[1]) < JAVA_LEAST:
-        return f"Spark 4 needs Java {JAVA_LEAST} or later, {java} is {told.splitlines()[0] if told else 'mute'}"
+        return f"Spark 4 needs Java {JAVA_LEAST} or later, {java} is {output.splitlines()[0] if output else 'mute'}"
     return None
 
 

@@ -59,7 +59,7 @@ class Job:
         delivery: str = "exactly-once",
     ) -> None:
         place.mkdir(parents=True, exist_ok=True)
-        told = {
+        reported = {
             "bootstrap": broker.bootstrap,
             "source": source,
             "target": target,
@@ -70,7 +70,7 @@ class Job:
             "delivery": delivery,
             "format": "mqd-dying" if script else "mqd",
         }
-        self._command = [sys.executable, str(Path(__file__).with_name("sink_job.py")), json.dumps(told)]
+        self._command = [sys.executable, str(Path(__file__).with_name("sink_job.py")), json.dumps(reported)]
         self._log = place / "job.log"
         self._environment = {
             **os.environ,

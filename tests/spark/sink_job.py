@@ -13,40 +13,40 @@ from pyspark.sql import SparkSession
 SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
-def main(told: dict[str, Any]) -> None:
+def main(reported: dict[str, Any]) -> None:
     builder = (
-        SparkSession.builder.master(told["master"])
+        SparkSession.builder.master(reported["master"])
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
     )
     builder = (
         builder.config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.local.dir", told["place"])
+        .config("spark.local.dir", reported["place"])
     )
     builder = builder.config("spark.driver.memory", "1g").config("spark.driver.extraJavaOptions", SMALL)
     builder = builder.config("spark.executor.memory", "512m").config("spark.executor.extraJavaOptions", SMALL)
     spark = builder.getOrCreate()
     rows = (
         spark.readStream.format("mqd")
-        .option("kafka.bootstrap.servers", told["bootstrap"])
-        .option("subscribe", told["source"])
+        .option("kafka.bootstrap.servers", reported["bootstrap"])
+        .option("subscribe", reported["source"])
         .option("startingOffsets", "earliest")
     )
     rows = rows.option("maxOffsetsPerTrigger", "500").load().selectExpr("key", "value")
     sink = (
-        rows.writeStream.format(told["format"])
+        rows.writeStream.format(reported["format"])
         .outputMode("append")
-        .option("kafka.bootstrap.servers", told["bootstrap"])
-        .option("topic", told["target"])
+        .option("kafka.bootstrap.servers", reported["bootstrap"])
+        .option("topic", reported["target"])
     )
-    if told["script"]:
+    if reported["script"]:
         from tests.spark.dying_sink import DyingDataSource
 
         spark.dataSource.register(DyingDataSource)
-        sink = sink.option("script", told["script"])
-    sink.option("checkpointLocation", told["checkpoint"]).option(
-        "delivery", told["delivery"]
+        sink = sink.option("script", reported["script"])
+    sink.option("checkpointLocation", reported["checkpoint"]).option(
+        "delivery", reported["delivery"]
     ).start().awaitTermination()
 
 

@@ -130,7 +130,7 @@ LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 
 class Stream:
     """A streaming read of format("mqd"), its rows kept here, with a checkpoint of its own: every
-    run goes on where the last one ended.
+    run continues where the last one ended.
     """
 
     def __init__(self, spark: Any, place: Path, given: dict[str, str]) -> None:
@@ -186,9 +186,9 @@ class Stream:
         self.start(**arguments)
         try:
             self.wait(lambda: False)
-        except Exception as told:  # noqa: BLE001  (Spark's are many)
-            assert not isinstance(told, AssertionError), told
-            return str(told)
+        except Exception as error:  # noqa: BLE001  (Spark's are many)
+            assert not isinstance(error, AssertionError), error
+            return str(error)
         raise AssertionError("it did not fail")
 
     def offsets(self, batch: int) -> dict[str, Any]:
@@ -200,6 +200,6 @@ def committed(broker: Broker, group: str, topic: str, partitions: Sequence[int])
     from confluent_kafka import ConsumerGroupTopicPartitions
 
     client = admin(broker)
-    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition) for partition in partitions])
-    found = client.list_consumer_group_offsets([asked])[group].result(30)
+    requested = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition) for partition in partitions])
+    found = client.list_consumer_group_offsets([requested])[group].result(30)
     return [one.offset for one in sorted(found.topic_partitions, key=lambda one: one.partition)]

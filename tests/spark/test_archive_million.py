@@ -122,8 +122,8 @@ def test_a_million_records_come_back_as_they_were(spark: Any, broker: Broker, tm
 
     source = new_topic(broker, PARTITIONS, config=FOR_EVER)
     write(broker, source)
-    wanted = digests(broker, source)
-    assert sum(count for count, _ in wanted.values()) == RECORDS
+    expected = digests(broker, source)
+    assert sum(count for count, _ in expected.values()) == RECORDS
 
     common = {"bootstrap": broker.bootstrap, "path": str(tmp_path / "archive")}
     triggers = {"trigger": "available-now", "checkpoint": str(tmp_path / "checkpoint"), "compact_from_files": 4}
@@ -132,7 +132,7 @@ def test_a_million_records_come_back_as_they_were(spark: Any, broker: Broker, tm
         spark, checked({"pipeline": "archive", "name": "million", "source": by_batches, **triggers, **common}, "test")
     ).awaitTermination()
     archive = Archive(str(tmp_path / "archive"))
-    assert archive.ends(source) == {partition: count for partition, (count, _) in wanted.items()}
+    assert archive.ends(source) == {partition: count for partition, (count, _) in expected.items()}
     assert any(path.rsplit("/", 1)[1].startswith("compacted-") for path in archive.files), (
         "it goes through compaction, too"
     )
@@ -144,4 +144,4 @@ def test_a_million_records_come_back_as_they_were(spark: Any, broker: Broker, tm
             "test",
         )
         run(spark, replay, lambda _: None, threading.Event())
-        assert digests(broker, target) == wanted
+        assert digests(broker, target) == expected

@@ -29,16 +29,16 @@ from tests.spark.support import (
 )
 
 TRANSPORTS = ["shm", "tcp"]
-NOBODY = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
+UNREACHABLE = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
 
 
 def ended(stream: Stream | Copy) -> str:
     """What ends a stream that runs."""
     try:
         stream.wait(lambda: False)
-    except Exception as told:  # noqa: BLE001  (Spark's are many)
-        assert not isinstance(told, AssertionError), told
-        return str(told)
+    except Exception as error:  # noqa: BLE001  (Spark's are many)
+        assert not isinstance(error, AssertionError), error
+        return str(error)
     raise AssertionError("it did not fail")
 
 
@@ -116,13 +116,13 @@ def test_a_topic_vanishes_while_a_stream_reads_it(spark: Any, broker: Broker, tm
     stream.start(available_now=False)
     stream.wait(lambda: len(stream.seen) == 10)
     delete_topic(broker, topic)
-    told = ended(stream)
-    assert f"{topic}-0 is gone; the last batch ended at 0: 10" in told and "failOnDataLoss" in told
+    reported = ended(stream)
+    assert f"{topic}-0 is gone; the last batch ended at 0: 10" in reported and "failOnDataLoss" in reported
 
 
 @pytest.mark.slow
 def test_a_topic_is_made_anew_while_a_stream_reads_it(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Without failOnDataLoss it goes on with the new one, from its beginning."""
+    """Without failOnDataLoss it continues with the new one, from its beginning."""
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 10))
     stream = Stream(spark, tmp_path, options(broker, topic, startingOffsets="earliest", failOnDataLoss="false"))
@@ -151,11 +151,11 @@ def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Pat
     given = options(broker, topic, startingOffsets="earliest", transport=transport)
     stream = Stream(spark, tmp_path, given)
     for _ in range(2):
-        told = stream.failure()
+        reported = stream.failure()
         assert (
-            f"{topic}-0: a damaged record batch at offset 1" in told
-            and "checksum" in told
-            and "startingOffsets" in told
+            f"{topic}-0: a damaged record batch at offset 1" in reported
+            and "checksum" in reported
+            and "startingOffsets" in reported
         )
     assert stream.seen == []
     behind = Stream(spark, tmp_path / "behind", {**given, "startingOffsets": f'{{"{topic}":{{"0":2}}}}'})
@@ -164,8 +164,8 @@ def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Pat
 
 @pytest.mark.slow
 def test_nobody_is_reached(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    told = Stream(spark, tmp_path, {**NOBODY, "subscribe": "letters"}).failure()
-    assert "topics letters: no answer within 0.5 s from 127.0.0.1:1" in told
+    reported = Stream(spark, tmp_path, {**UNREACHABLE, "subscribe": "letters"}).failure()
+    assert "topics letters: no answer within 0.5 s from 127.0.0.1:1" in reported
     topic = new_topic(broker)
     for delivery in ("exactly-once", "at-least-once"):
         writer = (
@@ -173,7 +173,7 @@ def test_nobody_is_reached(spark: Any, broker: Broker, tmp_path: Path) -> None:
             .selectExpr("'x' AS value")
             .write.format("mqd")
             .mode("append")
-            .options(**NOBODY, topic="letters", delivery=delivery)
+            .options(**UNREACHABLE, topic="letters", delivery=delivery)
         )
         with pytest.raises(Exception, match=r"(?s)topic letters: .* within 0\.5 s .*127\.0\.0\.1:1"):
             writer.save()
@@ -182,7 +182,7 @@ def test_nobody_is_reached(spark: Any, broker: Broker, tmp_path: Path) -> None:
     query = (
         frame.select("value")
         .writeStream.format("mqd")
-        .options(**NOBODY, topic="letters")
+        .options(**UNREACHABLE, topic="letters")
         .option("checkpointLocation", str(tmp_path / "write"))
         .start()
     )
@@ -334,5 +334,5 @@ def test_a_topic_vanishes_while_a_stream_writes_it(start_broker: Any, copy: Call
     job.wait(lambda: len(job.found()) == 10)
     delete_topic(broker, target)
     produce(broker, source, numbered(10, 10))
-    told = ended(job)
-    assert f"topic {target} cannot be written" in told and f"mqd topic create {target}" in told
+    reported = ended(job)
+    assert f"topic {target} cannot be written" in reported and f"mqd topic create {target}" in reported

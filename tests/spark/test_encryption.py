@@ -70,10 +70,10 @@ def test_what_cannot_be_opened(spark: Any, broker: Broker, provider: str, tmp_pa
         producer.flush(20)
     foreign = tmp_path / "foreign"
     foreign.write_text(text_of({"key-2": new_key()}))
-    told = {"encryption.key.provider": f"file:{foreign}"}
+    reported = {"encryption.key.provider": f"file:{foreign}"}
     with pytest.raises(Exception, match="the value at offset 0 cannot be opened: its key 'key-1' is not to be had"):
-        _load(spark, broker, topic, **told).collect()
-    (row,) = _load(spark, broker, topic, **told, **{"encryption.on.failure": "raw"}).collect()
+        _load(spark, broker, topic, **reported).collect()
+    (row,) = _load(spark, broker, topic, **reported, **{"encryption.on.failure": "raw"}).collect()
     assert bytes(row.value).startswith(MAGIC)
 
 
@@ -90,6 +90,6 @@ def test_an_archive_without_keys_is_replayed(spark: Any, broker: Broker, provide
     assert [message.value() for message in read_all(broker, copy, len(ROWS))] == [
         message.value() for message in read_all(broker, topic, len(ROWS))
     ]
-    told = {"encryption.key.provider": provider, "encryption.topic.names": f"{copy}={topic}"}
-    rows = _load(spark, broker, copy, **told).orderBy("offset").collect()
+    reported = {"encryption.key.provider": provider, "encryption.topic.names": f"{copy}={topic}"}
+    rows = _load(spark, broker, copy, **reported).orderBy("offset").collect()
     assert [row.value and bytes(row.value) for row in rows] == [value for _, value in ROWS]

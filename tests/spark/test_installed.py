@@ -81,12 +81,12 @@ class Installed:
         """What it said. AssertionError when it fails or takes too long."""
         with self.start(command) as process:
             try:
-                said, _ = process.communicate(timeout=LIMIT_S)
+                output, _ = process.communicate(timeout=LIMIT_S)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == 0, f"{command}: {process.returncode}\n{said}"
-        return said
+        assert process.returncode == 0, f"{command}: {process.returncode}\n{output}"
+        return output
 
 
 @pytest.fixture(scope="module")
@@ -136,21 +136,21 @@ def test_spark_finds_the_format_in_an_installed_wheel(installed: Installed, flig
 
 
 def test_a_pipeline_of_the_page(installed: Installed) -> None:
-    """It goes on until it is interrupted, so its first batch is waited for."""
+    """It continues until it is interrupted, so its first batch is waited for."""
     (block,) = re.findall(r"^```toml\n# archive-flights.toml\n(.*?)^```$", PAGE, re.M | re.S)
     (installed.place / "archive-flights.toml").write_text(block)
     with installed.start(f"exec {PIPELINE}") as process:
         try:
             assert process.stdout is not None
-            said = [process.stdout.readline(), process.stdout.readline()]
+            output = [process.stdout.readline(), process.stdout.readline()]
             process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=LIMIT_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    assert said[0] == "mqd: archive-flights: starting Spark on local[*]\n" and re.match(
-        r"batch \d+: 50 records, ", said[1]
-    ), [*said, rest]
+    assert output[0] == "mqd: archive-flights: starting Spark on local[*]\n" and re.match(
+        r"batch \d+: 50 records, ", output[1]
+    ), [*output, rest]
     assert (process.returncode, rest) == (
         0,
         "mqd: archive-flights: stopped; started again it goes on from its checkpoint\n",

@@ -39,8 +39,8 @@ def _spark_is_there() -> None:
 
 
 def mqd(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """It is ended when it takes too long, and its whole session with it: a Java that goes on would
-    be in the way of whatever is run next.
+    """It is ended when it takes too long, and its whole session with it: a Java that continues
+    would be in the way of whatever is run next.
     """
     command = [sys.executable, "-m", "mqd.cli.main", *arguments]
     with subprocess.Popen(
@@ -53,21 +53,21 @@ def mqd(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
         start_new_session=True,
     ) as process:
         try:
-            said, errors = process.communicate(timeout=LIMIT_S)
+            output, errors = process.communicate(timeout=LIMIT_S)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, said, errors)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def test_what_is_wrong_is_said_before_spark_starts(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('pipeline = "archive"\npath = "x"\n[source]\n')
-    said = mqd("pipeline", "run", "a", cwd=tmp_path)
-    assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr == "mqd: a.toml: [source] names its topics either by `topics` or by `pattern`\n"
+    output = mqd("pipeline", "run", "a", cwd=tmp_path)
+    assert (output.returncode, output.stdout) == (2, "")
+    assert output.stderr == "mqd: a.toml: [source] names its topics either by `topics` or by `pattern`\n"
     assert "there is no such file; the pipelines are" in mqd("pipeline", "run", "none.toml", cwd=tmp_path).stderr
 
 
@@ -100,11 +100,11 @@ def test_a_pipeline_goes_on_where_it_was(broker: Broker, tmp_path: Path) -> None
                 os.killpg(process.pid, stop)
             else:
                 process.send_signal(stop)
-            _, said = process.communicate(timeout=LIMIT_S)
+            _, output = process.communicate(timeout=LIMIT_S)
         produce(
             broker, source, [json.dumps({"n": number}) for number in range(100, 200)] if stop == signal.SIGKILL else []
         )
-    assert process.returncode == 0 and "stopped; started again it goes on from its checkpoint" in said
+    assert process.returncode == 0 and "stopped; started again it goes on from its checkpoint" in output
     done = mqd("pipeline", "run", "r", "--once", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     from confluent_kafka import Consumer, TopicPartition
@@ -190,7 +190,7 @@ def test_sql(broker: Broker, tmp_path: Path) -> None:
             for number in range(10)
         ],
     )
-    said = mqd(
+    output = mqd(
         "-b",
         broker.bootstrap,
         "--format",
@@ -199,10 +199,10 @@ def test_sql(broker: Broker, tmp_path: Path) -> None:
         f"SELECT origin, count(*) AS flights, max(record.key) AS last FROM `{topic}` GROUP BY origin ORDER BY origin",
         cwd=tmp_path,
     )
-    assert [json.loads(line) for line in said.stdout.splitlines()] == [
+    assert [json.loads(line) for line in output.stdout.splitlines()] == [
         {"origin": "EWR", "flights": 5, "last": "k8"},
         {"origin": "JFK", "flights": 5, "last": "k9"},
-    ], said.stderr
+    ], output.stderr
     wrong = mqd("-b", broker.bootstrap, "sql", f"SELECT nonsense FROM `{topic}`", cwd=tmp_path)
     assert wrong.returncode == 1 and "nonsense" in wrong.stderr and len(wrong.stderr.splitlines()) == 1
 
@@ -210,6 +210,6 @@ def test_sql(broker: Broker, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_the_demo(tmp_path: Path) -> None:
-    said = mqd("--format", "json", "demo-spark", "--records", "20000", cwd=tmp_path, TZ="Asia/Tokyo")
-    assert said.returncode == 0 and "WARN" not in said.stderr, said.stdout + said.stderr
-    assert json.loads(said.stdout)["passed"]
+    output = mqd("--format", "json", "demo-spark", "--records", "20000", cwd=tmp_path, TZ="Asia/Tokyo")
+    assert output.returncode == 0 and "WARN" not in output.stderr, output.stdout + output.stderr
+    assert json.loads(output.stdout)["passed"]

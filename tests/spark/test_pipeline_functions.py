@@ -91,8 +91,8 @@ def test_aggregate_tells_a_window_once_when_it_is_over(spark: Any, tmp_path: Pat
     measures = {"flights": "count(*)", "p50": "percentile_approx(delay, 0.5)"}
     found = aggregate(rows, time="at", window="1 hour", watermark="30 minutes", by=["carrier"], measures=measures)
     assert found.columns == ["start", "end", "carrier", "flights", "p50"]
-    told = {(row.carrier, row.flights, row.p50) for row in all_of(spark, found)}
-    assert told == {("UA", 3, 20), ("AA", 1, 1)}
+    reported = {(row.carrier, row.flights, row.p50) for row in all_of(spark, found)}
+    assert reported == {("UA", 3, 20), ("AA", 1, 1)}
 
 
 def test_dedup_keeps_the_first_of_each(spark: Any, tmp_path: Path) -> None:

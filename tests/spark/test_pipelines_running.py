@@ -67,7 +67,7 @@ def test_what_was_aborted_is_not_archived(spark: Any, broker: Broker, tmp_path: 
 
 @pytest.mark.slow
 def test_a_table_with_a_new_checkpoint_is_another_query(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Numbers of batches begin anew; under the pipeline's name alone they were dropped as known.
+    """Numbers of batches begin again; under the pipeline's name alone they were dropped as known.
     With the old checkpoint nothing is written twice.
     """
     topic, changelog = new_topic(broker), new_topic(broker)
@@ -107,12 +107,12 @@ def test_a_compaction_that_fails_does_not_end_archiving(
             damaged.write_bytes(b"no Parquet")
     archive = ArchiveFiles(str(tmp_path / "archive"))
     assert (sum(file.rows for file in archive.files.values()), archive.ends(topic)) == (30, {0: 30})
-    told = [
+    logged = [
         record.getMessage()
         for record in caplog.records
         if record.levelno == logging.WARNING and "archiving goes on" in record.getMessage()
     ]
-    assert told and all(damaged.name in text for text in told)
+    assert logged and all(damaged.name in text for text in logged)
 
 
 def test_a_replay_that_is_stopped_has_written_nothing(
@@ -146,8 +146,8 @@ def test_a_replay_that_is_stopped_has_written_nothing(
         running.run(spark, Replay(name="again", bootstrap=broker.bootstrap, path=str(tmp_path)), lambda _: None, stop)
     watcher.join()
     with connect(broker) as connection:
-        told = fetch_committed(connection, topic, 0)
-        assert 0 < told.high_watermark == told.last_stable_offset, (
+        reported = fetch_committed(connection, topic, 0)
+        assert 0 < reported.high_watermark == reported.last_stable_offset, (
             "rows were there, and are aborted: no transaction is open"
         )
         assert read_committed(connection, topic, 0) == []

@@ -32,7 +32,8 @@ CLUSTER = {
     "worker": 3,
     "acceptor": 3,
 }
-SECONDS_EACH = 600  # that it may take the job to go on behind a kill: a JVM's start on a laden machine
+# that it may take the job to continue behind a kill: a JVM's start on a laden machine
+SECONDS_EACH = 600
 
 
 class Run:

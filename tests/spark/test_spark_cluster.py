@@ -63,7 +63,7 @@ def test_a_leader_is_killed_while_a_batch_is_read(spark: Any, cluster: Cluster, 
 
 def test_a_leader_is_killed_while_a_stream_writes(cluster: Cluster, copy: Callable[..., Copy]) -> None:  # noqa: F811
     """Reader, writer and the coordinator of the batches' transactions: each is led somewhere, and
-    all go on.
+    all continue.
     """
     source, target = topic_of(cluster), topic_of(cluster)
     produce(cluster, source, [b"%d" % number for number in range(500)])

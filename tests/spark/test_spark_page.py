@@ -84,14 +84,14 @@ def run(
     (block,) = (block for block in blocks("toml") if f'pipeline = "{kind}"' in block)
     name = re.match(r"# (\S+\.toml)\n", block)[1]
     (place / name).write_text(block)
-    told: list[running.Progress] = []
+    reported: list[running.Progress] = []
     running.run(
         spark,
         load(place / name, {"bootstrap": broker.bootstrap, "trigger": ONCE, **changes}),
-        told.append,
+        reported.append,
         threading.Event(),
     )
-    return told
+    return reported
 
 
 def found(spark: Any, broker: Broker, topic: str) -> list[Any]:
@@ -106,8 +106,8 @@ def test_there_is_a_pipeline_of_each_kind() -> None:
 def test_archive_replay_and_the_pages_python(
     spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (told,) = run(spark, page_broker, place, monkeypatch, "archive")
-    assert (told.rows, told.behind) == (101, 0)
+    (output,) = run(spark, page_broker, place, monkeypatch, "archive")
+    assert (output.rows, output.behind) == (101, 0)
     assert list((place / "archive/topic=flights").glob("date=*/*.parquet"))
     run(spark, page_broker, place, monkeypatch, "replay")
     columns = ("partition", "key", "value", "timestamp", "headers")
@@ -129,7 +129,7 @@ def test_aggregate(spark: Any, page_broker: Broker, place: Path, monkeypatch: py
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION") as error:
         run(spark, page_broker, place, monkeypatch, "aggregate")
     assert "flights-0, offset" in running.explained(error.value), "the value that is no JSON, and where it is"
-    told = run(
+    output = run(
         spark,
         page_broker,
         place,
@@ -138,7 +138,7 @@ def test_aggregate(spark: Any, page_broker: Broker, place: Path, monkeypatch: py
         name="again",
         value={"schema": "origin STRING, dep_delay INT, time_hour TIMESTAMP", "malformed": "drop"},
     )
-    assert told[0].rows == 101
+    assert output[0].rows == 101
     windows = [
         json.loads(row.value)
         for row in found(spark, page_broker, "delays")

@@ -28,10 +28,10 @@ TRANSPORTS = ("shm", "tcp")
 
 
 def _fails(spark: Any, text: str, **given: str) -> str:
-    with pytest.raises(Exception) as told:
+    with pytest.raises(Exception) as error:
         spark.read.format("mqd").options(**given).load().collect()
-    assert text in str(told.value), str(told.value)
-    return str(told.value)
+    assert text in str(error.value), str(error.value)
+    return str(error.value)
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +172,8 @@ def test_records_that_are_gone(spark: Any, broker: Broker, transport: str) -> No
     delete_records(broker, topic, 0, 20)
     assert len(values(read(spark, broker, topic, transport=transport))) == 30
     given = options(broker, topic, transport=transport, startingOffsets=json.dumps({topic: {"0": 10}}))
-    told = _fails(spark, "offsets 10 to 19 are gone", **given)
-    assert f"{topic}-0" in told and "failOnDataLoss" in told
+    reported = _fails(spark, "offsets 10 to 19 are gone", **given)
+    assert f"{topic}-0" in reported and "failOnDataLoss" in reported
     assert values(spark.read.format("mqd").options(**given, failOnDataLoss="false").load()) == numbered(20, 30)
     beyond = options(broker, topic, transport=transport, endingOffsets=json.dumps({topic: {"0": 60}}))
     _fails(spark, "the ending offset 60 is beyond the log's end 50", **beyond)
@@ -190,8 +190,8 @@ def test_a_damaged_batch(spark: Any, broker: Broker, transport: str) -> None:
         at = log.read().index(b"to be damaged")
         log.seek(at)
         log.write(b"T")
-    told = _fails(spark, "a damaged record batch at offset 1", **options(broker, topic, transport=transport))
-    assert f"{topic}-0" in told and "checksum" in told
+    reported = _fails(spark, "a damaged record batch at offset 1", **options(broker, topic, transport=transport))
+    assert f"{topic}-0" in reported and "checksum" in reported
 
 
 def test_by_sql(spark: Any, broker: Broker) -> None:

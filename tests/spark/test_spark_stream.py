@@ -28,7 +28,7 @@ from tests.spark.support import (
 
 def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path: Path) -> None:
     """AvailableNow takes what there was at its start, in batches of maxOffsetsPerTrigger; the next
-    run goes on behind it; the group's offsets follow, also those of the last batch.
+    run continues behind it; the group's offsets follow, also those of the last batch.
     """
     topic, group = new_topic(broker, 2), f"group-of-{tmp_path.name}"
     produce(broker, topic, [{"value": value, "partition": place % 2} for place, value in enumerate(numbered(0, 100))])
@@ -95,8 +95,8 @@ def test_offsets_that_are_gone(spark: Any, broker: Broker, tmp_path: Path, trans
     stream.run()
     produce(broker, topic, numbered(10, 10))
     delete_records(broker, topic, 0, 15)
-    told = stream.failure()
-    assert f"{topic}-0" in told and "offsets 10 to 14 are gone" in told and "failOnDataLoss" in told
+    reported = stream.failure()
+    assert f"{topic}-0" in reported and "offsets 10 to 14 are gone" in reported and "failOnDataLoss" in reported
     stream.given = {**given, "failOnDataLoss": "false"}
     stream.seen.clear()
     assert [row[3] for row in stream.run()] == numbered(15, 5)
@@ -111,12 +111,12 @@ def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
     stream = Stream(spark, tmp_path, given)
     stream.run()
     delete_topic(broker, topic)
-    told = stream.failure()
-    assert topic in told and "gone" in told
+    reported = stream.failure()
+    assert topic in reported and "gone" in reported
     new_topic(broker, name=topic)
     produce(broker, topic, numbered(100, 20))
-    told = stream.failure()
-    assert f"topic {topic} was deleted and created again" in told
+    reported = stream.failure()
+    assert f"topic {topic} was deleted and created again" in reported
     stream.given = {**given, "failOnDataLoss": "false"}
     stream.seen.clear()
     assert [row[3] for row in stream.run()] == numbered(100, 20)
@@ -142,8 +142,8 @@ def test_partitions_are_retired(spark: Any, start_broker: Any, tmp_path: Path) -
     produce(broker, topic, numbered(40, 5), partition=1)
     assert [row[:2] for row in reader.run()] == [(1, offset) for offset in range(10, 15)]
     assert reader.run() == []
-    told = late.failure()
-    assert f"{topic}-2, 3 are gone" in told and "failOnDataLoss" in told
+    reported = late.failure()
+    assert f"{topic}-2, 3 are gone" in reported and "failOnDataLoss" in reported
 
 
 @pytest.mark.slow
@@ -170,5 +170,5 @@ def test_minimum_and_delay(spark: Any, broker: Broker, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_a_stream_cannot_be_asked(spark: Any, broker: Broker, tmp_path: Path) -> None:
     topic = new_topic(broker)
-    told = Stream(spark, tmp_path, options(broker, topic, endingOffsets="latest")).failure()
-    assert "ending offset not valid in streaming queries" in told
+    reported = Stream(spark, tmp_path, options(broker, topic, endingOffsets="latest")).failure()
+    assert "ending offset not valid in streaming queries" in reported

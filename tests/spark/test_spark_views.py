@@ -68,7 +68,7 @@ def test_ranges_begin_and_end_anywhere(broker: Broker, hundred: str, transport: 
 
 @pytest.fixture
 def no_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever goes on over TCP fails."""
+    """Whoever continues over TCP fails."""
 
     def refuse(self: Any) -> None:
         raise AssertionError(f"{self.name} is fetched from offset {self.position} on")
@@ -115,8 +115,8 @@ def test_transactions_at_the_end(broker: Broker, transport: str, request: pytest
 
 @pytest.mark.parametrize("transport", WAYS)
 def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read from mapped segments goes on over TCP; a connection is made anew. Each record
-    once.
+    """What was read from mapped segments continues over TCP; a connection is made again. Each
+    record once.
     """
     broker = start_broker(name=transport)
     topic = new_topic(broker)

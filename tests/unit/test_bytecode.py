@@ -11,7 +11,7 @@ from tests.conftest import keep_bytecode_apart
 
 
 @pytest.fixture
-def told_to_leave_none(monkeypatch):
+def without_bytecode(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -19,11 +19,11 @@ def told_to_leave_none(monkeypatch):
 
 
 def test_processes_that_a_test_starts_keep_their_bytecode():
-    said = subprocess.check_output([sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"], text=True)
-    assert said.strip() == "False" and not sys.dont_write_bytecode
+    output = subprocess.check_output([sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"], text=True)
+    assert output.strip() == "False" and not sys.dont_write_bytecode
 
 
-def test_bytecode_goes_elsewhere_and_not_into_the_tree(tmp_path, told_to_leave_none):
+def test_bytecode_goes_elsewhere_and_not_into_the_tree(tmp_path, without_bytecode):
     keep_bytecode_apart(tmp_path / "bytecode")
     tree = tmp_path / "tree"
     tree.mkdir()

@@ -44,5 +44,7 @@ def test_the_slowest_hundred_are_kept(tmp_path):
 
 
 def test_folders_are_added_up():
-    said = cpu_seconds.report({"tests/unit/log/test_a.py::test_b[c/d]": 1.25, "tests/unit/test_e.py::test_f": 2.5}, {})
-    assert "3.8  tests/unit\n" in said and "3.8  together" in said
+    message = cpu_seconds.report(
+        {"tests/unit/log/test_a.py::test_b[c/d]": 1.25, "tests/unit/test_e.py::test_f": 2.5}, {}
+    )
+    assert "3.8  tests/unit\n" in message and "3.8  together" in message

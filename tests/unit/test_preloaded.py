@@ -27,10 +27,10 @@ def test_it_is_our_child_in_a_session_of_its_own_with_what_it_was_given(tmp_path
         environment = {**os.environ, "MQD_DATA_DIR": "data"}
         arguments = ["up", "--port", "0", "--workers", "1"]
         found = PRELOADED.start(arguments, output, errors, environment=environment, cwd=tmp_path)
-    with open(reading) as said:
+    with open(reading) as message:
         try:
-            assert select.select([said], [], [], 30)[0], (tmp_path / "stderr").read_text()
-            assert said.readline().startswith("mqd ready") and (tmp_path / "data").is_dir()
+            assert select.select([message], [], [], 30)[0], (tmp_path / "stderr").read_text()
+            assert message.readline().startswith("mqd ready") and (tmp_path / "data").is_dir()
             fields = Path(f"/proc/{found.pid}/stat").read_text().rpartition(")")[2].split()
             assert int(fields[1]) == os.getpid() and int(fields[3]) == found.pid
             with pytest.raises(subprocess.TimeoutExpired):

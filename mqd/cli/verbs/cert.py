@@ -56,7 +56,7 @@ def status(data_dir: Path | None, output_format: str) -> int:
 @_DATA_DIR
 def renew(data_dir: Path | None) -> int:
     """Make the broker new certificates now, for clients and for other hosts. A running broker uses
-    them within seconds; open connections go on.
+    them within seconds; open connections continue.
     """
     from mqd.cli import secure
 

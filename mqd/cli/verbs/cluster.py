@@ -257,7 +257,7 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.argument("node", type=click.IntRange(0))
 @click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
 def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
-    """NODE votes no more; it goes on as an observer, if it lives. One change at a time."""
+    """NODE votes no more; it continues as an observer, if it lives. One change at a time."""
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import RemoveRaftVoterRequest
 
@@ -285,7 +285,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.option("--no-wait", is_flag=True, help="Do not wait until the last replica has left.")
 def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
     """Move all replicas of NODE to other brokers, and place none there, so that it can be stopped
-    for good.
+    permanently.
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker, check
@@ -315,7 +315,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
 @options
 @click.argument("node", type=click.IntRange(0))
 def forget(settings: Settings, node: int) -> None:
-    """Take NODE, which has been stopped for good and holds no replicas, off the list of brokers."""
+    """Take NODE, which has been stopped permanently and holds no replicas, off the list of brokers."""
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UnregisterBrokerRequest
 
@@ -338,7 +338,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     after a host has joined.
 
     The active controller remembers what is still to move; another one only ends what has begun. Run
-    it again then, it goes on from there.
+    it again then, it continues from there.
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker, check
@@ -463,10 +463,10 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 )
 @click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Without it nothing is done.")
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
-    """Let one host go on alone after most voters of the quorum were lost permanently.
+    """Let one host continue alone after most voters of the quorum were lost permanently.
 
     Changes of the metadata that only the lost voters had are gone. The other hosts of the cluster,
-    when they come back, are refused until their data directories are emptied; then they join anew.
+    when they come back, are refused until their data directories are emptied; then they join again.
     Choose the host whose metadata reaches farthest.
     """
     from mqd.base.paths import default_data_dir, layout

@@ -1,4 +1,4 @@
-"""`mqd log`: what lies in segment files. Reads files only; needs no broker and disturbs none."""
+"""`mqd log`: the contents of segment files. Reads files only; needs no broker and disturbs none."""
 
 import json
 import sys

@@ -44,7 +44,7 @@ def run(
     ctx: click.Context, file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str | None
 ) -> int:
     """Run the pipeline that FILE.toml describes, until it ends or is interrupted; started again it
-    goes on where it was.
+    continues where it was.
 
     FILE may leave out .toml. Progress goes to stdout, a line for each batch.
     """

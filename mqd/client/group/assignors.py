@@ -1,5 +1,5 @@
-"""Who gets which partitions, where the members decide themselves (classic protocol): librdkafka's
-range, roundrobin and cooperative-sticky. And what members tell each other.
+"""Assignment of partitions by a group's members (classic protocol): librdkafka's range, roundrobin
+and cooperative-sticky. And the bytes that members exchange.
 
     subscription   version int16 = 1, topics: count int32, strings; user_data nullable bytes; owned
                    partitions: count int32, (topic string, count int32, int32...)
@@ -39,7 +39,7 @@ Assignment = dict[str, set[TopicPartition]]
 
 
 def assign_range(members: Members, counts: Counts) -> Assignment:
-    """Of each topic every subscriber a run of neighbours, the first ones one more."""
+    """Every subscriber of a topic gets a run of neighbours; the first ones get one more."""
     found: Assignment = {member_id: set() for member_id in members}
     for topic, count in sorted(counts.items()):
         subscribers = sorted(member_id for member_id, one in members.items() if topic in one.topics)

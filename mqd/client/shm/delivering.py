@@ -1,4 +1,4 @@
-"""What became of batches, as the reports that applications get.
+"""Outcomes of batches, as the delivery reports of the application.
 
 The driver learns the outcome of a batch and leaves an event; poll() or flush() in a thread of the
 application turns it into messages and calls back. Reports of one partition come in the order of
@@ -19,7 +19,7 @@ Part = tuple[Any, Any, int]  # records of a batch, see Delivery
 
 
 class Batch:
-    """A batch in the C core, as long as its outcome is open. `parts`: (what, indices, count) in the
+    """A batch in the C core, until its outcome is known. `parts`: (what, indices, count) in the
     order of its records; see Delivery.
     """
 

@@ -1,28 +1,28 @@
-"""A consumer's way to its records: where each partition begins, who is read next, and how it sleeps
-while there is nothing to read.
+"""How a consumer gets its records: where each partition begins, which one is read next, and how the
+consumer sleeps while there is nothing to read.
 
-Records are read from mapped segments by readers (reading.py) without a request. Only who has read
-everything asks the broker: one Fetch for positions alone, with all partitions that are read to
-their end (parking.py), which the broker answers when one of them has grown. It has a connection of
-its own (`data`), since answers keep their order and it may wait for long.
+Records are read from mapped segments by readers (reading.py) without a request. When everything is
+read, the broker gets one Fetch for positions alone, with all partitions that are read to their end
+(parking.py), and answers it when one of them has grown. It has a connection of its own (`data`),
+since answers keep their order and it may wait for long.
 
     F1  at most one Fetch for positions is under way. `covered` says what it waits for; while
         a caller waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
     F2  a partition's beginning is looked up in the background: the group's committed offset, else
-        auto.offset.reset; an answer counts only with the serial it was asked with
+        auto.offset.reset; an answer counts only if the partition still has the request's serial
     F3  an error of a partition is reported once until it changes, and retried
     F4  a Fetch that was answered without anything to be read behind it is followed by a pause
         (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
-    F5  a partition without a replica on this host that has what is wanted is read from its leader
-        (remote_reading.py) until its replicas, or who of them is in sync, change; then this host's
+    F5  a partition without a usable replica on this host is read from its leader
+        (remote_reading.py) until its replicas or its in-sync set change; then this host's replica
         is tried first again. A replica here that is in sync is read up to its own high watermark,
         wherever its leader is (KIP-392)
-    F6  an offset is one of a topic id: of a topic that was deleted and recreated under its name,
-        what the group has committed since counts, else auto.offset.reset; before both a seek(), or
-        an offset that was assigned, after which nothing has been read yet. Metadata tell of it
-        whose reader does not: who is paused, and who is read from another host, by name, for whom
-        they are asked for when an offset is out of range there
-Concurrency: the application's thread, but the answers' way into the inbox.
+    F6  an offset belongs to a topic id. When a topic was deleted and created again under its name,
+        the consumer continues at a seek() or an assigned offset of which nothing was read yet, else
+        at what the group has committed since, else by auto.offset.reset. Where the reader does not
+        notice the change (a paused partition, or one that is read by name from another host), the
+        metadata do: they are requested when an offset is out of range there
+Concurrency: the application's thread, except for the inbox, which answers enter from another one.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from mqd.protocol.errors import ErrorCode
 
 PARK_S = 10.0
 POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
-PARTITIONS_PER_REQUEST_MAX = 5_000  # partitions of one question
+PARTITIONS_PER_REQUEST_MAX = 5_000  # partitions of one request
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
-UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application was told
+UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application got the error
 LATER_AGAIN_S = 0.05  # a leader is being elected, or a replica here is a moment behind its leader
 UNKNOWN_REPORT_S = 1.0  # metadata may be behind: a topic that was just made or has grown
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -125,7 +125,7 @@ class Fetcher:
         self.advance()
 
     def advance(self) -> None:
-        """Everybody one step further who can be."""
+        """Each starting partition that can goes one step further."""
         if not self._starting:
             return
         now = time.monotonic()
@@ -223,12 +223,12 @@ class Fetcher:
         self._activate(part, part.fetched)
 
     def on_metadata(self) -> None:
-        """They are new: who is read elsewhere may have a replica here by now."""
+        """They are new: a partition that is read elsewhere may have a replica here by now."""
         for part in self._parts:
             if part.phase is not Phase.ACTIVE or (part.remote_view is None and not part.paused):
                 continue
             info = self._control.metadata.topics.get(part.topic)
-            # the reader asks by name, or is not asked, and does not notice
+            # the reader requests by name, or is not used, and does not notice
             if info is not None and not info.error and info.topic_id != part.topic_id:
                 part.phase, part.start, self._starting = Phase.TOPIC, part.fetched, True
             elif part.remote_view is not None and part.remote_view != self._view_of(part):
@@ -370,7 +370,7 @@ class Fetcher:
         return None
 
     def _on_nothing(self, part: Part, reader: Any) -> None:
-        """The reader has nothing to give: it is at the end, or something must be done first."""
+        """The reader returned nothing: it is at the end, or something must be done first."""
         problem = reader.take_problem()
         if problem is None:
             end = reader.lag_end()
@@ -471,7 +471,7 @@ class Fetcher:
         self._again(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
 
     def _move(self) -> None:
-        """The data attachment is another one: the readers go over to it."""
+        """The data attachment is another one: the readers move to it."""
         self._generation = self._data.generation
         self._covered = None
         self._fetch_serial += 1

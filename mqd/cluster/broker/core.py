@@ -191,7 +191,7 @@ class BrokerCore(Reports):
         elif message.lease_ms > 0:
             self._lease_until_ms = max(self._lease_until_ms, message.sent_ms + message.lease_ms)
         if message.should_shutdown:
-            return self._end("everybody knows that nothing is led here any more")
+            return self._end("every host knows that nothing is led here any more")
         if self._shutdown_since_ms >= 0:
             self._heartbeat_at_ms = min(self._heartbeat_at_ms, now_ms + self._options.heartbeat_ms // 20)
         return []

@@ -18,10 +18,9 @@ A host that is not a seed never founds a cluster.
 Invariants
     F1  an identity is (node id, directory id); a wiped host has another directory id, so it is not
         a voter of any cluster
-    F2  a host founds only when the newest answer of each seed, in answer to a question of this
-        process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
+    F2  a host founds only when the newest answer of each seed, in answer to a request of this process, says: empty, the same seeds, and `sees` = the set that this host sees. Two
         different sets can therefore never both have a majority: a host that stated "I see S" had not
-        founded then, sees only later sets, and never goes back
+        founded then, sees only later sets, and never returns to an earlier one
     F3  all founders of one set come to the same cluster id and the same voters, whichever asks
         first
     F4  a host with a new metadata directory that once belonged to a cluster (`lost_cluster_id`)

@@ -20,7 +20,7 @@ ACL_COUNT_MAX = 100_000
 ACL_BYTES_MAX = 16 << 20  # of their names, principals and hosts together
 SCRAM_CREDENTIAL_COUNT_MAX = 100_000
 TOKEN_COUNT_MAX = 10_000
-TOKENS_OF_ONE_MAX = 1_000  # that one principal has asked for
+TOKENS_OF_ONE_MAX = 1_000  # that one principal has requested
 TOKEN_BYTES_MAX = 1024  # of the principals in one token
 IMAGE_BYTES_MAX = 120 << 20
 # Upper bounds on their msgpack size; tests/unit/cluster/test_limits.py measures it.

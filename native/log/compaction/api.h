@@ -10,7 +10,7 @@
  *   4  close
  *
  * A step may also return DECOMPRESS or COMPRESS: the caller must convert work->bytes with that
- * codec and pass the result to mqd_compact_give before the next step.
+ * codec and pass the result to mqd_compact_resume before the next step.
  */
 #ifndef MQD_COMPACT_API_H
 #define MQD_COMPACT_API_H
@@ -41,7 +41,7 @@ struct mqd_compact_figures {
     int64_t records_read; /* read by the copy */
     int64_t records_kept;
     int64_t records_without_key; /* dropped */
-    int64_t batches_read, batches_whole, batches_rebuilt, batches_emptied, batches_dropped;
+    int64_t batches_read, batches_unchanged, batches_rebuilt, batches_emptied, batches_dropped;
     int64_t mapped_keys;
     int64_t mapped_end;   /* the log is clean below this offset once all groups are installed */
     uint32_t clean_count; /* segments to be copied: fewer than requested if the key table was full */
@@ -72,8 +72,8 @@ void mqd_compact_close(struct mqd_compact *compact); /* deletes incomplete files
  * later), or an errno; ENOENT: a segment was deleted. */
 int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_work *work);
 /* Returns like a step; the next conversion may be requested at once. */
-int mqd_compact_give(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
-                     struct mqd_compact_work *work);
+int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
+                       struct mqd_compact_work *work);
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count);
 int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group *out);
 void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figures *out);

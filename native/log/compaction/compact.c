@@ -191,8 +191,8 @@ int mqd_compact_scan_step(struct mqd_compact *compact)
     int more = mqd_compact_input_next(&compact->scan_input, &batch);
     if (more < 0)
         return -1;
-    bool wanted = more && (batch.base_offset < clean_end || compact->ongoing.count > 0);
-    if (wanted)
+    bool in_range = more && (batch.base_offset < clean_end || compact->ongoing.count > 0);
+    if (in_range)
         return scan_batch(compact, &batch, clean_end) < 0 ? -1 : 1;
     if (compact->ongoing.count > 0)
         return mqd_error_set(MQD_E_STALE, "%s: a transaction in the segments to compact has no end yet",
@@ -208,11 +208,11 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
 {
     if (!(batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) || batch->producer_id < 0)
         return false;
-    struct mqd_aborted wanted = {.producer_id = batch->producer_id, .first_offset = batch->base_offset};
+    struct mqd_aborted key = {.producer_id = batch->producer_id, .first_offset = batch->base_offset};
     uint32_t low = 0, high = compact->aborted.count;
     while (low < high) { /* finds the last that is not after it */
         uint32_t middle = low + (high - low) / 2;
-        if (by_producer(&compact->aborted.entries[middle], &wanted) <= 0)
+        if (by_producer(&compact->aborted.entries[middle], &key) <= 0)
             low = middle + 1;
         else
             high = middle;
@@ -332,7 +332,7 @@ static uint64_t moved_bytes(const struct mqd_compact *compact)
 }
 
 /* Records what is requested from the caller. */
-static int tell(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
+static int report(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
 {
     *work = (struct mqd_compact_work){.done_bytes = moved_bytes(compact) - before};
     compact->waiting = state == MQD_COMPACT_DECOMPRESS || state == MQD_COMPACT_COMPRESS ? state : 0;
@@ -352,14 +352,14 @@ int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd
     uint64_t before = moved_bytes(compact);
     int state = MQD_COMPACT_MORE;
     if (compact->waiting)
-        return mqd_error_set_static(MQD_E_INVALID, "mqd_compact_give must answer before the next step");
+        return mqd_error_set_static(MQD_E_INVALID, "mqd_compact_resume must answer before the next step");
     while (state == MQD_COMPACT_MORE && moved_bytes(compact) - before < bytes_max)
         state = one_step(compact);
-    return tell(compact, state, before, work);
+    return report(compact, state, before, work);
 }
 
-int mqd_compact_give(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
-                     struct mqd_compact_work *work)
+int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
+                       struct mqd_compact_work *work)
 {
     uint64_t before = moved_bytes(compact);
     int waiting = compact->waiting, state;
@@ -371,5 +371,5 @@ int mqd_compact_give(struct mqd_compact *compact, const uint8_t *bytes, uint64_t
         state = mqd_compact_copy_records(compact, bytes, size_bytes);
     else
         state = mqd_compact_copy_compressed(compact, bytes, size_bytes);
-    return tell(compact, state, before, work);
+    return report(compact, state, before, work);
 }

@@ -103,7 +103,7 @@ struct mqd_compact {
     int64_t *bases;
     struct mqd_compact_options options;
     enum mqd_compact_phase phase;
-    int waiting;              /* the enum mqd_compact_state that mqd_compact_give must answer; 0 = none */
+    int waiting;              /* the enum mqd_compact_state that mqd_compact_resume must answer; 0 = none */
     struct mqd_batch batch;   /* the current one, and */
     struct mqd_batch rebuilt; /* ... its rebuilt header while it is compressed */
     const uint8_t *bytes;

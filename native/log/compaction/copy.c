@@ -21,9 +21,9 @@ static int write_batch(struct mqd_compact *compact, const struct mqd_batch *batc
                : MQD_COMPACT_MORE;
 }
 
-static int copy_whole(struct mqd_compact *compact)
+static int copy_unchanged(struct mqd_compact *compact)
 {
-    compact->figures.batches_whole++;
+    compact->figures.batches_unchanged++;
     return write_batch(compact, &compact->batch, compact->bytes, (uint32_t)compact->batch.size_bytes, NULL, 0);
 }
 
@@ -39,7 +39,7 @@ static int write_rebuilt(struct mqd_compact *compact, const struct mqd_batch *ba
 {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     if (!fits(compact, size_bytes + sizeof header))
-        return copy_whole(compact);
+        return copy_unchanged(compact);
     mqd_batch_seal(header, batch, records, (uint32_t)size_bytes);
     compact->group_changed = true;
     compact->figures.batches_rebuilt++;
@@ -70,7 +70,7 @@ static int drop(struct mqd_compact *compact)
     const struct mqd_batch *batch = &compact->batch;
     bool stays = is_last_of_producer(compact, batch) || is_last(compact);
     if (batch->record_count == 0 && stays)
-        return copy_whole(compact);
+        return copy_unchanged(compact);
     compact->group_changed = true;
     if (!stays) {
         compact->figures.batches_dropped++;
@@ -119,7 +119,7 @@ static int set_marker_horizon(struct mqd_compact *compact)
                       (uint64_t)marker.size_bytes - MQD_BATCH_HEADER_BYTES);
     if ((marker.attributes & MQD_ATTRIBUTE_COMPRESSION) || marker.record_count != 1 ||
         mqd_records_next(&records, &record) != 1)
-        return copy_whole(compact); /* unknown control record: keep it */
+        return copy_unchanged(compact); /* unknown control record: keep it */
     compact->scratch.size_bytes = 0;
     if (mqd_compact_bytes_room(&compact->scratch, record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) < 0)
         return -1;
@@ -135,15 +135,15 @@ static int copy_control(struct mqd_compact *compact)
 {
     const struct mqd_batch *marker = &compact->batch;
     if (marker->producer_id < 0)
-        return copy_whole(compact);
-    bool wanted = mqd_id_map_remove(&compact->seen, marker->producer_id);
-    if (wanted || mqd_batch_end_offset(marker) > compact->mapped_end || is_last_of_producer(compact, marker) ||
+        return copy_unchanged(compact);
+    bool has_batches = mqd_id_map_remove(&compact->seen, marker->producer_id);
+    if (has_batches || mqd_batch_end_offset(marker) > compact->mapped_end || is_last_of_producer(compact, marker) ||
         is_last(compact))
-        return copy_whole(compact);
+        return copy_unchanged(compact);
     if (!(marker->attributes & MQD_ATTRIBUTE_DELETE_HORIZON))
         return set_marker_horizon(compact);
     if (compact->options.now_ms < marker->base_timestamp_ms)
-        return copy_whole(compact);
+        return copy_unchanged(compact);
     compact->group_changed = true;
     compact->figures.batches_dropped++;
     return note_dropped_marker(compact, marker->base_offset) < 0 ? -1 : MQD_COMPACT_MORE;
@@ -266,7 +266,7 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, 
         kept.tombstones && !(batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) &&
         fits(compact, MQD_BATCH_HEADER_BYTES + kept.size_bytes + (uint64_t)kept.count * MQD_RECORD_GROWTH_BYTES_MAX);
     if (kept.count == batch->record_count && !sets_horizon)
-        return copy_whole(compact);
+        return copy_unchanged(compact);
     compact->scratch.size_bytes = 0;
     struct mqd_batch header = header_of(compact, &kept, sets_horizon);
     if ((sets_horizon ? rebase_runs(compact, bytes, header.base_timestamp_ms) : gather_runs(compact, bytes)) < 0)
@@ -303,7 +303,7 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
         mqd_id_map_put(&compact->seen, batch->producer_id, 1) < 0)
         return -1;
     if (mqd_batch_end_offset(batch) > compact->mapped_end)
-        return copy_whole(compact);
+        return copy_unchanged(compact);
     if (mqd_compact_is_aborted(compact, batch) || batch->record_count == 0)
         return drop(compact);
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION)

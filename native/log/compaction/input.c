@@ -93,10 +93,10 @@ static const uint8_t *make_readable(struct mqd_compact_input *input, int64_t nee
         have = 0;
     input->buffer_position = input->position;
     input->buffer_bytes = have;
-    int64_t wanted =
+    int64_t fill_bytes =
         input->file_end - input->position < input->capacity ? input->file_end - input->position : input->capacity;
     while (input->buffer_bytes < need) {
-        ssize_t got = read_some(input, input->buffer + input->buffer_bytes, (size_t)(wanted - input->buffer_bytes),
+        ssize_t got = read_some(input, input->buffer + input->buffer_bytes, (size_t)(fill_bytes - input->buffer_bytes),
                                 input->position + input->buffer_bytes);
         if (got <= 0) {
             mqd_error_system(got < 0 ? errno : EIO, "cannot read %s/%020lld.log at position %lld", input->directory,

@@ -60,7 +60,7 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
     return output->fd < 0 ? mqd_error_system(errno, "cannot create %s", path) : 0;
 }
 
-static int write_whole(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
+static int write_fully(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {
     while (size_bytes > 0) {
         ssize_t written =
@@ -77,7 +77,7 @@ static int write_whole(int fd, const uint8_t *bytes, size_t size_bytes, int64_t 
 static int write_pending(struct mqd_compact_output *output)
 {
     int64_t start = output->position - (int64_t)output->pending.size_bytes;
-    if (write_whole(output->fd, output->pending.bytes, output->pending.size_bytes, start) < 0)
+    if (write_fully(output->fd, output->pending.bytes, output->pending.size_bytes, start) < 0)
         return -1;
     output->pending.size_bytes = 0;
     if (output->position - output->synced < MQD_COMPACT_SYNC_BYTES)
@@ -128,7 +128,7 @@ static int write_file(const struct mqd_compact_output *output, int kind, const s
     int fd = mqd_file_open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     if (fd < 0)
         return mqd_error_system(errno, "cannot create %s", path);
-    int result = write_whole(fd, content->bytes, content->size_bytes, 0);
+    int result = write_fully(fd, content->bytes, content->size_bytes, 0);
     if (result == 0 && mqd_file_sync(fd, false) < 0)
         result = mqd_error_system(errno, "cannot flush %s", path);
     mqd_file_close(fd);

@@ -144,7 +144,7 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
     return sound ? 1
                  : mqd_error_set(MQD_E_CORRUPT,
                                  "%s is damaged: it says which segments a compaction had replaced; restore it, or "
-                                 "delete it if the segments are whole",
+                                 "delete it if the segments are intact",
                                  path);
 }
 
@@ -334,14 +334,14 @@ int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t fir
 
 int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last)
 {
-    int gone = mqd_partition_may_replace(partition, first, last);
-    if (gone <= 0)
-        return gone;
+    int removed = mqd_partition_may_replace(partition, first, last);
+    if (removed <= 0)
+        return removed;
     uint32_t i = 0;
     while (partition->segments[i] < first)
         i++;
-    memmove(partition->segments + i + 1, partition->segments + i + 1 + gone,
-            (partition->segment_count - i - 1 - (uint32_t)gone) * sizeof partition->segments[0]);
-    partition->segment_count -= (uint32_t)gone;
-    return gone;
+    memmove(partition->segments + i + 1, partition->segments + i + 1 + removed,
+            (partition->segment_count - i - 1 - (uint32_t)removed) * sizeof partition->segments[0]);
+    partition->segment_count -= (uint32_t)removed;
+    return removed;
 }

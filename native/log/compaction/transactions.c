@@ -65,7 +65,7 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
                                     last_of(&producers.entries[link - 1]));
         for (uint32_t link = producers.transactions.oldest; link && result == 0;
              link = producers.transactions.entries[link - 1].newer) {
-            /* a producer with an ongoing transaction is in no use list */
+            /* a producer with an ongoing transaction is not in the list of producers in use */
             uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id);
             if (found != MQD_PRODUCER_NONE)
                 result = mqd_id_map_put(&compact->last_batch, producers.entries[found].producer_id,
@@ -102,10 +102,10 @@ int mqd_compact_transaction_index(struct mqd_compact *compact)
         int64_t end_offset = i + 1 < compact->options.segment_count ? compact->bases[i + 1] : INT64_MAX;
         int proven = mqd_txn_index_proves(compact->directory, compact->bases[i], INT64_MAX);
         if (proven == 0)
-            result = mqd_error_set(
-                MQD_E_CORRUPT,
-                "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which makes it from the log",
-                compact->directory, (long long)compact->bases[i]);
+            result = mqd_error_set(MQD_E_CORRUPT,
+                                   "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which "
+                                   "rebuilds it from the log",
+                                   compact->directory, (long long)compact->bases[i]);
         else if (proven < 0 || mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
             result = mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld",
                                       compact->directory, (long long)compact->bases[i]);

@@ -106,12 +106,12 @@ int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64
         slot->missed_generation = slot->generation;
         slot->listed = false;
         mqd_error_set_static(MQD_E_STALE,
-                             "the partition's segments changed meanwhile; read its positions anew and look again");
+                             "the partition's segments changed meanwhile; read its positions again and retry");
         return MQD_READER_STALE;
     }
     slot->listed = false; /* if it comes back, it is found */
     mqd_error_set(ENOENT,
-                  "%s/%020lld: %s is missing, though the partition table counts on it; was it removed by hand? restore "
+                  "%s/%020lld: %s is missing, although the partition table lists it; was it removed by hand? restore "
                   "it or restart the broker for recovery",
                   slot->path, (long long)base_offset, what);
     return MQD_KAFKA_STORAGE_ERROR;
@@ -256,14 +256,14 @@ static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t s
 {
     if (count < *capacity)
         return 0;
-    uint32_t wanted = *capacity ? *capacity * 2 : 16;
-    void *grown = realloc(*array, wanted * size_bytes);
+    uint32_t new_capacity = *capacity ? *capacity * 2 : 16;
+    void *grown = realloc(*array, new_capacity * size_bytes);
     if (!grown) {
         errno = ENOMEM;
         return -1;
     }
     *array = grown;
-    *capacity = wanted;
+    *capacity = new_capacity;
     return 0;
 }
 

@@ -30,9 +30,9 @@ static int by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_by
     static uint32_t unavailable; /* set once by any thread; relaxed: a late read costs one more call */
     if (mqd_load_relaxed(&unavailable))
         return -1;
-    struct cachestat_range asked = {.offset = first * page_bytes, .size_bytes = pages * page_bytes};
+    struct cachestat_range bytes_range = {.offset = first * page_bytes, .size_bytes = pages * page_bytes};
     struct cachestat_result result = {0};
-    if (syscall(SYS_cachestat, fd, &asked, &result, 0) == 0)
+    if (syscall(SYS_cachestat, fd, &bytes_range, &result, 0) == 0)
         return result.cached >= pages;
     if (errno == ENOSYS || errno == EPERM || errno == EOPNOTSUPP)
         mqd_store_relaxed(&unavailable, 1);
@@ -47,10 +47,10 @@ static int by_mincore(int fd, uint64_t first, uint64_t pages, uint64_t page_byte
         void *memory = mmap(NULL, step * page_bytes, PROT_READ, MAP_SHARED, fd, (off_t)((first + done) * page_bytes));
         if (memory == MAP_FAILED)
             return 0;
-        int told = mincore(memory, step * page_bytes, resident) == 0;
+        int known = mincore(memory, step * page_bytes, resident) == 0;
         munmap(memory, step * page_bytes);
         for (uint64_t i = 0; i < step; i++)
-            if (!told || !(resident[i] & 1))
+            if (!known || !(resident[i] & 1))
                 return 0;
         done += step;
     }

@@ -30,7 +30,7 @@
 #define HEADER_READ_BYTES 4096 /* first read of a walk; later ones read a whole chunk when batches are small */
 
 /* a batch boundary in an open segment */
-struct place {
+struct location {
     struct mqd_segment_ref *segment;
     uint32_t number; /* in slot->segments */
     uint32_t position;
@@ -248,26 +248,26 @@ static bool entry_is_exact(struct mqd_reader *reader, struct mqd_segment_ref *se
 }
 
 /* Searches one segment for `offset`. *found false: all its batches end before it. */
-static int16_t seek(struct mqd_reader *reader, struct place *place, int64_t offset, bool *found)
+static int16_t seek(struct mqd_reader *reader, struct location *location, int64_t offset, bool *found)
 {
-    struct mqd_segment_ref *segment = place->segment;
+    struct mqd_segment_ref *segment = location->segment;
     int64_t relative_offset = offset - segment->base_offset;
     struct entry entry;
-    place->position = place->index_hint = 0;
+    location->position = location->index_hint = 0;
     reader->chunk_bytes = 0;
     if (relative_offset < 0) {
-        *found = place->limit > 0; /* the offset is in a gap before this segment: its first batch is the next one */
+        *found = location->limit > 0; /* the offset is in a gap before this segment: its first batch is the next one */
         return 0;
     }
     bool indexed = index_last(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset,
-                              place->limit - 1, &entry);
-    if (indexed && !entry_is_exact(reader, segment, entry, place->limit))
-        indexed = index_previous(reader, segment, &entry) && entry_is_exact(reader, segment, entry, place->limit);
+                              location->limit - 1, &entry);
+    if (indexed && !entry_is_exact(reader, segment, entry, location->limit))
+        indexed = index_previous(reader, segment, &entry) && entry_is_exact(reader, segment, entry, location->limit);
     if (indexed) {
-        place->position = entry.position;
-        place->index_hint = entry.at;
+        location->position = entry.position;
+        location->index_hint = entry.at;
     }
-    return walk_to(reader, segment, &place->position, place->limit,
+    return walk_to(reader, segment, &location->position, location->limit,
                    segment->base_offset + (indexed ? entry.relative_offset : 0), offset, found);
 }
 
@@ -290,18 +290,18 @@ static int16_t list_segments(struct mqd_reader *reader, struct mqd_reader_slot *
     return mqd_reader_missing(slot, "the segment of the high watermark", positions->high_watermark_segment);
 }
 
-static int16_t open_place(struct mqd_reader *reader, struct mqd_reader_slot *slot,
-                          const struct mqd_positions *positions, uint32_t number, struct place *place)
+static int16_t open_location(struct mqd_reader *reader, struct mqd_reader_slot *slot,
+                             const struct mqd_positions *positions, uint32_t number, struct location *location)
 {
-    place->number = number;
-    int16_t code = mqd_reader_open(reader, slot, number, &place->segment);
-    return code ? code : limit_of(slot, positions, number, &place->limit);
+    location->number = number;
+    int16_t code = mqd_reader_open(reader, slot, number, &location->segment);
+    return code ? code : limit_of(slot, positions, number, &location->limit);
 }
 
 /* place->segment is NULL when no batch below the high watermark ends above `offset`: compaction
  * left a gap there, which the next batch will end. */
 static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions,
-                      uint64_t generation, int64_t offset, const struct mqd_cursor *cursor, struct place *place)
+                      uint64_t generation, int64_t offset, const struct mqd_cursor *cursor, struct location *location)
 {
     uint32_t last = 0;
     bool found = false;
@@ -312,44 +312,45 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
     if (cursor->valid && cursor->generation == generation && cursor->offset == offset) {
         int32_t number = mqd_reader_segment_below(slot, cursor->segment);
         if (number >= 0 && (uint32_t)number <= last && slot->segments[number].base_offset == cursor->segment) {
-            code = open_place(reader, slot, positions, (uint32_t)number, place);
+            code = open_location(reader, slot, positions, (uint32_t)number, location);
             if (code)
                 return code;
-            place->position = cursor->position;
-            place->index_hint = cursor->index_hint;
-            if (place->position < place->limit && (place->position == 0 || cursor->inode == place->segment->inode))
+            location->position = cursor->position;
+            location->index_hint = cursor->index_hint;
+            if (location->position < location->limit &&
+                (location->position == 0 || cursor->inode == location->segment->inode))
                 return 0;
         }
     }
     int32_t first = mqd_reader_segment_below(slot, offset);
     /* continues in the next segment where compaction left a gap */
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first; number <= last && !found; number++) {
-        code = open_place(reader, slot, positions, number, place);
+        code = open_location(reader, slot, positions, number, location);
         if (code)
             return code;
-        if (place->limit > 0 && (code = seek(reader, place, offset, &found)))
+        if (location->limit > 0 && (code = seek(reader, location, offset, &found)))
             return code;
     }
     if (!found)
-        place->segment = NULL;
+        location->segment = NULL;
     return 0;
 }
 
 /* ---- range ---- */
 
-/* Finds the last batch boundary within `limit_wanted` by walking where the index has none; with
+/* Finds the last batch boundary within `requested_limit` by walking where the index has none; with
  * whole_first, at least the first batch. */
-static int16_t walk_range(struct mqd_reader *reader, const struct place *place, uint64_t limit_wanted, bool whole_first,
-                          struct mqd_cursor *end)
+static int16_t walk_range(struct mqd_reader *reader, const struct location *location, uint64_t requested_limit,
+                          bool min_one_batch, struct mqd_cursor *end)
 {
     struct mqd_batch batch;
-    uint32_t position = place->position;
-    while (position < place->limit) {
-        int16_t code = header_at(reader, place->segment, position, place->limit, &batch);
+    uint32_t position = location->position;
+    while (position < location->limit) {
+        int16_t code = header_at(reader, location->segment, position, location->limit, &batch);
         if (code)
-            return position > place->position ? 0 : code; /* whole batches before the damage can still be read */
-        if ((uint64_t)position + (uint32_t)batch.size_bytes > limit_wanted &&
-            !(whole_first && position == place->position))
+            return position > location->position ? 0 : code; /* whole batches before the damage can still be read */
+        if ((uint64_t)position + (uint32_t)batch.size_bytes > requested_limit &&
+            !(min_one_batch && position == location->position))
             return 0;
         position += (uint32_t)batch.size_bytes;
         end->position = position;
@@ -358,43 +359,44 @@ static int16_t walk_range(struct mqd_reader *reader, const struct place *place, 
     return 0;
 }
 
-/* Sets *end to the end of the range that begins at `place`. */
+/* Sets *end to the end of the range that begins at `location`. */
 static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot *slot,
-                         const struct mqd_positions *positions, const struct place *place, uint32_t size_bytes_max,
-                         bool whole_first, struct mqd_cursor *end)
+                         const struct mqd_positions *positions, const struct location *location,
+                         uint32_t size_bytes_max, bool min_one_batch, struct mqd_cursor *end)
 {
-    uint64_t limit_wanted = (uint64_t)place->position + size_bytes_max;
+    uint64_t requested_limit = (uint64_t)location->position + size_bytes_max;
     struct entry entry;
-    if (place->limit <= limit_wanted) {
-        end->position = place->limit;
+    if (location->limit <= requested_limit) {
+        end->position = location->limit;
         end->offset = positions->high_watermark;
     } else if (size_bytes_max >= MQD_BATCH_HEADER_BYTES &&
-               index_last(reader, place->segment, place->index_hint, UINT32_MAX,
-                          limit_wanted > UINT32_MAX ? UINT32_MAX : (uint32_t)limit_wanted, &entry) &&
-               entry.position > place->position && place->segment->base_offset + entry.relative_offset > end->offset) {
+               index_last(reader, location->segment, location->index_hint, UINT32_MAX,
+                          requested_limit > UINT32_MAX ? UINT32_MAX : (uint32_t)requested_limit, &entry) &&
+               entry.position > location->position &&
+               location->segment->base_offset + entry.relative_offset > end->offset) {
         end->position = entry.position;
-        end->offset = place->segment->base_offset + entry.relative_offset;
+        end->offset = location->segment->base_offset + entry.relative_offset;
         end->index_hint = entry.at;
-    } else if (size_bytes_max >= MQD_BATCH_HEADER_BYTES || whole_first) {
-        int16_t code = walk_range(reader, place, limit_wanted, whole_first, end);
+    } else if (size_bytes_max >= MQD_BATCH_HEADER_BYTES || min_one_batch) {
+        int16_t code = walk_range(reader, location, requested_limit, min_one_batch, end);
         if (code)
             return code;
     }
-    bool sealed = place->segment->base_offset != positions->high_watermark_segment;
+    bool sealed = location->segment->base_offset != positions->high_watermark_segment;
     /* continue with the next segment; its base follows the last record, except for gaps */
-    if (sealed && end->position == place->limit) {
-        end->segment = end->offset = slot->segments[place->number + 1].base_offset;
+    if (sealed && end->position == location->limit) {
+        end->segment = end->offset = slot->segments[location->number + 1].base_offset;
         end->position = end->index_hint = 0;
     }
     return 0;
 }
 
 int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
-                        uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool whole_first,
+                        uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool min_one_batch,
                         struct mqd_cursor *cursor, struct mqd_range *out)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
-    struct place place;
+    struct location location;
     *out = (struct mqd_range){0};
     if (!slot) {
         mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known",
@@ -410,26 +412,26 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
     }
     if (offset >= positions->high_watermark)
         return 0;
-    int16_t code = locate(reader, slot, positions, segments_generation, offset, cursor, &place);
-    if (code || !place.segment)
+    int16_t code = locate(reader, slot, positions, segments_generation, offset, cursor, &location);
+    if (code || !location.segment)
         return code;
     struct mqd_cursor end = {.offset = offset,
-                             .segment = place.segment->base_offset,
-                             .position = place.position,
-                             .index_hint = place.index_hint,
+                             .segment = location.segment->base_offset,
+                             .position = location.position,
+                             .index_hint = location.index_hint,
                              .valid = true,
                              .generation = segments_generation,
-                             .inode = place.segment->inode};
-    code = range_end(reader, slot, positions, &place, size_bytes_max, whole_first, &end);
+                             .inode = location.segment->inode};
+    code = range_end(reader, slot, positions, &location, size_bytes_max, min_one_batch, &end);
     if (code)
         return code;
-    uint32_t end_position = end.segment == place.segment->base_offset ? end.position : place.limit;
+    uint32_t end_position = end.segment == location.segment->base_offset ? end.position : location.limit;
     *cursor = end;
-    if (end_position == place.position)
+    if (end_position == location.position)
         return 0;
     *out = (struct mqd_range){
-        .segment = place.segment, .position = place.position, .size_bytes = end_position - place.position};
-    place.segment->references++;
+        .segment = location.segment, .position = location.position, .size_bytes = end_position - location.position};
+    location.segment->references++;
     return 0;
 }
 
@@ -438,7 +440,7 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     struct mqd_cursor none = {.valid = false};
-    struct place place;
+    struct location location;
     if (end_offset >= positions->high_watermark)
         return 0;
     if (!slot) {
@@ -447,18 +449,18 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }
     if (!slot->bound_known || slot->bound_offset != end_offset || slot->bound_generation != segments_generation) {
-        int16_t code = locate(reader, slot, positions, segments_generation, end_offset, &none, &place);
+        int16_t code = locate(reader, slot, positions, segments_generation, end_offset, &none, &location);
         if (code)
             return code;
-        if (!place.segment) { /* no batch in between yet */
+        if (!location.segment) { /* no batch in between yet */
             positions->high_watermark = end_offset;
             return 0;
         }
         slot->bound_known = true;
         slot->bound_offset = end_offset;
         slot->bound_generation = segments_generation;
-        slot->bound_segment = place.segment->base_offset;
-        slot->bound_position = place.position;
+        slot->bound_segment = location.segment->base_offset;
+        slot->bound_position = location.position;
     }
     positions->high_watermark = end_offset;
     positions->high_watermark_segment = slot->bound_segment;
@@ -470,25 +472,25 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_num
                                     const struct mqd_positions *positions, int64_t offset, struct mqd_cursor *cursor)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
-    struct place place;
+    struct location location;
     if (offset >= positions->high_watermark)
         return 0;
     /* The generation of the last listing: if it is not the current one, mqd_reader_find lists the
      * directory again and ignores the cursor. */
     if (!slot || !slot->listed || offset < positions->log_start_offset ||
-        locate(reader, slot, positions, slot->generation, offset, cursor, &place))
+        locate(reader, slot, positions, slot->generation, offset, cursor, &location))
         return UINT64_MAX;
-    if (!place.segment)
+    if (!location.segment)
         return 0;
     *cursor = (struct mqd_cursor){.offset = offset,
-                                  .segment = place.segment->base_offset,
-                                  .position = place.position,
-                                  .index_hint = place.index_hint,
+                                  .segment = location.segment->base_offset,
+                                  .position = location.position,
+                                  .index_hint = location.index_hint,
                                   .valid = true,
                                   .generation = slot->generation,
-                                  .inode = place.segment->inode};
-    uint64_t bytes = place.limit - place.position;
-    for (uint32_t number = place.number;
+                                  .inode = location.segment->inode};
+    uint64_t bytes = location.limit - location.position;
+    for (uint32_t number = location.number;
          slot->segments[number].base_offset != positions->high_watermark_segment && bytes < INT32_MAX;) {
         uint32_t limit = 0;
         if (++number >= slot->segment_count || limit_of(slot, positions, number, &limit))

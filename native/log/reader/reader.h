@@ -55,7 +55,7 @@ int mqd_reader_set_path(struct mqd_reader *reader, uint32_t slot, const char *pa
  * positions and generation again and retry. A file that is still missing in the same generation is
  * a KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
-                        uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool whole_first,
+                        uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool min_one_batch,
                         struct mqd_cursor *cursor, struct mqd_range *out);
 /* Bytes between `offset` and the high watermark, for min_bytes. Free with a cursor in the high
  * watermark's segment; otherwise a look-up, which also moves the cursor to `offset`. UINT64_MAX
@@ -77,8 +77,8 @@ bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                            uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
                            struct mqd_aborted_list *out);
-struct mqd_segment_place {
-    struct mqd_segment_ref *segment; /* referenced: mqd_segment_place_release */
+struct mqd_segment_location {
+    struct mqd_segment_ref *segment; /* referenced: mqd_segment_location_release */
     /* INT64_MAX: there is no next segment, or this one's end is not below the high watermark yet */
     int64_t base_offset, next_base_offset;
     /* of the batch that holds the offset; the end of the readable bytes when the offset is the
@@ -88,9 +88,9 @@ struct mqd_segment_place {
 };
 /* Finds the place of `offset`, which is between log start and high watermark. Codes as
  * mqd_reader_find. */
-int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
-                         uint64_t segments_generation, int64_t offset, struct mqd_segment_place *out);
-void mqd_segment_place_release(struct mqd_reader *reader, struct mqd_segment_place *place);
+int16_t mqd_reader_locate(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
+                          uint64_t segments_generation, int64_t offset, struct mqd_segment_location *out);
+void mqd_segment_location_release(struct mqd_reader *reader, struct mqd_segment_location *location);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* log/reader/page_cache.c: whether all pages of the range are in the page cache. 1 yes; 0 no, or

@@ -53,7 +53,7 @@ static int rewrite_file(int fd, const char *path)
 {
     uint8_t *chunk = malloc(REWRITE_CHUNK_BYTES);
     ssize_t size = chunk ? 1 : 0;
-    int result = chunk ? 0 : mqd_error_set(ENOMEM, "no memory to write a segment anew");
+    int result = chunk ? 0 : mqd_error_set(ENOMEM, "no memory to rewrite a segment");
     for (int64_t position = 0; result == 0 && size > 0;) {
         size = pread(fd, chunk, REWRITE_CHUNK_BYTES, position);
         if (size < 0 && errno == EINTR) {
@@ -62,7 +62,7 @@ static int rewrite_file(int fd, const char *path)
         }
         ssize_t written = size > 0 ? mqd_file_pwrite(fd, chunk, (size_t)size, position) : size;
         if (size < 0 || (size > 0 && written <= 0))
-            result = mqd_error_system(written < 0 ? errno : EIO, "cannot write %s anew after a failed flush", path);
+            result = mqd_error_system(written < 0 ? errno : EIO, "cannot rewrite %s after a failed flush", path);
         position += written;
     }
     free(chunk);

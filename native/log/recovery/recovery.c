@@ -269,8 +269,8 @@ static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t
 static int restore_high_watermark(struct mqd_partition *partition, int64_t offset)
 {
     struct mqd_mark known;
-    if (mqd_partition_place(partition, offset < partition->log_start_offset ? partition->log_start_offset : offset,
-                            &known) < 0)
+    if (mqd_partition_locate(partition, offset < partition->log_start_offset ? partition->log_start_offset : offset,
+                             &known) < 0)
         return -1;
     mqd_partition_set_replicated(partition, true);
     mqd_partition_reset_high_watermark(partition, &known);

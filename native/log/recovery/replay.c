@@ -23,7 +23,7 @@
 
 /* ---- snapshots ---- */
 
-static uint8_t *read_whole(int fd, size_t size_bytes)
+static uint8_t *read_fully(int fd, size_t size_bytes)
 {
     uint8_t *bytes = malloc(size_bytes ? size_bytes : 1);
     size_t have = 0;
@@ -51,7 +51,7 @@ static bool load_snapshot(struct mqd_partition *partition, int64_t offset)
         return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     uint8_t *bytes = fd >= 0 && fstat(fd, &status) == 0 && status.st_size <= SNAPSHOT_BYTES_MAX
-                         ? read_whole(fd, (size_t)status.st_size)
+                         ? read_fully(fd, (size_t)status.st_size)
                          : NULL;
     if (fd >= 0)
         close(fd);

@@ -107,7 +107,7 @@ struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *req
     return same ? topic : NULL;
 }
 
-static int16_t gone(const struct mqd_request *request)
+static int16_t topic_gone_error(const struct mqd_request *request)
 {
     return request->version >= 13 ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
 }
@@ -137,19 +137,19 @@ void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append)
     append->ordered = 1;
 }
 
-static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request);
+static void submit_transaction(struct mqd_reactor *r, struct mqd_request *request);
 
-static void maybe_ask(struct mqd_reactor *r, struct mqd_request *request)
+static void maybe_submit(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->awaiting && request->awaiting == request->undecided && request->connection)
-        ask_transaction(r, request);
+        submit_transaction(r, request);
 }
 
 void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request)
 {
     request->blocks = 1;
     request->connection->blocked++;
-    maybe_ask(r, request);
+    maybe_submit(r, request);
 }
 
 void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append)
@@ -159,7 +159,7 @@ void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append)
         return;
     append->ordered = 0;
     if (--request->undecided) {
-        maybe_ask(r, request);
+        maybe_submit(r, request);
         return;
     }
     struct mqd_connection *c = request->connection;
@@ -244,7 +244,7 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
     append->guard = guard;
     append->awaits_verification = 1;
     request->awaiting++;
-    maybe_ask(r, request);
+    maybe_submit(r, request);
 }
 
 /* Collects the appends that await verification, in order. Returns the sum of their bytes. */
@@ -265,7 +265,7 @@ static uint64_t collect(struct mqd_request *request, struct mqd_node *parked, ui
     return bytes;
 }
 
-static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
+static void submit_transaction(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_node parked;
     uint32_t count;
@@ -312,7 +312,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
         }
         mqd_check_park(r, check, append);
     }
-    mqd_check_ask(r, check, request);
+    mqd_check_submit(r, check, request);
 }
 
 /* ---- answers ---- */
@@ -322,7 +322,7 @@ void mqd_check_resume(struct mqd_reactor *r, struct mqd_append *append, struct m
     struct mqd_batch batch;
     append->check = NULL;
     if (!mqd_check_topic(r, append->request, walk, append))
-        mqd_append_done(r, append, gone(append->request));
+        mqd_append_done(r, append, topic_gone_error(append->request));
     else if (mqd_batch_decode(mqd_check_bytes(r, append), append->size_bytes, &batch) < 0)
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
     else

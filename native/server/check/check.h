@@ -15,7 +15,7 @@ uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *ch
 /* its appends wait no longer than this, or their request's time-out */
 void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* sends it now or when there is room, but not after the request's deadline */
-void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
+void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* for the batch that the acceptor has compressed; until its append takes it, or the check ends */
 bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_t size_bytes);
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check);
@@ -40,7 +40,7 @@ void mqd_check_resume(struct mqd_reactor *r, struct mqd_append *append, struct m
 
 /* server/check/check_records.c */
 void mqd_check_take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
-                          int64_t whole_bytes);
+                          int64_t total_bytes);
 void mqd_check_on_records(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,
                           uint32_t size_bytes);
 

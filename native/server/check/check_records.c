@@ -214,8 +214,8 @@ static bool start_job(struct mqd_reactor *r, struct mqd_check *check, const stru
     return true;
 }
 
-static void ask(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression,
-                const struct mqd_batch *batch, bool by_acceptor)
+static void submit(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind, uint8_t compression,
+                   const struct mqd_batch *batch, bool by_acceptor)
 {
     struct mqd_request *request = append->request;
     mqd_check_order(r, append);
@@ -223,7 +223,7 @@ static void ask(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind,
     if (check && !by_acceptor && start_job(r, check, batch))
         mqd_check_arm(r, check, request);
     else if (check)
-        mqd_check_ask(r, check, request);
+        mqd_check_submit(r, check, request);
 }
 
 bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
@@ -254,7 +254,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
             by_acceptor = true;
         }
     }
-    ask(r, append, kind, compression, batch, by_acceptor);
+    submit(r, append, kind, compression, batch, by_acceptor);
     return false;
 }
 
@@ -279,10 +279,10 @@ void mqd_check_on_job(struct mqd_reactor *r, uint64_t token)
 
 /* Takes a piece of the batch that the acceptor has compressed. The first names its whole size. */
 static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
-                       int64_t whole_bytes)
+                       int64_t total_bytes)
 {
-    if (check->room_bytes == 0 && (whole_bytes <= MQD_BATCH_HEADER_BYTES || whole_bytes > INT32_MAX ||
-                                   !mqd_check_take_room(r, check, (uint32_t)whole_bytes)))
+    if (check->room_bytes == 0 && (total_bytes <= MQD_BATCH_HEADER_BYTES || total_bytes > INT32_MAX ||
+                                   !mqd_check_take_room(r, check, (uint32_t)total_bytes)))
         return false;
     if (!payload || size_bytes > check->room_bytes - check->room_filled)
         return false;
@@ -324,12 +324,12 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
         return;
     }
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-    bool whole = size_bytes >= sizeof head;
-    if (whole)
+    bool complete = size_bytes >= sizeof head;
+    if (complete)
         memcpy(&head, payload, sizeof head);
-    whole = whole && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX &&
-            size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
-    if (!whole) {
+    complete = complete && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX &&
+               size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
+    if (!complete) {
         append->message = error == MQD_KAFKA_MESSAGE_TOO_LARGE
                               ? "with the topic's compression.type the batch is larger than max.message.bytes"
                               : "the batch's records could not be looked at";
@@ -347,10 +347,10 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
 }
 
 void mqd_check_take_piece(struct mqd_reactor *r, struct mqd_check *check, const uint8_t *payload, uint32_t size_bytes,
-                          int64_t whole_bytes)
+                          int64_t total_bytes)
 {
     if (!mqd_list_empty(&check->parked))
-        take_piece(r, check, payload, size_bytes, whole_bytes); /* one that is not taken leaves the room incomplete */
+        take_piece(r, check, payload, size_bytes, total_bytes); /* one that is not taken leaves the room incomplete */
 }
 
 void mqd_check_on_records(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,

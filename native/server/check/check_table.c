@@ -89,7 +89,7 @@ bool mqd_check_take_room(struct mqd_reactor *r, struct mqd_check *check, uint32_
     return true;
 }
 
-static void give_room(struct mqd_reactor *r, struct mqd_check *check)
+static void release_room(struct mqd_reactor *r, struct mqd_check *check)
 {
     if (check->room_bytes && check->room_pin == MQD_PIN_CONTROL)
         mqd_arena_release(r->control_arena, check->room - r->control_arena_base);
@@ -100,7 +100,7 @@ static void give_room(struct mqd_reactor *r, struct mqd_check *check)
 
 void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check)
 {
-    give_room(r, check);
+    release_room(r, check);
     if (check->control_bytes)
         mqd_arena_release(r->control_arena, check->offset - r->control_arena_base);
     else
@@ -128,17 +128,18 @@ static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor])
         return false;
-    struct mqd_descriptor ask = {.kind = MQD_LINK_CHECK,
-                                 .flags = check->kind,
-                                 .slot = check->slot,
-                                 .token = mqd_check_token(r, check),
-                                 .offset = check->offset,
-                                 .size_bytes = check->size_bytes,
-                                 .error = (int32_t)(generation & 0x7fffffff),
-                                 .a = check->version | (int64_t)check->compression << 16,
-                                 .b = (int64_t)check->connection,
-                                 .c = (int64_t)check->message_bytes_max << 32 | (uint32_t)check->compression_level};
-    mqd_forward_send(r, acceptor, &ask);
+    struct mqd_descriptor descriptor = {.kind = MQD_LINK_CHECK,
+                                        .flags = check->kind,
+                                        .slot = check->slot,
+                                        .token = mqd_check_token(r, check),
+                                        .offset = check->offset,
+                                        .size_bytes = check->size_bytes,
+                                        .error = (int32_t)(generation & 0x7fffffff),
+                                        .a = check->version | (int64_t)check->compression << 16,
+                                        .b = (int64_t)check->connection,
+                                        .c = (int64_t)check->message_bytes_max << 32 |
+                                             (uint32_t)check->compression_level};
+    mqd_forward_send(r, acceptor, &descriptor);
     check->sent = 1;
     check->acceptor_generation = generation;
     return true;
@@ -165,7 +166,7 @@ void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_re
     check->connection = request->connection->id;
 }
 
-void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
+void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
 {
     mqd_check_arm(r, check, request);
     mqd_list_append(&r->check_queue, &check->node);
@@ -181,7 +182,7 @@ void mqd_check_acceptor_died(struct mqd_reactor *r)
         if (!check->used || !check->sent || check->job || check->acceptor_generation == generation)
             continue;
         check->sent = 0;
-        give_room(r, check);
+        release_room(r, check);
         if (mqd_list_empty(&check->parked)) {
             mqd_check_end(r, check);
             continue;

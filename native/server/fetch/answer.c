@@ -42,9 +42,9 @@ static bool encode_partition(struct mqd_reactor *r, const struct mqd_connection 
     struct mqd_current_leader leader;
     bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
                  entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
-    bool told = other && version >= 12 &&
-                mqd_topics_current_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
-    entry->outcome.current_leader = told ? &leader : NULL;
+    bool names_leader = other && version >= 12 &&
+                        mqd_topics_current_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
+    entry->outcome.current_leader = names_leader ? &leader : NULL;
     entry->outcome.aborted = entry->aborted.entries;
     entry->outcome.aborted_count = entry->aborted.count;
     mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);

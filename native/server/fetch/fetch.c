@@ -169,7 +169,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = topic->slots[entry->partition_index];
-    bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->places[entry->partition_index]);
+    bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return away ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (entry->set->replica_id >= 0)
@@ -370,9 +370,10 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
                    entry->outcome.high_watermark != entry->sent_high_watermark ||
                    entry->outcome.log_start_offset != entry->sent_log_start ||
                    entry->outcome.last_stable_offset != entry->sent_last_stable;
-    bool tell = request->full || entry->outcome.diverges || entry->outcome.has_preferred || entry->range.size_bytes ||
-                entry->outcome.error || changed || (request->positions_only && has_data);
-    if (tell && !include(request->set, entry))
+    bool must_report = request->full || entry->outcome.diverges || entry->outcome.has_preferred ||
+                       entry->range.size_bytes || entry->outcome.error || changed ||
+                       (request->positions_only && has_data);
+    if (must_report && !include(request->set, entry))
         mqd_fetch_entry_release(r, entry);
     if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) &&
         entry_wait(r, request, entry, slot, &positions))

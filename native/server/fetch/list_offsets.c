@@ -19,19 +19,19 @@ static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, 
 {
     return c->local && r->topics.broker_count && topic && partition_index >= 0 &&
            (uint32_t)partition_index < topic->partition_count &&
-           mqd_topics_led_elsewhere(&r->topics, &topic->places[partition_index]);
+           mqd_topics_led_elsewhere(&r->topics, &topic->partitions[partition_index]);
 }
 
 /* Whether the answer has to wait for a flush, and for which one: `flush`. */
-static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked,
-                  struct mqd_awaited_flush *flush)
+static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic,
+                  const struct mqd_list_offsets_partition *requested, struct mqd_awaited_flush *flush)
 {
-    if (!topic || asked->timestamp != TIMESTAMP_LATEST || asked->partition_index < 0 ||
-        (uint32_t)asked->partition_index >= topic->partition_count ||
-        topic->slots[asked->partition_index] == MQD_SLOT_NONE)
+    if (!topic || requested->timestamp != TIMESTAMP_LATEST || requested->partition_index < 0 ||
+        (uint32_t)requested->partition_index >= topic->partition_count ||
+        topic->slots[requested->partition_index] == MQD_SLOT_NONE)
         return false;
     struct mqd_positions positions;
-    flush->slot = topic->slots[asked->partition_index];
+    flush->slot = topic->slots[requested->partition_index];
     mqd_slot_positions(mqd_control_partition(r->options.control, flush->slot), &positions);
     flush->end_offset = positions.log_end_offset;
     return mqd_look_up_unflushed(r, flush->slot, flush->end_offset);
@@ -87,7 +87,7 @@ static bool may_describe(struct mqd_reactor *r, const struct mqd_connection *c, 
 }
 
 static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic,
-                       bool may, const struct mqd_list_offsets_partition *asked)
+                       bool may, const struct mqd_list_offsets_partition *requested)
 {
     struct mqd_buffer *out = &r->scratch;
     int16_t error = 0;
@@ -95,30 +95,31 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
     int32_t leader_epoch = -1;
     if (!may) {
         error = MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
-    } else if (!topic || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count) {
+    } else if (!topic || requested->partition_index < 0 ||
+               (uint32_t)requested->partition_index >= topic->partition_count) {
         error = MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
-    } else if (topic->slots[asked->partition_index] == MQD_SLOT_NONE ||
-               mqd_topics_led_elsewhere(&r->topics, &topic->places[asked->partition_index])) {
+    } else if (topic->slots[requested->partition_index] == MQD_SLOT_NONE ||
+               mqd_topics_led_elsewhere(&r->topics, &topic->partitions[requested->partition_index])) {
         error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     } else {
         struct mqd_partition_slot *slot =
-            mqd_control_partition(r->options.control, topic->slots[asked->partition_index]);
+            mqd_control_partition(r->options.control, topic->slots[requested->partition_index]);
         struct mqd_positions positions;
         leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
         if (mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS)
             error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
-        else if (asked->current_leader_epoch != NO_LEADER_EPOCH && asked->current_leader_epoch != leader_epoch)
-            error = asked->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH
-                                                               : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
-        else if (asked->timestamp == TIMESTAMP_LATEST)
+        else if (requested->current_leader_epoch != NO_LEADER_EPOCH && requested->current_leader_epoch != leader_epoch)
+            error = requested->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH
+                                                                   : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
+        else if (requested->timestamp == TIMESTAMP_LATEST)
             error = latest_error(r, slot, version);
         mqd_slot_positions(slot, &positions);
         if (!error)
-            offset = asked->timestamp == TIMESTAMP_EARLIEST ? positions.log_start_offset
-                     : isolation_level                      ? positions.last_stable_offset
-                                                            : positions.high_watermark;
+            offset = requested->timestamp == TIMESTAMP_EARLIEST ? positions.log_start_offset
+                     : isolation_level                          ? positions.last_stable_offset
+                                                                : positions.high_watermark;
     }
-    mqd_list_offsets_response_partition(out, version, asked->partition_index, error, -1, offset,
+    mqd_list_offsets_response_partition(out, version, requested->partition_index, error, -1, offset,
                                         error ? -1 : leader_epoch);
 }
 
@@ -142,9 +143,9 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
         bool may = may_describe(r, request->connection, topic, named.name);
         mqd_list_offsets_response_topic(out, version, named.name, named.partition_count);
         for (int32_t p = 0; p < named.partition_count; p++) {
-            struct mqd_list_offsets_partition asked;
-            mqd_list_offsets_next_partition(&walk, &asked);
-            answer_one(r, version, isolation_level, topic, may, &asked);
+            struct mqd_list_offsets_partition requested;
+            mqd_list_offsets_next_partition(&walk, &requested);
+            answer_one(r, version, isolation_level, topic, may, &requested);
         }
         mqd_list_offsets_response_topic_end(out, version);
     }
@@ -171,9 +172,9 @@ static void fill(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t ver
         struct mqd_topic_key key = {.name = named.name};
         const struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
         for (int32_t p = 0; p < named.partition_count; p++) {
-            struct mqd_list_offsets_partition asked;
-            mqd_list_offsets_next_partition(&walk, &asked);
-            if (waits(r, topic, &asked, &look_up->awaited[look_up->count]))
+            struct mqd_list_offsets_partition requested;
+            mqd_list_offsets_next_partition(&walk, &requested);
+            if (waits(r, topic, &requested, &look_up->awaited[look_up->count]))
                 look_up->count++;
         }
     }

@@ -61,13 +61,13 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
  * mqd_reader_find. */
 static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                          uint32_t slot, const struct mqd_positions *positions, uint64_t generation, uint32_t size_max,
-                         bool whole_first)
+                         bool min_one_batch)
 {
     struct mqd_positions readable = *positions;
     struct mqd_cursor cursor = entry->cursor;
     int16_t code = mqd_reader_bound(r->reader, slot, generation, mqd_fetch_readable_end(request, positions), &readable);
     if (!code)
-        code = mqd_reader_find(r->reader, slot, &readable, generation, entry->fetch_offset, size_max, whole_first,
+        code = mqd_reader_find(r->reader, slot, &readable, generation, entry->fetch_offset, size_max, min_one_batch,
                                &entry->cursor, &entry->range);
     if (code || !request->isolation_level || !entry->range.size_bytes)
         return code;

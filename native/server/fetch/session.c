@@ -270,7 +270,7 @@ bool mqd_session_belongs(const struct mqd_fetch_set *set, const struct mqd_conne
                                 memcmp(set->principal, c->principal, set->principal_bytes) == 0));
 }
 
-static bool give_to(struct mqd_fetch_set *set, const struct mqd_connection *c)
+static bool assign_to(struct mqd_fetch_set *set, const struct mqd_connection *c)
 {
     if (!c->principal)
         return true;
@@ -291,7 +291,7 @@ void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, s
             mqd_session_remove(r, oldest);
     }
     if (r->session_count >= r->options.session_count_max ||
-        r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2 || !give_to(set, c))
+        r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2 || !assign_to(set, c))
         return;
     for (int tries = 0; tries < 64; tries++) {
         int32_t id = (int32_t)(next_random(r) & 0x7fffffff);

@@ -44,10 +44,10 @@ static uint64_t round_up(uint64_t bytes)
     return (bytes + PAGE_BYTES - 1) & ~(uint64_t)(PAGE_BYTES - 1);
 }
 
-static uint32_t power_of_two(uint32_t wanted, uint32_t least, uint32_t most)
+static uint32_t power_of_two(uint32_t requested, uint32_t least, uint32_t most)
 {
     uint32_t value = least;
-    while (value < wanted && value < most)
+    while (value < requested && value < most)
         value *= 2;
     return value;
 }
@@ -80,17 +80,17 @@ static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, c
     local->submission_count =
         power_of_two(handoff->submission_count, SUBMISSION_COUNT_MIN, MQD_LOCAL_SUBMISSION_COUNT_MAX);
     local->reply_bytes = power_of_two(handoff->reply_bytes, MQD_LOCAL_REPLY_BYTES_MIN, MQD_LOCAL_REPLY_BYTES_MAX);
-    uint64_t wanted =
+    uint64_t requested =
         handoff->data_bytes > MQD_LOCAL_DATA_BYTES_MAX ? MQD_LOCAL_DATA_BYTES_MAX : round_up(handoff->data_bytes);
-    if (wanted < MQD_LOCAL_DATA_BYTES_MIN)
-        wanted = MQD_LOCAL_DATA_BYTES_MIN;
+    if (requested < MQD_LOCAL_DATA_BYTES_MIN)
+        requested = MQD_LOCAL_DATA_BYTES_MIN;
     uint64_t most = mqd_load_relaxed(&r->local_bytes_max), left = r->local_bytes < most ? most - r->local_bytes : 0;
     for (;;) { /* if the budget is nearly used up, a client that wants long rings gets shorter ones */
         uint64_t rest = sizeof(struct mqd_local_header) +
                         round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) +
                         round_up(local->reply_bytes);
         if (rest + MQD_LOCAL_DATA_BYTES_MIN <= left) {
-            local->data_bytes = wanted <= left - rest ? wanted : (left - rest) & ~(uint64_t)(PAGE_BYTES - 1);
+            local->data_bytes = requested <= left - rest ? requested : (left - rest) & ~(uint64_t)(PAGE_BYTES - 1);
             local->total_bytes = rest + local->data_bytes;
             return true;
         }
@@ -235,7 +235,7 @@ static void local_free(struct mqd_reactor *r, struct mqd_local *local)
         close(local->to_client);
     if (local->header)
         memory_close(r, local->header, local->total_bytes);
-    mqd_local_ask_close(local);
+    mqd_local_query_close(local);
     free(local);
 }
 
@@ -249,7 +249,7 @@ static void enlist(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_l
 {
     c->local = local;
     local->connection = c;
-    local->place = r->local_count;
+    local->index = r->local_count;
     r->locals[r->local_count++] = local;
     r->local_bytes += local->total_bytes;
     gauges(r);
@@ -304,10 +304,10 @@ discard:
     local_free(r, local);
 }
 
-void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *given, const void *principal,
+void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *sent, const void *principal,
                      uint16_t principal_bytes)
 {
-    struct mqd_local_handoff handoff = *given;
+    struct mqd_local_handoff handoff = *sent;
     handoff.client_id[sizeof handoff.client_id - 1] = 0;
     uint32_t count_max = mqd_load_relaxed(&r->local_count_max);
     if (r->options.control_fd <= 0 || count_max == 0) {
@@ -331,7 +331,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
         return;
     }
     making.local->to_worker = making.local->to_client = making.local->pidfd = making.local->answer_fd = -1;
-    mqd_list_init(&making.local->ask_node);
+    mqd_list_init(&making.local->query_node);
     attach(r, fd, &handoff, &making);
     if (making.memory_fd >= 0)
         close(making.memory_fd);
@@ -341,7 +341,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
 
 /* ---- ending ---- */
 
-void mqd_local_give_back(struct mqd_reactor *r, uint64_t size_bytes)
+void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes)
 {
     r->local_bytes -= size_bytes;
     gauges(r);
@@ -351,12 +351,12 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
     struct mqd_local *last = r->locals[--r->local_count];
-    r->locals[local->place] = last;
-    last->place = local->place;
+    r->locals[local->index] = last;
+    last->index = local->index;
     if (!local->watched)
         r->local_bytes -= local->total_bytes;
     gauges(r);
-    mqd_list_remove(&local->ask_node);
+    mqd_list_remove(&local->query_node);
     mqd_log(r, 6, c->id, UINT32_MAX, "local client detached: pid %d, uid %u", local->pid, local->uid);
     local_free(r, local);
     c->local = NULL;
@@ -379,7 +379,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags)
 {
     if (flags & (MQD_POLL_READABLE | MQD_POLL_WRITABLE))
-        mqd_local_ask_on(r, c->local);
+        mqd_local_query_on(r, c->local);
     if (flags & MQD_POLL_HANGUP)
         mqd_local_on_end(r, c);
 }

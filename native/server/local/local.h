@@ -2,7 +2,7 @@
  * memory. Layout of that memory: shm/local_layout.h.
  *
  * The connection's `fd` is the Unix socket: it carries the welcome and queries
- * (server/local/ask.c), and its end shows that the client has gone. Requests are copied from the
+ * (server/local/query.c), and its end shows that the client has gone. Requests are copied from the
  * client's memory into the receive window and are then handled exactly as if they had arrived by
  * TCP; answers are written to the reply ring instead of a socket (server/local/ring.c).
  *
@@ -63,8 +63,8 @@ struct mqd_local {
     uint8_t *replies;
     uint64_t data_bytes, total_bytes;
     uint32_t submission_count, reply_bytes; /* powers of two */
-    uint32_t place;                         /* in reactor->locals */
-    uint8_t wants_room;                     /* the value in the header */
+    uint32_t index;                         /* in reactor->locals */
+    uint8_t needs_room;                     /* the value in the header */
     bool watched;                           /* server/local/memory.c returns the bytes to the budget */
     uint8_t ended_looks;                    /* housekeeping periods since it hung up */
     int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has no pidfds for sockets */
@@ -72,10 +72,10 @@ struct mqd_local {
     uint32_t uid;
     int32_t pid;
     /* queries */
-    struct mqd_node ask_node; /* in reactor->asking or asking_later */
-    bool answer_waits;        /* the socket had no room for it */
-    bool answer_refused;      /* it has room, but refused for another reason: no edge will come */
-    int answer_fd;            /* -1 = none */
+    struct mqd_node query_node; /* in reactor->asking or query_later */
+    bool answer_waits;          /* the socket had no room for it */
+    bool answer_refused;        /* it has room, but refused for another reason: no edge will come */
+    int answer_fd;              /* -1 = none */
     struct mqd_local_segment answer;
 };
 
@@ -90,7 +90,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
 /* once per housekeeping period: it has hung up and is not finished in time */
 bool mqd_local_overdue(struct mqd_local *local);
 
-void mqd_local_give_back(struct mqd_reactor *r, uint64_t size_bytes);
+void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes);
 
 /* server/local/memory.c. watch: false: it cannot be watched. on_event: some memory was freed. */
 bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_bytes);
@@ -108,10 +108,10 @@ int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, con
                             bool *file_end);
 void mqd_local_publish(struct mqd_local *local); /* makes what was sent visible and wakes the client */
 
-/* server/local/ask.c */
+/* server/local/query.c */
 /* the socket has queries, or room for an answer */
-void mqd_local_ask_on(struct mqd_reactor *r, struct mqd_local *local);
+void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local);
 void mqd_locals_answer(struct mqd_reactor *r);
-void mqd_local_ask_close(struct mqd_local *local);
+void mqd_local_query_close(struct mqd_local *local);
 
 #endif

@@ -73,7 +73,7 @@ static void gone(struct mqd_reactor *r, int watch)
             continue;
         uint64_t size_bytes = r->local_memories[i].size_bytes;
         r->local_memories[i] = r->local_memories[--r->local_memory_count];
-        mqd_local_give_back(r, size_bytes);
+        mqd_local_release(r, size_bytes);
         return;
     }
 }

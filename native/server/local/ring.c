@@ -41,7 +41,7 @@ bool mqd_locals_waiting(const struct mqd_reactor *r)
 
 void mqd_locals_poll(struct mqd_reactor *r)
 {
-    mqd_list_move_all(&r->asking, &r->asking_later);
+    mqd_list_move_all(&r->queries, &r->query_later);
     for (uint32_t i = 0; i < r->local_count; i++) {
         struct mqd_local *local = r->locals[i];
         struct mqd_connection *c = local->connection;
@@ -93,7 +93,7 @@ void mqd_local_publish(struct mqd_local *local)
 
 /* Where a request of size_bytes is copied to: an offset in the arena, or -1: stalled until there is
  * room. *run: it has a run of its own. */
-static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
+static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
 {
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
     *run = size_bytes > MQD_EXTENT_BYTES;
@@ -134,7 +134,7 @@ static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
         return -1;
     }
     bool run;
-    int64_t at = place_for(r, c, size_bytes, &run);
+    int64_t at = find_room(r, c, size_bytes, &run);
     if (at < 0)
         return c->fd >= 0 ? 0 : -1;
     uint8_t *frame = r->options.arenas[r->options.self] + at;
@@ -203,12 +203,12 @@ static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
     return local->reply_bytes - (int64_t)used;
 }
 
-static void want_room(struct mqd_local *local, bool wanted)
+static void set_needs_room(struct mqd_local *local, bool needed)
 {
-    if (local->wants_room == wanted)
+    if (local->needs_room == needed)
         return;
-    local->wants_room = wanted;
-    mqd_store_release(&local->header->worker_wants_room, (uint32_t)wanted);
+    local->needs_room = needed;
+    mqd_store_release(&local->header->worker_needs_room, (uint32_t)needed);
 }
 
 /* As reply_room, but 0 only after the client was asked to notify when it makes room. */
@@ -218,7 +218,7 @@ static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
     if (room)
         return room;
     mqd_local_publish(local);
-    want_room(local, true);
+    set_needs_room(local, true);
     /* A4: the client moves reply_head, then looks at the word; we store the word, then look at
      * reply_head */
     mqd_fence_full();
@@ -234,7 +234,7 @@ int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const ui
         int64_t room = room_or_wait(r, local);
         if (room <= 0)
             return room < 0 ? -1 : (int64_t)sent;
-        want_room(local, false);
+        set_needs_room(local, false);
         uint64_t left = size_bytes - sent, count = left < (uint64_t)room ? left : (uint64_t)room;
         uint64_t at = local->reply_tail & (local->reply_bytes - 1),
                  first = local->reply_bytes - at < count ? local->reply_bytes - at : count;
@@ -257,7 +257,7 @@ int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, con
     int64_t room = room_or_wait(r, local);
     if (room <= 0)
         return room;
-    want_room(local, false);
+    set_needs_room(local, false);
     uint64_t at = local->reply_tail & (local->reply_bytes - 1),
              count = range->size_bytes < FILE_STEP_BYTES ? range->size_bytes : FILE_STEP_BYTES;
     count = count < (uint64_t)room ? count : (uint64_t)room;

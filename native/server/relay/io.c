@@ -171,7 +171,7 @@ void mqd_relays_read(struct mqd_reactor *r)
 static int64_t due_ms(const struct mqd_relay *relay)
 {
     if (mqd_list_empty(&relay->entries))
-        return relay->asked ? relay->connect_by_ms : INT64_MAX;
+        return relay->connect_requested ? relay->connect_by_ms : INT64_MAX;
     if (relay->socket.fd < 0)
         return relay->connect_by_ms;
     return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->deadline_ms + relay->timeout_ms;

@@ -40,7 +40,7 @@ static struct mqd_relay *spare(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
         struct mqd_relay *relay = relays->relay[i];
-        if (relay->socket.fd >= 0 || relay->asked || !mqd_list_empty(&relay->entries))
+        if (relay->socket.fd >= 0 || relay->connect_requested || !mqd_list_empty(&relay->entries))
             continue;
         struct mqd_relay **link = bucket_of(relays, relay->leader_node, relay->leader_worker, relay->lane);
         while (*link != relay)
@@ -181,7 +181,7 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
             mqd_poll_remove(r->poll, relay->socket.fd, poll_token(relay));
         mqd_outgoing_close(&relay->socket);
     }
-    relay->asked = 0;
+    relay->connect_requested = 0;
     fail_all(r, relay, sent);
     mqd_buffer_free(&relay->out);
     free(relay->in);
@@ -208,16 +208,16 @@ void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay)
 
 /* ---- appends ---- */
 
-static void want(struct mqd_reactor *r, struct mqd_relay *relay)
+static void request_connection(struct mqd_reactor *r, struct mqd_relay *relay)
 {
-    if (relay->socket.fd >= 0 || relay->asked)
+    if (relay->socket.fd >= 0 || relay->connect_requested)
         return;
     struct mqd_event event = {.kind = MQD_EVENT_RELAY_REQUESTED,
                               .slot = UINT32_MAX,
                               .offset = relay->leader_node,
                               .log_dir = relay->leader_worker,
                               .level = relay->lane};
-    relay->asked = 1;
+    relay->connect_requested = 1;
     relay->connect_by_ms = r->now_ms + CONNECT_MS_MAX;
     mqd_reactor_emit(r, &event);
 }
@@ -280,15 +280,15 @@ static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_app
     }
     mqd_stat(r, MQD_COUNT_RELAYED_BATCHES, 1);
     mqd_stat(r, MQD_COUNT_RELAYED_BYTES, frame_bytes);
-    want(r, relay);
+    request_connection(r, relay);
 }
 
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
                       const struct mqd_produce_partition *partition)
 {
-    const struct mqd_topic_partition *place = &topic->places[append->partition_index];
+    const struct mqd_topic_partition *metadata = &topic->partitions[append->partition_index];
     const struct mqd_produce_request *produce = r->producing;
-    if (!mqd_topics_led_elsewhere(&r->topics, place) || place->leader < 0)
+    if (!mqd_topics_led_elsewhere(&r->topics, metadata) || metadata->leader < 0)
         return false;
     if (__builtin_expect(mqd_subject_is_stale(r), 0)) { /* the leader asks for no rights (S5) */
         mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER,
@@ -303,7 +303,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
         return true;
     }
     uint32_t lane = produce->transactional_id.size_bytes >= 0 ? MQD_RELAY_LANE_TRANSACTIONS : MQD_RELAY_LANE_PLAIN;
-    struct mqd_relay *relay = find_or_make(r, place->leader, place->leader_worker, lane);
+    struct mqd_relay *relay = find_or_make(r, metadata->leader, metadata->leader_worker, lane);
     struct mqd_relayed *entry = relay && r->now_ms >= relay->refuse_until_ms ? entry_new(r->relays) : NULL;
     uint32_t before = relay ? relay->out.size_bytes : 0;
     if (!entry) {
@@ -336,7 +336,7 @@ void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topi
             if (!append || memcmp(entry->topic_id, topic->topic_id, sizeof entry->topic_id) != 0)
                 continue;
             bool there = (uint32_t)entry->partition_index < topic->partition_count;
-            if (there && topic->places[entry->partition_index].leader == entry->relay->leader_node)
+            if (there && topic->partitions[entry->partition_index].leader == entry->relay->leader_node)
                 continue;
             mqd_relay_untrack(r, append);
             mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, "another host leads the partition by now");
@@ -367,7 +367,7 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     relay->token = command->token;
     relay->timeout_ms = command->relay->timeout_ms;
-    relay->asked = 0;
+    relay->connect_requested = 0;
     relay->refuse_until_ms = 0;
     return NULL;
 }

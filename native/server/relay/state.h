@@ -32,8 +32,8 @@ struct mqd_relay {
     struct mqd_outgoing socket;
     uint64_t token; /* of the connection */
     uint32_t timeout_ms;
-    uint8_t asked;              /* a connection was requested from Python */
-    int64_t connect_by_ms;      /* valid while `asked` */
+    uint8_t connect_requested;  /* a connection was requested from Python */
+    int64_t connect_by_ms;      /* valid while `connect_requested` */
     int64_t refuse_until_ms;    /* its host could not be reached: until then batches are refused at once */
     uint32_t correlation_id;    /* of the last request; may wrap during the life of a relay */
     struct mqd_node entries;    /* oldest first */

@@ -1,5 +1,5 @@
 /* Connections to leaders: which partition is fetched over which connection, and receiving. See
- * server/replication/fetcher.h. Requests: server/replication/fetcher_ask.c; handling of answers:
+ * server/replication/fetcher.h. Requests: server/replication/fetcher_request.c; handling of answers:
  * server/replication/fetcher_answer.c. */
 #include <errno.h>
 #include <fcntl.h>

@@ -82,7 +82,7 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
                                        const struct mqd_answer_partition *partition)
 {
     struct mqd_replica_answer answer = {.error = partition->error,
-                                        .leader_epoch = followed->told.current_leader_epoch,
+                                        .leader_epoch = followed->sent.current_leader_epoch,
                                         .diverging_epoch = partition->diverging_epoch,
                                         .diverging_end = partition->diverging_end,
                                         .high_watermark = partition->high_watermark,
@@ -91,13 +91,13 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
     struct mqd_replica_step step;
     uint32_t count;
     const struct mqd_epoch *epochs = mqd_partition_epochs(followed->owned->partition, &count);
-    mqd_replica_step(followed->owned->replica, &followed->told, &answer, epochs, count, &step);
+    mqd_replica_step(followed->owned->replica, &followed->sent, &answer, epochs, count, &step);
     return step;
 }
 
 /* The partition in the answer, if the answer may change it (G2). At most once per answer: not while
  * the records it brought are staged. */
-static struct mqd_followed *asked_of(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
+static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->answer.partition.key);
     if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->truncating ||
@@ -110,7 +110,7 @@ static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *foll
 {
     struct mqd_owned *owned = followed->owned;
     mqd_replication_changed(r, owned,
-                            mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, high_watermark));
+                            mqd_replica_followed(owned->replica, followed->sent.current_leader_epoch, high_watermark));
 }
 
 /* Handles a partition without records. */
@@ -143,7 +143,8 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
 static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     const struct mqd_answer_partition *partition = &fetcher->answer.partition;
-    struct mqd_followed *followed = partition->error == 0 && partition->records_bytes ? asked_of(r, fetcher) : NULL;
+    struct mqd_followed *followed =
+        partition->error == 0 && partition->records_bytes ? requested_partition(r, fetcher) : NULL;
     fetcher->filling = NULL;
     if (!followed)
         return;
@@ -166,7 +167,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error
     fetcher->filling = NULL;
     if (error == MQD_FOLLOW_BEFORE) {
         mqd_followed_changed(followed);
-        mqd_follow_truncate(r, followed->owned, followed->told.fetch_offset, follow->next_offset);
+        mqd_follow_truncate(r, followed->owned, followed->sent.fetch_offset, follow->next_offset);
         return;
     }
     complain(r, followed, "its records are refused", follow->reason);
@@ -183,7 +184,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         struct mqd_owned *owned = followed->owned;
         struct mqd_follow follow;
         int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken,
-                                         followed->told.current_leader_epoch, followed->leader_high_watermark,
+                                         followed->sent.current_leader_epoch, followed->leader_high_watermark,
                                          r->wall_ms, &follow);
         taken += (uint32_t)follow.taken_bytes;
         if (follow.batch_count) {
@@ -214,7 +215,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
         return;
     }
     mqd_replication_log(r, owned);
-    if (mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, followed->leader_high_watermark) &
+    if (mqd_replica_followed(owned->replica, followed->sent.current_leader_epoch, followed->leader_high_watermark) &
         MQD_REPLICA_CHANGED_HIGH_WATERMARK)
         /* published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
@@ -236,7 +237,7 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
             adopt_log_start(r, followed, partition->log_start_offset);
         return true;
     }
-    if ((followed = asked_of(r, fetcher)))
+    if ((followed = requested_partition(r, fetcher)))
         on_news(r, followed, partition);
     return true;
 }

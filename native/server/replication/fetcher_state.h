@@ -20,7 +20,7 @@ struct mqd_followed {
     struct mqd_fetcher *fetcher; /* NULL: no connection to its leader */
     struct mqd_followed *hash_next;
     struct mqd_fetch_key key;
-    struct mqd_replica_fetch told; /* what the session contains for it */
+    struct mqd_replica_fetch sent; /* what the session contains for it */
     int64_t put_off_ms;            /* not fetched before */
     int64_t leader_high_watermark; /* of the answer whose records are being taken */
     int64_t leader_log_start;      /* the highest that was reported to Python */

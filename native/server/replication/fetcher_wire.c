@@ -60,30 +60,31 @@ static void put_forgotten(struct mqd_buffer *out, const struct mqd_fetch_key *ke
     }
 }
 
-void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items,
-                          uint32_t item_count, const struct mqd_fetch_key *forgotten, uint32_t forgotten_count)
+void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_request_head *head,
+                              const struct mqd_fetch_item *items, uint32_t item_count,
+                              const struct mqd_fetch_key *forgotten, uint32_t forgotten_count)
 {
     uint32_t begin = out->size_bytes;
     mqd_put_i32(out, 0);
     mqd_put_i16(out, API_FETCH);
     mqd_put_i16(out, MQD_FETCHER_VERSION);
-    mqd_put_i32(out, ask->correlation_id);
+    mqd_put_i32(out, head->correlation_id);
     mqd_put_i16(out, -1); /* client id */
     mqd_put_no_tags(out, true);
-    mqd_put_i32(out, ask->wait_ms);
+    mqd_put_i32(out, head->wait_ms);
     mqd_put_i32(out, 1);
-    mqd_put_i32(out, ask->bytes_max);
+    mqd_put_i32(out, head->bytes_max);
     mqd_put_bytes(out, "", 1); /* isolation_level: all there is */
-    mqd_put_i32(out, ask->session_id);
-    mqd_put_i32(out, ask->session_epoch);
+    mqd_put_i32(out, head->session_id);
+    mqd_put_i32(out, head->session_epoch);
     put_items(out, items, item_count);
     put_forgotten(out, forgotten, forgotten_count);
     mqd_put_varint(out, 1); /* rack_id "" */
     mqd_put_varint(out, 1); /* one tagged field: replica_state, 4 + 8 + 1 bytes */
     mqd_put_varint(out, ITEM_TAG_REPLICA_STATE);
     mqd_put_varint(out, 13);
-    mqd_put_i32(out, ask->node_id);
-    mqd_put_i64(out, ask->broker_epoch);
+    mqd_put_i32(out, head->node_id);
+    mqd_put_i64(out, head->broker_epoch);
     mqd_put_no_tags(out, true);
     if (!out->failed)
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
@@ -271,10 +272,10 @@ enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *b
             return there ? MQD_ANSWER_RECORDS : MQD_ANSWER_MORE;
         if (answer->phase == PHASE_OVER)
             return MQD_ANSWER_END;
-        bool whole = there == answer->frame_left || there >= MQD_ANSWER_STEP_BYTES_MAX;
+        bool complete = there == answer->frame_left || there >= MQD_ANSWER_STEP_BYTES_MAX;
         struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes + *taken, there);
         if (take_step(answer, &cursor))
-            return whole ? MQD_ANSWER_WRONG : MQD_ANSWER_MORE;
+            return complete ? MQD_ANSWER_WRONG : MQD_ANSWER_MORE;
         uint32_t used = (uint32_t)(cursor.at - cursor.begin);
         bool topic = answer->phase == PHASE_TOPIC;
         answer->frame_left -= used;

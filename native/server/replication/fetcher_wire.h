@@ -32,7 +32,7 @@ struct mqd_fetch_key {
 };
 
 /* the head of a request */
-struct mqd_fetch_ask {
+struct mqd_fetch_request_head {
     int32_t correlation_id, wait_ms, bytes_max, session_id, session_epoch;
     int32_t node_id;
     int64_t broker_epoch;
@@ -44,8 +44,9 @@ struct mqd_fetch_item {
 };
 /* Appends a complete frame with its length word to `out`. Adjacent items of one topic become one
  * entry. buffer->failed when out of memory. */
-void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items,
-                          uint32_t item_count, const struct mqd_fetch_key *forgotten, uint32_t forgotten_count);
+void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_request_head *head,
+                              const struct mqd_fetch_item *items, uint32_t item_count,
+                              const struct mqd_fetch_key *forgotten, uint32_t forgotten_count);
 
 struct mqd_answer_partition {
     struct mqd_fetch_key key;

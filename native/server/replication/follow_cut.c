@@ -82,7 +82,7 @@ void mqd_truncations_retry(struct mqd_reactor *r)
             mqd_truncation_maybe(r, r->owned[slot]);
 }
 
-static void tell(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
+static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
 {
     struct mqd_event event = {.kind = MQD_EVENT_TRUNCATED,
                               .slot = owned->slot,
@@ -97,13 +97,13 @@ static void tell(struct mqd_reactor *r, const struct mqd_owned *owned, const str
 
 static void failed(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
 {
-    bool whole = !mqd_partition_fenced(owned->partition); /* not even begun: its leader gives the same answer again */
-    if (whole && (job->error == ENOSPC || job->error == EDQUOT)) {
+    bool intact = !mqd_partition_fenced(owned->partition); /* not even begun: its leader gives the same answer again */
+    if (intact && (job->error == ENOSPC || job->error == EDQUOT)) {
         mqd_owner_dir_full(r, owned, job->error, job->text);
         return;
     }
-    mqd_log(r, 3, 0, owned->slot, "the log cannot be cut%s: %s", whole ? " yet" : "", job->text);
-    if (!whole)
+    mqd_log(r, 3, 0, owned->slot, "the log cannot be cut%s: %s", intact ? " yet" : "", job->text);
+    if (!intact)
         mqd_owner_fence_dir(r, owned->log_dir, job->error, "truncation");
 }
 
@@ -126,14 +126,14 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
         mqd_fetch_add(&shared->segments_generation, 1); /* file names that readers know refer to other bytes now */
         mqd_fetch_add(&r->header->segments_generation, 1);
-        tell(r, owned, job);
+        report(r, owned, job);
     }
     if (owned->replica)
         mqd_replication_cut(r, owned);
     owned->high_watermark = -1; /* forces a publish: the high watermark may have decreased */
     mqd_owner_publish(r, owned);
     if (mqd_partition_dirty(owned->partition)) /* nothing was truncated: a needed flush is requested again */
-        mqd_flush_want(r, owned);
+        mqd_flush_request(r, owned);
     free(job);
     uint32_t index = owned->slot;
     mqd_owned_maybe_close(r, owned);

@@ -138,7 +138,7 @@ void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *se
         read_to_the_end(positions);
 }
 
-static bool wants_to_join(const struct mqd_replica *replica, int32_t node_id)
+static bool may_join(const struct mqd_replica *replica, int32_t node_id)
 {
     for (uint32_t i = 0; i < replica->follower_count; i++)
         if (replica->followers[i].member.node_id == node_id)
@@ -166,7 +166,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     mqd_replica_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &answer);
     if (answer.changed)
         mqd_replication_changed(r, owned, answer.changed);
-    if (answer.error == 0 && answer.diverging_epoch < 0 && wants_to_join(owned->replica, fetch.node_id))
+    if (answer.error == 0 && answer.diverging_epoch < 0 && may_join(owned->replica, fetch.node_id))
         mqd_leading_propose(r, owned);
     if (answer.error && answer.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE)
         return (int16_t)answer.error;

@@ -73,7 +73,7 @@ static void end(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_e
     mqd_partition_set_replicated(owned->partition, false);
     mqd_leading_assigned(r, owned);
     if (mqd_partition_dirty(owned->partition))
-        mqd_flush_want(r, owned);
+        mqd_flush_request(r, owned);
 }
 
 /* The next leader may truncate appends of the old epoch: their senders must not rely on them. */

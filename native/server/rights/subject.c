@@ -20,7 +20,7 @@ bool mqd_subjects_create(struct mqd_reactor *r)
     if (!r->subjects)
         return false;
     mqd_list_init(&r->subjects->unused);
-    memset(r->subjects->given_out, r->options.control_fd > 0, sizeof r->subjects->given_out);
+    memset(r->subjects->handed_out, r->options.control_fd > 0, sizeof r->subjects->handed_out);
     return true;
 }
 
@@ -56,12 +56,12 @@ static uint32_t name_of(const struct mqd_connection *c, char name[NAME_BYTES_MAX
     return at + bytes;
 }
 
-static void ask(struct mqd_reactor *r, struct mqd_subject *subject)
+static void request_subject(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_REQUESTED, .slot = UINT32_MAX, .token = subject->id};
     _Static_assert(sizeof event.text > NAME_BYTES_MAX, "no principal is cut off");
     memcpy(event.text, subject->name, subject->name_bytes + 1);
-    subject->asked = mqd_reactor_emit(r, &event);
+    subject->requested = mqd_reactor_emit(r, &event);
 }
 
 static struct mqd_subject *find_or_create(struct mqd_reactor *r, const char *name, uint32_t name_bytes)
@@ -108,7 +108,7 @@ static void subject_free(struct mqd_reactor *r, struct mqd_subject *subject)
 static void drop(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_event event = {.kind = MQD_EVENT_SUBJECT_GONE, .slot = UINT32_MAX, .token = subject->id};
-    if (subject->asked)
+    if (subject->requested)
         mqd_reactor_emit(r, &event);
     subject_free(r, subject);
 }
@@ -132,8 +132,8 @@ void mqd_subjects_tick(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; r->options.rights && i < MQD_SUBJECT_BUCKET_COUNT; i++)
         for (struct mqd_subject *subject = r->subjects->bucket[i]; subject; subject = subject->next)
-            if (!subject->asked)
-                ask(r, subject);
+            if (!subject->requested)
+                request_subject(r, subject);
 }
 
 void mqd_subjects_destroy(struct mqd_reactor *r)
@@ -166,8 +166,8 @@ bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
         c->awaits_subject = 1;
         c->blocked++;
     }
-    if (!subject->asked)
-        ask(r, subject);
+    if (!subject->requested)
+        request_subject(r, subject);
     return !c->awaits_subject;
 }
 
@@ -190,7 +190,7 @@ static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
         c->blocked--;
         mqd_connection_resume(r, c);
         if (c->local)
-            mqd_local_ask_on(r, c->local);
+            mqd_local_query_on(r, c->local);
     }
     for (struct mqd_request *request = c->head; request; request = request->next)
         if (request->kind == MQD_REQUEST_FETCH && request->set && request->set->request == request &&
@@ -255,9 +255,9 @@ void mqd_subject_take_back(struct mqd_reactor *r, const struct mqd_command *comm
     const uint32_t *slots = command->list;
     for (uint32_t i = 0; i < command->number; i++) {
         uint16_t owner = mqd_load_relaxed(&mqd_control_partition(r->options.control, slots[i])->owner);
-        if (!r->subjects->given_out[slots[i]])
+        if (!r->subjects->handed_out[slots[i]])
             continue;
-        r->subjects->given_out[slots[i]] = 0;
+        r->subjects->handed_out[slots[i]] = 0;
         struct mqd_descriptor note = {.kind = MQD_LINK_ROLL, .slot = slots[i]};
         if (owner == r->options.self)
             mqd_owner_on_roll(r, slots[i]);
@@ -312,10 +312,10 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
     if (!subject)
         return;
     uint64_t hash = (hash_of(name, name_bytes) * 31 + (uint64_t)type) * 31 + (uint64_t)operation;
-    uint32_t place = hash % MQD_SUBJECT_DENIED_COUNT;
-    bool same = subject->denied[place] == hash;
-    if (same && r->now_ms - subject->denied_ms[place] < r->options.denied_again_ms) {
-        subject->denied_since[place]++;
+    uint32_t entry = hash % MQD_SUBJECT_DENIED_COUNT;
+    bool same = subject->denied[entry] == hash;
+    if (same && r->now_ms - subject->denied_ms[entry] < r->options.denied_again_ms) {
+        subject->denied_since[entry]++;
         return;
     }
     struct mqd_event event = {.kind = MQD_EVENT_DENIED,
@@ -324,15 +324,15 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
                               .connection = c->id,
                               .offset = type,
                               .level = operation,
-                              .log_dir = 1 + (same ? subject->denied_since[place] : 0)};
+                              .log_dir = 1 + (same ? subject->denied_since[entry] : 0)};
     memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
     if (!mqd_reactor_emit(r, &event)) {
-        subject->denied_since[place] += same;
+        subject->denied_since[entry] += same;
         return;
     }
-    subject->denied[place] = hash;
-    subject->denied_ms[place] = r->now_ms;
-    subject->denied_since[place] = 0;
+    subject->denied[entry] = hash;
+    subject->denied_ms[entry] = r->now_ms;
+    subject->denied_since[entry] = 0;
 }
 
 static bool decided(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,

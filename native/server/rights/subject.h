@@ -2,7 +2,7 @@
  * by the worker's Python (mqd/security/subject.py); all connections of that principal and address
  * share it.
  *
- *   wanted   MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
+ *   requested   MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
  *   known    mqd_reactor_subject_put has brought its tables; replaced as a whole when rules change
  *   unused   no connection has it; kept for the next one, within bounds, then dropped
  *            (MQD_EVENT_SUBJECT_GONE)
@@ -14,10 +14,10 @@
  *   S3  when the tables are replaced, fetches that wait are evaluated again, and answers cached for
  *       the old tables are not found any more (`version`).
  *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there,
- *       and what local clients write is not sent on to the leader, which would not ask (S5).
+ *       and what local clients write is not sent on to the leader, which does not check it (S5).
  *   S5  connections of other hosts of the cluster have no subject and may do everything; what they
  *       carry for clients was checked where it entered.
- *   S6  an active segment that a local client has, perhaps since the life of a predecessor, is rolled by
+ *   S6  an active segment that a local client has, perhaps from before this worker was started, is rolled by
  *       mqd_reactor_take_back: a mapping shows what is appended later and cannot be taken away.
  * Bounds: a subject with connections exists for those; UNUSED_COUNT_MAX and UNUSED_BYTES_MAX for
  * the others. Cost without rights: one predictable branch. Concurrency: the reactor's thread.
@@ -45,7 +45,7 @@ struct mqd_subject {
     uint64_t version;         /* of its tables, unique in this reactor; 0 = none yet */
     uint32_t connection_count;
     uint32_t size_bytes;                                /* all of it */
-    bool asked;                                         /* the event has been emitted */
+    bool requested;                                     /* the event has been emitted */
     struct mqd_node connections;                        /* by subject_node */
     struct mqd_node unused_node;                        /* in subjects->unused, the one that was used last at the end */
     uint8_t *tables;                                    /* the next three, one after the other; NULL = not known yet */
@@ -66,7 +66,7 @@ struct mqd_subjects {
     uint64_t unused_bytes;
     uint64_t next_id, next_version;
     /* S6: by slot: a local client may have its active segment */
-    uint8_t given_out[MQD_PARTITION_SLOT_COUNT];
+    uint8_t handed_out[MQD_PARTITION_SLOT_COUNT];
 };
 
 bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */

@@ -31,7 +31,7 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
     }
     if (mqd_tls_unsent(c->tls) != c->sealed_bytes) { /* an alert, or another message of TLS itself */
         mqd_secure_count(r, c);
-        mqd_output_want(r, c);
+        mqd_output_schedule(r, c);
     }
     if (!drained)
         c->readable = 1;

@@ -33,7 +33,7 @@ static void broken(uint8_t *count, char *text, size_t capacity)
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
-TEST(it_ends_the_process_and_says_what_broke)
+TEST(it_aborts_and_names_the_broken_invariant)
 {
     char text[1024];
     broken(NULL, text, sizeof text);

@@ -266,7 +266,7 @@ TEST(the_journal_rebuilds_files)
     clean();
 }
 
-TEST(the_journal_tells_names_and_what_syncs_cover)
+TEST(the_journal_has_names_and_the_coverage_of_syncs)
 {
     fresh();
     char *journal = in_root("journal"), *log = in_root("log"), *moved = in_root("moved");
@@ -354,7 +354,7 @@ struct writing {
     uint32_t stop;
 };
 
-static void *write_until_told(void *argument)
+static void *write_until_stopped(void *argument)
 {
     struct writing *writing = argument;
     while (!mqd_load_relaxed(&writing->stop))
@@ -368,7 +368,7 @@ TEST(watching_begins_and_ends_while_others_write)
     fresh();
     struct writing writing = {.fd = open(in_root("written"), O_RDWR | O_CREAT, 0644)};
     pthread_t thread;
-    CHECK_EQUAL(pthread_create(&thread, NULL, write_until_told, &writing), 0);
+    CHECK_EQUAL(pthread_create(&thread, NULL, write_until_stopped, &writing), 0);
     for (int i = 0; i < 200; i++)
         CHECK_EQUAL(mqd_file_watch(NULL, i % 2 ? NULL : "write:EIO:written"), 0);
     mqd_store_relaxed(&writing.stop, 1);

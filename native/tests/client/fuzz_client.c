@@ -57,7 +57,7 @@ static void detach(struct mqd_client *client)
     free(client);
 }
 
-static uint32_t told; /* a bit a batch: its outcome was told and it is gone */
+static uint32_t reported; /* a bit a batch: its outcome was told and it is gone */
 
 static void take_outcomes(struct mqd_producer *producer, const uint64_t *numbers, uint32_t count)
 {
@@ -66,11 +66,11 @@ static void take_outcomes(struct mqd_producer *producer, const uint64_t *numbers
         uint32_t i = 0;
         while (i < count && numbers[i] != d.batch)
             i++;
-        require(i < count && !(told & 1u << i) && d.record_count == 1 && d.partition == (int32_t)(i % 2));
+        require(i < count && !(reported & 1u << i) && d.record_count == 1 && d.partition == (int32_t)(i % 2));
         if (d.error && d.error % 2) {
             require(mqd_producer_retry(producer, d.batch) == 0);
         } else {
-            told |= 1u << i;
+            reported |= 1u << i;
             require(!d.error || mqd_producer_drop(producer, d.batch) == 0);
         }
     }
@@ -115,7 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t count = data[0] & 7, left = 0;
     int32_t topic = mqd_producer_topic(producer, "t", 2, MQD_PARTITIONER_RANDOM);
     struct mqd_client_topic found;
-    told = 0;
+    reported = 0;
     for (uint32_t i = 0; i < count; i++) {
         numbers[i] = (uint64_t)mqd_producer_put(producer, topic, (int32_t)(i % 2), data, 1, NULL, -1, NULL, 0, 1);
         mqd_producer_send(producer, 0, 1);
@@ -123,7 +123,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     feed(client, producer, numbers, count, data + 1, size - 1, 1 + (size_t)(data[0] >> 4) * 17);
     mqd_client_find_topic(client, "t", 7, 0, &found);
     for (uint32_t i = 0; i < count; i++) {
-        left += !(told & 1u << i);
+        left += !(reported & 1u << i);
         mqd_producer_drop(producer, numbers[i]); /* refused for those that are gone */
     }
     require(mqd_producer_outstanding_records(producer) == 0);

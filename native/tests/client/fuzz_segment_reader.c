@@ -46,12 +46,12 @@ static struct mqd_record_view *prepare(struct columns *c, uint32_t capacity)
     return &c->view;
 }
 
-static int locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+static int locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                   struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     const struct input *input = context;
     (void)current;
-    *answer = (struct mqd_local_segment){.kind = ask->kind,
+    *answer = (struct mqd_local_segment){.kind = query->kind,
                                          .next_base_offset = INT64_MAX,
                                          .size_bytes = (uint32_t)input->size,
                                          .map_bytes = (uint32_t)input->size};

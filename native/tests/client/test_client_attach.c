@@ -23,7 +23,7 @@ static void request_fill(uint8_t *frame, uint32_t size_bytes, uint32_t correlati
     mqd_put_be32(frame + 4, correlation_id);
 }
 
-TEST(welcome_gives_what_was_asked)
+TEST(welcome_has_the_requested_sizes)
 {
     struct fake fake;
     struct mqd_client_options options = small();
@@ -361,7 +361,7 @@ TEST(a_sleeping_worker_is_woken)
     mqd_client_flush(client);
     CHECK_EQUAL(read(fake.to_worker, &count, sizeof count), 8);
     static const uint8_t reply[] = {0, 0, 0, 5, 0, 0, 0, 9, 1};
-    mqd_store_seq_cst(&fake.header->worker_wants_room, 1);
+    mqd_store_seq_cst(&fake.header->worker_needs_room, 1);
     fake_put(&fake, reply, sizeof reply);
     CHECK_EQUAL(mqd_client_poll(client), 0);
     CHECK_EQUAL(read(fake.to_worker, &count, sizeof count), 8);

@@ -363,9 +363,9 @@ TEST(a_worker_a_client_and_a_waiter)
     waiting_stop = 0;
     pthread_create(&worker, NULL, serve_on, &serving);
     pthread_create(&waiter, NULL, wait_on, client);
-    uint64_t total = test_long() ? 2000000 : 100000, sent = 0, told = 0;
+    uint64_t total = test_long() ? 2000000 : 100000, sent = 0, acknowledged = 0;
     struct mqd_delivery d[64];
-    while (told < total && !test_failed) {
+    while (acknowledged < total && !test_failed) {
         struct mqd_record_columns columns = {.count = total - sent < 100 ? (uint32_t)(total - sent) : 100,
                                              .values = values,
                                              .fixed_value_bytes = 50,
@@ -376,18 +376,18 @@ TEST(a_worker_a_client_and_a_waiter)
         sent += (uint64_t)taken;
         CHECK_OR(mqd_producer_send(producer, test_now_ns() / 1000, sent == total) == 0, break);
         if (taken < (int64_t)columns.count || sent == total)
-            CHECK_OR(mqd_client_wait(client, 10000000) == 1 || told == total, break);
+            CHECK_OR(mqd_client_wait(client, 10000000) == 1 || acknowledged == total, break);
         CHECK_OR(mqd_client_poll(client) == 0, break);
         for (uint32_t count; (count = mqd_producer_deliveries(producer, d, 64));)
             for (uint32_t i = 0; i < count; i++)
-                told += d[i].record_count;
+                acknowledged += d[i].record_count;
     }
     mqd_store_release(&serving.stop, 1);
     mqd_store_release(&waiting_stop, 1);
     mqd_client_wake(client);
     pthread_join(worker, NULL);
     pthread_join(waiter, NULL);
-    CHECK_EQUAL(told, total);
+    CHECK_EQUAL(acknowledged, total);
     CHECK_EQUAL(serving.records, total);
     mqd_producer_close(producer);
     mqd_client_close(client);

@@ -37,7 +37,7 @@ TEST(acks_0_is_answered_by_being_taken)
 
 /* The first fails, those behind it because of it; the caller decides about the first alone, and all
  * are sent again in their order under their sequences. */
-TEST(retry_in_the_old_place)
+TEST(retry_in_the_original_order)
 {
     struct setup s;
     struct mqd_producer_options options = plain();
@@ -76,7 +76,7 @@ TEST(retry_in_the_old_place)
     end(&s);
 }
 
-TEST(drop_of_what_was_never_sent_leaves_no_gap)
+TEST(dropping_unsent_batches_leaves_no_gap)
 {
     struct setup s;
     struct mqd_producer_options options = plain();
@@ -135,7 +135,7 @@ TEST(a_new_identity_begins_at_sequence_0)
 
 /* What a new leader or a lost answer leaves open is asked again under the old identity: under a new one it
  * would be written twice. */
-TEST(an_identity_waits_until_it_is_known_what_is_written)
+TEST(a_new_identity_waits_for_unknown_outcomes)
 {
     static const int16_t open_ended[] = {-1, NOT_LEADER_OR_FOLLOWER, 7, 20, 56};
     for (uint32_t i = 0; i < sizeof open_ended / sizeof *open_ended; i++) {
@@ -248,7 +248,7 @@ TEST(a_successor_on_the_same_attachment)
 
 /* An append that takes in answers on its way leaves outcomes: whoever waits in another thread has
  * to look at them. */
-TEST(what_an_append_takes_in_is_news_to_a_waiter)
+TEST(an_append_that_reads_answers_wakes_the_waiter)
 {
     for (int16_t acks = -1; acks <= 0; acks++) {
         struct setup s;

@@ -120,7 +120,7 @@ static void check_batch(struct fake *fake, const struct columns *c, uint32_t *ne
     CHECK_EQUAL(fake->batch.partition_leader_epoch, -1);
 }
 
-TEST(batches_hold_what_was_appended)
+TEST(batches_contain_the_appended_records)
 {
     static struct columns c;
     struct setup s;
@@ -135,7 +135,7 @@ TEST(batches_hold_what_was_appended)
         int32_t topic = mqd_producer_topic(s.producer, "things", 3, MQD_PARTITIONER_CONSISTENT);
         CHECK_EQUAL(topic, 0);
         columns_fill(&c, &seed, 300, 3);
-        uint32_t next[3] = {0}, taken = 0, batches = 0, told = 0;
+        uint32_t next[3] = {0}, taken = 0, batches = 0, acknowledged = 0;
         int32_t sequence[3] = {0};
         for (int step = 0; step < 1000 && (taken < c.view.count || mqd_producer_outstanding_records(s.producer));
              step++) {
@@ -179,9 +179,9 @@ TEST(batches_hold_what_was_appended)
             struct mqd_delivery d[10];
             uint32_t count;
             while ((count = mqd_producer_deliveries(s.producer, d, 10)))
-                for (uint32_t i = 0; i < count; i++, told++) {
+                for (uint32_t i = 0; i < count; i++, acknowledged++) {
                     CHECK_EQUAL(d[i].error, 0);
-                    CHECK_EQUAL(d[i].base_offset, 1000 + told);
+                    CHECK_EQUAL(d[i].base_offset, 1000 + acknowledged);
                     uint32_t records = 0;
                     for (uint32_t j = 0; j < taken; j++)
                         records += c.batches[j] == d[i].batch;
@@ -189,7 +189,7 @@ TEST(batches_hold_what_was_appended)
                 }
         }
         CHECK_EQUAL(taken, c.view.count);
-        CHECK_EQUAL(told, batches);
+        CHECK_EQUAL(acknowledged, batches);
         CHECK_EQUAL(mqd_producer_outstanding_records(s.producer), 0);
         CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
         end(&s);
@@ -512,7 +512,7 @@ TEST(wrong_calls_are_refused)
 
 /* ---- encoded batches ---- */
 
-TEST(encoded_batches_keep_their_place)
+TEST(encoded_batches_keep_their_order)
 {
     static uint8_t batch[100000];
     struct setup s;
@@ -563,14 +563,14 @@ TEST(memory_against_a_model)
     memset(owner, 0, sizeof owner);
     for (int step = 0; step < 20000; step++) {
         if (test_random(&seed) % 2) {
-            uint32_t wanted = 1 + (uint32_t)(test_random(&seed) % 80),
-                     needed = 1 + (uint32_t)(test_random(&seed) % wanted), longest = 0, exact = 0, got = 0;
+            uint32_t preferred = 1 + (uint32_t)(test_random(&seed) % 80),
+                     needed = 1 + (uint32_t)(test_random(&seed) % preferred), longest = 0, exact = 0, got = 0;
             for (uint32_t i = 0, length = 0; i < 300; i++) {
                 length = owner[i] ? 0 : length + 1;
                 longest = length > longest ? length : longest;
             }
-            exact = longest >= wanted ? wanted : longest;
-            uint32_t first = mqd_client_memory_take(&memory, wanted, needed, &got);
+            exact = longest >= preferred ? preferred : longest;
+            uint32_t first = mqd_client_memory_take(&memory, preferred, needed, &got);
             if (longest < needed) {
                 CHECK_EQUAL(first, UINT32_MAX);
                 continue;
@@ -585,7 +585,7 @@ TEST(memory_against_a_model)
         } else if (run_count) {
             struct run *run = &runs[test_random(&seed) % run_count];
             uint32_t kept = test_random(&seed) % 2 ? 0 : (uint32_t)(test_random(&seed) % run->count);
-            mqd_client_memory_give(&memory, run->first + kept, run->count - kept);
+            mqd_client_memory_release(&memory, run->first + kept, run->count - kept);
             memset(owner + run->first + kept, 0, run->count - kept);
             run->count = kept;
             if (!kept)

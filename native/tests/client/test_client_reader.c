@@ -17,7 +17,7 @@ TEST(follows_a_log_that_grows)
         CHECK_EQUAL(drain(reader, 10, &state), 1 + round);
         CHECK_EQUAL(mqd_segment_reader_position(reader), log.end_offset);
     }
-    CHECK_EQUAL(log.asked, 1);
+    CHECK_EQUAL(log.query_count, 1);
     CHECK_EQUAL(mqd_segment_reader_lag_end(reader), log.end_offset);
     CHECK_EQUAL(mqd_segment_reader_log_start(reader), 0);
     mqd_segment_reader_close(reader);
@@ -214,12 +214,12 @@ TEST(compacted)
     for (int64_t from = 0; from < log.end_offset; from++) {
         log.skips_gaps = from % 2;
         struct mqd_segment_reader *reader = log_reader(&log, from, 0);
-        int64_t wanted = 0;
+        int64_t visible = 0;
         for (int64_t offset = from; offset < log.end_offset; offset++)
-            wanted += offset < 10                   ? !(0x2aa >> offset & 1)
-                      : offset >= 19 && offset < 22 ? 1
-                                                    : offset >= log.end_offset - 2;
-        CHECK_EQUAL(drain(reader, 3, &state), wanted);
+            visible += offset < 10                   ? !(0x2aa >> offset & 1)
+                       : offset >= 19 && offset < 22 ? 1
+                                                     : offset >= log.end_offset - 2;
+        CHECK_EQUAL(drain(reader, 3, &state), visible);
         CHECK_EQUAL(state.stop, MQD_READ_END);
         CHECK_EQUAL(mqd_segment_reader_position(reader), log.end_offset);
         mqd_segment_reader_close(reader);
@@ -227,7 +227,7 @@ TEST(compacted)
     log_close(&log);
 }
 
-TEST(out_of_range_gone_and_moved)
+TEST(out_of_range_and_moved_partitions)
 {
     struct log log, other;
     struct mqd_read_state state;
@@ -281,7 +281,7 @@ TEST(out_of_range_gone_and_moved)
     log_close(&other);
 }
 
-TEST(damage_is_told_and_can_be_left_out)
+TEST(damage_is_reported_and_can_be_skipped)
 {
     static struct test_view v;
     struct log log;
@@ -396,10 +396,10 @@ static void history(uint64_t seed)
     struct log log;
     struct mqd_read_state state;
     static struct test_view v;
-    static uint8_t wanted[100000];
+    static uint8_t visible[100000];
     log_open(&log);
     log.heap = test_random(&seed) % 2;
-    memset(wanted, 0, sizeof wanted);
+    memset(visible, 0, sizeof visible);
     struct mqd_segment_reader *reader = log_reader(&log, 0, 0);
     int64_t expected = 0;
     for (int round = 0; round < 60; round++) {
@@ -410,7 +410,7 @@ static void history(uint64_t seed)
                 log_append_marker(&log, 1, dice % 2);
             else {
                 for (int32_t i = 0; i < count; i++)
-                    wanted[log.end_offset + i] = !(i < 64 && holes >> i & 1);
+                    visible[log.end_offset + i] = !(i < 64 && holes >> i & 1);
                 log_append(&log, count, 0, -1, (int32_t)(log.end_offset / 2000), holes);
             }
             if (dice % 13 == 0 && log.segment_count < LOG_SEGMENT_MAX)
@@ -424,7 +424,7 @@ static void history(uint64_t seed)
                                                 test_view(&v, 1 + (uint32_t)(test_random(&seed) % 300)), &state),
                         0);
             for (uint32_t i = 0; i < v.view.count; i++) {
-                while (!wanted[expected])
+                while (!visible[expected])
                     expected++;
                 CHECK_EQUAL(v.offsets[i], expected);
                 CHECK(view_is_right(&v.view, i));

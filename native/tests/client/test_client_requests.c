@@ -198,7 +198,7 @@ TEST(answers_that_are_cut_off_or_foreign)
     mqd_buffer_free(&reply);
 }
 
-TEST(parking_asks_for_positions_alone)
+TEST(parking_requests_positions_only)
 {
     struct fake fake;
     struct mqd_client_options options = {

@@ -145,7 +145,7 @@ TEST(rows_with_nulls)
     rows_free(&rows);
 }
 
-TEST(what_does_not_fit_is_not_taken)
+TEST(oversized_records_are_left)
 {
     struct source s;
     source_begin(&s);
@@ -175,7 +175,7 @@ TEST(what_does_not_fit_is_not_taken)
     rows_free(&rows);
 }
 
-TEST(columns_that_nobody_wants)
+TEST(columns_that_are_not_selected)
 {
     struct source s;
     source_begin(&s);

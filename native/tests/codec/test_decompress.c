@@ -70,7 +70,7 @@ static int64_t decompress(uint8_t codec, const uint8_t *bytes, size_t size_bytes
     return length;
 }
 
-TEST(what_others_have_written)
+TEST(reads_output_of_other_implementations)
 {
     for (size_t i = 0; i < VECTOR_COUNT; i++) {
         const uint8_t *records;

@@ -318,7 +318,7 @@ static int count_run(void *unused)
     return 0;
 }
 
-TEST(destroy_waits_for_what_is_under_way)
+TEST(destroy_waits_for_running_operations)
 {
     for (int backend = MQD_BACKEND_IO_URING; backend <= MQD_BACKEND_EPOLL; backend++) {
         struct mqd_poll *poll = poll_open(backend);
@@ -340,31 +340,31 @@ TEST(destroy_waits_for_what_is_under_way)
 }
 
 /* Seccomp filters do not see what a ring does. */
-TEST(a_ring_does_what_we_use_and_nothing_else)
+TEST(a_ring_allows_only_the_operations_in_use)
 {
     enum { OP_NOP = 0, OP_OPENAT = 18, OP_CONNECT = 16, SQE_LINK = 1 << 2 };
     static const struct {
         uint8_t opcode, flags;
         int result;
-    } asked[] = {{OP_NOP, 0, -EACCES},
-                 {OP_OPENAT, 0, -EACCES},
-                 {OP_CONNECT, 0, -EACCES},
-                 {MQD_URING_OP_FSYNC, SQE_LINK, -EACCES},
-                 {MQD_URING_OP_FSYNC, 0, -EBADF}};
+    } operations[] = {{OP_NOP, 0, -EACCES},
+                      {OP_OPENAT, 0, -EACCES},
+                      {OP_CONNECT, 0, -EACCES},
+                      {MQD_URING_OP_FSYNC, SQE_LINK, -EACCES},
+                      {MQD_URING_OP_FSYNC, 0, -EBADF}};
     struct mqd_uring ring;
     if (mqd_uring_open(&ring, 4, 8) != 0) {
         test_message("there is no io_uring here");
         return;
     }
-    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+    for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
         struct mqd_uring_submission *submission = mqd_uring_next(&ring);
-        submission->opcode = asked[i].opcode;
-        submission->flags = asked[i].flags;
+        submission->opcode = operations[i].opcode;
+        submission->flags = operations[i].flags;
         submission->fd = -1;
         CHECK_EQUAL(mqd_uring_enter(&ring, 1, LONG_NS), 0);
         const struct mqd_uring_completion *completion = mqd_uring_peek(&ring);
         CHECK(completion != NULL);
-        CHECK_EQUAL(completion->result, asked[i].result);
+        CHECK_EQUAL(completion->result, operations[i].result);
         mqd_uring_pop(&ring);
     }
     mqd_uring_close(&ring);

@@ -6,7 +6,7 @@
 /* From the reference's vectors for 128 bits: key 00..0f, input 00, 01, .. of so many bytes. */
 TEST(siphash_is_the_reference)
 {
-    static const uint8_t wanted[3][16] = {
+    static const uint8_t expected[3][16] = {
         {0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6, 0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55, 0x02, 0x93},
         {0xda, 0x87, 0xc1, 0xd8, 0x6b, 0x99, 0xaf, 0x44, 0x34, 0x76, 0x59, 0x11, 0x9b, 0x22, 0xfc, 0x45},
         {0x81, 0x77, 0x22, 0x8d, 0xa4, 0xa4, 0x5d, 0xc7, 0xfc, 0xa3, 0x8b, 0xde, 0xf6, 0x0a, 0xff, 0xe4}};
@@ -17,7 +17,7 @@ TEST(siphash_is_the_reference)
     for (int size = 0; size < 3; size++) {
         uint64_t out[2];
         mqd_siphash(seed, input, (size_t)size, out);
-        CHECK(memcmp(out, wanted[size], 16) == 0);
+        CHECK(memcmp(out, expected[size], 16) == 0);
     }
 }
 
@@ -43,7 +43,7 @@ TEST(key_map_keeps_the_last_offset_of_each_key)
     mqd_key_map_close(&map);
 }
 
-TEST(key_map_says_when_it_is_full)
+TEST(key_map_reports_that_it_is_full)
 {
     struct mqd_key_map map;
     CHECK(mqd_key_map_open(&map, 24 * 100, 90, NULL) == 0);

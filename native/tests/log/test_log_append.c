@@ -76,7 +76,7 @@ TEST(a_topic_with_create_time_clears_the_attribute_of_append_time)
     mqd_partition_close(partition, 0);
 }
 
-TEST(refuses_what_it_must)
+TEST(invalid_batches_are_refused)
 {
     log_fresh();
     struct mqd_log_options options = log_options();
@@ -116,7 +116,7 @@ TEST(refuses_what_it_must)
     mqd_partition_close(partition, 0);
 }
 
-TEST(full_staging_area_asks_for_a_write)
+TEST(a_full_staging_area_requests_a_write)
 {
     log_fresh();
     struct mqd_log_options options = log_options();

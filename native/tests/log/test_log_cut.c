@@ -173,7 +173,7 @@ static void refused_once(const char *call, const char *error, bool restart)
     leader_free(&leader);
 }
 
-TEST(a_cut_that_cannot_begin_leaves_the_log_whole)
+TEST(a_cut_that_cannot_begin_leaves_the_log_intact)
 {
     refused_once("any", "ENOSPC", false);
     refused_once("any", "ENOSPC", true);

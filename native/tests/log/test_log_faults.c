@@ -170,7 +170,7 @@ static void live(uint64_t seed)
     mqd_partition_close(life.partition, 0);
 }
 
-TEST(whatever_the_disk_refuses_the_log_is_whole_and_nothing_is_left_open)
+TEST(after_any_disk_error_the_log_is_intact_and_no_file_stays_open)
 {
     const char *alone = getenv("MQD_TEST_SEED");
     uint64_t first = alone ? strtoull(alone, NULL, 10) : 1, count = alone ? 1 : test_long() ? 5000 : 80;

@@ -32,7 +32,7 @@ static int follow_error(struct mqd_partition *partition, const uint8_t *bytes, u
     return error;
 }
 
-TEST(what_is_not_the_next_batch_is_refused)
+TEST(a_batch_that_is_not_the_next_is_refused)
 {
     struct leader leader = {0};
     struct mqd_log_options options = small_options();
@@ -149,7 +149,7 @@ TEST(an_empty_log_begins_where_the_batch_begins)
 
 /* ---- the high watermark of a replica ---- */
 
-TEST(a_replica_opens_with_what_is_known_to_be_committed)
+TEST(a_replica_opens_at_its_high_watermark)
 {
     struct mqd_log_options options = small_options();
     struct leader leader = {0};
@@ -198,12 +198,12 @@ TEST(epochs_end_where_the_next_begins)
     const struct {
         int32_t epoch, found;
         int64_t end;
-    } wanted[] = {{-1, -1, -1}, {0, 0, 0}, {1, 1, 0}, {2, 2, 4},  {3, 2, 4},
-                  {4, 2, 4},    {5, 5, 7}, {8, 5, 7}, {9, 9, 10}, {10, -1, -1}};
-    for (uint32_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        mqd_partition_epoch_end(partition, wanted[i].epoch, &found, &end);
-        CHECK_EQUAL(found, wanted[i].found);
-        CHECK_EQUAL(end, wanted[i].end);
+    } expected[] = {{-1, -1, -1}, {0, 0, 0}, {1, 1, 0}, {2, 2, 4},  {3, 2, 4},
+                    {4, 2, 4},    {5, 5, 7}, {8, 5, 7}, {9, 9, 10}, {10, -1, -1}};
+    for (uint32_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        mqd_partition_epoch_end(partition, expected[i].epoch, &found, &end);
+        CHECK_EQUAL(found, expected[i].found);
+        CHECK_EQUAL(end, expected[i].end);
     }
     struct mqd_truncation outcome; /* nothing to cut: but what the log has no record of is not spoken of again */
     CHECK_EQUAL(mqd_epochs_add(&partition->epochs, 11, 10), 1);

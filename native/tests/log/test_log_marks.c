@@ -11,7 +11,7 @@ static struct log_batch one(uint64_t mark)
     return (struct log_batch){.mark = mark, .record_count = 1 + (int32_t)(mark % 3)};
 }
 
-TEST(it_moves_by_whole_writes)
+TEST(high_watermark_moves_by_complete_writes)
 {
     log_fresh();
     struct mqd_log_options options = log_options();
@@ -59,11 +59,11 @@ TEST(places_are_exact)
         bool near = i / 500 % 2; /* for 500 writes nobody keeps up: more places than are kept */
         if (test_random(&random) % (near ? 3 : 400))
             continue;
-        int64_t end = places[i].log_end_offset, asked = near ? end - (int64_t)(test_random(&random) % 20)
-                                                             : (int64_t)(test_random(&random) % (uint64_t)end);
-        mqd_partition_raise_high_watermark(partition, asked);
+        int64_t end = places[i].log_end_offset, requested = near ? end - (int64_t)(test_random(&random) % 20)
+                                                                 : (int64_t)(test_random(&random) % (uint64_t)end);
+        mqd_partition_raise_high_watermark(partition, requested);
         struct mqd_positions now = log_positions(partition);
-        CHECK(now.high_watermark >= previous && (now.high_watermark <= asked || now.high_watermark == previous));
+        CHECK(now.high_watermark >= previous && (now.high_watermark <= requested || now.high_watermark == previous));
         previous = now.high_watermark;
         uint32_t at = 0;
         while (at < i && places[at].log_end_offset < now.high_watermark)

@@ -37,7 +37,7 @@ static void lose(int64_t base)
     CHECK_EQUAL(unlink(log_file(base, ".log")), 0);
 }
 
-TEST(a_segment_that_is_missing_in_the_middle_is_told_of)
+TEST(a_missing_middle_segment_is_reported)
 {
     for (enum way way = CLEAN; way < WAYS; way++) {
         struct mqd_log_options options;
@@ -56,7 +56,7 @@ TEST(a_segment_that_is_missing_in_the_middle_is_told_of)
     }
 }
 
-TEST(the_only_replica_goes_on_where_its_log_had_ended)
+TEST(the_only_replica_continues_at_its_former_log_end)
 {
     for (enum way way = CLEAN; way < WAYS; way++)
         for (int all = 0; all < 2; all++) {
@@ -98,7 +98,7 @@ TEST(one_of_several_replicas_ends_where_its_log_ends)
     }
 }
 
-TEST(a_whole_log_misses_nothing)
+TEST(a_complete_log_has_no_missing_segment)
 {
     for (enum way way = CLEAN; way < WAYS; way++) {
         struct mqd_log_options options;

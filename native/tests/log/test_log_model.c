@@ -358,7 +358,7 @@ static void live(uint64_t seed, int step_count)
         test_message("MQD_TEST_SEED=%llu", (unsigned long long)seed);
 }
 
-TEST(any_life_keeps_what_was_durable)
+TEST(any_history_keeps_durable_records)
 {
     const char *chosen = getenv("MQD_TEST_SEED");
     uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 15;

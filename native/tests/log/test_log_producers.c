@@ -88,7 +88,7 @@ TEST(the_last_five_are_remembered)
 
 /* Two are in flight, the first is refused (the partition was not ready), the second taken: the
  * first one was never written. */
-TEST(what_was_never_written_is_not_called_written)
+TEST(unwritten_batches_are_not_reported_as_written)
 {
     struct mqd_producers producers = {0};
     CHECK_EQUAL(offer(&producers, numbered(1, 0, 3, 4), 100), 0);

@@ -95,7 +95,7 @@ TEST(every_flipped_bit_is_found)
     unlink("/tmp/mqd-log-copy");
 }
 
-TEST(damage_cuts_and_deletes_what_follows)
+TEST(damage_cuts_the_log_and_deletes_later_segments)
 {
     struct mqd_log_options options = log_options();
     options.segment_bytes = 1000; /* 8 batches a segment */
@@ -116,8 +116,8 @@ TEST(damage_cuts_and_deletes_what_follows)
 }
 
 /* C5: whole batches behind the damage, in its segment or in the next, may have counted: a log of
- * several replicas says so, and goes on saying so. One that is torn at its very end says nothing. */
-TEST(a_cut_before_whole_batches_is_noted)
+ * several replicas says so, and continues saying so. One that is torn at its very end says nothing. */
+TEST(a_cut_before_valid_batches_is_recorded)
 {
     struct mqd_log_options options = log_options();
     options.segment_bytes = 1000;
@@ -290,7 +290,7 @@ static void check_time_index(struct mqd_partition *partition, int count)
     }
 }
 
-/* Index files missing, cut anywhere, zeroed, filled with noise, stale: made anew in every mode but
+/* Index files missing, cut anywhere, zeroed, filled with noise, stale: made again in every mode but
  * clean. */
 TEST(index_files_are_rebuilt)
 {

@@ -111,7 +111,7 @@ TEST(a_write_over_segments_is_undone_at_every_step)
 }
 
 /* A segment that was begun and cannot be deleted again, as where that needs space too: the log does
- * not go on beside it, for a clean start would take it for the last one. */
+ * not continue beside it, for a clean start would take it for the last one. */
 TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
 {
     static const char *const rules[] = {"write:ENOSPC:001.log", "write:ENOSPC:001.log,unlink:ENOSPC:001.log",

@@ -71,7 +71,7 @@ TEST(a_transaction_begins_with_the_guard_that_was_verified)
     mqd_partition_close(partition, 0);
 }
 
-TEST(what_was_verified_before_the_end_does_not_begin_another)
+TEST(a_guard_from_before_the_end_begins_no_new_transaction)
 {
     log_fresh();
     struct mqd_log_options options = options_verified();
@@ -289,7 +289,7 @@ TEST(ongoing_transactions_outlive_idle_producers_and_restarts)
         if (way == 1)
             recovery.trusted_end_offset = 23;
         CHECK_EQUAL(mqd_partition_close(partition, way == 0), 0);
-        if (way >= 2) /* the index is made anew, or what is damaged of it */
+        if (way >= 2) /* the index is made again, or what is damaged of it */
             CHECK_EQUAL(way == 2 ? unlink(log_file(0, ".txnindex")) : truncate(log_file(0, ".txnindex"), 17), 0);
         partition = log_open(&options, &recovery);
         struct mqd_producer_view views[64];

@@ -27,7 +27,7 @@ static void is(int expected)
     CHECK_EQUAL(cached(30), expected);
 }
 
-TEST(what_was_just_written_is_in_the_page_cache)
+TEST(written_bytes_are_in_the_page_cache)
 {
     mqd_reader_destroy(plain_partition(1, 10));
     is(WARM);
@@ -36,7 +36,7 @@ TEST(what_was_just_written_is_in_the_page_cache)
     model_end(&shared);
 }
 
-TEST(what_the_kernel_does_not_tell_counts_as_cold)
+TEST(unknown_pages_count_as_cold)
 {
     mqd_reader_destroy(plain_partition(1, 10));
     where_refused(ENOSYS, EPERM, is, COLD);
@@ -45,7 +45,7 @@ TEST(what_the_kernel_does_not_tell_counts_as_cold)
     model_end(&shared);
 }
 
-TEST(what_was_evicted_is_cold_either_way)
+TEST(evicted_pages_are_cold_with_either_call)
 {
     char path[PATH_MAX];
     mqd_reader_destroy(plain_partition(2, 10));

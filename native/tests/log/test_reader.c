@@ -17,11 +17,11 @@ TEST(random_offsets_agree_with_the_model)
                 positions.log_start_offset +
                 (int64_t)(test_random(&seed) % (uint64_t)(positions.log_end_offset - positions.log_start_offset + 1));
             uint32_t size_max = (uint32_t)(test_random(&seed) % (i % 3 ? 100000 : 3000000));
-            bool whole_first = test_random(&seed) % 2;
+            bool min_one_batch = test_random(&seed) % 2;
             struct mqd_range range;
-            if (mqd_reader_find(reader, 7, &positions, 1, offset, size_max, whole_first, &cursor, &range) != 0)
+            if (mqd_reader_find(reader, 7, &positions, 1, offset, size_max, min_one_batch, &cursor, &range) != 0)
                 TEST_FAIL("seed %" PRIu64 ": %s", begin, mqd_error_message());
-            else if (check_range(m, &positions, offset, size_max, whole_first, &range) == UINT32_MAX ||
+            else if (check_range(m, &positions, offset, size_max, min_one_batch, &range) == UINT32_MAX ||
                      !cursor_good(m, &positions, &range, &cursor))
                 TEST_FAIL("seed %" PRIu64 " look-up %d", begin, i);
             mqd_range_release(reader, &range);
@@ -67,8 +67,8 @@ TEST(a_sequential_look_up_costs_one_pread_at_most)
     while (offset < 100) { /* the limit is far: the index tells where to stop */
         pread_count = open_count = pread_bytes = 0;
         CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, offset, 9000, false, &cursor, &range), 0);
-        uint32_t asked = pread_count;
-        CHECK(!opened || (asked <= 1 && open_count == 0));
+        uint32_t reads = pread_count;
+        CHECK(!opened || (reads <= 1 && open_count == 0));
         opened = true;
         uint32_t next = check_range(&shared, &shared.positions, offset, 9000, false, &range);
         CHECK(next != UINT32_MAX);
@@ -157,15 +157,15 @@ TEST(the_ends_of_the_log)
 /* Who reads the files himself goes on to the next segment where readable_bytes end, so it must not
  * be told of one before all of this one is readable: the writer rolls while batches that are not
  * flushed yet lie behind the high watermark. */
-TEST(the_next_segment_is_told_when_all_of_this_one_is_readable)
+TEST(the_next_segment_is_named_when_this_one_is_fully_readable)
 {
     struct mqd_reader *reader = plain_partition(4, 100);
     for (uint32_t number = 0; number <= shared.batch_count; number++) {
         struct mqd_positions positions = positions_at(&shared, number);
         for (int64_t offset = 0; offset <= positions.high_watermark; offset += 7) {
-            struct mqd_segment_place place;
+            struct mqd_segment_location place;
             uint32_t end = 0;
-            CHECK_EQUAL(mqd_reader_place(reader, 3, &positions, 1, offset, &place), 0);
+            CHECK_EQUAL(mqd_reader_locate(reader, 3, &positions, 1, offset, &place), 0);
             for (uint32_t i = 0; i < shared.batch_count; i++)
                 if (shared.batches[i].segment == place.base_offset)
                     end = shared.batches[i].position + shared.batches[i].size_bytes;
@@ -176,13 +176,13 @@ TEST(the_next_segment_is_told_when_all_of_this_one_is_readable)
             } else {
                 CHECK(place.base_offset >= positions.high_watermark_segment);
             }
-            mqd_segment_place_release(reader, &place);
+            mqd_segment_location_release(reader, &place);
         }
     }
     plain_end(reader);
 }
 
-TEST(a_first_batch_above_the_limit_comes_whole_or_not_at_all)
+TEST(a_first_batch_above_the_limit_is_complete_or_absent)
 {
     struct model *m = &shared;
     model_begin(m, 0, 4096);

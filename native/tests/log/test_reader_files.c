@@ -111,7 +111,7 @@ TEST(a_missing_file_is_stale_once_and_then_an_error)
     CHECK_EQUAL(unlink(path), 0);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 9000, true, &cursor, &range), -1);
     CHECK_EQUAL(mqd_error_code(), MQD_E_STALE);
-    /* listed anew, the segment is not there: the next record is the first of the following one, as
+    /* listed again, the segment is not there: the next record is the first of the following one, as
      * after compaction */
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 9000, true, &cursor, &range), 0);
     CHECK_EQUAL(range.position, 0);
@@ -145,7 +145,7 @@ TEST(a_roll_is_seen_without_a_new_generation)
     plain_end(reader);
 }
 
-TEST(a_file_replaced_under_its_name_is_opened_anew)
+TEST(a_replaced_file_is_opened_again)
 {
     struct mqd_reader *reader = plain_partition(2, 10);
     struct mqd_cursor cursor = {0}, old;
@@ -186,7 +186,7 @@ static void damage(int64_t segment, const char *suffix, long at, const void *byt
     fclose(file);
 }
 
-TEST(a_damaged_header_is_told_with_its_place)
+TEST(a_damaged_header_is_reported_with_its_position)
 {
     struct mqd_reader *reader = plain_partition(2, 10);
     struct mqd_cursor cursor = {0};
@@ -207,7 +207,7 @@ TEST(a_damaged_header_is_told_with_its_place)
     plain_end(reader);
 }
 
-TEST(an_index_that_lies_costs_time_only)
+TEST(a_wrong_index_costs_only_time)
 {
     struct mqd_reader *reader = plain_partition(2, 10);
     struct mqd_range range;

@@ -165,7 +165,7 @@ TEST(readers_that_follow_the_writer_get_every_byte_once)
 }
 
 /* Retention as the broker does it: the log start moves and the generation with it, then the files
- * go; readers that stand in the dropped part go on behind it. */
+ * go; readers that stand in the dropped part continue behind it. */
 TEST(readers_survive_the_deletion_of_old_segments)
 {
     char path[] = "/tmp/mqd-test-reader-partition-XXXXXX", command[64], name[PATH_MAX];

@@ -26,13 +26,13 @@ static struct mqd_replica_assignment led(int32_t leader_epoch, int32_t partition
 static struct mqd_replica_answer fetch(struct mqd_replica *replica, int32_t node, int64_t offset, int64_t now_ms)
 {
     static const struct mqd_epoch epochs[1] = {{0, 0}};
-    struct mqd_replica_fetch asked = {.node_id = node,
-                                      .broker_epoch = EPOCH_OF(node),
-                                      .current_leader_epoch = replica->leader_epoch,
-                                      .last_fetched_epoch = offset ? 0 : -1,
-                                      .fetch_offset = offset};
+    struct mqd_replica_fetch requested = {.node_id = node,
+                                          .broker_epoch = EPOCH_OF(node),
+                                          .current_leader_epoch = replica->leader_epoch,
+                                          .last_fetched_epoch = offset ? 0 : -1,
+                                          .fetch_offset = offset};
     struct mqd_replica_answer answer;
-    mqd_replica_fetch(replica, &asked, epochs, 1, now_ms, &answer);
+    mqd_replica_fetch(replica, &requested, epochs, 1, now_ms, &answer);
     return answer;
 }
 
@@ -124,7 +124,7 @@ TEST(a_proposal_counts_until_it_cannot_be_accepted)
     CHECK(!replica.proposing); /* another change was made of the partition: compare-and-set refuses this one for ever */
 }
 
-TEST(who_lags_leaves_only_when_it_is_committed)
+TEST(a_lagging_follower_leaves_only_when_committed)
 {
     struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2 | 1 << 3);
     struct mqd_replica_proposal out;
@@ -142,7 +142,7 @@ TEST(who_lags_leaves_only_when_it_is_committed)
     CHECK_EQUAL(replica.high_watermark, 9);
 }
 
-/* Below min_insync the high watermark stands still while acks=1 goes on. A follower at it, long
+/* Below min_insync the high watermark stands still while acks=1 continues. A follower at it, long
  * behind the end, would be proposed away as soon as it had joined. */
 TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
 {
@@ -218,13 +218,13 @@ TEST(a_bound_of_records_counts_as_soon_as_it_is_set_and_until_it_is_dropped)
     CHECK_EQUAL(mqd_replica_propose(&replica, 5000, 50, &out), 0);
     given.lag_records_max = 94;
     mqd_replica_assign(&replica, &given, 5000);
-    mqd_replica_assign(&replica, &given, 5400); /* said again, it does not begin anew */
+    mqd_replica_assign(&replica, &given, 5400); /* said again, it does not begin again */
     CHECK_EQUAL(mqd_replica_propose(&replica, 5499, 50, &out), 0);
     CHECK_EQUAL(mqd_replica_propose(&replica, 5500, 50, &out), 1);
     CHECK_EQUAL(out.member_count, 1);
 }
 
-TEST(who_was_not_heard_of_in_this_epoch_is_behind_by_no_number_of_records)
+TEST(a_follower_unseen_in_this_epoch_has_no_known_lag)
 {
     struct mqd_replica replica = leader(100, 1 << 1 | 1 << 2);
     struct mqd_replica_assignment given = led(2, 2, 1 << 1 | 1 << 2);
@@ -238,7 +238,7 @@ TEST(who_was_not_heard_of_in_this_epoch_is_behind_by_no_number_of_records)
     CHECK_EQUAL(out.member_count, 1);
 }
 
-TEST(what_may_be_appended)
+TEST(appends_are_bounded_by_the_replica_rules)
 {
     struct mqd_replica replica = leader(0, 1 << 1 | 1 << 2);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 0);
@@ -251,7 +251,7 @@ TEST(what_may_be_appended)
     next.min_insync = 7, next.partition_epoch = 3, next.members[1].in_sync = next.members[2].in_sync = 1;
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 0);
-    next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered anew; metadata have not got there */
+    next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered again; metadata have not got there */
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(replica.role, MQD_REPLICA_NONE);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 0, 100, 99), 6);

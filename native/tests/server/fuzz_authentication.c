@@ -138,9 +138,9 @@ static void answer(const struct mqd_descriptor *one, uint16_t flags, const void 
     static uint64_t at;
     at = (at + 8192) % (1 << 20);
     memcpy(options.arenas[ACCEPTOR] + at, bytes, size_bytes);
-    struct mqd_descriptor said = {
+    struct mqd_descriptor descriptor = {
         .kind = MQD_LINK_RESPONSE, .flags = flags, .token = one->token, .offset = at, .size_bytes = size_bytes};
-    NEED(mqd_endpoint_send(acceptor, WORKER, &said) == 0);
+    NEED(mqd_endpoint_send(acceptor, WORKER, &descriptor) == 0);
     mqd_endpoint_flush(acceptor);
 }
 
@@ -237,8 +237,8 @@ static void answer_plainly(struct input *input)
     if (!pop(&one, &exchange))
         return;
     mqd_put_be16(body + 4, how & 8 ? 58 : 0);
-    uint16_t said = flags[how & 7];
-    answer(&one, said, body, said & MQD_RESPONSE_NONE ? 0 : how & 16 ? how >> 5 : sizeof body);
+    uint16_t answer_flags = flags[how & 7];
+    answer(&one, answer_flags, body, answer_flags & MQD_RESPONSE_NONE ? 0 : how & 16 ? how >> 5 : sizeof body);
 }
 
 /* A5: `how` says whose principal, and what is wrong with it. */

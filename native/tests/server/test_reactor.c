@@ -41,13 +41,13 @@ BOTH(produce_here_and_through_another_worker)
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         struct client client = client_open(b, worker);
         for (int32_t p = 0; p < 4; p++) {
-            struct asked asked = {p, 0};
+            struct fetch_position requested = {p, 0};
             client_fetch(&client,
                          (struct fetch){.wait_ms = LIMIT_MS,
                                         .bytes_min = 6 * (MQD_BATCH_HEADER_BYTES + p * 9000 + 64),
                                         .bytes_max = 8 << 20,
                                         .session_epoch = -1},
-                         &asked, 1, fetched);
+                         &requested, 1, fetched);
             CHECK_EQUAL(fetched->batch_count, 6);
             for (uint32_t i = 0; i < 6; i++)
                 CHECK_EQUAL(fetched->batches[i].mark, i / 3 * 1000 + i % 3 * 10 + (uint64_t)p);
@@ -79,7 +79,7 @@ BOTH(a_refused_batch_does_not_free_those_after_it)
     const char *reason;
     CHECK_EQUAL(lent.size_bytes, MQD_BATCH_HEADER_BYTES + 5000);
     CHECK_EQUAL(mqd_batch_validate(b->arenas[0] + lent.offset, lent.size_bytes, &batch, &reason), 0);
-    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = 99});
+    bench_put(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = 99});
     CHECK_EQUAL(client_receive(&client), 1);
     struct produced out = take_produced(&client);
     CHECK_EQUAL(out.error[0], 45);
@@ -110,14 +110,14 @@ BOTH(a_bad_frame_does_not_free_the_good_one_before_it)
     struct mqd_batch batch;
     const char *reason;
     CHECK_EQUAL(mqd_batch_validate(b->arenas[0] + lent.offset, lent.size_bytes, &batch, &reason), 0);
-    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token});
+    bench_put(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token});
     frame_free(&frame);
     client_close(&client);
     client_close(&other);
     bench_stop(b);
 }
 
-BOTH(a_forwarded_batch_times_out_and_its_late_answer_is_not_heard)
+BOTH(a_forwarded_batch_times_out_and_its_late_answer_is_ignored)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 1);
@@ -127,14 +127,14 @@ BOTH(a_forwarded_batch_times_out_and_its_late_answer_is_not_heard)
     put_produce(&frame, 1, -1, 50, &lone, 1);
     CHECK(client_send(&client, &frame));
     struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from), again;
-    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_RELEASE, .token = lent.token});
+    bench_put(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_RELEASE, .token = lent.token});
     CHECK_EQUAL(client_receive(&client), 1);
     CHECK_EQUAL(take_produced(&client).error[0], 7);
     CHECK(client_send(&client, &frame));
     again = bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
     CHECK(again.token != lent.token);
-    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = 1});
-    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = again.token, .a = 2});
+    bench_put(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = 1});
+    bench_put(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = again.token, .a = 2});
     CHECK_EQUAL(client_receive(&client), 1);
     struct produced out = take_produced(&client);
     CHECK(out.error[0] == 0 ? out.base_offset[0] == 2 : out.error[0] == 7); /* 7: this one took longer than 50 ms too */
@@ -172,20 +172,20 @@ BOTH(an_owner_dies_with_a_batch)
 /* The acceptor of worker 0; where two questions wait, it answers the second first. */
 static void answer_until_readable(struct bench *b, struct client *client)
 {
-    struct mqd_descriptor ask, held = {0};
+    struct mqd_descriptor request, held = {0};
     struct pollfd wait = {client->fd, POLLIN, 0};
     uint32_t from;
     static uint64_t at; /* lent until the worker has taken it over: round and round, no question waits that long */
     for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; poll(&wait, 1, 0) == 0 && test_now_ns() < end_ns;) {
-        bool got = bench_take(b, ACCEPTOR, &ask, &from, 2);
-        if (got && ask.kind != MQD_LINK_REQUEST)
+        bool got = bench_take(b, ACCEPTOR, &request, &from, 2);
+        if (got && request.kind != MQD_LINK_REQUEST)
             continue;
         if (got && !held.kind) {
-            held = ask;
+            held = request;
             continue;
         }
         if (got)
-            bench_respond(b, 0, &ask, "answer", 0, true, (at += 64) % ARENA_BYTES);
+            bench_respond(b, 0, &request, "answer", 0, true, (at += 64) % ARENA_BYTES);
         if (held.kind)
             bench_respond(b, 0, &held, "answer", 0, true, (at += 64) % ARENA_BYTES);
         held.kind = 0;
@@ -203,7 +203,7 @@ BOTH(replies_keep_their_order)
     enum { COUNT = 600 }; /* inflight_count_max is 16, and many lie in one window */
     mqd_control_set_api_versions(b->control, 0, (const uint8_t *)"abc", 3);
     for (int32_t i = 0; i < COUNT; i++) {
-        struct asked asked = {i % 4, 0};
+        struct fetch_position requested = {i % 4, 0};
         struct part lone = part(i % 4, (uint64_t)i, 64);
         switch (i % 4) {
         case 0:
@@ -216,7 +216,7 @@ BOTH(replies_keep_their_order)
                                      .bytes_min = 1 << 20,
                                      .bytes_max = 300,
                                      .session_epoch = -1},
-                      &asked, 1);
+                      &requested, 1);
             break;
         case 2:
             frame_end(&frame, frame_begin(&frame, 18, 0, i));
@@ -246,7 +246,7 @@ BOTH(replies_keep_their_order)
 
 /* A JoinGroup whose client leaves while it waits takes no place from the others, and the acceptor
  * hears that nobody waits. */
-BOTH(who_leaves_while_the_acceptor_waits_is_forgotten)
+BOTH(a_client_that_leaves_cancels_its_waiting_request)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client other = client_open(b, 0);
@@ -257,32 +257,32 @@ BOTH(who_leaves_while_the_acceptor_waits_is_forgotten)
         int16_t api_key = i % 4 == 3 ? 19 : 11; /* CreateTopics: the acceptor carries it out, whoever has gone */
         frame_end(&frame, frame_begin(&frame, api_key, 3, i));
         CHECK(client_send(&client, &frame));
-        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
-        struct mqd_descriptor parked = {.kind = MQD_LINK_PARKED, .token = ask.token};
+        struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+        struct mqd_descriptor parked = {.kind = MQD_LINK_PARKED, .token = request.token};
         if (i % 2)
-            bench_say(b, ACCEPTOR, from, parked);
+            bench_put(b, ACCEPTOR, from, parked);
         client_close(&client);
         frame.size_bytes = 0;
         /* behind the end of that connection, for the reactor has seen both */
         frame_end(&frame, frame_begin(&frame, 10, 1, i));
         CHECK(client_send(&other, &frame));
         if (i % 2 == 0)
-            bench_say(b, ACCEPTOR, from, parked);
-        struct mqd_descriptor question = {0};
-        for (int abandoned = api_key != 11; !abandoned || !question.kind;) {
+            bench_put(b, ACCEPTOR, from, parked);
+        struct mqd_descriptor control_request = {0};
+        for (int abandoned = api_key != 11; !abandoned || !control_request.kind;) {
             struct mqd_descriptor got;
             CHECK(bench_take(b, ACCEPTOR, &got, &from, LIMIT_MS));
             if (got.kind == MQD_LINK_REQUEST)
-                question = got;
-            if (got.kind != MQD_LINK_ABANDON)
+                control_request = got;
+            if (got.kind != MQD_LINK_CANCEL)
                 continue;
             CHECK(!abandoned);
-            CHECK_EQUAL(got.token, ask.token);
-            CHECK_EQUAL(got.error, ask.error);
+            CHECK_EQUAL(got.token, request.token);
+            CHECK_EQUAL(got.error, request.error);
             abandoned = 1;
         }
-        bench_respond(b, 0, &ask, "late", 0, true, 64); /* means nobody */
-        bench_respond(b, 0, &question, "answer", 0, true, 128);
+        bench_respond(b, 0, &request, "late", 0, true, 64); /* means nobody */
+        bench_respond(b, 0, &control_request, "answer", 0, true, 128);
         CHECK_EQUAL(client_receive(&other), 1);
         CHECK_EQUAL((int32_t)take(&other, 4), i);
         other.at = 0;
@@ -327,7 +327,7 @@ BOTH(large_frames_in_pieces)
 
 /* Lent windows drive the current one to the middle of the arena, where it stays when they come
  * back: no longer run fits on either side of it. */
-BOTH(the_window_gives_way_to_the_largest_frame)
+BOTH(the_window_yields_to_the_largest_frame)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
@@ -344,7 +344,7 @@ BOTH(the_window_gives_way_to_the_largest_frame)
             client_close(&client), client = client_open(b, 0);
     }
     for (uint32_t i = 0; i < 24; i++)
-        bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent[i].token});
+        bench_put(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent[i].token});
     struct part both[2] = {part(0, 100, 900000), part(1, 101, 1000000)};
     struct produced out = client_produce(&client, 1, both, 2);
     CHECK_EQUAL(out.count, 2);
@@ -357,7 +357,7 @@ BOTH(the_window_gives_way_to_the_largest_frame)
 
 /* Clients that never end their large frames, but send a byte now and then, against one that sends a
  * maximal frame and one with small ones. */
-BOTH(dripping_clients_hold_nobody_up)
+BOTH(dripping_clients_delay_no_other)
 {
     struct bench *b = bench_start(backend, NULL);
     enum { DRIPS = 6 };
@@ -404,11 +404,11 @@ BOTH(control_requests)
     uint32_t from;
     frame_end(&frame, frame_begin(&frame, 10, 1, 5));
     CHECK(client_send(&client, &frame));
-    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
-    int64_t connection = ask.b;
-    bench_respond(b, 0, &ask, "one", MQD_RESPONSE_MORE, true, 0); /* in fragments */
-    bench_respond(b, 0, &ask, "two", MQD_RESPONSE_MORE, false, 64);
-    bench_respond(b, 0, &ask, "three", 0, false, 128);
+    struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    int64_t connection = request.b;
+    bench_respond(b, 0, &request, "one", MQD_RESPONSE_MORE, true, 0); /* in fragments */
+    bench_respond(b, 0, &request, "two", MQD_RESPONSE_MORE, false, 64);
+    bench_respond(b, 0, &request, "three", 0, false, 128);
     CHECK_EQUAL(client_receive(&client), 1);
     CHECK_EQUAL(client.reply_bytes, 4 + 11);
     CHECK(memcmp(client.reply + 4, "onetwothree", 11) == 0);
@@ -424,7 +424,7 @@ BOTH(control_requests)
     /* the acceptor dies: a question is asked again, a change ends its connection, a client that
      * left leaves nothing */
     CHECK(client_send(&client, &frame));
-    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
     frame_end(&creation, frame_begin(&creation, 19, 1, 8));
     CHECK(client_send(&change, &creation));
     bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
@@ -432,7 +432,7 @@ BOTH(control_requests)
     bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
     client_close(&other);
     mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
-    bench_respond(b, 0, &ask, "from the grave", 0, true, 0);
+    bench_respond(b, 0, &request, "from the grave", 0, true, 0);
     mqd_endpoint_close(b->endpoints[ACCEPTOR]);
     b->endpoints[ACCEPTOR] = mqd_endpoint_open(b->control, b->links, ACCEPTOR, ENDPOINTS, b->eventfds);
     mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_RUNNING, getpid());
@@ -442,17 +442,17 @@ BOTH(control_requests)
     /* the dead one's are told apart by the generation that they name; the client that left may be
      * asked for once more */
     do
-        CHECK(bench_take(b, ACCEPTOR, &ask, &from, LIMIT_MS));
-    while (ask.kind != MQD_LINK_REQUEST || ask.b != connection ||
-           ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
-    bench_respond(b, 0, &ask, "answer", 0, true, 256);
+        CHECK(bench_take(b, ACCEPTOR, &request, &from, LIMIT_MS));
+    while (request.kind != MQD_LINK_REQUEST || request.b != connection ||
+           request.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
+    bench_respond(b, 0, &request, "answer", 0, true, 256);
     CHECK_EQUAL(client_receive(&client), 1);
     CHECK(client.reply_bytes == 10 && memcmp(client.reply + 4, "answer", 6) == 0);
     CHECK(client_send(&client, &frame));
     do
-        ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
-    while (ask.b != connection);
-    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CLOSE, .token = ask.token});
+        request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    while (request.b != connection);
+    bench_put(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CLOSE, .token = request.token});
     CHECK_EQUAL(client_receive(&client), 0);
     frame_free(&frame);
     frame_free(&large);

@@ -34,7 +34,7 @@ static void put_request(struct frame *frame, int16_t api_key, int16_t version, i
     frame_end(frame, begin);
 }
 
-static bool ask(struct client *client, int16_t api_key, int16_t version, int32_t correlation_id, const char *body)
+static bool post(struct client *client, int16_t api_key, int16_t version, int32_t correlation_id, const char *body)
 {
     struct frame frame = {0};
     put_request(&frame, api_key, version, correlation_id, body);
@@ -43,7 +43,7 @@ static bool ask(struct client *client, int16_t api_key, int16_t version, int32_t
     return sent;
 }
 
-static bool ask_raw(struct client *client, const char *token)
+static bool send_raw(struct client *client, const char *token)
 {
     struct frame frame = {0};
     put(&frame, 4, strlen(token));
@@ -53,7 +53,7 @@ static bool ask_raw(struct client *client, const char *token)
     return sent;
 }
 
-static struct mqd_descriptor asked(struct bench *b)
+static struct mqd_descriptor next_auth(struct bench *b)
 {
     struct mqd_descriptor one;
     do /* a dead acceptor's requests name its generation */
@@ -63,16 +63,16 @@ static struct mqd_descriptor asked(struct bench *b)
 }
 
 /* Answers with exactly `bytes`, in memory of their own. */
-static void answer(struct bench *b, const struct mqd_descriptor *ask, uint16_t flags, const void *bytes,
+static void answer(struct bench *b, const struct mqd_descriptor *to, uint16_t flags, const void *bytes,
                    uint32_t size_bytes)
 {
     static uint64_t at;
     at = (at + 8192) % (1 << 20);
     memcpy(b->arenas[ACCEPTOR] + at, bytes, size_bytes);
-    bench_say(
+    bench_put(
         b, ACCEPTOR, 0,
         (struct mqd_descriptor){
-            .kind = MQD_LINK_RESPONSE, .flags = flags, .token = ask->token, .offset = at, .size_bytes = size_bytes});
+            .kind = MQD_LINK_RESPONSE, .flags = flags, .token = to->token, .offset = at, .size_bytes = size_bytes});
 }
 
 /* The response of a Kafka request: correlation id, error, `body`. */
@@ -83,21 +83,21 @@ static uint32_t response(uint8_t *at, int32_t correlation_id, int16_t error, con
     return (uint32_t)(end - at) + (uint32_t)strlen(body);
 }
 
-static void respond(struct bench *b, const struct mqd_descriptor *ask, uint16_t flags, int32_t correlation_id,
+static void respond(struct bench *b, const struct mqd_descriptor *request, uint16_t flags, int32_t correlation_id,
                     int16_t error)
 {
     uint8_t bytes[64];
-    answer(b, ask, flags, bytes, response(bytes, correlation_id, error, "body"));
+    answer(b, request, flags, bytes, response(bytes, correlation_id, error, "body"));
 }
 
 static uint8_t proven_by = MQD_PRINCIPAL_SASL; /* what the acceptor says, and is told with later requests */
 
-static void authenticated(struct bench *b, const struct mqd_descriptor *ask, int32_t correlation_id,
+static void authenticated(struct bench *b, const struct mqd_descriptor *request, int32_t correlation_id,
                           const char *principal, uint64_t session_ms)
 {
     uint8_t bytes[512];
     uint32_t block_bytes = authenticated_put(bytes, principal, proven_by, session_ms);
-    answer(b, ask, MQD_RESPONSE_AUTHENTICATED, bytes,
+    answer(b, request, MQD_RESPONSE_AUTHENTICATED, bytes,
            block_bytes + response(bytes + block_bytes, correlation_id, 0, "body"));
 }
 
@@ -133,8 +133,8 @@ static bool refused(struct client *client)
 /* The acceptor sees one more request, which is of `client` and carries `principal`; NULL = none. */
 static bool carries(struct bench *b, struct client *client, int32_t number, const char *principal)
 {
-    CHECK_OR(ask(client, FIND_COORDINATOR, 1, number, "frame"), return false);
-    struct mqd_descriptor one = asked(b);
+    CHECK_OR(post(client, FIND_COORDINATOR, 1, number, "frame"), return false);
+    struct mqd_descriptor one = next_auth(b);
     const uint8_t *frame = b->arenas[0] + one.offset;
     struct mqd_request_principal block = {0};
     bool same = !(one.flags & MQD_REQUEST_PRINCIPAL) == !principal;
@@ -153,9 +153,9 @@ static bool carries(struct bench *b, struct client *client, int32_t number, cons
 /* The same for a client that has proven nothing, behind requests of clients that have gone. */
 static bool carries_soon(struct bench *b, struct client *client, int32_t number)
 {
-    CHECK_OR(ask(client, FIND_COORDINATOR, 1, number, "frame"), return false);
+    CHECK_OR(post(client, FIND_COORDINATOR, 1, number, "frame"), return false);
     for (;;) {
-        struct mqd_descriptor one = asked(b);
+        struct mqd_descriptor one = next_auth(b);
         const uint8_t *frame = b->arenas[0] + one.offset;
         bool same = !one.flags && (int16_t)mqd_get_be16(frame) == FIND_COORDINATOR && one.a == PLAIN_LISTENER &&
                     (int32_t)mqd_get_be32(frame + 4) == number;
@@ -168,8 +168,8 @@ static bool carries_soon(struct bench *b, struct client *client, int32_t number)
 static struct client authenticate(struct bench *b, const char *principal, uint64_t session_ms)
 {
     struct client client = sasl_open(b);
-    CHECK_OR(ask(&client, SASL_AUTHENTICATE, 1, 7, "token"), abort());
-    struct mqd_descriptor one = asked(b);
+    CHECK_OR(post(&client, SASL_AUTHENTICATE, 1, 7, "token"), abort());
+    struct mqd_descriptor one = next_auth(b);
     authenticated(b, &one, 7, principal, session_ms);
     CHECK_OR(is_answered(&client, 7, 0), abort());
     return client;
@@ -192,7 +192,7 @@ BOTH(nothing_but_the_exchange_passes_before_a_principal_is_proven)
         if (api_key == API_VERSIONS || api_key == SASL_HANDSHAKE || api_key == SASL_AUTHENTICATE)
             continue;
         struct client client = sasl_open(b);
-        CHECK(ask(&client, api_key, 3, 1, "................................"));
+        CHECK(post(&client, api_key, 3, 1, "................................"));
         CHECK_EQUAL(client_receive(&client), 0);
         client_close(&client);
     }
@@ -209,18 +209,18 @@ BOTH(a_proven_principal_goes_with_every_request)
 {
     struct bench *b = bench_start(backend, sasl);
     struct client client = sasl_open(b);
-    CHECK(ask(&client, SASL_HANDSHAKE, 1, 1, "SCRAM"));
-    struct mqd_descriptor one = asked(b);
+    CHECK(post(&client, SASL_HANDSHAKE, 1, 1, "SCRAM"));
+    struct mqd_descriptor one = next_auth(b);
     CHECK_EQUAL(one.flags, 0);
     CHECK_EQUAL(one.a, SASL_LISTENER);
     respond(b, &one, 0, 1, 0);
     CHECK(is_answered(&client, 1, 0));
-    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 2, "first"));
-    one = asked(b);
+    CHECK(post(&client, SASL_AUTHENTICATE, 1, 2, "first"));
+    one = next_auth(b);
     respond(b, &one, 0, 2, 0);
     CHECK(is_answered(&client, 2, 0));
-    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 3, "second"));
-    one = asked(b);
+    CHECK(post(&client, SASL_AUTHENTICATE, 1, 3, "second"));
+    one = next_auth(b);
     CHECK_EQUAL(one.flags, 0);
     authenticated(b, &one, 3, "User:alice", 0);
     CHECK(is_answered(&client, 3, 0));
@@ -237,14 +237,14 @@ BOTH(a_proven_principal_goes_with_every_request)
     CHECK(carries(b, &other, 2, "User:bob"));
     client_close(&token), client_close(&other), client_close(&client);
     client = sasl_open(b); /* in the place of one of them */
-    CHECK(ask(&client, FIND_COORDINATOR, 1, 1, "frame"));
+    CHECK(post(&client, FIND_COORDINATOR, 1, 1, "frame"));
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);
     bench_stop(b);
 }
 
 /* A client that does not wait for the answers: each frame is judged by what its predecessor proved. */
-BOTH(what_is_pipelined_behind_an_exchange_waits_for_it)
+BOTH(requests_pipelined_behind_an_exchange_wait)
 {
     struct bench *b = bench_start(backend, sasl);
     for (int proven = 0; proven < 2; proven++) {
@@ -256,10 +256,10 @@ BOTH(what_is_pipelined_behind_an_exchange_waits_for_it)
         put_produce(&frame, 3, -1, LIMIT_MS, &part, 1);
         CHECK(client_send(&client, &frame));
         frame_free(&frame);
-        struct mqd_descriptor one = asked(b);
+        struct mqd_descriptor one = next_auth(b);
         respond(b, &one, 0, 1, 0);
         CHECK(is_answered(&client, 1, 0));
-        one = asked(b);
+        one = next_auth(b);
         if (proven)
             authenticated(b, &one, 2, "User:alice", 0);
         else
@@ -281,13 +281,13 @@ BOTH(bare_tokens_follow_the_old_handshake)
     struct bench *b = bench_start(backend, sasl);
     struct client client = sasl_open(b);
     const char *tokens[] = {"first", "", "abc"};
-    CHECK(ask(&client, SASL_HANDSHAKE, 0, 1, "PLAIN"));
-    struct mqd_descriptor one = asked(b);
+    CHECK(post(&client, SASL_HANDSHAKE, 0, 1, "PLAIN"));
+    struct mqd_descriptor one = next_auth(b);
     respond(b, &one, 0, 1, 0);
     CHECK(is_answered(&client, 1, 0));
     for (int i = 0; i < 3; i++) {
-        CHECK(ask_raw(&client, tokens[i]));
-        one = asked(b);
+        CHECK(send_raw(&client, tokens[i]));
+        one = next_auth(b);
         CHECK_EQUAL(one.flags, MQD_REQUEST_RAW_TOKEN);
         CHECK_EQUAL(one.size_bytes, strlen(tokens[i]));
         CHECK(memcmp(b->arenas[0] + one.offset, tokens[i], one.size_bytes) == 0);
@@ -304,22 +304,22 @@ BOTH(bare_tokens_follow_the_old_handshake)
     client_close(&client);
 
     client = sasl_open(b); /* refused: no token follows */
-    CHECK(ask(&client, SASL_HANDSHAKE, 0, 1, "NONE"));
-    one = asked(b);
+    CHECK(post(&client, SASL_HANDSHAKE, 0, 1, "NONE"));
+    one = next_auth(b);
     respond(b, &one, 0, 1, 33);
     CHECK(is_answered(&client, 1, 33));
-    CHECK(ask_raw(&client, "abc"));
+    CHECK(send_raw(&client, "abc"));
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);
 
     client = sasl_open(b); /* a wrong token has no answer */
-    CHECK(ask(&client, SASL_HANDSHAKE, 0, 1, "PLAIN"));
-    one = asked(b);
+    CHECK(post(&client, SASL_HANDSHAKE, 0, 1, "PLAIN"));
+    one = next_auth(b);
     respond(b, &one, 0, 1, 0);
     CHECK(is_answered(&client, 1, 0));
-    CHECK(ask_raw(&client, "wrong"));
-    one = asked(b);
-    bench_say(b, ACCEPTOR, 0,
+    CHECK(send_raw(&client, "wrong"));
+    one = next_auth(b);
+    bench_put(b, ACCEPTOR, 0,
               (struct mqd_descriptor){
                   .kind = MQD_LINK_RESPONSE, .flags = MQD_RESPONSE_NONE | MQD_RESPONSE_DISCONNECT, .token = one.token});
     CHECK_EQUAL(client_receive(&client), 0);
@@ -332,12 +332,12 @@ BOTH(an_exchange_is_bounded_in_number_and_size)
     struct bench *b = bench_start(backend, sasl);
     struct client client = sasl_open(b);
     for (int32_t i = 0; i < 10; i++) {
-        CHECK(ask(&client, SASL_AUTHENTICATE, 1, i, "token"));
-        struct mqd_descriptor one = asked(b);
+        CHECK(post(&client, SASL_AUTHENTICATE, 1, i, "token"));
+        struct mqd_descriptor one = next_auth(b);
         respond(b, &one, 0, i, 0);
         CHECK(is_answered(&client, i, 0));
     }
-    CHECK(ask(&client, API_VERSIONS, 0, 10, ""));
+    CHECK(post(&client, API_VERSIONS, 0, 10, ""));
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);
     char *body = calloc(1, FRAME_BYTES_MAX + 1);
@@ -345,15 +345,15 @@ BOTH(an_exchange_is_bounded_in_number_and_size)
     for (int more = 0; more < 2; more++) {
         client = sasl_open(b);
         body[FRAME_BYTES_MAX - 10] = more ? 'x' : 0;
-        CHECK(ask(&client, SASL_AUTHENTICATE, 1, 5, body));
+        CHECK(post(&client, SASL_AUTHENTICATE, 1, 5, body));
         if (!more) {
-            struct mqd_descriptor one = asked(b);
+            struct mqd_descriptor one = next_auth(b);
             CHECK_EQUAL(one.size_bytes, FRAME_BYTES_MAX);
             authenticated(b, &one, 5, "User:alice", 0);
             CHECK(is_answered(&client, 5, 0));
-            CHECK(ask(&client, CREATE_TOPICS, 1, 6, body));
-            CHECK(ask(&client, CREATE_TOPICS, 1, 7, body));
-            one = asked(b);
+            CHECK(post(&client, CREATE_TOPICS, 1, 6, body));
+            CHECK(post(&client, CREATE_TOPICS, 1, 7, body));
+            one = next_auth(b);
         } else {
             CHECK_EQUAL(client_receive(&client), 0);
         }
@@ -367,10 +367,10 @@ BOTH(an_exchange_that_takes_too_long_ends)
 {
     struct bench *b = bench_start(backend, sasl_in_a_hurry);
     struct client proven = authenticate(b, "User:alice", 0), silent = sasl_open(b), slow = sasl_open(b);
-    CHECK(ask(&slow, SASL_AUTHENTICATE, 1, 1, "token"));
+    CHECK(post(&slow, SASL_AUTHENTICATE, 1, 1, "token"));
     CHECK_EQUAL(client_receive(&silent), 0);
     CHECK_EQUAL(client_receive(&slow), 0); /* also while the acceptor thinks about it */
-    struct mqd_descriptor late = asked(b);
+    struct mqd_descriptor late = next_auth(b);
     authenticated(b, &late, 1, "User:mallory", 0);
     CHECK(carries(b, &proven, 1, "User:alice"));
     client_close(&proven), client_close(&silent), client_close(&slow);
@@ -382,14 +382,14 @@ BOTH(a_session_ends_unless_its_client_authenticates_again)
     struct bench *b = bench_start(backend, sasl);
     struct client client = authenticate(b, "User:alice", SOON_MS);
     CHECK(carries(b, &client, 1, "User:alice"));
-    CHECK(ask(&client, SASL_HANDSHAKE, 1, 2, "SCRAM"));
-    struct mqd_descriptor one = asked(b);
+    CHECK(post(&client, SASL_HANDSHAKE, 1, 2, "SCRAM"));
+    struct mqd_descriptor one = next_auth(b);
     CHECK_EQUAL(one.flags, MQD_REQUEST_PRINCIPAL);
     respond(b, &one, 0, 2, 0);
     CHECK(is_answered(&client, 2, 0));
     usleep((SOON_MS + 50) * 1000); /* it is over */
-    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 3, "token"));
-    one = asked(b);
+    CHECK(post(&client, SASL_AUTHENTICATE, 1, 3, "token"));
+    one = next_auth(b);
     authenticated(b, &one, 3, "User:alice", SOON_MS);
     CHECK(is_answered(&client, 3, 0));
     CHECK(carries(b, &client, 4, "User:alice"));
@@ -398,14 +398,14 @@ BOTH(a_session_ends_unless_its_client_authenticates_again)
     client_close(&client);
 
     client = authenticate(b, "User:alice", NEVER_MS); /* as another one */
-    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 3, "token"));
-    one = asked(b);
+    CHECK(post(&client, SASL_AUTHENTICATE, 1, 3, "token"));
+    one = next_auth(b);
     authenticated(b, &one, 3, "User:alicia", NEVER_MS);
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);
 
     client = authenticate(b, "User:alice", NEVER_MS); /* bare tokens would be taken for requests */
-    CHECK(ask(&client, SASL_HANDSHAKE, 0, 3, "PLAIN"));
+    CHECK(post(&client, SASL_HANDSHAKE, 0, 3, "PLAIN"));
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);
 
@@ -419,20 +419,20 @@ BOTH(the_acceptor_dies_and_its_successor_learns_the_principals)
 {
     struct bench *b = bench_start(backend, sasl);
     struct client proven = authenticate(b, "User:alice", 0), halfway = sasl_open(b), raw = sasl_open(b);
-    CHECK(ask(&raw, SASL_HANDSHAKE, 0, 1, "PLAIN"));
-    struct mqd_descriptor one = asked(b);
+    CHECK(post(&raw, SASL_HANDSHAKE, 0, 1, "PLAIN"));
+    struct mqd_descriptor one = next_auth(b);
     respond(b, &one, 0, 1, 0);
     CHECK(is_answered(&raw, 1, 0));
-    CHECK(ask(&proven, FIND_COORDINATOR, 1, 5, "frame"));
-    asked(b);
-    CHECK(ask(&halfway, SASL_AUTHENTICATE, 1, 6, "second"));
-    struct mqd_descriptor lost = asked(b);
-    CHECK(ask_raw(&raw, "abc"));
-    asked(b);
+    CHECK(post(&proven, FIND_COORDINATOR, 1, 5, "frame"));
+    next_auth(b);
+    CHECK(post(&halfway, SASL_AUTHENTICATE, 1, 6, "second"));
+    struct mqd_descriptor lost = next_auth(b);
+    CHECK(send_raw(&raw, "abc"));
+    next_auth(b);
     acceptor_dies_and_comes_back(b);
     struct mqd_descriptor again[3] = {0}; /* by their flags: connections take turns */
     for (int i = 0; i < 3; i++) {
-        one = asked(b);
+        one = next_auth(b);
         CHECK(one.flags < 3 && again[one.flags].kind == 0);
         again[one.flags] = one;
     }
@@ -460,15 +460,15 @@ BOTH(a_token_that_waits_for_its_answer_is_not_kept)
 {
     struct bench *b = bench_start(backend, sasl);
     struct client client = sasl_open(b), other = sasl_open(b);
-    CHECK(ask(&client, SASL_HANDSHAKE, 1, 1, "PLAIN"));
-    struct mqd_descriptor one = asked(b);
+    CHECK(post(&client, SASL_HANDSHAKE, 1, 1, "PLAIN"));
+    struct mqd_descriptor one = next_auth(b);
     respond(b, &one, 0, 1, 0);
     CHECK(is_answered(&client, 1, 0));
-    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 2, "token"));
-    one = asked(b);
-    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = one.token});
-    CHECK(ask(&other, SASL_HANDSHAKE, 1, 3, "PLAIN")); /* what was said before has arrived */
-    struct mqd_descriptor next = asked(b);
+    CHECK(post(&client, SASL_AUTHENTICATE, 1, 2, "token"));
+    one = next_auth(b);
+    bench_put(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = one.token});
+    CHECK(post(&other, SASL_HANDSHAKE, 1, 3, "PLAIN")); /* what was said before has arrived */
+    struct mqd_descriptor next = next_auth(b);
     respond(b, &next, 0, 3, 0);
     CHECK(is_answered(&other, 3, 0));
     acceptor_dies_and_comes_back(b); /* there is nothing that could be sent again */
@@ -491,8 +491,8 @@ BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
     for (int i = 0; i < 5; i++) {
         uint8_t bytes[512] = {0};
         client = sasl_open(b);
-        CHECK(ask(&client, i == 3 ? SASL_HANDSHAKE : SASL_AUTHENTICATE, 1, 7, "token"));
-        struct mqd_descriptor one = asked(b);
+        CHECK(post(&client, i == 3 ? SASL_HANDSHAKE : SASL_AUTHENTICATE, 1, 7, "token"));
+        struct mqd_descriptor one = next_auth(b);
         proven_by = i == 4 ? MQD_PRINCIPAL_LOCAL : MQD_PRINCIPAL_SASL; /* the former is no client's of SASL */
         uint32_t block_bytes = authenticated_put(bytes, principals[i], proven_by, 0);
         proven_by = MQD_PRINCIPAL_SASL;
@@ -501,14 +501,14 @@ BOTH(an_answer_with_an_impossible_principal_ends_the_connection)
         client_close(&client);
     }
     client = sasl_open(b); /* shorter than the block itself */
-    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 7, "token"));
-    struct mqd_descriptor one = asked(b);
+    CHECK(post(&client, SASL_AUTHENTICATE, 1, 7, "token"));
+    struct mqd_descriptor one = next_auth(b);
     answer(b, &one, MQD_RESPONSE_AUTHENTICATED, "12345678", 8);
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);
     client = client_open(b, 0); /* where nothing is to be proven */
-    CHECK(ask(&client, SASL_AUTHENTICATE, 1, 7, "token"));
-    one = asked(b);
+    CHECK(post(&client, SASL_AUTHENTICATE, 1, 7, "token"));
+    one = next_auth(b);
     authenticated(b, &one, 7, "User:alice", 0);
     CHECK_EQUAL(client_receive(&client), 0);
     client_close(&client);

@@ -79,7 +79,7 @@ static struct raw bomb(uint32_t bytes)
 
 static int16_t produce(struct client *client, int32_t partition, struct raw raw)
 {
-    CHECK_OR(client_ask_one(client, 1, NULL, -1, LIMIT_MS, partition, raw), return -1);
+    CHECK_OR(client_produce_one(client, 1, NULL, -1, LIMIT_MS, partition, raw), return -1);
     return client_take(client).of[0].error;
 }
 
@@ -93,8 +93,9 @@ BOTH(sound_batches)
     for (uint32_t count = 3; count <= 6000; count *= 6) { /* here; on a thread, copied; where it is */
         int32_t partition = count & 1;
         /* a later batch, which needs no thread, does not overtake it */
-        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, partition, in_zstd(raw_records(count, UINT64_MAX, 50))));
-        CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, partition, raw_records(1, 0, 1)));
+        CHECK(
+            client_produce_one(&client, 1, NULL, -1, LIMIT_MS, partition, in_zstd(raw_records(count, UINT64_MAX, 50))));
+        CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, partition, raw_records(1, 0, 1)));
         struct outcomes first = client_take(&client), second = client_take(&client);
         CHECK_EQUAL(first.of[0].error, 0);
         CHECK_EQUAL(second.of[0].error, 0);
@@ -115,7 +116,7 @@ BOTH(records_that_cannot_be_parsed)
     for (uint32_t count = 3; count <= 6000; count *= 40) {
         struct raw raw = raw_records(count, 0, 50);
         raw.bytes[raw.size_bytes - 1] = 2; /* the last record's header count */
-        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, in_zstd(raw)));
+        CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, 0, in_zstd(raw)));
         struct outcomes out = client_take(&client);
         CHECK_EQUAL(out.of[0].error, 87);
         CHECK_EQUAL(out.of[0].record_errors, 1);
@@ -124,7 +125,7 @@ BOTH(records_that_cannot_be_parsed)
         raw = in_zstd(raw_records(count, 0, 50));
         raw.bytes[MQD_BATCH_HEADER_BYTES] ^= 1; /* of the frame's magic number */
         raw_finish(&raw);
-        CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, 0, raw));
+        CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, 0, raw));
         out = client_take(&client);
         CHECK_EQUAL(out.of[0].error, 87);
         CHECK_EQUAL(out.of[0].record_errors, 0);
@@ -143,7 +144,7 @@ BOTH(records_without_a_key)
     struct client client = client_open(b, 0);
     for (uint32_t count = 10; count <= 1000; count *= 100) {
         CHECK_EQUAL(produce(&client, 0, in_zstd(raw_records(count, 0, 50))), 0);
-        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, in_zstd(raw_records(count, 1 << 3, 50))));
+        CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, 0, in_zstd(raw_records(count, 1 << 3, 50))));
         struct outcomes out = client_take(&client);
         CHECK_EQUAL(out.of[0].error, 87);
         CHECK_EQUAL(out.of[0].first_index, 3);
@@ -159,11 +160,11 @@ BOTH(bombs)
         return;
     struct bench *b = bench_start(backend, all);
     struct client client = client_open(b, 0), other = client_open(b, 0);
-    CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, bomb(8u << 20))); /* begun here, ended on a thread */
+    CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, 0, bomb(8u << 20))); /* begun here, ended on a thread */
     CHECK_EQUAL(produce(&other, 0, raw_records(1, 0, 1)), 0);
     CHECK_CONTAINS(client_take(&client).of[0].message, "cannot be parsed");
     if (test_long()) {
-        CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, 0, bomb(MQD_RECORDS_BYTES_MAX + 1)));
+        CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, 0, bomb(MQD_RECORDS_BYTES_MAX + 1)));
         CHECK_CONTAINS(client_take(&client).of[0].message, "become more than 134217728 bytes");
     }
     client_close(&client);
@@ -179,15 +180,15 @@ BOTH(acceptor_and_client_go_away)
     struct bench *b = bench_start(backend, all);
     for (int round = 0; round < 10; round++) {
         struct client client = client_open(b, 0), gone = client_open(b, 0);
-        CHECK(client_ask_one(&gone, 1, NULL, -1, LIMIT_MS, 0, bomb(2u << 20)));
-        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, in_zstd(raw_records(6000, 0, 50))));
+        CHECK(client_produce_one(&gone, 1, NULL, -1, LIMIT_MS, 0, bomb(2u << 20)));
+        CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, 0, in_zstd(raw_records(6000, 0, 50))));
         acceptor_restarts(b);
         client_close(&gone);
         CHECK_EQUAL(client_take(&client).of[0].error, 0);
         client_close(&client);
     }
     struct client last = client_open(b, 0); /* the reactor stops while the job may run */
-    CHECK(client_ask_one(&last, 1, NULL, -1, LIMIT_MS, 0, bomb(8u << 20)));
+    CHECK(client_produce_one(&last, 1, NULL, -1, LIMIT_MS, 0, bomb(8u << 20)));
     client_close(&last);
     bench_stop(b);
 }

@@ -40,35 +40,35 @@ struct producer {
 
 /* ---- the acceptor ---- */
 
-static void answer_by_chance(struct mix *mix, uint32_t from, const struct mqd_descriptor *ask, uint64_t *seed)
+static void answer_by_chance(struct mix *mix, uint32_t from, const struct mqd_descriptor *check, uint64_t *seed)
 {
     static const int16_t errors[] = {48, 19, 51, 47};
     int16_t codes[64] = {0};
     struct mqd_check_transaction head;
-    memcpy(&head, mix->b->arenas[from] + ask->offset, sizeof head);
+    memcpy(&head, mix->b->arenas[from] + check->offset, sizeof head);
     CHECK(head.partition_count >= 1 && head.partition_count <= 4);
     if (test_random(seed) % 4 == 0)
         codes[test_random(seed) % head.partition_count] = errors[test_random(seed) % 4];
-    check_answer(mix->b, from, ask, codes, head.partition_count);
+    check_answer(mix->b, from, check, codes, head.partition_count);
 }
 
 static void *accept_checks(void *argument)
 {
     struct mix *mix = argument;
-    struct mqd_descriptor held[HELD_MAX], ask;
+    struct mqd_descriptor held[HELD_MAX], check;
     uint32_t held_from[HELD_MAX], held_count = 0, from;
     uint64_t seed = mix->seed;
     while (!__atomic_load_n(&mix->ended, __ATOMIC_ACQUIRE)) {
-        bool got = bench_take(mix->b, ACCEPTOR, &ask, &from, 1);
+        bool got = bench_take(mix->b, ACCEPTOR, &check, &from, 1);
         /* as the real one: what its predecessor was asked it drops */
-        bool own = got && (uint64_t)ask.error == (mqd_endpoint_generation(mix->b->control, ACCEPTOR) & 0x7fffffff);
-        if (own && ask.kind == MQD_LINK_CHECK) {
+        bool own = got && (uint64_t)check.error == (mqd_endpoint_generation(mix->b->control, ACCEPTOR) & 0x7fffffff);
+        if (own && check.kind == MQD_LINK_CHECK) {
             mix->check_count++;
             uint64_t choice = test_random(&seed) % 8;
             if (choice < 4)
-                answer_by_chance(mix, from, &ask, &seed);
+                answer_by_chance(mix, from, &check, &seed);
             else if (choice < 7 && held_count < HELD_MAX)
-                held[held_count] = ask, held_from[held_count++] = from;
+                held[held_count] = check, held_from[held_count++] = from;
             /* else never: it times out */
         }
         if (held_count && test_random(&seed) % 3 == 0) {
@@ -104,7 +104,7 @@ static void note(struct mix *mix, uint64_t mark, int64_t offset, int32_t partiti
 static bool send_some(struct client *client, uint64_t *seed, int64_t producer_id, uint32_t sequence[4],
                       struct sent *sent, int32_t correlation_id)
 {
-    struct asked_batch batches[4];
+    struct partition_batch batches[4];
     sent->count = 0;
     for (int32_t partition = 0; partition < 4; partition++) {
         if (test_random(seed) % 2 && sent->count + (3 - (uint32_t)partition))
@@ -114,11 +114,11 @@ static bool send_some(struct client *client, uint64_t *seed, int64_t producer_id
         struct raw raw = raw_transactional(producer_id, 1, (int32_t)sequence[partition], bytes);
         memcpy(&sent->mark[sent->count], raw.bytes + MQD_BATCH_HEADER_BYTES, 8);
         sequence[partition]++;
-        batches[sent->count] = (struct asked_batch){partition, raw};
+        batches[sent->count] = (struct partition_batch){partition, raw};
         sent->partition[sent->count++] = partition;
     }
-    return client_ask(client, correlation_id, "id", test_random(seed) % 2 ? -1 : 1,
-                      test_random(seed) % 8 ? 400 : LIMIT_MS, batches, sent->count);
+    return client_produce_batches(client, correlation_id, "id", test_random(seed) % 2 ? -1 : 1,
+                                  test_random(seed) % 8 ? 400 : LIMIT_MS, batches, sent->count);
 }
 
 static void one_round(struct producer *producer, struct client *client, int64_t producer_id)
@@ -181,8 +181,8 @@ static void read_back(struct mix *mix, int32_t partition)
     uint32_t *last_sequence = calloc(1 << 18, sizeof *last_sequence); /* + 1, by producer id */
     int64_t next = 0;
     do {
-        struct asked asked = {partition, next};
-        client_fetch(&client, (struct fetch){.bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1, fetched);
+        struct fetch_position requested = {partition, next};
+        client_fetch(&client, (struct fetch){.bytes_max = 8 << 20, .session_epoch = -1}, &requested, 1, fetched);
         for (uint32_t i = 0; i < fetched->batch_count; i++) {
             uint64_t mark = fetched->batches[i].mark, producer_id = mark >> 32 & 0x3ffff, sequence = mark & 0xffffffff;
             CHECK_EQUAL(fetched->batches[i].offset, next);

@@ -23,7 +23,7 @@ static void fetch(struct client *client, int64_t first, int64_t count)
     struct fetched *fetched = calloc(1, sizeof *fetched);
     for (int64_t offset = first; offset < first + count; offset++) {
         client_fetch(client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 100, .session_epoch = -1},
-                     &(struct asked){0, offset}, 1, fetched);
+                     &(struct fetch_position){0, offset}, 1, fetched);
         CHECK_OR(fetched->batch_count == 1 && fetched->batches[0].mark == (uint64_t)offset + 1, break);
     }
     free(fetched);
@@ -59,14 +59,14 @@ static void what_lay_there_is_read_ahead(int backend)
     fetch_all(backend, NULL, BATCHES);
 }
 
-BOTH(what_the_kernel_does_not_tell_is_read_ahead)
+BOTH(unknown_pages_are_read_ahead)
 {
     where_refused(ENOSYS, EPERM, all_are_read_ahead, backend);
     where_refused(EPERM, EPERM, all_are_read_ahead, backend);
     where_refused(ENOSYS, EPERM, what_lay_there_is_read_ahead, backend);
 }
 
-BOTH(what_is_known_to_be_in_memory_is_sent_at_once)
+BOTH(cached_pages_are_sent_at_once)
 {
     where_refused(0, EPERM, none_is_read_ahead, backend);
     where_refused(ENOSYS, 0, none_is_read_ahead, backend);

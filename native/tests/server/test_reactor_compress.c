@@ -13,23 +13,23 @@ static void to_zstd(struct bench *b)
 }
 
 /* The acceptor returns `batch` in pieces of `piece_bytes`; `said_bytes` is the size it names. */
-static void give_back(struct bench *b, const struct mqd_descriptor *ask, const struct raw *batch, uint32_t piece_bytes,
-                      int64_t said_bytes, bool last)
+static void return_batch(struct bench *b, const struct mqd_descriptor *check, const struct raw *batch,
+                         uint32_t piece_bytes, int64_t reported_bytes, bool last)
 {
     memcpy(b->arenas[ACCEPTOR], batch->bytes, batch->size_bytes);
     for (uint32_t at = 0; at < batch->size_bytes; at += piece_bytes) {
         uint32_t left = batch->size_bytes - at;
-        bench_say(b, ACCEPTOR, 0,
+        bench_put(b, ACCEPTOR, 0,
                   (struct mqd_descriptor){.kind = MQD_LINK_CHECKED,
                                           .flags = left > piece_bytes || !last ? MQD_CHECKED_MORE : 0,
-                                          .token = ask->token,
+                                          .token = check->token,
                                           .offset = at,
                                           .size_bytes = left < piece_bytes ? left : piece_bytes,
-                                          .a = said_bytes});
+                                          .a = reported_bytes});
     }
 }
 
-static struct mqd_descriptor asked(struct bench *b)
+static struct mqd_descriptor next_check(struct bench *b)
 {
     return bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
 }
@@ -43,14 +43,14 @@ BOTH(another_codec_becomes_the_topics)
         struct raw back = raw_noise((struct log_batch){.attributes = ZSTD, .body_bytes = size_bytes, .mark = 9});
         /* a later batch of the connection, which needs no check, must not overtake it */
         struct raw later = raw_noise((struct log_batch){.attributes = ZSTD, .body_bytes = 100, .mark = 8});
-        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_records(3, UINT64_MAX, 5)));
-        CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, 0, later));
-        struct mqd_descriptor ask = asked(b);
-        CHECK_EQUAL(ask.flags, MQD_CHECK_PARSE);
-        CHECK_EQUAL(ask.a >> 16, ZSTD + 1);
-        CHECK_EQUAL((int32_t)(ask.c & 0xffffffff), LEVEL);
-        CHECK_EQUAL(ask.c >> 32, 300000);
-        give_back(b, &ask, &back, 7000, back.size_bytes, true);
+        CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_records(3, UINT64_MAX, 5)));
+        CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, 0, later));
+        struct mqd_descriptor check = next_check(b);
+        CHECK_EQUAL(check.flags, MQD_CHECK_PARSE);
+        CHECK_EQUAL(check.a >> 16, ZSTD + 1);
+        CHECK_EQUAL((int32_t)(check.c & 0xffffffff), LEVEL);
+        CHECK_EQUAL(check.c >> 32, 300000);
+        return_batch(b, &check, &back, 7000, back.size_bytes, true);
         struct outcomes first = client_take(&client), second = client_take(&client);
         CHECK_EQUAL(first.of[0].error, 0);
         CHECK_EQUAL(second.of[0].error, 0);
@@ -68,21 +68,22 @@ BOTH(pieces_that_do_not_make_a_batch)
     struct bench *b = bench_start(backend, to_zstd);
     struct client client = client_open(b, 0);
     struct raw back = raw_noise((struct log_batch){.attributes = ZSTD, .body_bytes = 20000, .mark = 9});
-    int64_t said[] = {back.size_bytes - 1, back.size_bytes + 1, 0, -5, 10, INT64_MAX, (int64_t)INT32_MAX};
-    for (uint32_t i = 0; i < sizeof said / sizeof *said; i++) {
-        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
-        struct mqd_descriptor ask = asked(b);
-        give_back(b, &ask, &back, 7000, said[i], true);
+    int64_t sent[] = {back.size_bytes - 1, back.size_bytes + 1, 0, -5, 10, INT64_MAX, (int64_t)INT32_MAX};
+    for (uint32_t i = 0; i < sizeof sent / sizeof *sent; i++) {
+        CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
+        struct mqd_descriptor check = next_check(b);
+        return_batch(b, &check, &back, 7000, sent[i], true);
         CHECK_EQUAL(client_take(&client).of[0].error, 19); /* to be sent again */
     }
-    CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
-    struct mqd_descriptor ask = asked(b);
-    bench_say(b, ACCEPTOR, 0,
-              (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .error = 10}); /* too large now */
+    CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
+    struct mqd_descriptor check = next_check(b);
+    bench_put(b, ACCEPTOR, 0,
+              (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = check.token, .error = 10}); /* too large now */
     CHECK_EQUAL(client_take(&client).of[0].error, 10);
-    CHECK(client_ask_one(&client, 3, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
-    ask = asked(b);
-    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token}); /* and nothing */
+    CHECK(client_produce_one(&client, 3, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
+    check = next_check(b);
+    bench_put(b, ACCEPTOR, 0,
+              (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = check.token}); /* and nothing */
     CHECK_EQUAL(client_take(&client).of[0].error, 19);
     free(back.bytes);
     client_close(&client);
@@ -95,23 +96,23 @@ BOTH(the_acceptor_dies_between_two_pieces)
     struct client client = client_open(b, 0);
     struct raw back = raw_noise((struct log_batch){.attributes = ZSTD, .body_bytes = 20000, .mark = 9});
     struct raw half = {back.bytes, 7000};
-    CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
-    struct mqd_descriptor ask = asked(b);
-    give_back(b, &ask, &half, 7000, back.size_bytes, false);
+    CHECK(client_produce_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
+    struct mqd_descriptor check = next_check(b);
+    return_batch(b, &check, &half, 7000, back.size_bytes, false);
     acceptor_restarts(b);
-    ask = asked(b);
-    give_back(b, &ask, &back, 7000, back.size_bytes, true);
+    check = next_check(b);
+    return_batch(b, &check, &back, 7000, back.size_bytes, true);
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
     /* the client leaves between two pieces */
-    CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
-    ask = asked(b);
-    give_back(b, &ask, &half, 7000, back.size_bytes, false);
+    CHECK(client_produce_one(&client, 2, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
+    check = next_check(b);
+    return_batch(b, &check, &half, 7000, back.size_bytes, false);
     client_close(&client);
     struct client other = client_open(b, 0);
-    CHECK(client_ask_one(&other, 3, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
-    struct mqd_descriptor second = asked(b);
-    give_back(b, &ask, &back, 30000, back.size_bytes, true);
-    give_back(b, &second, &back, 7000, back.size_bytes, true);
+    CHECK(client_produce_one(&other, 3, NULL, -1, LIMIT_MS, 0, raw_records(3, 0, 5)));
+    struct mqd_descriptor second = next_check(b);
+    return_batch(b, &check, &back, 30000, back.size_bytes, true);
+    return_batch(b, &second, &back, 7000, back.size_bytes, true);
     CHECK_EQUAL(client_take(&other).of[0].error, 0);
     free(back.bytes);
     client_close(&other);

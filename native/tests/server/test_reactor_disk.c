@@ -23,7 +23,7 @@ static int16_t error_of(struct client *client)
     return take_produced(client).error[0];
 }
 
-BOTH(a_slow_flush_is_waited_for_but_not_longer_than_asked)
+BOTH(a_slow_flush_is_awaited_until_the_request_times_out)
 {
     struct bench *b = bench_start(backend, watch);
     struct client client = client_open(b, 0), through = client_open(b, 1), other = client_open(b, 0);
@@ -50,7 +50,7 @@ BOTH(a_slow_flush_is_waited_for_but_not_longer_than_asked)
 
 /* The partition is taken back while producers, here and elsewhere, wait for its flush and a reader
  * for its records; some of them leave. */
-BOTH(a_partition_closes_under_those_who_wait)
+BOTH(a_partition_closes_while_requests_wait)
 {
     struct bench *b = bench_start(backend, watch);
     for (int round = 0; round < 8; round++) {
@@ -74,10 +74,10 @@ BOTH(a_partition_closes_under_those_who_wait)
             client_close(&clients[i]);
         }
         CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
-        struct asked asked = {0, view.positions.high_watermark};
+        struct fetch_position requested = {0, view.positions.high_watermark};
         put_fetch(&frame,
                   (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
-                  &asked, 1);
+                  &requested, 1);
         CHECK(client_send(&reader, &frame)); /* parks, is woken by the next owner's first record */
         bench_partition_close(b, 0);
         bench_partition_open(b, 0, 0);
@@ -95,7 +95,7 @@ BOTH(a_partition_closes_under_those_who_wait)
     bench_stop(b);
 }
 
-BOTH(a_failed_flush_fences_and_everybody_is_told)
+BOTH(a_failed_flush_fences_and_every_request_gets_an_error)
 {
     struct bench *b = bench_start(backend, watch);
     struct client client = client_open(b, 0), through = client_open(b, 1), reader = client_open(b, 1);
@@ -107,14 +107,14 @@ BOTH(a_failed_flush_fences_and_everybody_is_told)
     CHECK_EQUAL(error_of(&through), 56);
     send_produce(&client, 2, 3, 1, LIMIT_MS); /* the other partition of that directory and worker */
     CHECK_EQUAL(error_of(&client), 56);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     client_fetch(&reader,
-                 (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked,
-                 1, fetched);
+                 (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &requested, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1); /* what was acknowledged stays readable, what was not stays hidden */
     CHECK_EQUAL(fetched->batches[0].mark, 1);
     faults("");
-    for (uint32_t slot = 0; slot < 4; slot += 2) { /* given back all the same; a fenced log does not close cleanly */
+    for (uint32_t slot = 0; slot < 4; slot += 2) { /* returned all the same; a fenced log does not close cleanly */
         CHECK_EQUAL(mqd_reactor_partition_close(b->reactors[0], ++b->token, slot), 0);
         struct mqd_event event = bench_done(b, 0, b->token);
         CHECK(event.partition == b->partitions[slot]);
@@ -128,7 +128,7 @@ BOTH(a_failed_flush_fences_and_everybody_is_told)
     bench_stop(b);
 }
 
-BOTH(a_full_disk_refuses_and_goes_on_when_there_is_room)
+BOTH(a_full_disk_refuses_until_there_is_room)
 {
     struct bench *b = bench_start(backend, watch);
     struct client client = client_open(b, 0), through = client_open(b, 1);
@@ -175,20 +175,20 @@ static void close_fenced(struct bench *b, uint32_t slot)
 }
 
 /* What was written in part could not be cut off either: more space makes nothing of that good. */
-BOTH(a_full_disk_is_told_once_until_there_is_room)
+BOTH(a_full_disk_is_reported_once_until_there_is_room)
 {
     struct bench *b = bench_start(backend, watch);
     struct client client = client_open(b, 0);
     for (int round = 0; round < 2; round++) {
         struct part both[] = {part(0, 4), part(2, 4)};
-        uint32_t told = 0;
+        uint32_t reported = 0;
         faults("write:ENOSPC:.log");
         struct produced out = client_produce(&client, -1, both, 2);
         CHECK(out.error[0] == 56 && out.error[1] == 56);
         faults("");
         CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
-        done_counting(b, b->token, MQD_EVENT_LOG_DIR_FULL, &told);
-        CHECK_EQUAL(told, 1);
+        done_counting(b, b->token, MQD_EVENT_LOG_DIR_FULL, &reported);
+        CHECK_EQUAL(reported, 1);
     }
     client_close(&client);
     bench_stop(b);
@@ -258,15 +258,15 @@ BOTH(a_roll_that_fails_to_flush_fences)
     bench_stop(b);
 }
 
-BOTH(a_stop_answers_who_waits_for_a_flush)
+BOTH(a_stop_answers_requests_that_wait_for_a_flush)
 {
     struct bench *b = bench_start(backend, watch);
     struct client clients[8], reader = client_open(b, 0);
     struct frame frame = {0};
-    struct asked asked = {1, 0};
+    struct fetch_position requested = {1, 0};
     put_fetch(&frame,
               (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1 << 20, .bytes_max = 1 << 20, .session_epoch = -1},
-              &asked, 1);
+              &requested, 1);
     CHECK(client_send(&reader, &frame));
     for (uint32_t i = 0; i < 8; i++)
         clients[i] = client_open(b, 0);
@@ -329,7 +329,7 @@ static void in_memory_at_first(struct bench *b)
 
 /* What was acknowledged before the setting changed is counted on as flushed from then on (R9): it
  * does not wait for the next record. */
-BOTH(what_is_dirty_is_flushed_when_flush_on_ack_is_switched_on)
+BOTH(dirty_data_is_flushed_when_flush_on_ack_is_enabled)
 {
     struct bench *b = bench_start(backend, in_memory_at_first);
     struct client client = client_open(b, 0);
@@ -363,7 +363,7 @@ static uint64_t flushes_begun(struct bench *b)
 }
 
 /* So that dirty bytes stay bounded, and no flush takes long. */
-BOTH(what_nobody_waits_for_is_flushed_when_8_MiB_have_gathered)
+BOTH(without_waiters_a_flush_starts_at_8_MiB)
 {
     struct bench *b = bench_start(backend, in_one_segment);
     struct client client = client_open(b, 0);
@@ -421,7 +421,7 @@ BOTH(of_many_partitions_none_is_flushed_for_8_MiB)
     bench_stop(b);
 }
 
-BOTH(without_descriptors_a_batch_is_refused_and_no_disk_is_given_up)
+BOTH(running_out_of_descriptors_refuses_the_batch_but_keeps_the_disk)
 {
     struct bench *b = bench_start(backend, many_segments);
     struct client client = client_open(b, 0);

@@ -15,7 +15,7 @@ static void flood(struct bench *b, enum mqd_event_kind kind, int32_t count)
         mqd_reactor_emit(b->reactors[0], &event);
 }
 
-BOTH(answers_to_commands_have_room_whatever_else_is_told)
+BOTH(command_answers_always_have_room)
 {
     struct bench *b = bench_start(backend, NULL);
     static const enum mqd_event_kind kinds[] = {MQD_EVENT_LOG, MQD_EVENT_LOG_START, MQD_EVENT_TRUNCATED,
@@ -71,20 +71,20 @@ BOTH(no_more_commands_are_taken_than_answers_have_room)
 }
 
 /* It is told once; and nobody writes there until it has been answered. */
-BOTH(a_full_disk_is_told_though_thousands_of_other_events_wait)
+BOTH(a_full_disk_is_reported_behind_thousands_of_events)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
     struct part part = {0, {.mark = 1, .record_count = 1}};
     struct mqd_event event;
-    uint32_t told = 0;
+    uint32_t reported = 0;
     flood(b, MQD_EVENT_TRUNCATED, FLOOD);
     CHECK_EQUAL(mqd_file_watch(NULL, "write:ENOSPC:.log"), 0);
     CHECK_EQUAL(client_produce(&client, -1, &part, 1).error[0], 56);
     CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
     while (mqd_reactor_next_event(b->reactors[0], &event))
-        told += event.kind == MQD_EVENT_LOG_DIR_FULL;
-    CHECK_EQUAL(told, 1);
+        reported += event.kind == MQD_EVENT_LOG_DIR_FULL;
+    CHECK_EQUAL(reported, 1);
     client_close(&client);
     bench_stop(b);
 }

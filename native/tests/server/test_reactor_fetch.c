@@ -13,7 +13,7 @@ BOTH(a_parked_fetch_wakes_wherever_it_waits)
     struct client readers[2] = {client_open(b, 0), client_open(b, 1)}, writer = client_open(b, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     for (int64_t round = 0; round < 200; round++) {
-        struct asked asked = {0, round};
+        struct fetch_position requested = {0, round};
         struct frame frame = {0};
         put_fetch(&frame,
                   (struct fetch){.correlation_id = (int32_t)round,
@@ -21,7 +21,7 @@ BOTH(a_parked_fetch_wakes_wherever_it_waits)
                                  .bytes_min = 1,
                                  .bytes_max = 1 << 20,
                                  .session_epoch = -1},
-                  &asked, 1);
+                  &requested, 1);
         CHECK(client_send(&readers[0], &frame) && client_send(&readers[1], &frame));
         frame_free(&frame);
         struct part lone = part(0, (uint64_t)round, 64);
@@ -45,9 +45,9 @@ BOTH(sessions)
     struct bench *b = bench_start(backend, NULL);
     struct client reader = client_open(b, 1), writer = client_open(b, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
-    struct asked asked[4] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
+    struct fetch_position requested[4] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
     struct fetch fetch = {.wait_ms = 0, .bytes_min = 0, .bytes_max = 1 << 20};
-    client_fetch(&reader, fetch, asked, 4, fetched);
+    client_fetch(&reader, fetch, requested, 4, fetched);
     CHECK_EQUAL(fetched->partition_count, 4);
     CHECK(fetched->session_id != 0);
     fetch.session_id = fetched->session_id, fetch.session_epoch = 1;
@@ -57,14 +57,14 @@ BOTH(sessions)
         struct part lone = part((int32_t)(round % 4), round, 64);
         CHECK_EQUAL(client_produce(&writer, 1, &lone, 1).error[0], 0);
         fetch.session_epoch++, fetch.wait_ms = LIMIT_MS, fetch.bytes_min = 1;
-        client_fetch(&reader, fetch, asked, 0, fetched);
+        client_fetch(&reader, fetch, requested, 0, fetched);
         CHECK_EQUAL(fetched->partition_count, 1);
         CHECK_EQUAL(fetched->partition[0], (int)(round % 4));
         CHECK_EQUAL(fetched->batch_count, 1);
         CHECK_EQUAL(fetched->batches[0].mark, round);
-        asked[round % 4].offset++;
+        requested[round % 4].offset++;
         fetch.session_epoch++, fetch.wait_ms = 0, fetch.bytes_min = 0;
-        client_fetch(&reader, fetch, &asked[round % 4], 1, fetched);
+        client_fetch(&reader, fetch, &requested[round % 4], 1, fetched);
         CHECK_EQUAL(fetched->batch_count, 0);
     }
     fetch.session_epoch++, fetch.forget = 1; /* partition 0 */
@@ -93,11 +93,11 @@ BOTH(a_topic_goes_and_comes_while_fetches_wait)
     struct bench *b = bench_start(backend, NULL);
     struct client reader = client_open(b, 1), session = client_open(b, 1), writer = client_open(b, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     struct frame frame = {0}, more = {0};
     uint8_t id[16];
     memset(id, 9, 16);
-    client_fetch(&session, (struct fetch){.bytes_max = 1 << 20}, &asked, 1, fetched);
+    client_fetch(&session, (struct fetch){.bytes_max = 1 << 20}, &requested, 1, fetched);
     struct fetch fetch = {.wait_ms = LIMIT_MS * 2,
                           .bytes_min = 1,
                           .bytes_max = 1 << 20,
@@ -105,7 +105,7 @@ BOTH(a_topic_goes_and_comes_while_fetches_wait)
                           .session_epoch = 1};
     put_fetch(&frame,
               (struct fetch){.wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
-              &asked, 1);
+              &requested, 1);
     put_fetch(&more, fetch, NULL, 0);
     for (int replaced = 0; replaced < 2; replaced++) {
         CHECK(client_send(&reader, &frame));

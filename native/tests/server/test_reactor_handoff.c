@@ -55,7 +55,7 @@ ssize_t recvmsg(int fd, struct msghdr *message, int flags)
     return syscall(SYS_recvmsg, fd, message, flags);
 }
 
-BOTH(what_was_handed_over_is_taken_though_the_kernel_had_no_memory_for_it_at_first)
+BOTH(a_handoff_is_taken_after_the_kernel_ran_out_of_memory)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client early = client_open(b, 0);

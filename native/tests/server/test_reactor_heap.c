@@ -56,7 +56,7 @@ static void send_halves(struct bench *b, struct client *halves, int count, int c
     }
 }
 
-BOTH(a_length_word_takes_no_memory_for_what_it_promises)
+BOTH(a_length_prefix_alone_allocates_nothing)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client other = client_open(b, 0), halves[COUNT];
@@ -79,7 +79,7 @@ BOTH(a_length_word_takes_no_memory_for_what_it_promises)
     bench_stop(b);
 }
 
-BOTH(halves_leave_room_for_what_is_whole)
+BOTH(partial_frames_are_evicted_for_complete_ones)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client other = client_open(b, 0), halves[COUNT];
@@ -96,7 +96,7 @@ BOTH(halves_leave_room_for_what_is_whole)
 
 /* It left while the heap was nearly spent, and waits for an answer of the acceptor: when there is
  * room again, it is seen. */
-BOTH(who_leaves_while_there_is_no_room_is_seen_when_there_is)
+BOTH(a_disconnect_without_room_is_noticed_later)
 {
     struct bench *b = bench_start(backend, small_heap);
     /* all that is for halves, and no more */
@@ -106,15 +106,15 @@ BOTH(who_leaves_while_there_is_no_room_is_seen_when_there_is)
         HALF_COUNT = SHARE_BYTES / TAKEN_BYTES,
         REST_COUNT = SHARE_BYTES % TAKEN_BYTES / 64
     };
-    struct client asks = client_open(b, 0), halves[HALF_COUNT + REST_COUNT];
+    struct client requests = client_open(b, 0), halves[HALF_COUNT + REST_COUNT];
     struct frame frame = {0};
     frame_end(&frame, frame_begin(&frame, 10, 1, 5)); /* FindCoordinator */
-    CHECK(client_send(&asks, &frame));
+    CHECK(client_send(&requests, &frame));
     bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     send_halves(b, halves, HALF_COUNT + REST_COUNT, REST_COUNT, HALF_BYTES_MAX);
     uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN);
-    CHECK(client_send(&asks, &frame));
-    client_close(&asks);
+    CHECK(client_send(&requests, &frame));
+    client_close(&requests);
     usleep(20000); /* not read, as far as that can be seen */
     CHECK_EQUAL(counted(b, MQD_COUNT_BYTES_IN), bytes_in);
     close_all(halves, HALF_COUNT + REST_COUNT);
@@ -158,12 +158,12 @@ static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t 
 {
     static const uint8_t rest[HALF_BYTES_MAX];
     struct frame frame = {0};
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     put_fetch(
         &frame,
         (struct fetch){
             .correlation_id = 1, .wait_ms = 10 * LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
-        &asked, 1);
+        &requested, 1);
     uint8_t length[4] = {0, 0, (uint8_t)((half_bytes + 4) >> 8), (uint8_t)(half_bytes + 4)};
     put_bytes(&frame, length, 4);
     put_bytes(&frame, rest, half_bytes);

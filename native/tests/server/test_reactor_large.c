@@ -118,7 +118,7 @@ static bool open_still(struct client *client)
     return recv(client->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
 }
 
-BOTH(a_large_request_is_written_and_gives_its_memory_back)
+BOTH(a_large_request_is_written_and_its_memory_released)
 {
     struct bench *b = bench_start(backend, large_memory);
     struct client client = client_open(b, 0);
@@ -132,8 +132,8 @@ BOTH(a_large_request_is_written_and_gives_its_memory_back)
             CHECK_EQUAL(out.base_offset[0], (int64_t)round);
             CHECK_EQUAL(out.error[1], 0);
         }
-        struct asked asked = {partition, 2};
-        client_fetch(&client, (struct fetch){.bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1,
+        struct fetch_position requested = {partition, 2};
+        client_fetch(&client, (struct fetch){.bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &requested, 1,
                      &fetched);
         CHECK_EQUAL(fetched.batch_count, 1);
         CHECK_EQUAL(fetched.batches[0].mark, 3);
@@ -175,7 +175,7 @@ BOTH(a_frame_of_more_than_the_most_is_not_received)
 }
 
 /* Two hold the memory and send no more. A third waits, unread; what is smaller passes. */
-BOTH(who_stalls_is_ended_and_who_waits_is_served)
+BOTH(a_stalled_client_is_closed_and_a_waiting_one_served)
 {
     struct bench *b = bench_start(backend, large_memory);
     struct client slow[2] = {stalled(b, 1 << 20, 1 << 19), stalled(b, 1 << 20, 1 << 19)}, third = client_open(b, 0),
@@ -213,7 +213,7 @@ BOTH(who_stalls_is_ended_and_who_waits_is_served)
 }
 
 /* A byte now and then is no way to keep the memory from others. */
-BOTH(who_trickles_is_ended_when_others_wait)
+BOTH(a_trickling_client_is_closed_when_others_wait)
 {
     struct bench *b = bench_start(backend, large_memory);
     struct client slow[2] = {stalled(b, 1 << 20, 1 << 19), stalled(b, 1 << 20, 1 << 19)},
@@ -236,7 +236,7 @@ BOTH(who_trickles_is_ended_when_others_wait)
 }
 
 /* Who leaves while he waits, or while he holds, keeps nobody. */
-BOTH(who_leaves_keeps_nothing)
+BOTH(a_closed_connection_holds_no_memory)
 {
     struct bench *b = bench_start(backend, large_memory);
     struct client other = client_open(b, 0);

@@ -59,7 +59,7 @@ static int64_t elapsed_ms(int64_t began_ns)
 
 /* Partition 0 is worker 0's, partition 1 worker 1's: the look-up comes to the owner and to another
  * worker. */
-BOTH(what_was_acknowledged_is_found)
+BOTH(acknowledged_offsets_are_found)
 {
     struct bench *b = bench_start(backend, watch);
     struct client writer = client_open(b, 0), lookers[2] = {client_open(b, 0), client_open(b, 1)};

@@ -5,7 +5,7 @@
 #define PASSED_NS 1 /* CLOCK_BOOTTIME is beyond */
 
 /* Metadata v1 of all topics. `b`: it is forwarded to the acceptor; NULL: nobody is asked. */
-static struct mqd_descriptor ask_metadata(struct bench *b, struct client *client)
+static struct mqd_descriptor request_metadata(struct bench *b, struct client *client)
 {
     struct frame frame = {0};
     uint32_t from, begin = frame_begin(&frame, 3, 1, 5);
@@ -45,26 +45,26 @@ BOTH(metadata_that_are_known_without_the_lease)
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
     set_lease(b, &client, later_ns());
-    struct mqd_descriptor ask = ask_metadata(b, &client);
-    bench_respond(b, 0, &ask, "it leads", MQD_RESPONSE_CACHEABLE, true, 0);
+    struct mqd_descriptor request = request_metadata(b, &client);
+    bench_respond(b, 0, &request, "it leads", MQD_RESPONSE_CACHEABLE, true, 0);
     expect_metadata(&client, "it leads");
-    ask_metadata(NULL, &client);
+    request_metadata(NULL, &client);
     expect_metadata(&client, "it leads"); /* nobody was asked */
     set_lease(b, &client, PASSED_NS);
     for (int i = 0; i < 2; i++) {
-        ask = ask_metadata(b, &client);
-        bench_respond(b, 0, &ask, "it does not lead", 0, true, 64);
+        request = request_metadata(b, &client);
+        bench_respond(b, 0, &request, "it does not lead", 0, true, 64);
         expect_metadata(&client, "it does not lead");
     }
     set_lease(b, &client, later_ns());
-    ask_metadata(NULL, &client);
+    request_metadata(NULL, &client);
     expect_metadata(&client, "it leads"); /* of the same version, so it is right again */
     set_lease(b, &client, INT64_MAX);     /* its quorum is this host alone */
-    ask_metadata(NULL, &client);
+    request_metadata(NULL, &client);
     expect_metadata(&client, "it leads");
     mqd_control_set_metadata_version(b->control, mqd_control_metadata_version(b->control) + 1);
-    ask = ask_metadata(b, &client);
-    bench_respond(b, 0, &ask, "another does", MQD_RESPONSE_CACHEABLE, true, 128);
+    request = request_metadata(b, &client);
+    bench_respond(b, 0, &request, "another does", MQD_RESPONSE_CACHEABLE, true, 128);
     expect_metadata(&client, "another does");
     client_close(&client);
     bench_stop(b);
@@ -75,15 +75,15 @@ BOTH(metadata_that_come_when_the_lease_is_lost)
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0), other = client_open(b, 0);
     set_lease(b, &other, later_ns());
-    struct mqd_descriptor ask = ask_metadata(b, &client);
+    struct mqd_descriptor request = request_metadata(b, &client);
     set_lease(b, &other, PASSED_NS);
-    bench_respond(b, 0, &ask, "it leads", MQD_RESPONSE_CACHEABLE, true, 0); /* made before */
+    bench_respond(b, 0, &request, "it leads", MQD_RESPONSE_CACHEABLE, true, 0); /* made before */
     expect_metadata(&client, "it leads");
-    ask = ask_metadata(b, &client);
+    request = request_metadata(b, &client);
     set_lease(b, &other, later_ns());
-    bench_respond(b, 0, &ask, "it does not lead", 0, true, 64); /* made before, too */
+    bench_respond(b, 0, &request, "it does not lead", 0, true, 64); /* made before, too */
     expect_metadata(&client, "it does not lead");
-    ask_metadata(NULL, &client);
+    request_metadata(NULL, &client);
     expect_metadata(&client, "it leads");
     client_close(&client), client_close(&other);
     bench_stop(b);

@@ -21,25 +21,25 @@ static void produce(struct bench *b, int32_t partition, uint64_t mark, int32_t b
 
 /* The other partition's file is closed and has gone where it is not found: who opened it to count
  * again would answer now, for an error has to be told. */
-BOTH(only_what_has_grown_is_counted_again)
+BOTH(only_partitions_that_grew_are_counted_again)
 {
     struct bench *b = bench_start(backend, few_open_files);
     struct client reader = client_open(b, 0), other = client_open(b, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct frame frame = {0};
-    struct asked asked[2] = {{0, 0}, {1, 0}};
+    struct fetch_position requested[2] = {{0, 0}, {1, 0}};
     char path[160], hidden[170];
     produce(b, 0, 1, 100);
     produce(b, 1, 2, 100);
     for (uint64_t i = 0; i < OTHERS; i++)
         produce(b, 3, 3 + i, 100);
     put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1000, .bytes_max = 1 << 20, .session_epoch = -1},
-              asked, 2);
+              requested, 2);
     CHECK(client_send(&reader, &frame));
     wait_for_count(b, MQD_COUNT_FETCH_PARKED, 1);
     for (int64_t i = 0; i < OTHERS; i++)
         client_fetch(&other, (struct fetch){.bytes_min = 1, .bytes_max = 100, .session_epoch = -1},
-                     &(struct asked){3, i}, 1, fetched);
+                     &(struct fetch_position){3, i}, 1, fetched);
     snprintf(path, sizeof path, "%s/quick-1/%020d.log", log_root, 0);
     snprintf(hidden, sizeof hidden, "%s.hidden", path);
     CHECK_EQUAL(rename(path, hidden), 0);

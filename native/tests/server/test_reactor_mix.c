@@ -12,7 +12,7 @@
 #define OFFSETS 65536
 #define EXPECTED 64
 
-enum kind { PRODUCE, FETCH, SESSION, QUESTION, OFFSETS_ASKED };
+enum kind { PRODUCE, FETCH, SESSION, CONTROL_REQUEST, LIST_OFFSETS };
 
 struct expected {
     int32_t correlation_id;
@@ -74,7 +74,7 @@ static struct expected *expect(struct actor *actor, int32_t correlation_id, enum
     return expected;
 }
 
-static void want_produce(struct mix *m, struct actor *actor)
+static void expect_produce(struct mix *m, struct actor *actor)
 {
     struct part parts[4];
     uint32_t count = 1 + below(m, 4), first = below(m, PARTITIONS);
@@ -93,9 +93,9 @@ static void want_produce(struct mix *m, struct actor *actor)
     put_produce(&actor->out, correlation_id, acks, below(m, 20) ? LIMIT_MS : 1 + (int32_t)below(m, 20), parts, count);
 }
 
-static void want_fetch(struct mix *m, struct actor *actor)
+static void expect_fetch(struct mix *m, struct actor *actor)
 {
-    struct asked asked[PARTITIONS];
+    struct fetch_position requested[PARTITIONS];
     uint32_t count = 1 + below(m, PARTITIONS);
     struct fetch fetch = {.correlation_id = ++m->correlation_id,
                           .wait_ms = (int32_t)below(m, 100),
@@ -108,13 +108,14 @@ static void want_fetch(struct mix *m, struct actor *actor)
         fetch.forget = 1 + (int32_t)below(m, 4);
     for (uint32_t i = 0; i < count; i++) {
         int64_t end = m->end[i];
-        asked[i] = (struct asked){(int32_t)i, end ? (int64_t)(test_random(&m->seed) % (uint64_t)(end + 1)) : 0};
+        requested[i] =
+            (struct fetch_position){(int32_t)i, end ? (int64_t)(test_random(&m->seed) % (uint64_t)(end + 1)) : 0};
     }
     expect(actor, fetch.correlation_id, session ? SESSION : FETCH);
-    put_fetch(&actor->out, fetch, asked, fetch.session_id ? below(m, count + 1) : count);
+    put_fetch(&actor->out, fetch, requested, fetch.session_id ? below(m, count + 1) : count);
 }
 
-static void want_question(struct mix *m, struct actor *actor)
+static void expect_control(struct mix *m, struct actor *actor)
 {
     int32_t correlation_id = ++m->correlation_id;
     uint32_t begin;
@@ -122,12 +123,12 @@ static void want_question(struct mix *m, struct actor *actor)
         begin = frame_begin(&actor->out, 10, 1, correlation_id);
         for (uint32_t i = below(m, 2000); i; i--)
             put(&actor->out, 1, i);
-        expect(actor, correlation_id, QUESTION);
+        expect(actor, correlation_id, CONTROL_REQUEST);
     } else {
         begin = frame_begin(&actor->out, 2, 1, correlation_id);
         put(&actor->out, 4, UINT32_MAX), put(&actor->out, 4, 1), put_text(&actor->out, "quick"), put(&actor->out, 4, 1),
             put(&actor->out, 4, below(m, 4)), put(&actor->out, 8, UINT64_MAX);
-        expect(actor, correlation_id, OFFSETS_ASKED);
+        expect(actor, correlation_id, LIST_OFFSETS);
     }
     frame_end(&actor->out, begin);
 }
@@ -143,11 +144,11 @@ static void want(struct mix *m, struct actor *actor)
     for (uint32_t more = 1 + (below(m, 8) == 0 ? below(m, 6) : 0); more; more--) {
         uint32_t roll = below(m, 1000);
         if (roll < 500)
-            want_produce(m, actor);
+            expect_produce(m, actor);
         else if (roll < 850)
-            want_fetch(m, actor);
+            expect_fetch(m, actor);
         else if (roll < 970)
-            want_question(m, actor);
+            expect_control(m, actor);
         else if (roll < 980) {
             put(&actor->out, 8, test_random(&m->seed) | 0x80ull << 56);
             actor->doomed = true;
@@ -232,10 +233,10 @@ static void answered(struct mix *m, struct actor *actor)
         for (uint32_t i = 0; i < m->fetched.batch_count; i++)
             know(m, m->fetched.batches[i].partition, m->fetched.batches[i].offset, m->fetched.batches[i].mark, false);
         break;
-    case QUESTION:
+    case CONTROL_REQUEST:
         CHECK_EQUAL(client->reply_bytes, 4 + 6);
         break;
-    case OFFSETS_ASKED:
+    case LIST_OFFSETS:
         CHECK_EQUAL(client->reply_bytes, 4 + 4 + 2 + 5 + 4 + 4 + 2 + 8 + 8);
     }
 }
@@ -271,32 +272,32 @@ static void pull(struct mix *m, struct actor *actor)
 
 static void be_acceptor(struct mix *m)
 {
-    struct mqd_descriptor ask;
+    struct mqd_descriptor request;
     uint32_t from;
-    while (mqd_endpoint_drain(m->b->endpoints[ACCEPTOR], &ask, &from, 1) == 1) {
-        if (ask.kind != MQD_LINK_REQUEST)
+    while (mqd_endpoint_drain(m->b->endpoints[ACCEPTOR], &request, &from, 1) == 1) {
+        if (request.kind != MQD_LINK_REQUEST)
             continue;
         m->at = (m->at + 64) % ARENA_BYTES;
         if (below(m, 100) == 0)
-            bench_say(m->b, ACCEPTOR, from, (struct mqd_descriptor){.kind = MQD_LINK_CLOSE, .token = ask.token});
+            bench_put(m->b, ACCEPTOR, from, (struct mqd_descriptor){.kind = MQD_LINK_CLOSE, .token = request.token});
         else if (below(m, 2))
-            bench_respond(m->b, from, &ask, "answer", 0, true, m->at);
+            bench_respond(m->b, from, &request, "answer", 0, true, m->at);
         else {
-            bench_respond(m->b, from, &ask, "ans", MQD_RESPONSE_MORE, true, m->at);
+            bench_respond(m->b, from, &request, "ans", MQD_RESPONSE_MORE, true, m->at);
             m->at = (m->at + 64) % ARENA_BYTES;
-            bench_respond(m->b, from, &ask, "wer", 0, false, m->at);
+            bench_respond(m->b, from, &request, "wer", 0, false, m->at);
         }
     }
 }
 
 static void be_owner(struct mix *m, uint32_t keep)
 {
-    struct mqd_descriptor ask;
+    struct mqd_descriptor request;
     uint32_t from;
-    while (m->lent_count < 256 && mqd_endpoint_drain(m->b->endpoints[FAKE], &ask, &from, 1) == 1) {
-        if (ask.kind != MQD_LINK_PRODUCE || (uint64_t)ask.c != mqd_endpoint_generation(m->b->control, FAKE))
+    while (m->lent_count < 256 && mqd_endpoint_drain(m->b->endpoints[FAKE], &request, &from, 1) == 1) {
+        if (request.kind != MQD_LINK_PRODUCE || (uint64_t)request.c != mqd_endpoint_generation(m->b->control, FAKE))
             continue;
-        m->lent[m->lent_count] = ask;
+        m->lent[m->lent_count] = request;
         m->lent_from[m->lent_count++] = from;
     }
     while (m->lent_count > keep) { /* answered in any order */
@@ -306,9 +307,9 @@ static void be_owner(struct mix *m, uint32_t keep)
         struct mqd_descriptor lent = m->lent[i];
         CHECK(mqd_batch_validate(m->b->arenas[m->lent_from[i]] + lent.offset, lent.size_bytes, &batch, &reason) == 0);
         if (below(m, 2))
-            bench_say(m->b, FAKE, m->lent_from[i],
+            bench_put(m->b, FAKE, m->lent_from[i],
                       (struct mqd_descriptor){.kind = MQD_LINK_RELEASE, .token = lent.token});
-        bench_say(
+        bench_put(
             m->b, FAKE, m->lent_from[i],
             (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = m->fake_offset++, .b = -1});
         m->lent[i] = m->lent[--m->lent_count];
@@ -400,11 +401,11 @@ static void read_all(struct mix *m)
         for (int32_t p = 0; p < 4; p++) {
             int64_t next = 0;
             while (next < m->end[p]) {
-                struct asked asked = {p, next};
+                struct fetch_position requested = {p, next};
                 client_fetch(
                     &client,
                     (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 200000, .session_epoch = -1},
-                    &asked, 1, &m->fetched);
+                    &requested, 1, &m->fetched);
                 CHECK(m->fetched.batch_count > 0);
                 for (uint32_t i = 0; i < m->fetched.batch_count; i++, next++) {
                     CHECK_EQUAL(m->fetched.batches[i].offset, next);

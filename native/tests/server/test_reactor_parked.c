@@ -1,13 +1,14 @@
 /* tsan: long */
 /* Requests that the acceptor takes long over (MQD_LINK_PARKED) and whose clients may leave
- * meanwhile (MQD_LINK_ABANDON): server/control_request.c. The test is the acceptor. */
+ * meanwhile (MQD_LINK_CANCEL): server/control_request.c. The test is the acceptor. */
 #include "base/big_endian.h"
 #include "mqd_reactor_test.h"
 
 enum { FIND_COORDINATOR = 10, JOIN_GROUP = 11, SYNC_GROUP = 14, CREATE_TOPICS = 19 };
 
 /* One request of `api_key` whose body is `body_bytes` of `fill`. */
-static bool ask_for(struct client *client, int16_t api_key, int32_t correlation_id, uint32_t body_bytes, uint8_t fill)
+static bool request_for(struct client *client, int16_t api_key, int32_t correlation_id, uint32_t body_bytes,
+                        uint8_t fill)
 {
     struct frame frame = {0};
     uint32_t begin = frame_begin(&frame, api_key, 1, correlation_id);
@@ -19,9 +20,9 @@ static bool ask_for(struct client *client, int16_t api_key, int32_t correlation_
     return sent;
 }
 
-static void park(struct bench *b, const struct mqd_descriptor *ask)
+static void park(struct bench *b, const struct mqd_descriptor *request)
 {
-    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = ask->token});
+    bench_put(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = request->token});
 }
 
 static void acceptor_dies_and_comes_back(struct bench *b)
@@ -38,10 +39,10 @@ static void acceptor_dies_and_comes_back(struct bench *b)
 static bool others_are_served(struct bench *b, struct client *other)
 {
     static int32_t number = 1000000;
-    CHECK_OR(ask_for(other, FIND_COORDINATOR, ++number, 0, 0), return false);
-    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    CHECK_OR(request_for(other, FIND_COORDINATOR, ++number, 0, 0), return false);
+    struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     /* every answer has memory of its own: the reactor may still be reading the one before */
-    bench_respond(b, 0, &ask, "answer", 0, true, 65536 + (uint64_t)(number % 128) * 64);
+    bench_respond(b, 0, &request, "answer", 0, true, 65536 + (uint64_t)(number % 128) * 64);
     CHECK_OR(client_receive(other) == 1, return false);
     return (int32_t)take(other, 4) == number;
 }
@@ -51,21 +52,23 @@ static bool is_answered(struct client *client, int32_t correlation_id)
     return client_receive(client) == 1 && (int32_t)take(client, 4) == correlation_id;
 }
 
-BOTH(what_takes_long_leaves_the_arena_to_the_others)
+BOTH(long_requests_release_the_arena)
 {
     enum { COUNT = 40, BODY_BYTES = 60000 }; /* more than the control arena holds, a quarter of ARENA_BYTES */
     struct bench *b = bench_start(backend, NULL);
     struct client clients[COUNT], other = client_open(b, 0);
-    struct mqd_descriptor asks[COUNT];
+    struct mqd_descriptor requests[COUNT];
     for (int i = 0; i < COUNT; i++) {
         clients[i] = client_open(b, 0);
-        CHECK(ask_for(&clients[i], i % 2 ? JOIN_GROUP : SYNC_GROUP, i, BODY_BYTES, (uint8_t)i));
-        asks[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-        CHECK(asks[i].size_bytes > BODY_BYTES && b->arenas[0][asks[i].offset + asks[i].size_bytes - 1] == (uint8_t)i);
-        park(b, &asks[i]);
-        park(b, &asks[i]); /* once more changes nothing */
+        CHECK(request_for(&clients[i], i % 2 ? JOIN_GROUP : SYNC_GROUP, i, BODY_BYTES, (uint8_t)i));
+        requests[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+        CHECK(requests[i].size_bytes > BODY_BYTES &&
+              b->arenas[0][requests[i].offset + requests[i].size_bytes - 1] == (uint8_t)i);
+        park(b, &requests[i]);
+        park(b, &requests[i]); /* once more changes nothing */
         /* nobody's */
-        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = asks[i].token + (1 << 16)});
+        bench_put(b, ACCEPTOR, 0,
+                  (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = requests[i].token + (1 << 16)});
         CHECK(others_are_served(b, &other));
     }
     for (int i = COUNT; i-- > 0;) {
@@ -73,9 +76,9 @@ BOTH(what_takes_long_leaves_the_arena_to_the_others)
         uint32_t correlation_id = htobe32((uint32_t)i);
         uint64_t at = 64 * (1 + (uint64_t)i);
         memcpy(b->arenas[ACCEPTOR] + at, &correlation_id, 4);
-        bench_say(
-            b, ACCEPTOR, 0,
-            (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = asks[i].token, .offset = at, .size_bytes = 4});
+        bench_put(b, ACCEPTOR, 0,
+                  (struct mqd_descriptor){
+                      .kind = MQD_LINK_RESPONSE, .token = requests[i].token, .offset = at, .size_bytes = 4});
         CHECK(is_answered(&clients[i], i));
         client_close(&clients[i]);
     }
@@ -89,37 +92,37 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
     struct bench *b = bench_start(backend, NULL);
     struct client sync = client_open(b, 0), join = client_open(b, 0), gone = client_open(b, 0),
                   other = client_open(b, 0);
-    struct mqd_descriptor asked, ask;
-    CHECK(ask_for(&sync, SYNC_GROUP, 1, 5000, 's'));
-    asked = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    park(b, &asked);
-    CHECK(ask_for(&join, JOIN_GROUP, 2, 100, 'j'));
-    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    park(b, &ask);
-    CHECK(ask_for(&gone, SYNC_GROUP, 3, 100, 'g'));
-    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    park(b, &ask);
+    struct mqd_descriptor requested, request;
+    CHECK(request_for(&sync, SYNC_GROUP, 1, 5000, 's'));
+    requested = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    park(b, &requested);
+    CHECK(request_for(&join, JOIN_GROUP, 2, 100, 'j'));
+    request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    park(b, &request);
+    CHECK(request_for(&gone, SYNC_GROUP, 3, 100, 'g'));
+    request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    park(b, &request);
     CHECK(others_are_served(b, &other));
     client_close(&gone);
-    ask = bench_expect(b, ACCEPTOR, MQD_LINK_ABANDON, NULL);
-    /* given back: what is asked again comes from where it was kept */
-    memset(b->arenas[0] + asked.offset, 0, asked.size_bytes);
+    request = bench_expect(b, ACCEPTOR, MQD_LINK_CANCEL, NULL);
+    /* returned: what is asked again comes from where it was kept */
+    memset(b->arenas[0] + requested.offset, 0, requested.size_bytes);
     acceptor_dies_and_comes_back(b);
     CHECK_EQUAL(client_receive(&join), 0);
     do /* the dead one's tell themselves by the generation that they name */
-        ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    while (ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
-    CHECK_EQUAL(ask.size_bytes, asked.size_bytes);
+        request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    while (request.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
+    CHECK_EQUAL(request.size_bytes, requested.size_bytes);
     for (uint32_t i = 0; i < 5000; i++)
-        CHECK(b->arenas[0][ask.offset + ask.size_bytes - 1 - i] == 's');
-    bench_respond(b, 0, &asked, "from the grave", 0, true, 64);
-    park(b, &asked);
-    park(b, &ask);
+        CHECK(b->arenas[0][request.offset + request.size_bytes - 1 - i] == 's');
+    bench_respond(b, 0, &requested, "from the grave", 0, true, 64);
+    park(b, &requested);
+    park(b, &request);
     CHECK(others_are_served(b, &other));
     client_close(&sync);
-    struct mqd_descriptor abandoned = bench_expect(b, ACCEPTOR, MQD_LINK_ABANDON, NULL);
-    CHECK_EQUAL(abandoned.token, ask.token);
-    CHECK_EQUAL(abandoned.error, ask.error);
+    struct mqd_descriptor abandoned = bench_expect(b, ACCEPTOR, MQD_LINK_CANCEL, NULL);
+    CHECK_EQUAL(abandoned.token, request.token);
+    CHECK_EQUAL(abandoned.error, request.error);
     CHECK(others_are_served(b, &other));
     client_close(&join);
     client_close(&other);
@@ -134,18 +137,18 @@ BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
     struct client other = client_open(b, 0);
     for (int i = 0; i < 8; i++) {
         struct client client = client_open(b, 0);
-        CHECK(ask_for(&client, i % 4 < 2 ? JOIN_GROUP : SYNC_GROUP, i, 100, 'x'));
-        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+        CHECK(request_for(&client, i % 4 < 2 ? JOIN_GROUP : SYNC_GROUP, i, 100, 'x'));
+        struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
         if (i % 2)
-            park(b, &ask);
+            park(b, &request);
         /* outside the arena, as no memory for it */
         struct mqd_descriptor answer = {
-            .kind = MQD_LINK_RESPONSE, .token = ask.token, .offset = ARENA_BYTES - 64, .size_bytes = 65};
+            .kind = MQD_LINK_RESPONSE, .token = request.token, .offset = ARENA_BYTES - 64, .size_bytes = 65};
         answer.flags = i < 4 ? MQD_RESPONSE_MORE : 0;
-        bench_say(b, ACCEPTOR, 0, answer);
+        bench_put(b, ACCEPTOR, 0, answer);
         CHECK_EQUAL(client_receive(&client), 0);
         if (i < 4)
-            bench_respond(b, 0, &ask, "the rest", 0, true, 64);
+            bench_respond(b, 0, &request, "the rest", 0, true, 64);
         CHECK(others_are_served(b, &other));
         client_close(&client);
     }
@@ -154,7 +157,7 @@ BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
 }
 
 /* More requests than the table has entries, parked and left: who comes after them is served. */
-BOTH(who_joins_and_leaves_again_takes_nothing)
+BOTH(joining_and_leaving_holds_no_memory)
 {
     /* fewer than inflight_count_max: with as many, nobody reads that the client has gone */
     enum { CONNECTIONS = 2200, EACH = 8 };
@@ -162,17 +165,17 @@ BOTH(who_joins_and_leaves_again_takes_nothing)
     struct client other = client_open(b, 0);
     for (int i = 0; i < CONNECTIONS; i++) {
         struct client client = client_open(b, 0);
-        struct mqd_descriptor asks[EACH];
+        struct mqd_descriptor requests[EACH];
         for (int j = 0; j < EACH; j++)
-            CHECK(ask_for(&client, j % 3 ? JOIN_GROUP : CREATE_TOPICS, j, 0, 0));
+            CHECK(request_for(&client, j % 3 ? JOIN_GROUP : CREATE_TOPICS, j, 0, 0));
         for (int j = 0; j < EACH; j++) {
-            asks[j] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+            requests[j] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
             if (j % 2)
-                park(b, &asks[j]);
+                park(b, &requests[j]);
         }
         client_close(&client);
         for (int j = 0; j < EACH; j += 2)
-            park(b, &asks[j]);
+            park(b, &requests[j]);
     }
     CHECK(others_are_served(b, &other));
     client_close(&other);
@@ -182,12 +185,12 @@ BOTH(who_joins_and_leaves_again_takes_nothing)
 /* One byte of body says whose commit it is. After each death the new acceptor gets, of every
  * connection, all that was not answered, oldest first: what the dead one had, then what was never
  * sent. An older commit behind a newer one would lower the group's offset. */
-BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
+BOTH(resent_requests_keep_their_connection_order)
 {
     enum { OFFSET_COMMIT = 8, CLIENTS = 3, ROUNDS = 100, PENDING_MAX = 6 };
     struct bench *b = bench_start(backend, NULL);
     struct client clients[CLIENTS];
-    struct mqd_descriptor asked[CLIENTS][PENDING_MAX]; /* by commit number modulo PENDING_MAX */
+    struct mqd_descriptor requested[CLIENTS][PENDING_MAX]; /* by commit number modulo PENDING_MAX */
     int sent[CLIENTS] = {0}, answered[CLIENTS] = {0};
     uint64_t seed = 7, at = 0;
     for (int i = 0; i < CLIENTS; i++)
@@ -197,7 +200,7 @@ BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
             for (int i = 0; i < CLIENTS; i++)
                 for (uint64_t more = test_random(&seed) % (uint64_t)(PENDING_MAX + 1 - (sent[i] - answered[i]));
                      more > 0; more--)
-                    CHECK(ask_for(&clients[i], OFFSET_COMMIT, sent[i]++, 1, (uint8_t)i));
+                    CHECK(request_for(&clients[i], OFFSET_COMMIT, sent[i]++, 1, (uint8_t)i));
             if (living) /* what comes from now on is not sent to it */
                 mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
         }
@@ -208,20 +211,20 @@ BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
             missing += sent[i] - answered[i];
         }
         while (missing > 0) {
-            struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-            if (ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR))
+            struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+            if (request.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR))
                 continue; /* it was for the dead one */
-            const uint8_t *frame = b->arenas[0] + ask.offset;
-            int whose = frame[ask.size_bytes - 1];
+            const uint8_t *frame = b->arenas[0] + request.offset;
+            int whose = frame[request.size_bytes - 1];
             CHECK_EQUAL((int)mqd_get_be32(frame + 4), next[whose]);
-            asked[whose][next[whose]++ % PENDING_MAX] = ask;
+            requested[whose][next[whose]++ % PENDING_MAX] = request;
             missing--;
         }
         for (int i = 0; i < CLIENTS; i++)
             for (uint64_t some = test_random(&seed) % (uint64_t)(1 + sent[i] - answered[i]); some > 0;
                  some--, answered[i]++) {
                 /* each in memory of its own */
-                bench_respond(b, 0, &asked[i][answered[i] % PENDING_MAX], "done", 0, true, at += 64);
+                bench_respond(b, 0, &requested[i][answered[i] % PENDING_MAX], "done", 0, true, at += 64);
                 CHECK(is_answered(&clients[i], answered[i]));
             }
     }
@@ -231,13 +234,13 @@ BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
 }
 
 /* Requests that come out of the ring until the one of `other`. */
-static int asked_before(struct bench *b, int32_t correlation_id)
+static int seen_before(struct bench *b, int32_t correlation_id)
 {
     for (int count = 0;; count++) {
-        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-        if (ask.kind != MQD_LINK_REQUEST)
+        struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+        if (request.kind != MQD_LINK_REQUEST)
             return -1;
-        if ((int32_t)mqd_get_be32(b->arenas[0] + ask.offset + 4) == correlation_id)
+        if ((int32_t)mqd_get_be32(b->arenas[0] + request.offset + 4) == correlation_id)
             return count;
     }
 }
@@ -247,20 +250,20 @@ BOTH(one_that_pipelines_leaves_the_acceptor_to_the_others)
     enum { OFFSET_COMMIT = 8, COUNT = 200, UNANSWERED_MAX = 16, HEARTBEAT = 12, OTHERS = 1000000 };
     struct bench *b = bench_start(backend, NULL);
     struct client busy = client_open(b, 0), other = client_open(b, 0);
-    struct mqd_descriptor asks[COUNT];
+    struct mqd_descriptor requests[COUNT];
     for (int i = 0; i < COUNT; i++)
-        CHECK(ask_for(&busy, OFFSET_COMMIT, i, 10, 0));
+        CHECK(request_for(&busy, OFFSET_COMMIT, i, 10, 0));
     for (int i = 0; i < UNANSWERED_MAX; i++)
-        asks[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    CHECK(ask_for(&other, HEARTBEAT, OTHERS, 10, 0));
-    CHECK_EQUAL(asked_before(b, OTHERS), 0);
+        requests[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    CHECK(request_for(&other, HEARTBEAT, OTHERS, 10, 0));
+    CHECK_EQUAL(seen_before(b, OTHERS), 0);
     /* each answer makes room for the next one, in order */
     for (int i = 0; i < COUNT; i++) {
-        CHECK_EQUAL((int)mqd_get_be32(b->arenas[0] + asks[i].offset + 4), i);
-        bench_respond(b, 0, &asks[i], "done", 0, true, (uint64_t)i * 64);
+        CHECK_EQUAL((int)mqd_get_be32(b->arenas[0] + requests[i].offset + 4), i);
+        bench_respond(b, 0, &requests[i], "done", 0, true, (uint64_t)i * 64);
         CHECK(is_answered(&busy, i));
         if (i + UNANSWERED_MAX < COUNT)
-            asks[i + UNANSWERED_MAX] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+            requests[i + UNANSWERED_MAX] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     }
     client_close(&busy);
     client_close(&other);
@@ -283,12 +286,12 @@ BOTH(clients_that_pipeline_leave_room_in_the_table_for_the_others)
     for (int i = 0; i < CLIENTS; i++) {
         busy[i] = client_open(b, 0);
         for (int k = 0; k < EACH; k++)
-            CHECK(ask_for(&busy[i], OFFSET_COMMIT, i * EACH + k, 0, 0));
+            CHECK(request_for(&busy[i], OFFSET_COMMIT, i * EACH + k, 0, 0));
     }
     for (int i = 0; i < 100; i++) {
         struct client other = client_open(b, 0);
-        CHECK(ask_for(&other, HEARTBEAT, OTHERS + i, 0, 0));
-        int before = asked_before(b, OTHERS + i);
+        CHECK(request_for(&other, HEARTBEAT, OTHERS + i, 0, 0));
+        int before = seen_before(b, OTHERS + i);
         CHECK(before >= 0 && before <= CLIENTS * UNANSWERED_MAX);
         client_close(&other);
     }
@@ -305,17 +308,17 @@ BOTH(a_large_request_without_room_is_passed_by_small_ones)
     enum { HEARTBEAT = 12, LARGE_BYTES = ARENA_BYTES / 4 / 2 - 4096, LAST = 1000 };
     struct bench *b = bench_start(backend, NULL);
     struct client large[3], other = client_open(b, 0);
-    struct mqd_descriptor asks[2];
+    struct mqd_descriptor requests[2];
     for (int i = 0; i < 3; i++) {
         large[i] = client_open(b, 0);
-        CHECK(ask_for(&large[i], CREATE_TOPICS, i, LARGE_BYTES, 0));
+        CHECK(request_for(&large[i], CREATE_TOPICS, i, LARGE_BYTES, 0));
         if (i < 2)
-            asks[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+            requests[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     }
     CHECK(others_are_served(b, &other));
     CHECK(others_are_served(b, &other));
-    bench_respond(b, 0, &asks[0], "done", 0, true, 0);
-    CHECK_EQUAL(asked_before(b, 2), 0);
+    bench_respond(b, 0, &requests[0], "done", 0, true, 0);
+    CHECK_EQUAL(seen_before(b, 2), 0);
     for (int i = 0; i < 3; i++)
         client_close(&large[i]);
     client_close(&other);

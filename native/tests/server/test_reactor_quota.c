@@ -78,12 +78,12 @@ BOTH(a_producer_is_answered_at_once_and_then_left_unread_while_others_go_on)
     int64_t began_ms = now_ms();
     for (int32_t i = 0; i < 3; i++) /* pipelined: the first is served, the others wait */
         send_produce(&slow, "slow", 10 + i, 0, 3000);
-    int64_t owed_ms = 0;
+    int64_t debt_ms = 0;
     for (int32_t i = 0; i < 3; i++) {
         int64_t throttle_ms = take_throttle_ms(&slow, 10 + i);
-        CHECK(now_ms() - began_ms >= owed_ms - TICK_MS); /* not before the debt of those before it was paid */
+        CHECK(now_ms() - began_ms >= debt_ms - TICK_MS); /* not before the debt of those before it was paid */
         CHECK(throttle_ms >= 250 && throttle_ms <= 320); /* 3 KB and what is around them, at 10 KB/s */
-        owed_ms += 300;
+        debt_ms += 300;
         for (int32_t k = 0; k < 5; k++) {
             send_produce(&other, "other", 100 + k, 0, 50000);
             CHECK_EQUAL(take_throttle_ms(&other, 100 + k), 0);
@@ -114,7 +114,7 @@ BOTH(connections_of_one_client_id_share_its_limit_on_all_workers)
     bench_stop(b);
 }
 
-BOTH(within_the_burst_nobody_waits)
+BOTH(within_the_burst_no_client_waits)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
@@ -129,7 +129,7 @@ BOTH(within_the_burst_nobody_waits)
     bench_stop(b);
 }
 
-BOTH(who_waits_for_ever_is_free_when_the_quota_is_raised_or_goes)
+BOTH(raising_or_removing_the_quota_ends_an_endless_wait)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 1);
@@ -169,7 +169,7 @@ BOTH(a_new_connection_does_not_buy_a_way_round_and_muted_ones_may_leave)
     client_close(&first);
 }
 
-BOTH(a_consumer_gets_what_the_burst_holds_and_pays_for_it)
+BOTH(a_consumer_gets_the_burst_and_is_charged_for_it)
 {
     static struct fetched fetched;
     struct bench *b = bench_start(backend, NULL);
@@ -182,11 +182,11 @@ BOTH(a_consumer_gets_what_the_burst_holds_and_pays_for_it)
     int64_t began_ms = now_ms(), offset = 0, bytes = 0;
     while (offset < 10) {
         struct frame frame = {0};
-        struct asked asked = {0, offset};
+        struct fetch_position requested = {0, offset};
         put_fetch(&frame,
                   (struct fetch){
                       .correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1},
-                  &asked, 1);
+                  &requested, 1);
         name_frame(&frame, "r");
         CHECK(client_send(&reader, &frame));
         frame_free(&frame);
@@ -203,7 +203,7 @@ BOTH(a_consumer_gets_what_the_burst_holds_and_pays_for_it)
     bench_stop(b);
 }
 
-BOTH(time_spent_is_charged_whatever_is_asked)
+BOTH(request_time_is_charged_for_every_api)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
@@ -212,12 +212,12 @@ BOTH(time_spent_is_charged_whatever_is_asked)
     send_produce(&client, "c", 1, 0, 1000);
     CHECK(take_throttle_ms(&client, 1) >= 1);
     struct frame frame = {0};
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     static struct fetched fetched;
     put_fetch(
         &frame,
         (struct fetch){.correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1},
-        &asked, 1);
+        &requested, 1);
     name_frame(&frame, "c");
     CHECK(client_send(&client, &frame));
     frame_free(&frame);
@@ -236,7 +236,7 @@ static void send_part(struct client *client, const struct frame *frame, uint32_t
 
 /* A large frame of a client that owes met a full arena, and all others waited behind it: not until
  * the debt is paid. */
-BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
+BOTH(a_muted_client_that_waits_for_room_delays_no_other)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client muted = client_open(b, 0), debtor = client_open(b, 0),
@@ -277,7 +277,7 @@ BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
 
 /* A throttled client that gives up waiting and connects again: its connections do not stay until
  * the debt is paid, and what it sent without waiting for answers counts. */
-BOTH(who_is_muted_and_gone_is_not_kept_and_what_he_sent_counts)
+BOTH(a_muted_client_that_closed_is_freed_and_its_requests_count)
 {
     enum { COUNT = 20 };
     struct bench *b = bench_start(backend, NULL);

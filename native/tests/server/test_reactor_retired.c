@@ -10,17 +10,18 @@ enum { TRY_AGAIN = 19, OUT_OF_ORDER = 45, FORGOTTEN = 46, FENCED = 47, NO_SUCH_P
 
 static int32_t epoch_of_step; /* each step has its own */
 
-static void place(struct bench *b, uint32_t first, uint32_t step, int32_t told_epoch)
+static void place(struct bench *b, uint32_t first, uint32_t step, int32_t leader_epoch_sent)
 {
     struct mqd_topic_partition partitions[4];
     for (uint32_t i = 0; i < 4; i++)
         partitions[i] = (struct mqd_topic_partition){.slot = i,
                                                      .leader = MQD_LEADER_HERE,
-                                                     .leader_epoch = i < first ? 0 : told_epoch,
+                                                     .leader_epoch = i < first ? 0 : leader_epoch_sent,
                                                      .redirect = i < first ? -1 : (int32_t)(i % first),
                                                      .retiring = i < first ? 0 : step};
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
-        CHECK_EQUAL(mqd_reactor_topic_place(b->reactors[worker], ++b->token, b->topic_id, "quick", partitions, 4), 0);
+        CHECK_EQUAL(
+            mqd_reactor_topic_put_partitions(b->reactors[worker], ++b->token, b->topic_id, "quick", partitions, 4), 0);
         CHECK_EQUAL(bench_done(b, worker, b->token).error, 0);
     }
 }
@@ -50,10 +51,11 @@ static struct raw sequenced(int64_t producer_id, int16_t epoch, int32_t sequence
                                         .mark = (uint64_t)producer_id << 32 | (uint32_t)sequence});
 }
 
-static struct outcome ask(struct client *client, int32_t partition, const char *transactional_id, struct raw raw)
+static struct outcome produce_one(struct client *client, int32_t partition, const char *transactional_id,
+                                  struct raw raw)
 {
     struct outcome none = {.error = 999};
-    CHECK_OR(client_ask_one(client, 1, transactional_id, -1, LIMIT_MS, partition, raw), return none);
+    CHECK_OR(client_produce_one(client, 1, transactional_id, -1, LIMIT_MS, partition, raw), return none);
     struct outcomes out = client_take(client);
     return out.count == 1 ? out.of[0] : none;
 }
@@ -61,7 +63,7 @@ static struct outcome ask(struct client *client, int32_t partition, const char *
 /* Asks for one batch and checks what comes. */
 static void expect(struct client *client, int32_t partition, struct raw raw, int16_t error, int64_t base_offset)
 {
-    struct outcome out = ask(client, partition, NULL, raw);
+    struct outcome out = produce_one(client, partition, NULL, raw);
     CHECK_EQUAL(out.error, error);
     if (error == 0)
         CHECK_EQUAL(out.base_offset, base_offset);
@@ -100,7 +102,7 @@ static int64_t end_of(struct bench *b, uint32_t slot)
 
 #define PRODUCER_OF(producer_id, partition) ((producer_id) + ((int64_t)((partition) + 1) << 40))
 
-BOTH(a_sealed_partition_answers_what_it_has_and_refuses_what_is_new)
+BOTH(a_sealed_partition_answers_known_batches_and_refuses_new_ones)
 {
     struct bench *b = bench_start(backend, NULL);
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
@@ -121,7 +123,7 @@ BOTH(a_sealed_partition_answers_what_it_has_and_refuses_what_is_new)
 }
 
 /* M = 1: partition 1 has another owner than 0, partition 2 the same; both through both workers. */
-BOTH(a_redirected_batch_lies_in_the_other_partition_under_the_rewritten_producer)
+BOTH(a_redirected_batch_is_in_the_other_partition_under_the_rewritten_producer)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client[REACTORS] = {client_open(b, 0), client_open(b, 1)};
@@ -164,7 +166,7 @@ BOTH(pipelined_batches_stay_in_order)
         step(b, 1, REDIRECTED);
         for (int32_t sequence = 1, taken = 1; taken <= COUNT;) {
             for (; sequence <= COUNT && sequence - taken < 12; sequence++)
-                CHECK(client_ask_one(&client, sequence, NULL, -1, LIMIT_MS, 1, sequenced(id, 0, sequence, 1)));
+                CHECK(client_produce_one(&client, sequence, NULL, -1, LIMIT_MS, 1, sequenced(id, 0, sequence, 1)));
             struct outcomes out = client_take(&client);
             CHECK_EQUAL(out.correlation_id, taken);
             CHECK_EQUAL(out.of[0].error, 0);
@@ -234,7 +236,7 @@ BOTH(nothing_is_handed_on_before_its_epoch_nor_without_a_target)
     bench_partition_open(b, 0, 0);
     mqd_slot_set_state(b->control, 0, MQD_SLOT_ONLINE);
     expect(&client, 3, sequenced(7, 0, 2, 1), 0, 1);
-    bench_partition_close(b, 3); /* opened anew it knows its step by itself */
+    bench_partition_close(b, 3); /* opened again it knows its step by itself */
     bench_partition_open(b, 3, 3);
     lead(b, 3, 9);
     expect(&client, 3, sequenced(7, 0, 3, 1), 0, 2);
@@ -244,23 +246,23 @@ BOTH(nothing_is_handed_on_before_its_epoch_nor_without_a_target)
 }
 
 /* Once it is hidden, somebody has to hear that producers still write to it. */
-BOTH(use_of_a_hidden_partition_is_told)
+BOTH(use_of_a_hidden_partition_is_reported)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
     struct mqd_event event;
-    uint32_t told = 0;
+    uint32_t reported = 0;
     step(b, 1, REDIRECTED);
     expect(&client, 1, sequenced(7, 0, 0, 1), 0, 0);
     while (mqd_reactor_next_event(b->reactors[1], &event))
-        told += event.kind == MQD_EVENT_RETIRED_USED;
-    CHECK_EQUAL(told, 0);
+        reported += event.kind == MQD_EVENT_RETIRED_USED;
+    CHECK_EQUAL(reported, 0);
     step(b, 1, MQD_RETIRING_HIDDEN);
     expect(&client, 1, sequenced(7, 0, 1, 1), 0, 1);
     expect(&client, 1, sequenced(7, 0, 2, 1), 0, 2);
     while (mqd_reactor_next_event(b->reactors[1], &event))
-        told += event.kind == MQD_EVENT_RETIRED_USED && event.slot == 1;
-    CHECK_EQUAL(told, 1);
+        reported += event.kind == MQD_EVENT_RETIRED_USED && event.slot == 1;
+    CHECK_EQUAL(reported, 1);
     client_close(&client);
     bench_stop(b);
 }
@@ -273,7 +275,7 @@ static struct mqd_descriptor marker(struct bench *b, uint32_t slot, int64_t prod
     uint32_t owner = bench_owner(slot), from;
     uint32_t size_bytes =
         log_encode(b->arenas[ACCEPTOR], (struct log_batch){.marker = commit ? 2 : 1, .producer_id = producer_id});
-    bench_say(b, ACCEPTOR, owner,
+    bench_put(b, ACCEPTOR, owner,
               (struct mqd_descriptor){.kind = MQD_LINK_PRODUCE,
                                       .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL,
                                       .slot = slot,
@@ -287,19 +289,19 @@ static struct mqd_descriptor marker(struct bench *b, uint32_t slot, int64_t prod
 static struct outcome transactional(struct bench *b, struct client *client, uint32_t worker, int32_t partition,
                                     int32_t sequence, bool verified)
 {
-    struct mqd_check_partition asked;
+    struct mqd_check_partition requested;
     struct outcome none = {.error = 999};
     uint32_t from;
-    CHECK_OR(client_ask_one(client, 1, "t", -1, LIMIT_MS, partition, raw_transactional(7, 0, sequence, 64)),
+    CHECK_OR(client_produce_one(client, 1, "t", -1, LIMIT_MS, partition, raw_transactional(7, 0, sequence, 64)),
              return none);
     if (!verified) {
         struct mqd_descriptor check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
         struct mqd_check_transaction head;
         memcpy(&head, b->arenas[from] + check.offset, sizeof head);
-        memcpy(&asked, b->arenas[from] + check.offset + sizeof head, sizeof asked);
+        memcpy(&requested, b->arenas[from] + check.offset + sizeof head, sizeof requested);
         /* as the client and its coordinator know it */
         CHECK_OR(from == worker && head.producer_id == 7 && head.partition_count == 1, return none);
-        CHECK_OR(asked.partition_index == partition && asked.slot == (uint32_t)partition, return none);
+        CHECK_OR(requested.partition_index == partition && requested.slot == (uint32_t)partition, return none);
         check_answer_all(b, from, &check, 0);
     }
     struct outcomes out = client_take(client);
@@ -309,7 +311,7 @@ static struct outcome transactional(struct bench *b, struct client *client, uint
 static void read_committed(struct bench *b, int32_t partition, struct fetched *fetched)
 {
     struct client reader = client_open(b, 0);
-    struct asked from_start = {partition, 0};
+    struct fetch_position from_start = {partition, 0};
     struct fetch fetch = {.bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1, .committed = 1};
     client_fetch(&reader, fetch, &from_start, 1, fetched);
     client_close(&reader);
@@ -366,7 +368,7 @@ BOTH(a_late_batch_begins_no_transaction_in_the_target)
     uint32_t from;
     step(b, 1, SEALED);
     step(b, 1, REDIRECTED);
-    CHECK(client_ask_one(&client, 1, "t", -1, LIMIT_MS, 3, raw_transactional(7, 0, 0, 64)));
+    CHECK(client_produce_one(&client, 1, "t", -1, LIMIT_MS, 3, raw_transactional(7, 0, 0, 64)));
     struct mqd_descriptor check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
     CHECK_EQUAL(marker(b, 3, 7, false).flags, MQD_PRODUCED_REDIRECTED);
     CHECK_EQUAL(marker(b, 0, PRODUCER_OF(7, 3), false).error, 0);

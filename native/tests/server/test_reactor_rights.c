@@ -31,14 +31,14 @@ static struct client client_of(struct bench *b, const char *principal)
     frame_end(&frame, begin);
     CHECK_OR(client_send(&client, &frame), abort());
     frame_free(&frame);
-    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     uint8_t *bytes = b->arenas[ACCEPTOR] + (at += 512);
     uint32_t block_bytes = authenticated_put(bytes, principal, MQD_PRINCIPAL_SASL, 0);
     memcpy(bytes + block_bytes, "\0\0\0\7", 4);
-    bench_say(b, ACCEPTOR, 0,
+    bench_put(b, ACCEPTOR, 0,
               (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE,
                                       .flags = MQD_RESPONSE_AUTHENTICATED,
-                                      .token = ask.token,
+                                      .token = request.token,
                                       .offset = at,
                                       .size_bytes = block_bytes + 4});
     CHECK_OR(client_receive(&client) == 1, abort());
@@ -52,7 +52,7 @@ static struct client client_with(struct bench *b, const char *principal, uint16_
     struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED);
     CHECK_OR(strcmp(strchr(event.text, ' ') + 1, principal) == 0, abort());
     *subject = event.token;
-    CHECK_OR(rights_give(b, *subject, quick, 0) == 0, abort());
+    CHECK_OR(rights_grant(b, *subject, quick, 0) == 0, abort());
     return client;
 }
 
@@ -66,8 +66,8 @@ static int16_t produce_error(struct client *client)
 
 static int16_t fetch_error(struct client *client, struct fetched *out)
 {
-    struct asked asked = {0, 0};
-    client_fetch(client, (struct fetch){.bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, out);
+    struct fetch_position requested = {0, 0};
+    client_fetch(client, (struct fetch){.bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &requested, 1, out);
     CHECK_OR(out->partition_count == 1, return -99);
     return out->error[0];
 }
@@ -101,18 +101,18 @@ BOTH(each_operation_needs_its_own_right)
 }
 
 /* Names say nothing about whether a topic exists; ids do, as in Kafka. */
-BOTH(what_is_not_there_is_denied_like_what_is)
+BOTH(missing_topics_are_denied_like_existing_ones)
 {
     static struct fetched fetched;
     struct bench *b = bench_start(backend, rights);
     uint64_t subject;
     struct client client = client_with(b, "User:alice", EVERYTHING, &subject);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     struct fetch fetch = {.bytes_max = 1 << 20, .session_epoch = -1, .topic = "nowhere"};
-    client_fetch(&client, fetch, &asked, 1, &fetched);
+    client_fetch(&client, fetch, &requested, 1, &fetched);
     CHECK_EQUAL(fetched.error[0], DENIED);
-    CHECK_EQUAL(rights_give(b, subject, EVERYTHING, READ), 0);
-    client_fetch(&client, fetch, &asked, 1, &fetched);
+    CHECK_EQUAL(rights_grant(b, subject, EVERYTHING, READ), 0);
+    client_fetch(&client, fetch, &requested, 1, &fetched);
     CHECK_EQUAL(fetched.error[0], 3);
     client_close(&client);
     bench_stop(b);
@@ -136,14 +136,14 @@ BOTH(connections_wait_for_their_rights)
         uint8_t byte;
         CHECK(recv((i == 0 ? first : i == 1 ? second : plain).fd, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
     }
-    CHECK_EQUAL(rights_give(b, alice.token, WRITE, 0), 0);
+    CHECK_EQUAL(rights_grant(b, alice.token, WRITE, 0), 0);
     CHECK_EQUAL(client_receive(&first), 1);
     CHECK_EQUAL(take_produced(&first).error[0], 0);
     CHECK_EQUAL(client_receive(&second), 1);
     CHECK_EQUAL(take_produced(&second).error[0], 0);
     struct client third = client_of(b, "User:alice"); /* known already */
     CHECK_EQUAL(produce_error(&third), 0);
-    CHECK_EQUAL(rights_give(b, anonymous.token, READ, 0), 0);
+    CHECK_EQUAL(rights_grant(b, anonymous.token, READ, 0), 0);
     CHECK_EQUAL(client_receive(&plain), 1);
     CHECK_EQUAL(take_produced(&plain).error[0], DENIED);
     frame_free(&frame);
@@ -162,12 +162,12 @@ BOTH(connections_that_leave_before_their_rights_arrive)
     uint64_t subject = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token;
     client_close(&client);
     /* its socket is not read: that it has gone shows when it is */
-    CHECK_EQUAL(rights_give(b, subject, WRITE, 0), 0);
+    CHECK_EQUAL(rights_grant(b, subject, WRITE, 0), 0);
     client = client_of(b, "User:bob");
     uint64_t other = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token;
     CHECK(other != subject);
-    CHECK_EQUAL(rights_give(b, other + 1024, WRITE, 0), MQD_E_STALE);
-    CHECK_EQUAL(rights_give(b, other, WRITE, 0), 0);
+    CHECK_EQUAL(rights_grant(b, other + 1024, WRITE, 0), MQD_E_STALE);
+    CHECK_EQUAL(rights_grant(b, other, WRITE, 0), 0);
     CHECK_EQUAL(produce_error(&client), 0);
     frame_free(&frame);
     client_close(&client);
@@ -176,16 +176,16 @@ BOTH(connections_that_leave_before_their_rights_arrive)
 
 /* A fetch that waits for records is answered when its right is gone, and its session never serves
  * what came later. */
-BOTH(a_right_that_is_taken_away_ends_what_waits)
+BOTH(a_revoked_right_ends_waiting_requests)
 {
     static struct fetched fetched;
     struct bench *b = bench_start(backend, rights);
     uint64_t reader, writer;
     struct client waits = client_with(b, "User:reader", READ, &reader),
                   writes = client_with(b, "User:w", WRITE, &writer);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     struct fetch fetch = {.bytes_max = 1 << 20, .bytes_min = 1, .session_epoch = 0};
-    client_fetch(&waits, fetch, &asked, 1, &fetched); /* a session, read to its end */
+    client_fetch(&waits, fetch, &requested, 1, &fetched); /* a session, read to its end */
     CHECK_EQUAL(fetched.error[0], 0);
     struct frame frame = {0};
     fetch.session_id = fetched.session_id, fetch.session_epoch = 1, fetch.wait_ms = LIMIT_MS;
@@ -193,7 +193,7 @@ BOTH(a_right_that_is_taken_away_ends_what_waits)
     CHECK(client_send(&waits, &frame));
     frame_free(&frame);
     usleep(30000); /* it is parked; if it is not yet, it is denied when it arrives */
-    CHECK_EQUAL(rights_give(b, reader, DESCRIBE, 0), 0);
+    CHECK_EQUAL(rights_grant(b, reader, DESCRIBE, 0), 0);
     CHECK_EQUAL(client_receive(&waits), 1);
     take_fetched(&waits, &fetched);
     CHECK_EQUAL(fetched.partition_count, 1);
@@ -203,16 +203,16 @@ BOTH(a_right_that_is_taken_away_ends_what_waits)
     client_fetch(&waits, fetch, NULL, 0, &fetched);
     CHECK_EQUAL(fetched.error[0], DENIED);
     CHECK_EQUAL(fetched.batch_count, 0);
-    CHECK_EQUAL(rights_give(b, reader, READ, 0), 0); /* and given back */
+    CHECK_EQUAL(rights_grant(b, reader, READ, 0), 0); /* and returned */
     fetch.session_epoch = 3;
     client_fetch(&waits, fetch, NULL, 0, &fetched);
     CHECK_EQUAL(fetched.error[0], 0);
     CHECK_EQUAL(fetched.batch_count, 1);
     /* taken away while no fetch is under way, and the session has nothing to look at */
     fetch.session_epoch = 4, fetch.wait_ms = 0;
-    asked.offset = 1;
-    client_fetch(&waits, fetch, &asked, 1, &fetched);
-    CHECK_EQUAL(rights_give(b, reader, 0, 0), 0);
+    requested.offset = 1;
+    client_fetch(&waits, fetch, &requested, 1, &fetched);
+    CHECK_EQUAL(rights_grant(b, reader, 0, 0), 0);
     fetch.session_epoch = 5;
     client_fetch(&waits, fetch, NULL, 0, &fetched);
     CHECK_EQUAL(fetched.partition_count, 1);
@@ -227,15 +227,15 @@ BOTH(a_fetch_without_a_session_that_waits_ends_too)
     struct bench *b = bench_start(backend, rights);
     uint64_t reader;
     struct client waits = client_with(b, "User:reader", READ, &reader);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     struct frame frame = {0};
     put_fetch(&frame, (struct fetch){.bytes_max = 1 << 20, .bytes_min = 1, .session_epoch = -1, .wait_ms = LIMIT_MS},
-              &asked, 1);
+              &requested, 1);
     CHECK(client_send(&waits, &frame));
     frame_free(&frame);
     usleep(30000); /* as above */
     int64_t began_ns = test_now_ns();
-    CHECK_EQUAL(rights_give(b, reader, 0, 0), 0);
+    CHECK_EQUAL(rights_grant(b, reader, 0, 0), 0);
     CHECK_EQUAL(client_receive(&waits), 1);
     take_fetched(&waits, &fetched);
     CHECK_EQUAL(fetched.error[0], DENIED);
@@ -251,10 +251,10 @@ BOTH(a_session_is_its_principals)
     uint64_t alice, bob;
     struct client owner = client_with(b, "User:alice", READ, &alice), other = client_with(b, "User:bob", READ, &bob),
                   again = client_of(b, "User:alice"), plain = client_open(b, 0);
-    CHECK_EQUAL(rights_give(b, rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token, READ, 0), 0);
-    struct asked asked = {0, 0};
+    CHECK_EQUAL(rights_grant(b, rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token, READ, 0), 0);
+    struct fetch_position requested = {0, 0};
     struct fetch fetch = {.bytes_max = 1 << 20, .session_epoch = 0};
-    client_fetch(&owner, fetch, &asked, 1, &fetched);
+    client_fetch(&owner, fetch, &requested, 1, &fetched);
     fetch.session_id = fetched.session_id, fetch.session_epoch = 1;
     CHECK(fetched.session_id > 0);
     client_fetch(&other, fetch, NULL, 0, &fetched);
@@ -262,7 +262,7 @@ BOTH(a_session_is_its_principals)
     client_fetch(&plain, fetch, NULL, 0, &fetched);
     CHECK_EQUAL(fetched.top_error, 70);
     fetch.session_epoch = -1; /* nor can they end it */
-    client_fetch(&other, fetch, &asked, 1, &fetched);
+    client_fetch(&other, fetch, &requested, 1, &fetched);
     CHECK_EQUAL(fetched.top_error, 0);
     fetch.session_epoch = 1;
     client_fetch(&again, fetch, NULL, 0, &fetched); /* the same principal, by another connection */
@@ -273,7 +273,7 @@ BOTH(a_session_is_its_principals)
 
 /* A topic that is deleted and another one that is created in its place: of no mask of the first
  * remains anything, whatever is the same. */
-BOTH(a_topic_in_the_place_of_another_has_rights_of_its_own)
+BOTH(a_topic_that_replaces_another_has_its_own_rights)
 {
     struct bench *b = bench_start(backend, rights);
     uint64_t subject;
@@ -309,7 +309,7 @@ BOTH(a_topic_in_the_place_of_another_has_rights_of_its_own)
     bench_stop(b);
 }
 
-static void ask_metadata(struct client *client)
+static void request_metadata(struct client *client)
 {
     struct frame frame = {0};
     uint32_t begin = frame_begin(&frame, 3, 1, 5);
@@ -325,37 +325,37 @@ static bool metadata_are(struct client *client, const char *body)
            memcmp(client->reply + 4, body, strlen(body)) == 0;
 }
 
-BOTH(an_answer_is_given_again_only_to_the_same_rights)
+BOTH(a_cached_answer_is_reused_only_for_the_same_rights)
 {
     struct bench *b = bench_start(backend, rights);
     uint64_t alice, bob;
     struct client first = client_with(b, "User:alice", EVERYTHING, &alice), again = client_of(b, "User:alice"),
                   other = client_with(b, "User:bob", 0, &bob);
-    ask_metadata(&first);
-    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    request_metadata(&first);
+    struct mqd_descriptor request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     uint64_t at = 4096; /* behind the block with the principal is the frame */
     memcpy(b->arenas[ACCEPTOR] + at, "\0\0\0\5all topics", 14);
     struct mqd_descriptor answer = {.kind = MQD_LINK_RESPONSE,
                                     .flags = MQD_RESPONSE_CACHEABLE,
-                                    .token = ask.token,
+                                    .token = request.token,
                                     .offset = at,
                                     .size_bytes = 14,
                                     .a = (int64_t)mqd_control_metadata_version(b->control)};
-    bench_say(b, ACCEPTOR, 0, answer);
+    bench_put(b, ACCEPTOR, 0, answer);
     CHECK(metadata_are(&first, "all topics"));
-    ask_metadata(&again);
+    request_metadata(&again);
     CHECK(metadata_are(&again, "all topics")); /* from the cache */
-    ask_metadata(&other);
-    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    request_metadata(&other);
+    request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
     memcpy(b->arenas[ACCEPTOR] + at + 64, "\0\0\0\5none", 8);
-    answer.token = ask.token, answer.offset = at + 64, answer.size_bytes = 8;
-    bench_say(b, ACCEPTOR, 0, answer);
+    answer.token = request.token, answer.offset = at + 64, answer.size_bytes = 8;
+    bench_put(b, ACCEPTOR, 0, answer);
     CHECK(metadata_are(&other, "none"));
-    CHECK_EQUAL(rights_give(b, alice, 0, 0), 0);
-    ask_metadata(&again); /* with other rights there is another answer */
-    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    answer.token = ask.token;
-    bench_say(b, ACCEPTOR, 0, answer);
+    CHECK_EQUAL(rights_grant(b, alice, 0, 0), 0);
+    request_metadata(&again); /* with other rights there is another answer */
+    request = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    answer.token = request.token;
+    bench_put(b, ACCEPTOR, 0, answer);
     CHECK(metadata_are(&again, "none"));
     client_close(&first), client_close(&again), client_close(&other);
     bench_stop(b);
@@ -418,7 +418,7 @@ BOTH(denials_are_reported_once_and_allowed_where_they_are_only_logged)
     }
 }
 
-static void rights_told_often(struct bench *b)
+static void rights_repeated(struct bench *b)
 {
     rights(b);
     b->options[0].denied_again_ms = 20;
@@ -426,19 +426,19 @@ static void rights_told_often(struct bench *b)
 
 BOTH(denials_between_two_reports_are_counted)
 {
-    struct bench *b = bench_start(backend, rights_told_often);
+    struct bench *b = bench_start(backend, rights_repeated);
     uint64_t subject, denied = 1;
     struct client client = client_with(b, "User:alice", 0, &subject);
     struct mqd_event event;
     CHECK_EQUAL(produce_error(&client), DENIED);
     CHECK_EQUAL(rights_event(b, MQD_EVENT_DENIED).log_dir, 1);
-    for (uint32_t told = 1; told < 30;) {
+    for (uint32_t reported = 1; reported < 30;) {
         CHECK_EQUAL(produce_error(&client), DENIED);
         denied++;
         while (mqd_reactor_next_event(b->reactors[0], &event))
             if (event.kind == MQD_EVENT_DENIED) {
-                told += event.log_dir;
-                CHECK_EQUAL(told, denied);
+                reported += event.log_dir;
+                CHECK_EQUAL(reported, denied);
             }
     }
     client_close(&client);
@@ -492,7 +492,7 @@ BOTH(principals_come_and_go)
         client_close(&client);
     }
     uint64_t gone = rights_event(b, MQD_EVENT_SUBJECT_GONE).token; /* earlier ones were passed over */
-    CHECK_EQUAL(rights_give(b, gone, WRITE, 0), MQD_E_STALE);
-    CHECK_EQUAL(rights_give(b, first, WRITE, 0), MQD_E_STALE);
+    CHECK_EQUAL(rights_grant(b, gone, WRITE, 0), MQD_E_STALE);
+    CHECK_EQUAL(rights_grant(b, first, WRITE, 0), MQD_E_STALE);
     bench_stop(b);
 }

@@ -172,8 +172,8 @@ static void fetch_all(struct client *client, int32_t partition, uint32_t count)
     static struct fetched fetched;
     uint32_t seen = 0;
     while (seen < count) {
-        struct asked asked = {partition, seen};
-        client_fetch(client, (struct fetch){.bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1,
+        struct fetch_position requested = {partition, seen};
+        client_fetch(client, (struct fetch){.bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &requested, 1,
                      &fetched);
         CHECK(fetched.batch_count > 0);
         for (uint32_t i = 0; i < fetched.batch_count; i++, seen++)
@@ -228,11 +228,11 @@ BOTH(a_long_poll_is_answered)
     struct bench *b = secure_start(backend);
     struct tunnel *waiting = tunnel_open(b, 0), *producer = tunnel_open(b, 0);
     struct frame frame = {0};
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     put_fetch(&frame,
               (struct fetch){
                   .correlation_id = 1, .wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
-              &asked, 1);
+              &requested, 1);
     CHECK(client_send(&waiting->client, &frame));
     frame_free(&frame);
     produce(&producer->client, 0, 1, 100000);
@@ -255,11 +255,11 @@ BOTH(a_slow_reader_gets_everything_and_delays_no_other)
     for (uint32_t i = 0; i < 4; i++)
         produce(&slow->client, 0, i + 1, 900000);
     struct frame frame = {0};
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     for (int32_t i = 0; i < 8; i++)
         put_fetch(&frame,
                   (struct fetch){.correlation_id = i, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1},
-                  &asked, 1);
+                  &requested, 1);
     CHECK(client_send(&slow->client, &frame));
     frame_free(&frame);
     wait_for_count(b, MQD_COUNT_BYTES_OUT, 1 << 20);

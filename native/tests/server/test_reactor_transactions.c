@@ -58,7 +58,7 @@ static int64_t coordinator_end(struct bench *b, int64_t producer_id, int16_t epo
 
 static int64_t client_write(struct client *client, struct raw raw, const char *transactional_id)
 {
-    CHECK_OR(client_ask_one(client, 1, transactional_id, -1, LIMIT_MS, 0, raw), return -1);
+    CHECK_OR(client_produce_one(client, 1, transactional_id, -1, LIMIT_MS, 0, raw), return -1);
     struct outcomes out = client_take(client);
     CHECK_OR(out.of[0].error == 0, return -1);
     return out.of[0].base_offset;
@@ -77,7 +77,7 @@ BOTH(read_committed_waits_for_a_swap_of_files)
     struct bench *b = bench_start(backend, small_segments);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct client producer = client_open(b, 0), reader[REACTORS];
-    struct asked from_start = {0, 0};
+    struct fetch_position from_start = {0, 0};
     char path[256];
     CHECK_EQUAL(client_write(&producer, raw_transactional(7, 0, 0, 64), "t"), 0);
     CHECK_EQUAL(coordinator_end(b, 7, 0, false), 1);
@@ -112,10 +112,10 @@ BOTH(read_committed_stops_at_the_last_stable_offset)
     struct bench *b = bench_start(backend, small_segments);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct client producer = client_open(b, 0), reader[REACTORS];
-    struct asked from_start = {0, 0};
+    struct fetch_position from_start = {0, 0};
     CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 4}), NULL), 0);
     CHECK_EQUAL(client_write(&producer, raw_transactional(7, 0, 0, 64), "t"), 1);
-    for (int i = 0; i < 30; i++) /* others go on, over several segments */
+    for (int i = 0; i < 30; i++) /* others continue, over several segments */
         CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 100, .body_bytes = 200}), NULL),
                     2 + i);
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
@@ -134,7 +134,7 @@ BOTH(read_committed_stops_at_the_last_stable_offset)
     /* all wait at the last stable offset, though there is more below the high watermark */
     struct frame frames[REACTORS] = {{0}};
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
-        struct asked at_end = {0, 1};
+        struct fetch_position at_end = {0, 1};
         put_fetch(&frames[worker], committed(LIMIT_MS), &at_end, 1);
         CHECK(client_send(&reader[worker], &frames[worker]));
         frame_free(&frames[worker]);
@@ -149,7 +149,7 @@ BOTH(read_committed_stops_at_the_last_stable_offset)
         CHECK_EQUAL(fetched->last_stable_offset[0], 34);
         CHECK_EQUAL(fetched->aborted_count, 1); /* its marker lies segments behind */
         CHECK(fetched->aborted_producer[0] == 7 && fetched->aborted_first[0] == 1);
-        struct asked behind = {0, 33};
+        struct fetch_position behind = {0, 33};
         client_fetch(&reader[worker], committed(LIMIT_MS), &behind, 1, fetched);
         CHECK_EQUAL(fetched->batch_count, 1);
         CHECK_EQUAL(fetched->aborted_count, 1);
@@ -165,11 +165,11 @@ BOTH(a_session_hears_of_the_last_stable_offset)
     struct bench *b = bench_start(backend, NULL);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct client producer = client_open(b, 0), reader = client_open(b, 1);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     CHECK_EQUAL(client_write(&producer, raw_transactional(7, 0, 0, 64), "t"), 0);
     struct fetch fetch = committed(0);
     fetch.session_epoch = 0;
-    client_fetch(&reader, fetch, &asked, 1, fetched);
+    client_fetch(&reader, fetch, &requested, 1, fetched);
     CHECK(fetched->session_id != 0 && fetched->batch_count == 0 && fetched->last_stable_offset[0] == 0);
     fetch = committed(LIMIT_MS);
     fetch.session_id = fetched->session_id;
@@ -191,7 +191,7 @@ BOTH(a_session_hears_of_the_last_stable_offset)
 }
 
 /* More aborted transactions than one answer tells: the ranges get shorter, none is left out. */
-BOTH(many_overlapping_transactions_are_told_with_short_ranges)
+BOTH(many_overlapping_transactions_make_short_ranges)
 {
     enum { COUNT = 4200 };
     struct bench *b = bench_start(backend, in_memory);
@@ -203,18 +203,18 @@ BOTH(many_overlapping_transactions_are_told_with_short_ranges)
         batches[COUNT + i] = (struct log_batch){.marker = 1, .producer_id = 100 + i};
     }
     CHECK_EQUAL(coordinator_write(b, batches, 2 * COUNT), 2 * COUNT - 1);
-    struct asked asked = {0, 0};
-    client_fetch(&reader, committed(0), &asked, 1, fetched);
+    struct fetch_position requested = {0, 0};
+    client_fetch(&reader, committed(0), &requested, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1); /* all overlap the whole range: it is the first batch alone */
     CHECK_EQUAL(fetched->aborted_count, 1);
-    asked.offset = COUNT - 1;
-    client_fetch(&reader, committed(0), &asked, 1, fetched); /* at this one all of them have begun */
+    requested.offset = COUNT - 1;
+    client_fetch(&reader, committed(0), &requested, 1, fetched); /* at this one all of them have begun */
     CHECK_EQUAL(fetched->batch_count, 1);
     CHECK_EQUAL(fetched->aborted_count, COUNT);
     for (int i = 0; i < fetched->aborted_count && i < COUNT; i++)
         CHECK(fetched->aborted_producer[i] == 100 + i && fetched->aborted_first[i] == i);
-    asked.offset = COUNT + 200;
-    client_fetch(&reader, committed(0), &asked, 1, fetched);
+    requested.offset = COUNT + 200;
+    client_fetch(&reader, committed(0), &requested, 1, fetched);
     CHECK(fetched->batch_count > 1);
     CHECK_EQUAL(fetched->aborted_count, COUNT - 200);
     client_close(&reader);
@@ -223,21 +223,21 @@ BOTH(many_overlapping_transactions_are_told_with_short_ranges)
     bench_stop(b);
 }
 
-BOTH(the_acceptor_is_told_of_producers)
+BOTH(the_acceptor_receives_producer_states)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client producer = client_open(b, 0);
     uint32_t owner = bench_owner(SLOT), from;
-    struct mqd_descriptor ask = {.kind = MQD_LINK_DESCRIBE, .slot = SLOT, .token = 1ull << 62 | 1};
-    CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &ask), 0);
+    struct mqd_descriptor request = {.kind = MQD_LINK_DESCRIBE, .slot = SLOT, .token = 1ull << 62 | 1};
+    CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &request), 0);
     mqd_endpoint_flush(b->endpoints[ACCEPTOR]);
     struct mqd_descriptor answer = bench_expect(b, ACCEPTOR, MQD_LINK_DESCRIBED, &from);
-    CHECK(answer.token == ask.token && answer.error == 0 && answer.size_bytes == 0);
+    CHECK(answer.token == request.token && answer.error == 0 && answer.size_bytes == 0);
     CHECK_EQUAL(client_write(&producer, raw_transactional(7, 3, 10, 64), "t"), 0);
     CHECK_EQUAL(client_write(&producer, raw_transactional(8, 0, 0, 64), "t"), 1);
     CHECK_EQUAL(coordinator_end(b, 8, 1, true), 2);
-    for (int round = 0; round < 40; round++) { /* more than may be lent at a time: each is given back */
-        CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &ask), 0);
+    for (int round = 0; round < 40; round++) { /* more than may be lent at a time: each is returned */
+        CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &request), 0);
         mqd_endpoint_flush(b->endpoints[ACCEPTOR]);
         answer = bench_expect(b, ACCEPTOR, MQD_LINK_DESCRIBED, &from);
         CHECK_EQUAL(answer.error, 0);
@@ -252,11 +252,11 @@ BOTH(the_acceptor_is_told_of_producers)
             CHECK_EQUAL(views[i].coordinator_epoch, open ? -1 : 0);
         }
         struct mqd_descriptor release = {
-            .kind = MQD_LINK_RELEASE, .slot = SLOT, .token = ask.token, .offset = answer.offset};
+            .kind = MQD_LINK_RELEASE, .slot = SLOT, .token = request.token, .offset = answer.offset};
         CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &release), 0);
     }
-    ask.slot = 9999;
-    CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &ask), 0);
+    request.slot = 9999;
+    CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &request), 0);
     mqd_endpoint_flush(b->endpoints[ACCEPTOR]);
     CHECK_EQUAL(bench_expect(b, ACCEPTOR, MQD_LINK_DESCRIBED, &from).error, 6);
     client_close(&producer);

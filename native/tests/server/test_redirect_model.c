@@ -225,7 +225,7 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
 
 /* ---- producers ---- */
 
-/* Its sequences begin anew (KIP-360, every transaction of KIP-890): when the fate of all that it
+/* Its sequences begin again (KIP-360, every transaction of KIP-890): when the outcome of all that it
  * ever sent is known. */
 static void bump(struct model *m, struct producer *producer)
 {

@@ -53,7 +53,7 @@ static uint32_t random_rights(uint64_t *seed, struct right *rights, char names[]
     return kept;
 }
 
-TEST(the_look_up_finds_what_a_search_finds)
+TEST(the_lookup_matches_a_linear_search)
 {
     uint64_t seed = 11;
     for (int round = 0; round < 2000; round++) {

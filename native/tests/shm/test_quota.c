@@ -130,7 +130,7 @@ TEST(the_first_rule_in_kafkas_order_holds_for_each_kind_alone)
 }
 
 /* Whether alice's loader shares a bucket with another of her clients, and with bob's loader. */
-TEST(who_shares_a_bucket_follows_from_the_rule)
+TEST(the_rule_decides_which_clients_share_a_bucket)
 {
     static const struct {
         bool own_clients, same_client;
@@ -180,7 +180,7 @@ TEST(keys_differ_from_host_to_host)
     CHECK(name_key(&here, "") != name_key(&there, ""));
 }
 
-TEST(what_is_let_through_is_the_burst_and_then_the_rate)
+TEST(the_burst_passes_then_the_rate_applies)
 {
     void *control = control_new();
     uint64_t key = key_of("p"), interval = per_second(1000), seed = 7;
@@ -189,11 +189,11 @@ TEST(what_is_let_through_is_the_burst_and_then_the_rate)
         uint64_t request = 1 + test_random(&seed) % 400;
         units += (int64_t)request;
         now += mqd_quota_charge(control, key, MQD_QUOTA_PRODUCE, interval, request, 2 * SECOND_NS, now) + 1000;
-        CHECK_EQUAL(mqd_quota_owed(control, key, MQD_QUOTA_PRODUCE, 2 * SECOND_NS, now), 0);
+        CHECK_EQUAL(mqd_quota_debt_ns(control, key, MQD_QUOTA_PRODUCE, 2 * SECOND_NS, now), 0);
     }
     int64_t allowed = (now - began) / 1000000 + 2000; /* milliseconds are units here */
     CHECK(units <= allowed + 400 && units >= allowed - 400);
-    CHECK_EQUAL(mqd_quota_owed(control, key, MQD_QUOTA_FETCH, 0, now), 0); /* another kind is another bucket */
+    CHECK_EQUAL(mqd_quota_debt_ns(control, key, MQD_QUOTA_FETCH, 0, now), 0); /* another kind is another bucket */
     free(control);
 }
 
@@ -203,20 +203,20 @@ TEST(one_huge_request_is_paid_for_in_full_and_nothing_overflows)
     uint64_t key = key_of("p");
     CHECK_EQUAL(mqd_quota_charge(control, key, MQD_QUOTA_FETCH, per_second(10), 1000, SECOND_NS, SECOND_NS),
                 99 * SECOND_NS);
-    CHECK_EQUAL(mqd_quota_owed(control, key, MQD_QUOTA_FETCH, SECOND_NS, 51 * SECOND_NS), 49 * SECOND_NS);
+    CHECK_EQUAL(mqd_quota_debt_ns(control, key, MQD_QUOTA_FETCH, SECOND_NS, 51 * SECOND_NS), 49 * SECOND_NS);
     for (int i = 0; i < 3; i++)
         CHECK(mqd_quota_charge(control, key, MQD_QUOTA_FETCH, UINT64_MAX, UINT64_MAX, 0, SECOND_NS) <= 1ll << 60);
     free(control);
 }
 
-TEST(new_rules_forgive_what_is_owed)
+TEST(new_rules_cancel_debt)
 {
     void *control = control_new();
     struct mqd_quota_rule rule = rule_of(control, MQD_QUOTA_ANY_CLIENT, "", "", per_second(1));
     uint64_t key = key_of("p");
     CHECK(mqd_quota_charge(control, key, MQD_QUOTA_PRODUCE, rule.interval[0], 1000, 0, SECOND_NS) > 0);
     CHECK_EQUAL(mqd_quota_publish(control, &rule, 1, BURST_NS), 0);
-    CHECK_EQUAL(mqd_quota_owed(control, key, MQD_QUOTA_PRODUCE, 0, SECOND_NS), 0);
+    CHECK_EQUAL(mqd_quota_debt_ns(control, key, MQD_QUOTA_PRODUCE, 0, SECOND_NS), 0);
     free(control);
 }
 
@@ -226,7 +226,7 @@ static uint64_t key_in_set(uint64_t number)
     return 5 + number * (MQD_QUOTA_BUCKET_COUNT / MQD_QUOTA_WAY_COUNT);
 }
 
-TEST(who_owes_nothing_makes_room_and_the_least_recently_used_first)
+TEST(a_bucket_without_debt_is_evicted_least_recently_used_first)
 {
     void *control = control_new();
     int64_t now = SECOND_NS;
@@ -238,7 +238,7 @@ TEST(who_owes_nothing_makes_room_and_the_least_recently_used_first)
     mqd_quota_charge(control, key_in_set(1), MQD_QUOTA_PRODUCE, per_second(1000), 1, 0, now);
     now += 10 * SECOND_NS;
     CHECK_EQUAL(mqd_quota_charge(control, key_in_set(100), MQD_QUOTA_PRODUCE, per_second(1), 2, 0, now), 2 * SECOND_NS);
-    CHECK(mqd_quota_owed(control, key_in_set(0), MQD_QUOTA_PRODUCE, 0, now) > 3000 * SECOND_NS);
+    CHECK(mqd_quota_debt_ns(control, key_in_set(0), MQD_QUOTA_PRODUCE, 0, now) > 3000 * SECOND_NS);
     struct mqd_quota_table *table = mqd_control_quotas(control);
     bool found[3] = {false};
     for (uint32_t i = 0; i < MQD_QUOTA_BUCKET_COUNT; i++) {
@@ -250,7 +250,7 @@ TEST(who_owes_nothing_makes_room_and_the_least_recently_used_first)
     free(control);
 }
 
-TEST(a_set_in_which_all_owe_forgives_the_least_recently_used)
+TEST(a_set_of_debtors_evicts_the_least_recently_used)
 {
     void *control = control_new();
     for (uint64_t i = 0; i < MQD_QUOTA_WAY_COUNT; i++)
@@ -258,9 +258,9 @@ TEST(a_set_in_which_all_owe_forgives_the_least_recently_used)
     CHECK_EQUAL(mqd_quota_charge(control, key_in_set(50), MQD_QUOTA_FETCH, per_second(1), 1, 0, 2 * SECOND_NS),
                 SECOND_NS);
     /* not its predecessor's debt */
-    CHECK_EQUAL(mqd_quota_owed(control, key_in_set(50), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS), 0);
-    CHECK_EQUAL(mqd_quota_owed(control, key_in_set(0), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS), 0);
-    CHECK(mqd_quota_owed(control, key_in_set(1), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS) > 0);
+    CHECK_EQUAL(mqd_quota_debt_ns(control, key_in_set(50), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS), 0);
+    CHECK_EQUAL(mqd_quota_debt_ns(control, key_in_set(0), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS), 0);
+    CHECK(mqd_quota_debt_ns(control, key_in_set(1), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS) > 0);
     free(control);
 }
 
@@ -272,7 +272,7 @@ TEST(of_two_buckets_of_one_key_the_first_counts)
     set[6].key = key_in_set(3);
     set[6].arrival_ns[0] = 100 * SECOND_NS;
     set[2].key = key_in_set(3);
-    CHECK_EQUAL(mqd_quota_owed(control, key_in_set(3), MQD_QUOTA_PRODUCE, 0, SECOND_NS), 0);
+    CHECK_EQUAL(mqd_quota_debt_ns(control, key_in_set(3), MQD_QUOTA_PRODUCE, 0, SECOND_NS), 0);
     CHECK_EQUAL(mqd_quota_charge(control, key_in_set(3), MQD_QUOTA_PRODUCE, per_second(1), 1, 0, SECOND_NS), SECOND_NS);
     CHECK_EQUAL(set[6].arrival_ns[0], 100 * SECOND_NS);
     free(control);
@@ -312,7 +312,7 @@ TEST(no_charge_is_lost_between_workers)
         for (int charge = 0; charge < CHARGES; charge++)
             expected += 1 + test_random(&seed) % 4;
     }
-    int64_t owed = mqd_quota_owed(control, key_of("shared"), MQD_QUOTA_PRODUCE, 0, SECOND_NS);
+    int64_t owed = mqd_quota_debt_ns(control, key_of("shared"), MQD_QUOTA_PRODUCE, 0, SECOND_NS);
     CHECK(llabs(owed - (int64_t)expected * 1000000) < (int64_t)THREADS * CHARGES); /* a nanosecond of rounding each */
     free(control);
 }
@@ -344,11 +344,11 @@ TEST(a_reader_never_mixes_two_publications)
         if (mqd_quota_limits_version(limits) == 0 || mqd_quota_version(control) != mqd_quota_limits_version(limits))
             continue; /* it says itself that it has to be looked at again */
         whole++;
-        uint64_t said = (uint64_t)mqd_quota_limits_burst_ns(limits, MQD_QUOTA_PRODUCE);
+        uint64_t sent = (uint64_t)mqd_quota_limits_burst_ns(limits, MQD_QUOTA_PRODUCE);
         for (uint64_t k = 0; k < 64; k++) {
             struct mqd_quota_match match;
             mqd_quota_match(limits, 0, k, &match);
-            CHECK_OR(match.interval[0] == said && match.interval[1] == said && match.interval[3] == said, break);
+            CHECK_OR(match.interval[0] == sent && match.interval[1] == sent && match.interval[3] == sent, break);
         }
     }
     mqd_store_release(&stop_publishing, 1);

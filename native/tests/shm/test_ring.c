@@ -222,7 +222,7 @@ TEST(the_last_endpoints_have_links_too)
     host_free(&host);
 }
 
-TEST(invisible_before_flush_and_full_is_told)
+TEST(entries_are_invisible_before_flush_and_a_full_ring_is_reported)
 {
     struct host host;
     host_make(&host, 3);

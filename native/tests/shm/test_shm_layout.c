@@ -162,7 +162,7 @@ TEST(slots_are_assigned_viewed_and_cleared)
     free(control);
 }
 
-TEST(a_controller_that_dies_in_the_middle_stops_nobody)
+TEST(a_controller_that_dies_in_the_middle_stops_no_reader)
 {
     void *control = control_make();
     struct mqd_partition_view view;
@@ -298,7 +298,7 @@ static void *watcher(void *argument)
     return NULL;
 }
 
-TEST(threads_see_whole_publications)
+TEST(threads_never_see_half_a_publication)
 {
     struct shared shared = {.control = control_make(), .rounds = test_long() ? 3000000 : 30000};
     pthread_t thread[3];

@@ -224,7 +224,7 @@ TEST(sessions_resume_where_the_key_is_the_same)
     tls_identity_free(&broker);
 }
 
-TEST(what_the_socket_does_not_take_waits)
+TEST(bytes_the_socket_refuses_wait)
 {
     if (!tls_works())
         return;
@@ -325,7 +325,7 @@ TEST(ends_of_connections)
     tls_identity_free(&broker);
 }
 
-TEST(the_broker_says_close_notify)
+TEST(the_broker_sends_close_notify)
 {
     if (!tls_works())
         return;

@@ -47,12 +47,12 @@ static void walk_records(const uint8_t *data, size_t size)
         mqd_records_unkeyed(bytes + MQD_BATCH_HEADER_BYTES, length, batch.record_count, unkeyed, 4, &reason);
     /* what was let in can be compacted */
     require(admitted < 0 ? reason != NULL : more == 0 && unkeyed_count == admitted);
-    struct mqd_record_place places[PLACE_COUNT];
+    struct mqd_record_location places[PLACE_COUNT];
     struct mqd_record_walk walk = {0};
-    mqd_records_place(bytes, MQD_BATCH_HEADER_BYTES + length, INT64_MAX, &walk, places, PLACE_COUNT);
+    mqd_records_locate(bytes, MQD_BATCH_HEADER_BYTES + length, INT64_MAX, &walk, places, PLACE_COUNT);
     require(admitted < 0 || (walk.stop == MQD_WALK_END && (int32_t)walk.record_count == batch.record_count));
     for (uint32_t i = 0; i < walk.record_count; i++) {
-        const struct mqd_record_place *place = &places[i];
+        const struct mqd_record_location *place = &places[i];
         uint64_t end = MQD_BATCH_HEADER_BYTES + length;
         require(place->key_position <= end &&
                 (place->key_bytes < 0 || end - place->key_position >= (uint32_t)place->key_bytes));

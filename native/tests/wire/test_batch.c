@@ -78,7 +78,7 @@ TEST(a_good_batch_is_decoded)
     CHECK_EQUAL(out.record_count, 3);
 }
 
-TEST(base_offset_and_leader_epoch_lie_outside_the_checksum)
+TEST(base_offset_and_leader_epoch_are_outside_the_checksum)
 {
     const char *reason;
     make();
@@ -105,7 +105,7 @@ TEST(every_cut_is_refused)
     REFUSED(SIZE + 64, 87, "exactly one batch");
 }
 
-TEST(lengths_that_lie_are_refused)
+TEST(wrong_lengths_are_refused)
 {
     static const int64_t lengths[] = {
         0, -1, 1, 48, INT32_MIN, INT32_MAX, INT32_MAX - 11, INT32_MAX - 12, SIZE - 12 + 1};
@@ -188,7 +188,7 @@ TEST(producer_fields)
     CHECK_EQUAL(validate(SIZE, &reason), 0);
 }
 
-TEST(decode_takes_what_compaction_leaves)
+TEST(decode_accepts_compacted_batches)
 {
     struct mqd_batch out;
     make();

@@ -78,7 +78,7 @@ TEST(strings_null_negative_and_too_long)
     free(large);
 }
 
-TEST(records_may_be_as_long_as_the_frame_says_and_no_longer)
+TEST(records_may_fill_the_frame_and_no_more)
 {
     struct mqd_cursor_bytes cursor = mqd_cursor_over((const uint8_t *)"\x7f\xff\xff\xff....", 8);
     int32_t length;
@@ -90,7 +90,7 @@ TEST(records_may_be_as_long_as_the_frame_says_and_no_longer)
     CHECK(mqd_take_length(&cursor, false, false, "records", &length) == 0 && length == -1);
 }
 
-TEST(a_caller_beyond_the_counts_is_told)
+TEST(reading_beyond_the_counts_is_an_error)
 {
     /* Produce v3: null transactional id, acks 1, timeout 100, one topic "t" with one partition 5 of
      * null records */
@@ -113,7 +113,7 @@ TEST(a_caller_beyond_the_counts_is_told)
     CHECK_EQUAL(mqd_produce_end(&request), 0);
 }
 
-TEST(a_lie_in_the_last_byte_refuses_the_whole_request)
+TEST(an_error_in_the_last_byte_refuses_the_request)
 {
     uint8_t body[] =
         "\xff\xff\x00\x01\x00\x00\x00\x64\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x01\x00\x00\x00\x05\x00\x00\x00\x01";
@@ -123,7 +123,7 @@ TEST(a_lie_in_the_last_byte_refuses_the_whole_request)
     CHECK_CONTAINS(mqd_error_message(), "records at byte 27 needs 1 more bytes, 0 remain");
 }
 
-TEST(forgotten_topics_need_not_be_asked_for_when_there_are_none)
+TEST(forgotten_topics_may_be_skipped_when_there_are_none)
 {
     /* Fetch v7: replica -1, wait 0, min 1, max 1000, isolation 0, session 0, epoch 0, no topics, no
      * forgotten ones */

@@ -71,7 +71,7 @@ def rule(user: str, operation: int, kind: int, name: str, permission: int = Perm
 
 def every_rule(user: str, operation: int) -> m.DeleteAclsRequest:
     """Whatever it allows or denies of this operation."""
-    wanted = m.DeleteAclsRequest.Filter(
+    expected = m.DeleteAclsRequest.Filter(
         resource_type_filter=ResourceType.TOPIC,
         resource_name_filter=GUARDED,
         pattern_type_filter=PatternType.LITERAL,
@@ -79,7 +79,7 @@ def every_rule(user: str, operation: int) -> m.DeleteAclsRequest:
         operation=operation,
         permission_type=Permission.ANY,
     )
-    return m.DeleteAclsRequest(filters=[wanted])
+    return m.DeleteAclsRequest(filters=[expected])
 
 
 class Refused(ValueError):
@@ -99,7 +99,7 @@ class Administrator:
         self._hosts, self._turn = hosts, 0
         self._connection: KafkaConnection | None = None
 
-    def ask(self, api_key: int, version: int, request: Any) -> Any:
+    def send_request(self, api_key: int, version: int, request: Any) -> Any:
         """Raises what FAILURES names; then it is not known whether it was done."""
         try:
             if self._connection is None:
@@ -139,7 +139,7 @@ class Guests(Client):
         self._passwords: dict[str, int] = {}  # of a user: the number of the latest that may be in force
         self._value = 0
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def report(self, kind: str, **fields: Any) -> None:
         with self._lock:
             self.writer.write(kind, **fields)
 
@@ -177,13 +177,13 @@ class Guests(Client):
     @contextlib.contextmanager
     def _changing(self, kind: str, **fields: Any) -> Iterator[None]:
         begin_ns, status = time.monotonic_ns(), "info"
-        self.tell(kind, **fields, status="begun", begin_ns=begin_ns, end_ns=begin_ns)
+        self.report(kind, **fields, status="begun", begin_ns=begin_ns, end_ns=begin_ns)
         try:
             yield
             status = "ok"
         except FAILURES:
             pass  # it is not known whether it was done
-        self.tell(kind, **fields, status=status, begin_ns=begin_ns, end_ns=time.monotonic_ns())
+        self.report(kind, **fields, status=status, begin_ns=begin_ns, end_ns=time.monotonic_ns())
 
     def _change_right(self, admin: Administrator, granted: set[tuple[str, int]], user: str, operation: int) -> None:
         """Revocations last longer than grants: what is served is looked for beyond the bound."""
@@ -194,23 +194,23 @@ class Guests(Client):
         with self._changing("right", **fields):
             if grants:
                 granted.add((user, operation))
-                admin.ask(31, 3, every_rule(user, operation))
-                admin.ask(30, 3, m.CreateAclsRequest([rule(user, operation, ResourceType.TOPIC, GUARDED)]))
+                admin.send_request(31, 3, every_rule(user, operation))
+                admin.send_request(30, 3, m.CreateAclsRequest([rule(user, operation, ResourceType.TOPIC, GUARDED)]))
             elif self.chance.random() < 0.5:
-                admin.ask(31, 3, every_rule(user, operation))
+                admin.send_request(31, 3, every_rule(user, operation))
                 granted.discard((user, operation))
             else:
                 denial = rule(user, operation, ResourceType.TOPIC, GUARDED, Permission.DENY)
-                admin.ask(30, 3, m.CreateAclsRequest([denial]))
+                admin.send_request(30, 3, m.CreateAclsRequest([denial]))
                 granted.discard((user, operation))
 
     def _change_password(self, admin: Administrator, user: str, number: int) -> None:
         deletes = user in self._passwords and self.chance.random() < 0.3
         with self._changing("password", user=user, number=number, deletes=deletes):
             if deletes:
-                admin.ask(51, 0, of_no_password(user))
+                admin.send_request(51, 0, of_no_password(user))
             else:
-                admin.ask(51, 0, of_password(user, password_of(user, number)))
+                admin.send_request(51, 0, of_password(user, password_of(user, number)))
                 self._passwords[user] = number
 
     # -- the guests --------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Guests(Client):
                 with TlsConnection(host, GUESTS_PORT, self.settings["ca"]) as kafka:
                     login = self._log_in(kafka, host, user, number)
                     if login is not None:
-                        self._ask(kafka, host, user, login)
+                        self._send_request(kafka, host, user, login)
             except FAILURES:
                 self.writer.worked(False)
             self._pause(0.1, 0.4)
@@ -236,11 +236,13 @@ class Guests(Client):
         proof = m.SaslAuthenticateRequest(auth_bytes=f"\0{user}\0{password_of(user, number)}".encode())
         served = kafka.call(36, 2, proof).error_code == 0
         login = {"number": number, "login_begin_ns": begin_ns, "login_end_ns": time.monotonic_ns()}
-        self.tell("login", host=host, user=user, served=served, **login)
+        self.report("login", host=host, user=user, served=served, **login)
         return login if served else None
 
-    def _ask(self, kafka: KafkaConnection, host: str, user: str, login: dict[str, int]) -> None:
-        """Until the broker ends it, or for a while; reads go on in a fetch session, half of the time."""
+    def _send_request(self, kafka: KafkaConnection, host: str, user: str, login: dict[str, int]) -> None:
+        """Until the broker ends it, or for a while; reads continue in a fetch session, half of the
+        time.
+        """
         session, epoch = 0, 0 if self.chance.random() < 0.5 else -1
         for _ in range(self.chance.choice((1, 10, 100))):
             if self.ending:
@@ -260,7 +262,7 @@ class Guests(Client):
                 parts = [part for one in answer.responses for part in one.partition_responses]
                 served = any(part.error_code == 0 for part in parts)
             denied = any(part.error_code == 29 for part in parts)
-            self.tell(
+            self.report(
                 "asked",
                 host=host,
                 user=user,
@@ -308,15 +310,15 @@ ROLES = {"guests": Guests}
 def prepare(hosts: list[str], topics: list[str]) -> None:
     """The other clients' password and rights, and a record for guests to read."""
     admin = Administrator(hosts)
-    wanted = [(ResourceType.TOPIC, topic) for topic in topics]
-    wanted += [(kind, "*") for kind in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)]
-    rules = [rule(APP, Operation.ALL, kind, name) for kind, name in [*wanted, (ResourceType.CLUSTER, CLUSTER_NAME)]]
+    expected = [(ResourceType.TOPIC, topic) for topic in topics]
+    expected += [(kind, "*") for kind in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)]
+    rules = [rule(APP, Operation.ALL, kind, name) for kind, name in [*expected, (ResourceType.CLUSTER, CLUSTER_NAME)]]
     value = encode_batch([Record(b"for guests")], compression="none")
     parts = [m.ProduceRequest.PartitionData(index, value) for index in range(GUARDED_PARTITIONS)]
     first = m.ProduceRequest(None, -1, 3_000, [m.ProduceRequest.TopicData(name=GUARDED, partition_data=parts)])
     until, left = time.monotonic() + 30, set(range(GUARDED_PARTITIONS))
-    admin.ask(51, 0, of_password(APP, APP_PASSWORD))
-    admin.ask(30, 3, m.CreateAclsRequest(rules))
+    admin.send_request(51, 0, of_password(APP, APP_PASSWORD))
+    admin.send_request(30, 3, m.CreateAclsRequest(rules))
     while left:  # each is led by one of the hosts
         assert time.monotonic() < until, f"no broker takes records for partitions {left} of {GUARDED}"
         for host in hosts:

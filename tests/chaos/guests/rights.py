@@ -72,7 +72,7 @@ class _Judge:
         if one["kind"] == "login":
             self._login(one)
         elif one["kind"] == "asked":
-            self._asked(one)
+            self._requested(one)
 
     def _login(self, one: dict[str, Any]) -> None:
         changes = self.passwords[one["user"]]
@@ -88,9 +88,9 @@ class _Judge:
         self.counts["logins"] += one["served"]
         self.counts["void logins"] += void
         if void and one["served"]:
-            self.found.append(Anomaly("void-password", f"{one['host']} let {one['user']} in: {_told(one)}"))
+            self.found.append(Anomaly("void-password", f"{one['host']} let {one['user']} in: {_report(one)}"))
 
-    def _asked(self, one: dict[str, Any]) -> None:
+    def _requested(self, one: dict[str, Any]) -> None:
         self.counts["served"] += one["served"]
         self.counts["denied"] += one["denied"]
         for since, until in self.revoked[(one["user"], one["operation"])]:
@@ -98,11 +98,13 @@ class _Judge:
                 self.counts["beyond the bound"] += 1
                 if one["served"]:
                     late = (one["begin_ns"] - since) / _MS
-                    text = f"{one['host']} served {one['user']} {late:.0f} ms beyond the bound: {_told(one)}"
+                    text = f"{one['host']} served {one['user']} {late:.0f} ms beyond the bound: {_report(one)}"
                     self.found.append(Anomaly("served-revoked", text))
         age_ns = one["begin_ns"] - one["login_end_ns"]
         if one["served"] and age_ns > self.lifetime_ns:
-            text = f"{one['host']} served {one['user']} {age_ns / _MS:.0f} ms after it had authenticated: {_told(one)}"
+            text = (
+                f"{one['host']} served {one['user']} {age_ns / _MS:.0f} ms after it had authenticated: {_report(one)}"
+            )
             self.found.append(Anomaly("outlived", text))
 
     def judge_log(self, lines: list[dict[str, Any]], logs: list[FinalLog]) -> None:
@@ -110,14 +112,14 @@ class _Judge:
         for one in lines:
             for value in one.get("refused", ()):
                 if value in there:
-                    self.found.append(Anomaly("written-unasked", f"{value}, {one['host']}: {_told(one)}"))
+                    self.found.append(Anomaly("written-unasked", f"{value}, {one['host']}: {_report(one)}"))
             for value in one.get("written", ()):
                 self.counts["guests' records"] += 1
                 if value not in there:
-                    self.found.append(Anomaly("guest-lost", f"{value}, {one['host']}: {_told(one)}"))
+                    self.found.append(Anomaly("guest-lost", f"{value}, {one['host']}: {_report(one)}"))
 
 
-def _told(one: dict[str, Any]) -> str:
+def _report(one: dict[str, Any]) -> str:
     return json.dumps({name: value for name, value in one.items() if name not in ("kind", "client", "written")})
 
 

@@ -36,7 +36,7 @@ def login(number: int, at: float, served: bool = True) -> Line:
     return {"kind": "login", "user": "g", "host": "h", "number": number, "served": served, **times}
 
 
-def asked(at: float, served: bool, since: float | None = None, **more: Any) -> Line:
+def requested(at: float, served: bool, since: float | None = None, **more: Any) -> Line:
     times = {"begin_ns": int(at * S), "end_ns": int((at + 0.01) * S)}
     proof = login(1, at - 1 if since is None else since)
     return {**proof, "kind": "asked", "operation": 3, "served": served, "denied": not served, **times, **more}
@@ -47,17 +47,17 @@ SOUND = [
     login(1, 2),
     right("grant", 3, "begun"),
     right("grant", 3),
-    asked(4, True, written=["a"]),
+    requested(4, True, written=["a"]),
     right("revoke", 5),
-    asked(9, True),  # within the bound
-    asked(11, False, refused=["b"]),
+    requested(9, True),  # within the bound
+    requested(11, False, refused=["b"]),
     password(2, 12),
     login(1, 14),  # within the bound
     login(1, 18, served=False),
     right("grant", 20, "begun"),
-    asked(20.05, True),  # the grant is on its way
+    requested(20.05, True),  # the grant is on its way
     right("grant", 20),
-    asked(25, True),
+    requested(25, True),
 ]
 LOG = [FinalLog(0, 1, [(0, b"a".hex())], [])]
 
@@ -75,9 +75,9 @@ def test_a_sound_history_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "planted"),
     [
-        ("served-revoked", asked(11.5, True)),
+        ("served-revoked", requested(11.5, True)),
         ("void-password", login(1, 18)),
-        ("outlived", asked(19.9, True, since=9, operation=4)),
+        ("outlived", requested(19.9, True, since=9, operation=4)),
     ],
 )
 def test_a_planted_breach_is_found(kind: str, planted: Line) -> None:
@@ -92,11 +92,12 @@ def test_what_was_refused_is_not_in_the_log_and_what_was_taken_is() -> None:
     "doubt",
     [
         [right("grant", 4.5, "begun"), right("grant", 4.5, "info")],  # it may come late
-        [right("grant", 4.5, "begun")],  # and so may one whose fate the warden did not live to write
+        # and so may one whose outcome the warden did not live to write
+        [right("grant", 4.5, "begun")],
     ],
 )
 def test_a_grant_that_may_come_late_is_no_breach(doubt: list[Line]) -> None:
-    assert found([*SOUND, *doubt, asked(11.5, True)]) == []
+    assert found([*SOUND, *doubt, requested(11.5, True)]) == []
 
 
 def test_a_password_that_may_come_late_is_not_void() -> None:

@@ -232,8 +232,8 @@ def test_kafka_python_describes(python_admin: kafka.KafkaAdminClient, shared_bro
     cluster = python_admin.describe_cluster()
     assert cluster["controller_id"] == 1
     assert [broker["port"] for broker in cluster["brokers"]] == [shared_broker.port]
-    told = json.dumps(python_admin.describe_log_dirs({topic: [0, 1, 2]}), default=str)
-    assert str(shared_broker.data_dir) in told and topic in told
+    reported = json.dumps(python_admin.describe_log_dirs({topic: [0, 1, 2]}), default=str)
+    assert str(shared_broker.data_dir) in reported and topic in reported
 
 
 # -- aiokafka --------------------------------------------------------------------------------------

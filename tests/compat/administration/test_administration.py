@@ -45,8 +45,8 @@ def python_admin(shared_broker: Broker) -> Iterator[kafka.KafkaAdminClient]:
 
 def test_confluent_elects_and_describes_credentials(shared_broker: Broker, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": shared_broker.bootstrap})
-    asked = [TopicPartition(topic, 0), TopicPartition(topic, 9)]
-    found = admin.elect_leaders(ElectionType.PREFERRED, asked).result(DEADLINE_SECONDS)
+    requests = [TopicPartition(topic, 0), TopicPartition(topic, 9)]
+    found = admin.elect_leaders(ElectionType.PREFERRED, requests).result(DEADLINE_SECONDS)
     assert {partition.partition: error.code() for partition, error in found.items()} == {0: 84, 9: 3}
     assert admin.elect_leaders(ElectionType.UNCLEAN, None).result(DEADLINE_SECONDS) == {}
     with pytest.raises(KafkaException) as caught:
@@ -81,9 +81,9 @@ def test_acls_are_disabled_and_everything_is_authorized(shared_broker: Broker, t
                 "No Authorizer is configured.",
                 [],
             )
-    for asked in (*admin.create_acls([rule]).values(), *admin.delete_acls([everything]).values()):
+    for requested in (*admin.create_acls([rule]).values(), *admin.delete_acls([everything]).values()):
         with pytest.raises(KafkaException) as caught:
-            asked.result(DEADLINE_SECONDS)
+            requested.result(DEADLINE_SECONDS)
         assert caught.value.args[0].code() == KafkaError.SECURITY_DISABLED and "No Authorizer is configured" in str(
             caught.value
         )
@@ -174,14 +174,14 @@ def test_clients_under_a_quota_lose_nothing_and_are_told(start_broker, io_backen
     broker = start_broker(config={"io.backend": io_backend, "quota.window.num": "2"})
     topic = topics.create_topic(broker, "quota", 1)
     limit(broker, "slow", "producer_byte_rate", 100_000)
-    told: list[float] = []
+    reported: list[float] = []
     producer = confluent_kafka.Producer(
         {
             "bootstrap.servers": broker.bootstrap,
             "client.id": "slow",
             "linger.ms": 5,
             "batch.num.messages": 10,
-            "throttle_cb": lambda event: told.append(event.throttle_time),
+            "throttle_cb": lambda event: reported.append(event.throttle_time),
         }
     )
     delivered, began = [], time.monotonic()
@@ -198,7 +198,7 @@ def test_clients_under_a_quota_lose_nothing_and_are_told(start_broker, io_backen
     assert [error for error, _ in delivered if error] == [] and sorted(offset for _, offset in delivered) == list(
         range(400)
     )
-    assert told and max(told) > 0
+    assert reported and max(reported) > 0
     limit(broker, "reader", "consumer_byte_rate", 150_000)
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": broker.bootstrap, "client.id": "reader", "group.id": "g", "auto.offset.reset": "earliest"}

@@ -52,22 +52,22 @@ def test_features_of_a_release(kafka_tools: KafkaTools, broker: Broker) -> None:
 
 def test_a_group_is_deleted_after_its_last_offset(kafka_tools: KafkaTools, broker: Broker) -> None:
     with kafka_tools.broker() as kafka:
-        told = [story(bootstrap) for bootstrap in (kafka, broker.bootstrap)]
-    assert told[0] == told[1]
-    assert told[1]["deleted"] == 0 and told[1]["deleted again"] == 69
+        reported = [history(bootstrap) for bootstrap in (kafka, broker.bootstrap)]
+    assert reported[0] == reported[1]
+    assert reported[1]["deleted"] == 0 and reported[1]["deleted again"] == 69
 
 
-def story(bootstrap: str) -> dict[str, object]:
+def history(bootstrap: str) -> dict[str, object]:
     """The errors, and what is shown."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(TOPIC, 1)])[TOPIC].result(SECONDS)
     host, _, port = bootstrap.rpartition(":")
     found: dict[str, object] = {}
     with KafkaConnection.connect(host, int(port)) as kafka:
-        asked = OffsetCommitRequest.Topic(
+        requested = OffsetCommitRequest.Topic(
             name=TOPIC, partitions=[OffsetCommitRequest.Partition(partition_index=0, committed_offset=0)]
         )
-        commit = OffsetCommitRequest(group_id=GROUP, generation_id_or_member_epoch=-1, topics=[asked])
+        commit = OffsetCommitRequest(group_id=GROUP, generation_id_or_member_epoch=-1, topics=[requested])
         deadline = time.monotonic() + SECONDS
         while (error := kafka.call(8, 7, commit).topics[0].partitions[0].error_code) in (14, 15, 16):
             assert time.monotonic() < deadline, "the coordinator is loading"

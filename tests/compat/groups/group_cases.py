@@ -76,11 +76,11 @@ def _join_request(setting, group: str, member_id: str = "") -> JoinGroupRequest:
 def _pending(setting, group: str) -> str:
     """The member id that the coordinator gives to somebody who has to come again with it."""
 
-    def ask():
+    def request():
         answer = setting.kafka.call(JOIN, 9, _join_request(setting, group))
         return answer if answer.error_code not in LOADING else None
 
-    answer = eventually(ask, "a coordinator that takes members")
+    answer = eventually(request, "a coordinator that takes members")
     assert answer.error_code == MEMBER_ID_REQUIRED and answer.member_id, answer
     return answer.member_id
 

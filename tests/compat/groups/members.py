@@ -100,7 +100,7 @@ class ConfluentMember(Member):
 
 class KafkaPythonMember(Member):
     """kafka-python 3.0.12 forgets a rebalance whose answer comes between two polls: it holds
-    nothing then, and sends no heartbeats. Such a one is asked for anew.
+    nothing then, and sends no heartbeats. Such a one is asked for again.
     """
 
     ASSIGNORS = {
@@ -198,11 +198,11 @@ def until(what: str, look: Callable[[], bool], *members: Member) -> None:
 
 def share(topic: str, partitions: int, *members: Member) -> None:
     """Waits until all partitions are held, each by one member, and every member holds as many."""
-    wanted = {(topic, partition) for partition in range(partitions)}
+    expected = {(topic, partition) for partition in range(partitions)}
 
     def shared() -> bool:
         held = [member.held for member in members]
-        return all(len(one) == partitions // len(members) for one in held) and set().union(*held) == wanted
+        return all(len(one) == partitions // len(members) for one in held) and set().union(*held) == expected
 
     until(f"{len(members)} members share {topic}", shared, *members)
 

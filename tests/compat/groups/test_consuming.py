@@ -155,9 +155,9 @@ def test_seek_aiokafka(shared_broker: Broker, numbered: str) -> None:
         async with consumer:
             for offset in (30, 7, 0, 49, 24):
                 consumer.seek(partition, offset)
-                for wanted in range(offset, COUNT):
+                for expected in range(offset, COUNT):
                     record = await asyncio.wait_for(consumer.getone(), DEADLINE_SECONDS)
-                    assert (record.offset, record.value) == (wanted, b"%d" % wanted)
+                    assert (record.offset, record.value) == (expected, b"%d" % expected)
             assert await consumer.beginning_offsets([partition]) == {partition: 0}
             assert await consumer.end_offsets([partition]) == {partition: COUNT}
 
@@ -258,12 +258,12 @@ def test_partition_ends_are_told_confluent(shared_broker: Broker, numbered: str)
 
 
 def test_an_offset_that_is_gone_is_reset_as_the_client_says(shared_broker: Broker, numbered: str) -> None:
-    asked = DeleteRecordsRequest.Topic(
+    requested = DeleteRecordsRequest.Topic(
         name=numbered, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=20)]
     )
     with topics.connect(shared_broker) as connection:
         assert (
-            connection.call(21, 2, DeleteRecordsRequest(topics=[asked], timeout_ms=10_000))
+            connection.call(21, 2, DeleteRecordsRequest(topics=[requested], timeout_ms=10_000))
             .topics[0]
             .partitions[0]
             .error_code
@@ -419,7 +419,7 @@ def strict_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def test_a_topic_deleted_while_it_is_consumed_confluent(strict_broker: Broker) -> None:
-    """Whoever asks is told, and the consumer's other topic goes on."""
+    """Whoever asks is told, and the consumer's other topic continues."""
     doomed, lasting = topics.create_topic(strict_broker, "doomed"), topics.create_topic(strict_broker, "lasting", 2)
     patience = {"topic_metadata_refresh_interval_ms": 200, "topic_metadata_propagation_max_ms": 500}
     with topics.connect(strict_broker) as connection, confluent_consumer(strict_broker, **patience) as consumer:

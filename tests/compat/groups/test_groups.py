@@ -168,8 +168,10 @@ def test_confluent_administers_groups(broker: Broker, committed: tuple[str, str,
     member.leave()
     moved = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 2)])
     admin.alter_consumer_group_offsets([moved])[group].result(20)
-    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition) for partition in range(PARTITIONS)])
-    found = admin.list_consumer_group_offsets([asked])[group].result(20)
+    requested = ConsumerGroupTopicPartitions(
+        group, [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    )
+    found = admin.list_consumer_group_offsets([requested])[group].result(20)
     assert [one.offset for one in found.topic_partitions] == [2, 5, 5, 5]
     admin.delete_consumer_groups([group])[group].result(20)
     assert group not in {one.group_id for one in admin.list_consumer_groups().result(20).valid}

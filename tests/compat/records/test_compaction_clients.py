@@ -136,11 +136,11 @@ def test_kafka_python(compacted):
         auto_offset_reset="earliest",
         max_partition_fetch_bytes=20000,
     )
-    wanted = [kafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-    consumer.assign(wanted)
-    ends, rows, deadline = consumer.end_offsets(wanted), [], time.monotonic() + 30
-    while any(consumer.position(one) < ends[one] for one in wanted):
-        assert time.monotonic() < deadline, {one: consumer.position(one) for one in wanted}
+    expected = [kafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    consumer.assign(expected)
+    ends, rows, deadline = consumer.end_offsets(expected), [], time.monotonic() + 30
+    while any(consumer.position(one) < ends[one] for one in expected):
+        assert time.monotonic() < deadline, {one: consumer.position(one) for one in expected}
         for messages in consumer.poll(500).values():
             rows += [(message.partition, message.offset, message.key, message.value) for message in messages]
     consumer.close()
@@ -159,12 +159,12 @@ def test_aiokafka(compacted):
         )
         await consumer.start()
         try:
-            wanted = [aiokafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-            consumer.assign(wanted)
-            ends, rows, deadline = await consumer.end_offsets(wanted), [], time.monotonic() + 30
-            for one in wanted:
+            expected = [aiokafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+            consumer.assign(expected)
+            ends, rows, deadline = await consumer.end_offsets(expected), [], time.monotonic() + 30
+            for one in expected:
                 consumer.seek(one, 0)
-            while any([await consumer.position(one) < ends[one] for one in wanted]):
+            while any([await consumer.position(one) < ends[one] for one in expected]):
                 assert time.monotonic() < deadline
                 for messages in (await consumer.getmany(timeout_ms=500)).values():
                     rows += [(message.partition, message.offset, message.key, message.value) for message in messages]

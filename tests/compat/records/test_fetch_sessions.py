@@ -37,16 +37,16 @@ class Session:
             self.id, self.epoch = response.session_id, self.epoch + 1
         return response
 
-    def fetch_until(self, *wanted: tuple[str, int]) -> dict[tuple[str, int], FetchResponse.PartitionData]:
+    def fetch_until(self, *expected: tuple[str, int]) -> dict[tuple[str, int], FetchResponse.PartitionData]:
         """Fetches until these have had records, and nothing else: records of another worker's
         partition are told to this session a moment after they are acknowledged.
         """
         found: dict[tuple[str, int], FetchResponse.PartitionData] = {}
         deadline = time.monotonic() + topics.READY_SECONDS
-        while not found.keys() >= set(wanted):
-            assert time.monotonic() < deadline, f"{sorted(found)} of {wanted}"
+        while not found.keys() >= set(expected):
+            assert time.monotonic() < deadline, f"{sorted(found)} of {expected}"
             found |= {key: part for key, part in self.parts(self.fetch(max_wait_ms=1000)).items() if part.records}
-        assert found.keys() == set(wanted)
+        assert found.keys() == set(expected)
         return found
 
     def parts(self, response: FetchResponse) -> dict[tuple[str, int], FetchResponse.PartitionData]:
@@ -213,12 +213,12 @@ def test_a_deleted_topic_is_told(
 ) -> None:
     session = open_session((topic, 0, 0))
     topics.delete_topic(shared_broker, topic)
-    wanted = ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    expected = ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     deadline = time.monotonic() + topics.READY_SECONDS
     while True:
         parts = session.parts(session.fetch(max_wait_ms=100))
         if parts:
-            assert [part.error_code for part in parts.values()] == [wanted]
+            assert [part.error_code for part in parts.values()] == [expected]
             break
         assert time.monotonic() < deadline
     parts = session.parts(session.fetch(forgotten=[(topic, 0)]))
@@ -230,7 +230,7 @@ def test_a_topic_that_comes_later_is_found_by_name(
     shared_broker: Broker, topic: str, version: int, open_session: Callable[..., Session]
 ) -> None:
     """A session of names asks for the name each time: created (again) after the session was, it is
-    served without being named anew.
+    served without being named again.
     """
     later = topics.fresh_name("session-later")
     with topics.connect(shared_broker) as kafka:
@@ -272,8 +272,8 @@ def test_naming_an_unknown_partition_again_keeps_one_answer(
 
 
 def test_sessions_that_found_no_place_fetch_in_full(start_broker: Callable[..., Broker]) -> None:
-    """With the cache full of sessions in use, a new client is told session 0 and goes on without; a
-    place that was given back is used again.
+    """With the cache full of sessions in use, a new client is told session 0 and continues without;
+    a place that was returned is used again.
     """
     broker = start_broker(workers=1, config={"max.incremental.fetch.session.cache.slots": "3"})
     name = topics.create_topic(broker, "evict")

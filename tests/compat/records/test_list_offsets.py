@@ -87,11 +87,11 @@ def test_after_records_were_deleted(shared_broker: Broker) -> None:
     with topics.connect(shared_broker) as kafka:
         for time in (100, 200, 300, 400):
             topics.must_produce(kafka, name, Record(value=b"x", timestamp_ms=time))
-        asked = DeleteRecordsRequest.Topic(
+        requested = DeleteRecordsRequest.Topic(
             name=name, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=2)]
         )
         assert (
-            kafka.call(21, 2, DeleteRecordsRequest(topics=[asked], timeout_ms=10_000))
+            kafka.call(21, 2, DeleteRecordsRequest(topics=[requested], timeout_ms=10_000))
             .topics[0]
             .partitions[0]
             .low_watermark
@@ -108,7 +108,7 @@ def test_many_at_once_and_unknown_ones(shared_broker: Broker, timed: str) -> Non
     other = topics.create_topic(shared_broker, "list-other", 3)
     nowhere = topics.fresh_name("nowhere")
 
-    def asked(name: str, *partitions: tuple[int, int]) -> ListOffsetsRequest.Topic:
+    def requested(name: str, *partitions: tuple[int, int]) -> ListOffsetsRequest.Topic:
         return ListOffsetsRequest.Topic(
             name=name,
             partitions=[
@@ -120,9 +120,9 @@ def test_many_at_once_and_unknown_ones(shared_broker: Broker, timed: str) -> Non
         topics.must_produce(kafka, other, b"x", partition=2)
         request = ListOffsetsRequest(
             topics=[
-                asked(other, (2, LATEST), (0, LATEST), (5, LATEST)),
-                asked(nowhere, (0, EARLIEST)),
-                asked(timed, (0, 1500)),
+                requested(other, (2, LATEST), (0, LATEST), (5, LATEST)),
+                requested(nowhere, (0, EARLIEST)),
+                requested(timed, (0, 1500)),
             ]
         )
         response = kafka.call(LIST_OFFSETS, 7, request)

@@ -67,10 +67,10 @@ def test_every_look_up_sees_it(slow_disk: tuple[Broker, Path]) -> None:
                 assert topics.list_offset(looker, name, 1000 + turn).offset == turn
             else:
                 epoch = OffsetForLeaderEpochRequest.Partition(partition=0, current_leader_epoch=-1, leader_epoch=0)
-                asked = OffsetForLeaderEpochRequest(
+                requested = OffsetForLeaderEpochRequest(
                     replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=name, partitions=[epoch])]
                 )
-                assert looker.call(OFFSET_FOR_LEADER_EPOCH, 4, asked).topics[0].partitions[0].end_offset == turn + 1
+                assert looker.call(OFFSET_FOR_LEADER_EPOCH, 4, requested).topics[0].partitions[0].end_offset == turn + 1
 
 
 def test_records_are_deleted_right_after_they_came(slow_disk: tuple[Broker, Path]) -> None:
@@ -81,10 +81,10 @@ def test_records_are_deleted_right_after_they_came(slow_disk: tuple[Broker, Path
         for turn, offset in enumerate((-1, 2, -1, 4)):
             topics.must_produce(writer, name, b"value", acks=1)
             row = DeleteRecordsRequest.Partition(partition_index=0, offset=offset)
-            asked = DeleteRecordsRequest(
+            requested = DeleteRecordsRequest(
                 topics=[DeleteRecordsRequest.Topic(name=name, partitions=[row])], timeout_ms=10_000
             )
-            result = looker.call(DELETE_RECORDS, 2, asked).topics[0].partitions[0]
+            result = looker.call(DELETE_RECORDS, 2, requested).topics[0].partitions[0]
             assert (result.error_code, result.low_watermark) == (0, turn + 1)
 
 
@@ -97,8 +97,8 @@ def test_producers_are_described_when_their_records_are_safe(slow_disk: tuple[Br
     with topics.connect(broker) as writer, topics.connect(broker) as looker:
         began = time.monotonic()
         topics.must_produce(writer, name, b"value", acks=1)
-        asked = DescribeProducersRequest(topics=[DescribeProducersRequest.Topic(name=name, partition_indexes=[0])])
-        (described,) = looker.call(DESCRIBE_PRODUCERS, 0, asked).topics[0].partitions
+        requested = DescribeProducersRequest(topics=[DescribeProducersRequest.Topic(name=name, partition_indexes=[0])])
+        (described,) = looker.call(DESCRIBE_PRODUCERS, 0, requested).topics[0].partitions
         assert time.monotonic() - began >= FLUSH_MS / 1000
         assert (described.error_code, len(described.active_producers)) == (0, 1)
 

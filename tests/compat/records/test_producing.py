@@ -44,7 +44,7 @@ def numbered(count: int = COUNT, partitions: int = PARTITION_COUNT) -> list[Mess
     return sorted(rows, key=lambda message: message.partition)
 
 
-def stored(broker: Broker, topic: str, partition: int, wanted: int) -> list[bytes | None]:
+def stored(broker: Broker, topic: str, partition: int, expected: int) -> list[bytes | None]:
     """The values of a partition, read by bytes, once there are `wanted`; acks 0 and 1 do not wait
     for what makes records visible.
     """
@@ -56,7 +56,7 @@ def stored(broker: Broker, topic: str, partition: int, wanted: int) -> list[byte
                 topic,
                 len(values),
                 partition,
-                max_wait_ms=5000 if len(values) < wanted else 0,
+                max_wait_ms=5000 if len(values) < expected else 0,
                 max_bytes=32 << 20,
             )
             found = [
@@ -71,8 +71,10 @@ def stored(broker: Broker, topic: str, partition: int, wanted: int) -> list[byte
 
 def check_stored(broker: Broker, topic: str, messages: list[Message]) -> None:
     for partition in {message.partition for message in messages}:
-        wanted = [message.value for message in messages if message.partition == partition]
-        assert stored(broker, topic, partition, len(wanted)) == wanted, f"partition {partition}: each once and in order"
+        expected = [message.value for message in messages if message.partition == partition]
+        assert stored(broker, topic, partition, len(expected)) == expected, (
+            f"partition {partition}: each once and in order"
+        )
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])

@@ -1,4 +1,4 @@
-"""One client's exactly-once copy, as a process of its own that goes on until it is ended; with
+"""One client's exactly-once copy, as a process of its own that continues until it is ended; with
 another code than 0 when the client gives up: whoever runs it starts it again.
 
     python -m tests.compat.transactions.copy_client '{"bootstrap": "127.0.0.1:9092",
@@ -12,7 +12,7 @@ killed between two transactions; the broker had answered all that was asked):
   any more, but not that it was the coordinator: send_offsets_to_transaction waits for it, without a
   time limit, also when it is back.
 * kafka-python (3.0.12) drops a request to a coordinator that it cannot connect to (the sender asks
-  for the coordinator anew, and does not put the request back): send_offsets_to_transaction, which
+  for the coordinator again, and does not put the request back): send_offsets_to_transaction, which
   has no time limit, waits for its answer for ever.
 """
 

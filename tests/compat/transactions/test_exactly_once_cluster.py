@@ -32,7 +32,7 @@ from tests.kafka_connection import KafkaConnection
 
 PARTITIONS = 3
 MEMBERS = 3
-PATIENCE_S = 90.0  # for one thing; less than any test has, so that it is told what did not happen
+PATIENCE_S = 90.0  # for one thing; less than any test has, so that it learns what did not happen
 RECORDS_PER_SECOND = 200
 QUICK_HOSTS = {
     "broker.session.timeout.ms": "2000",
@@ -102,7 +102,7 @@ class Job:
         self.cluster, self.members = cluster, members
         self.chance = random.Random(seed)
         self.began = time.monotonic()
-        self.story = [f"seed {seed}"]
+        self.history = [f"seed {seed}"]
         for topic in ("source", "target"):
             create(cluster, topic, PARTITIONS)
         self.loads = [
@@ -126,7 +126,7 @@ class Job:
         return self
 
     def did(self, what: str) -> None:
-        self.story.append(f"{time.monotonic() - self.began:.1f} s: {what}")
+        self.history.append(f"{time.monotonic() - self.began:.1f} s: {what}")
 
     def __exit__(self, *_exc: object) -> None:
         for load in self.loads:
@@ -142,10 +142,10 @@ class Job:
         for member in self.members:
             member.tend()
 
-    def told(self) -> str:
+    def report(self) -> str:
         return "\n".join(
             [
-                "; ".join(self.story),
+                "; ".join(self.history),
                 f"committed in the target: {stable(self.cluster, 'target')}",
                 *(member.tail() for member in self.members),
                 self.cluster.logs(),
@@ -157,7 +157,7 @@ class Job:
             self.tend()
             return condition()
 
-        wait_until(tended, PATIENCE_S, lambda: f"{what}: {self.told()}")
+        wait_until(tended, PATIENCE_S, lambda: f"{what}: {self.report()}")
 
     def wait_until_it_copies(self) -> None:
         """In every partition new transactions end: the group, the coordinators and the markers all
@@ -198,13 +198,13 @@ class Job:
         for load in self.loads:
             load.join(70)
             assert not load.errors and not load.failed and not load.is_alive(), (
-                f"{load.errors} {load.failed[:3]} {self.told()}"
+                f"{load.errors} {load.failed[:3]} {self.report()}"
             )
         source = read(self.cluster, "source")
         self.reader.until = {("source", index): log.log_end_offset for index, log in source.items()}
         self.reader.join(PATIENCE_S)
         assert not self.reader.is_alive() and not self.reader.errors, (
-            f"{self.reader.errors}, it reads {self.reader.positions} of {self.reader.until}: {self.told()}"
+            f"{self.reader.errors}, it reads {self.reader.positions} of {self.reader.until}: {self.report()}"
         )
         history = History(
             [ack for load in self.loads for ack in load.acknowledged],
@@ -213,20 +213,20 @@ class Job:
             {load.name for load in self.loads},
         )
         violations = check(history, {("source", index): log for index, log in source.items()})
-        assert not violations, f"{summary(violations)}\n{self.told()}"
-        wanted = sum(len(one.records) for one in source.values())
+        assert not violations, f"{summary(violations)}\n{self.report()}"
+        requested = sum(len(one.records) for one in source.values())
         self.wait(
-            f"all {wanted} are copied",
-            lambda: sum(len(one.records) for one in read(self.cluster, "target").values()) >= wanted,
+            f"all {requested} are copied",
+            lambda: sum(len(one.records) for one in read(self.cluster, "target").values()) >= requested,
         )
         for member in self.members:
             member.end(signal.SIGTERM)
         for index, log in read(self.cluster, "target").items():
             found, expected = [value for _, value in log.records], [value for _, value in source[index].records]
-            assert found == expected, f"partition {index}: {difference(expected, found)}\n{self.told()}"
+            assert found == expected, f"partition {index}: {difference(expected, found)}\n{self.report()}"
         self.wait("no transaction stays open", lambda: not self.open_transactions())
-        self.did(f"{wanted} records copied")
-        print("; ".join(self.story))
+        self.did(f"{requested} records copied")
+        print("; ".join(self.history))
 
     def open_transactions(self) -> list[object]:
         found: list[object] = []

@@ -1,5 +1,5 @@
 """librdkafka gives up records that it has sent when it aborts, and uses their sequences again:
-nothing of what is acknowledged then is lost, and the producer goes on.
+nothing of what is acknowledged then is lost, and the producer continues.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_an_abort_that_gives_up_sent_records_costs_no_later_ones_and_not_the_pro
 
 
 def _commits(producer: confluent_kafka.Producer, topic: str, value: bytes) -> bool:
-    """KafkaException for everything that an application cannot go on after."""
+    """KafkaException for everything that an application cannot continue after."""
     producer.begin_transaction()
     try:
         producer.produce(topic, value, partition=0)

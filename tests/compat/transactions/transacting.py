@@ -29,7 +29,7 @@ THROWN_AWAY = 3
 
 class _Rounds:
     """Which rounds are thrown away, and when all is copied. AssertionError when that takes too
-    long. Without a count it goes on for ever; `begin` is called at the beginning of each.
+    long. Without a count it continues for ever; `begin` is called at the beginning of each.
     """
 
     def __init__(self, count: int | None, begin: Callable[[], object]) -> None:

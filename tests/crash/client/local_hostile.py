@@ -31,13 +31,13 @@ from tests.crash.checker import make_value
 from tests.interaction.traffic import METADATA, batch, fetch_request, produce_request
 from tests.kafka_connection import ConnectionEnded
 from tests.local_connection import (
-    ASK,
     CLIENT_SLEEPING,
+    NEEDS_ROOM,
+    QUERY,
     REPLY_HEAD,
     REPLY_TAIL,
     SUBMISSION_HEAD,
     SUBMISSION_TAIL,
-    WANTS_ROOM,
     LocalConnection,
     Refused,
     hello,
@@ -49,7 +49,7 @@ BEFORE_THE_RECORDS_BYTES = 300  # of a Produce's frame: its headers, and the bat
 VALUES = [make_value("hostile", counter) for counter in range(100)]  # sound as they are: what is stored must be these
 _PUNCH_HOLE_KEEP_SIZE = 3
 _libc = ctypes.CDLL(None, use_errno=True)
-WORDS = (SUBMISSION_TAIL, REPLY_HEAD, CLIENT_SLEEPING, SUBMISSION_HEAD, REPLY_TAIL, WANTS_ROOM)
+WORDS = (SUBMISSION_TAIL, REPLY_HEAD, CLIENT_SLEEPING, SUBMISSION_HEAD, REPLY_TAIL, NEEDS_ROOM)
 LIES = (0, 1, 7, 8, 4095, 65535, 65536, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 63, (1 << 64) - 1, (1 << 64) - 8)
 
 
@@ -107,7 +107,7 @@ class Hostile:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
-    def lie_about_places(self) -> None:
+    def send_wrong_positions(self) -> None:
         for _ in range(self.chance.randrange(1, 8)):
             offset, size = (
                 self.chance.choice((*LIES, self.local.data_bytes, self.local.data_bytes - 8)),
@@ -165,12 +165,12 @@ class Hostile:
             for _ in range(3):
                 os.write(self.local.to_worker, struct.pack("<Q", (1 << 64) - 2))
 
-    def ask_and_not_listen(self) -> None:
+    def send_and_not_read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self.local.socket.setblocking(False)
             for number in range(self.chance.randrange(1, 300)):
                 topic_id = self.chance.choice((bytes(16), self.chance.randbytes(16)))
-                packet = ASK.pack(
+                packet = QUERY.pack(
                     self.chance.choice((1, 1, 1, 0, 9)),
                     number,
                     topic_id,
@@ -183,7 +183,7 @@ class Hostile:
     def give_descriptors(self) -> None:
         with open("/dev/null") as file, contextlib.suppress(BlockingIOError, TimeoutError):
             for _ in range(8):
-                socket.send_fds(self.local.socket, [ASK.pack(1, 1, bytes(16), 0, 0, 0)], [file.fileno()] * 16)
+                socket.send_fds(self.local.socket, [QUERY.pack(1, 1, bytes(16), 0, 0, 0)], [file.fileno()] * 16)
 
     def sleep_for_ever(self) -> None:
         """Says that it sleeps and never drains its wake-ups."""
@@ -196,7 +196,7 @@ class Hostile:
             self.local.take_replies()
 
     def fork_and_leave(self) -> None:
-        """Two processes write the same rings; the child, which goes on for a while, has every
+        """Two processes write the same rings; the child, which continues for a while, has every
         descriptor that we have.
         """
         if os.fork() == 0:
@@ -205,7 +205,7 @@ class Hostile:
                 end = time.monotonic() + 2 * LIFE_SECONDS_MAX
                 while time.monotonic() < end:
                     self.chance.choice(
-                        (self.scribble_over_words, self.lie_about_places, self.scribble_everywhere, self.never_read)
+                        (self.scribble_over_words, self.send_wrong_positions, self.scribble_everywhere, self.never_read)
                     )()
                     time.sleep(0.01)
             os._exit(0)
@@ -221,13 +221,13 @@ WAYS: tuple[Callable[[Hostile], None], ...] = (
     *(3 * [Hostile.scribble_over_what_is_submitted]),
     Hostile.scribble_everywhere,
     Hostile.scribble_over_words,
-    Hostile.lie_about_places,
+    Hostile.send_wrong_positions,
     Hostile.never_read,
     Hostile.read_in_drops,
     Hostile.truncate,
     Hostile.punch_holes,
     Hostile.spoil_descriptors,
-    Hostile.ask_and_not_listen,
+    Hostile.send_and_not_read,
     Hostile.give_descriptors,
     Hostile.sleep_for_ever,
     Hostile.fork_and_leave,

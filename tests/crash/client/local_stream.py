@@ -134,19 +134,19 @@ def check(partition: int, offsets: np.ndarray, values: Any, due: int) -> int:
                 f"partition {partition} from offset {first}: sizes {np.unique(part.sizes)} where {words * 8} is due"
             )
         found = part.to_numpy().view(np.uint64).reshape(last - first, words)
-        wanted = pattern(partition, first, last - first, words)
-        if not np.array_equal(found, wanted):
-            row, word = np.argwhere(found != wanted)[0]
+        expected = pattern(partition, first, last - first, words)
+        if not np.array_equal(found, expected):
+            row, word = np.argwhere(found != expected)[0]
             raise WrongByte(
                 f"partition {partition} offset {first + row} word {word}: {found[row, word]:#x} where"
-                f" {wanted[row, word]:#x} is due"
+                f" {expected[row, word]:#x} is due"
             )
         total += found.nbytes
     return total
 
 
 def consume(settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    partition, wanted, total, due = settings["partition"], chunks_of(settings["bytes"]) * CHUNK_RECORDS, 0, 0
+    partition, expected, total, due = settings["partition"], chunks_of(settings["bytes"]) * CHUNK_RECORDS, 0, 0
     consumer = Consumer(
         {
             "bootstrap.servers": settings["bootstrap"],
@@ -158,10 +158,10 @@ def consume(settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
         }
     )
     consumer.assign([TopicPartition(settings["topic"], partition, 0)])
-    while due < wanted:
+    while due < expected:
         batch = consumer.consume_batch(4096, STALLED_SECONDS)
         if batch is None:
-            raise SystemExit(f"partition {partition} gives nothing behind offset {due} of {wanted}")
+            raise SystemExit(f"partition {partition} gives nothing behind offset {due} of {expected}")
         with batch:
             total += check(partition, batch.offsets, batch.values, due)
             due += len(batch)

@@ -32,7 +32,7 @@ from tests.broker import Broker
 from tests.crash.checker import Acknowledged, check, identity_of, summary
 from tests.crash.client.holdings import Holdings, free_credits
 from tests.crash.client.local_hostile import VALUES
-from tests.crash.processes import kill, wait_until_whole
+from tests.crash.processes import kill, wait_until_healthy
 from tests.crash.test_exactly_once import QUICK_GROUPS, Job
 from tests.crash.workload import Load, create_topics, wait_until
 from tests.interaction.traffic import batch, new_producer_id, produce
@@ -120,7 +120,7 @@ class Killer:
     """The process that makes and ends them. `story`: the rounds, and how each ended."""
 
     def __init__(self, program: Path, broker: Broker, topic: str) -> None:
-        self.story: list[str] = []
+        self.history: list[str] = []
         self._errors = open(broker.data_dir / "killer.stderr", "w+")
         self._process = subprocess.Popen(
             [program, broker.data_dir / "run" / "client.sock", topic],
@@ -138,11 +138,11 @@ class Killer:
         self._process.wait(30)
         self._errors.close()
 
-    def _say(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def _hear(self) -> list[str]:
+    def _receive(self) -> list[str]:
         line = self._process.stdout.readline()
         assert line, f"local_killer has ended: {self.errors()}"
         return line.split()
@@ -155,17 +155,17 @@ class Killer:
         """How it ended, the instructions, batch -> base offset of what was acknowledged.
         `while_it_stands`: what happens where it is stopped, if it gets that far.
         """
-        self._say(one.line())
-        words = self._hear()
+        self._log(one.line())
+        words = self._receive()
         if words[0] == "paused":
             assert while_it_stands is not None
             while_it_stands()
-            self._say("go on")
-            words = self._hear()
+            self._log("go on")
+            words = self._receive()
         _, name, how, steps, _, _, *acknowledged = words
         assert name == one.name
-        self.story.append(f"{one.line()} -> {how} {steps}")
-        assert how != "failed", f"{self.story[-1]}: {self.errors()}"
+        self.history.append(f"{one.line()} -> {how} {steps}")
+        assert how != "failed", f"{self.history[-1]}: {self.errors()}"
         return (
             how,
             int(steps),
@@ -177,7 +177,7 @@ class Theatre:
     """A broker, its bystanders, and the history of those who die. Leaving it checks everything."""
 
     def __init__(self, broker: Broker, seed: int, *, is_mortal: bool = False) -> None:
-        """`is_mortal`: the broker's processes are killed too, so that bystanders attach anew."""
+        """`is_mortal`: the broker's processes are killed too, so that bystanders attach again."""
         self.broker, self.is_mortal = broker, is_mortal
         create_topics(broker.bootstrap, {CALM: 2, VICTIMS: 1}, {VICTIMS: SMALL_SEGMENTS})
         self.before = Holdings.of(broker)
@@ -187,7 +187,7 @@ class Theatre:
         self.acknowledged: list[Acknowledged] = []
         self.sent: dict[str, int] = {}
         self.idempotent: set[str] = set()
-        self.story: list[str] = []
+        self.history: list[str] = []
 
     def __enter__(self) -> Theatre:
         self.load.__enter__()
@@ -228,7 +228,7 @@ class Theatre:
             )
             outcome = produce(kafka, VICTIMS, 0, again)
             assert outcome.error_code in (0, DUPLICATE_SEQUENCE_NUMBER), (
-                f"batch {number} of {one}: {outcome}\n{self.told()}"
+                f"batch {number} of {one}: {outcome}\n{self.report()}"
             )
             if outcome.error_code == 0 and outcome.base_offset >= 0:
                 for index in range(one.records):
@@ -236,8 +236,8 @@ class Theatre:
 
     # -- what must hold ----------------------------------------------------------------------------
 
-    def told(self) -> str:
-        return "\n".join([*self.story[-60:], self.broker.logs()])
+    def report(self) -> str:
+        return "\n".join([*self.history[-60:], self.broker.logs()])
 
     def attachments(self) -> int:
         return sum(worker["local_clients"] for worker in self.broker.status()["workers"])
@@ -247,21 +247,21 @@ class Theatre:
         wait_until(
             lambda: self.attachments() == BYSTANDER_ATTACHMENTS,
             seconds,
-            lambda: f"{self.attachments()} attachments, {BYSTANDER_ATTACHMENTS} are bystanders'\n{self.told()}",
+            lambda: f"{self.attachments()} attachments, {BYSTANDER_ATTACHMENTS} are bystanders'\n{self.report()}",
         )
 
     def check_that_bystanders_noticed_nothing(self) -> None:
         self.wait_for_attachments()
         self.load.wait_for_progress(15)
-        assert not self.load.errors(), f"{self.load.errors()[:10]}\n{self.told()}"
+        assert not self.load.errors(), f"{self.load.errors()[:10]}\n{self.report()}"
         if not self.is_mortal:
             names = tuple(one.name for one in (*self.load.producers, *self.load.consumers))
             generations = [one.generation for one in attachment._all if one.client_id.startswith(names)]
             assert generations == [1] * BYSTANDER_ATTACHMENTS, (
-                f"bystanders on shared memory attached {generations} times\n{self.told()}"
+                f"bystanders on shared memory attached {generations} times\n{self.report()}"
             )
             lost = sum(one.connections.lost for one in (*self.load.producers, *self.load.consumers))
-            assert lost == 0, f"bystanders on TCP lost {lost} connections\n{self.told()}"
+            assert lost == 0, f"bystanders on TCP lost {lost} connections\n{self.report()}"
 
     def _conclude(self) -> None:
         self.check_that_bystanders_noticed_nothing()
@@ -271,8 +271,8 @@ class Theatre:
         history.sent.update(self.sent)
         history.idempotent |= self.idempotent
         violations = check(history, final)
-        assert not violations, f"{summary(violations)}\n{self.told()}"
-        assert not self.load.errors(), f"{self.load.errors()[:10]}\n{self.told()}"
+        assert not violations, f"{summary(violations)}\n{self.report()}"
+        assert not self.load.errors(), f"{self.load.errors()[:10]}\n{self.report()}"
         for name in self.idempotent:
             found = {
                 identity_of(value)[1]
@@ -280,7 +280,7 @@ class Theatre:
                 if value.startswith(name.encode() + b":")
             }
             assert found == set(range(self.sent[name])), (
-                f"{name}: {sorted(set(range(self.sent[name])) ^ found)} lack or are too many\n{self.told()}"
+                f"{name}: {sorted(set(range(self.sent[name])) ^ found)} lack or are too many\n{self.report()}"
             )
         for producer in self.load.producers:
             producer.leave()
@@ -296,7 +296,7 @@ class Theatre:
             text=True,
             cwd=ROOT,
         )
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.told()}"
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.report()}"
 
     def check_that_nothing_is_held(self) -> None:
         seen: list[str] = []
@@ -305,7 +305,7 @@ class Theatre:
             seen[:] = Holdings.of(self.broker).beyond(self.before)
             return not seen
 
-        wait_until(is_clean, 15, lambda: f"held for those who are gone: {seen}\n{self.told()}")
+        wait_until(is_clean, 15, lambda: f"held for those who are gone: {seen}\n{self.report()}")
 
 
 @contextlib.contextmanager
@@ -317,7 +317,7 @@ def killing(
         Killer(local_killer, broker, VICTIMS) as killer,
         KafkaConnection(port=broker.port) as kafka,
     ):
-        theatre.story = killer.story
+        theatre.history = killer.history
         theatre.load.wait_for_progress()
         yield theatre, killer, kafka, random.Random(seed)
 
@@ -362,7 +362,7 @@ def a_round(kafka: KafkaConnection, chance: random.Random, name: str, window: in
 def test_a_producer_is_killed_at_any_instruction(start_broker, local_killer, rounds, seed, io_backend):
     """In each part of its life, after a number of instructions that is drawn from all there are: of
     attaching, claiming and filling a batch, submitting it, taking its acknowledgement, reading,
-    detaching. One in eight is not killed but stopped there for a while, and goes on.
+    detaching. One in eight is not killed but stopped there for a while, and continues.
     """
     broker = start_broker(config={"io.backend": io_backend})
     with killing(broker, local_killer, seed) as (theatre, killer, kafka, chance):
@@ -381,7 +381,7 @@ def test_a_producer_is_killed_at_any_instruction(start_broker, local_killer, rou
             how, _, acknowledged = killer.play(one, theatre.load.wait_for_progress)
             theatre.note(one, acknowledged)
             if how == "ended":
-                assert len(acknowledged) == one.warm + one.batches, killer.story[-1]
+                assert len(acknowledged) == one.warm + one.batches, killer.history[-1]
             if one.producer_id >= 0:
                 theatre.succeed(kafka, one, acknowledged)
             if number % 20 == 10:
@@ -408,8 +408,8 @@ def test_a_producer_is_killed_or_stopped_at_any_time_under_full_load(
 @pytest.mark.slow
 @pytest.mark.parametrize("io_backend", BACKENDS)
 def test_a_worker_is_killed_at_any_instruction_of_its_client(start_broker, local_killer, rounds, seed, io_backend):
-    """The client stops after a counted instruction, its broker loses processes, the client goes on:
-    it attaches anew, and idempotent records are there once.
+    """The client stops after a counted instruction, its broker loses processes, the client
+    continues: it attaches again, and idempotent records are there once.
     """
     broker = start_broker(config={"io.backend": io_backend})
     with killing(broker, local_killer, seed, is_mortal=True) as (theatre, killer, kafka, chance):
@@ -432,14 +432,14 @@ def test_a_worker_is_killed_at_any_instruction_of_its_client(start_broker, local
             def end_them() -> None:
                 before.update({victim: kill(broker, victim) for victim in victims})  # noqa: B023 - called in this round
                 if is_patient:  # noqa: B023
-                    wait_until_whole(broker, before)  # noqa: B023
+                    wait_until_healthy(broker, before)  # noqa: B023
 
             how, _, acknowledged = killer.play(one, end_them)
-            killer.story[-1] += f" kill {victims if before else 'nobody'}"
-            wait_until_whole(broker, before)
+            killer.history[-1] += f" kill {victims if before else 'nobody'}"
+            wait_until_healthy(broker, before)
             theatre.note(one, acknowledged)
             if how == "ended":
-                assert len(acknowledged) == one.warm + one.batches, killer.story[-1]
+                assert len(acknowledged) == one.warm + one.batches, killer.history[-1]
             if one.producer_id >= 0:
                 theatre.idempotent.add(one.name)
 
@@ -479,9 +479,9 @@ def test_hostile_clients_hurt_nobody_but_themselves(start_broker, rounds, seed, 
                 process.stdin.write(f"{seed}.{io_backend}.{number}.{name}\n")
                 process.stdin.flush()
             for process in (one, other):
-                theatre.story.append(process.stdout.readline().strip())
-                assert theatre.story[-1].split()[1] != "failed", (
-                    f"{theatre.story[-1]}\n{(broker.data_dir / 'hostile.stderr').read_text()}"
+                theatre.history.append(process.stdout.readline().strip())
+                assert theatre.history[-1].split()[1] != "failed", (
+                    f"{theatre.history[-1]}\n{(broker.data_dir / 'hostile.stderr').read_text()}"
                 )
             if number % 10 == 7:
                 theatre.check_that_bystanders_noticed_nothing()
@@ -525,9 +525,9 @@ def test_processes_of_the_broker_are_killed_or_stopped_under_local_clients(start
     everything that a fresh broker does not hold is free again, credits included.
     """
     broker = start_broker(config={"io.backend": io_backend})
-    wait_until_whole(broker, {name: kill(broker, name) for name in ("mqd-worker-0", "mqd-worker-1")})
+    wait_until_healthy(broker, {name: kill(broker, name) for name in ("mqd-worker-0", "mqd-worker-1")})
     credits_before = free_credits(broker)
-    chance, left, story = random.Random(f"{seed} strikes"), rounds(2, 60), []
+    chance, left, history = random.Random(f"{seed} strikes"), rounds(2, 60), []
     while left > 0:
         now = min(left, 10)
         left -= now
@@ -544,13 +544,13 @@ def test_processes_of_the_broker_are_killed_or_stopped_under_local_clients(start
             for _ in range(now):
                 time.sleep(chance.uniform(0, 0.4))  # a random moment under load
                 what, before = strike(broker, chance)
-                story.append(what)
-                wait_until_whole(broker, before)
+                history.append(what)
+                wait_until_healthy(broker, before)
                 load.wait_for_progress()
             final = load.finish()
             violations = check(load.history(), final)
-            assert not violations, f"{story}\n{summary(violations)}\n{broker.logs()}"
-            assert not load.errors(), f"{story}\n{load.errors()[:10]}\n{broker.logs()}"
+            assert not violations, f"{history}\n{summary(violations)}\n{broker.logs()}"
+            assert not load.errors(), f"{history}\n{load.errors()[:10]}\n{broker.logs()}"
         for producer in load.producers:
             producer.leave()
     wait_until(
@@ -558,11 +558,11 @@ def test_processes_of_the_broker_are_killed_or_stopped_under_local_clients(start
         15,
         lambda: f"clients are left: {broker.status()['workers']}",
     )
-    wait_until_whole(broker, {name: kill(broker, name) for name in ("mqd-worker-0", "mqd-worker-1")})
+    wait_until_healthy(broker, {name: kill(broker, name) for name in ("mqd-worker-0", "mqd-worker-1")})
     wait_until(
         lambda: free_credits(broker) == credits_before,
         15,
-        lambda: f"credits {free_credits(broker)}, at first {credits_before}; {story}",
+        lambda: f"credits {free_credits(broker)}, at first {credits_before}; {history}",
     )
 
 

@@ -42,7 +42,7 @@ def start(what: str, directory: Path, settings: dict) -> subprocess.Popen:
     )
 
 
-def told(directory: Path) -> str:
+def report(directory: Path) -> str:
     return "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(directory.glob("*.out")))
 
 
@@ -73,9 +73,9 @@ def test_every_byte_of_a_long_stream(start_broker, tmp_path, stream_bytes):
         brokers = {process["name"]: process["pid"] for process in broker.running()}
         while any(client.poll() is None for client in clients.values()):
             assert time.monotonic() < began + STREAM_SECONDS, (
-                f"not done within {STREAM_SECONDS:.0f} s\n{told(tmp_path)}\n{broker.logs()}"
+                f"not done within {STREAM_SECONDS:.0f} s\n{report(tmp_path)}\n{broker.logs()}"
             )
-            assert not any(client.poll() for client in clients.values()), f"{told(tmp_path)}\n{broker.logs()}"
+            assert not any(client.poll() for client in clients.values()), f"{report(tmp_path)}\n{broker.logs()}"
             consumed = int(np.fromfile(progress, np.uint64)[1::2].sum())
             pss = {name: pss_bytes(pid) for name, pid in brokers.items()}
             pss.update({name: pss_of_living(client) for name, client in clients.items()})
@@ -86,9 +86,9 @@ def test_every_byte_of_a_long_stream(start_broker, tmp_path, stream_bytes):
             if client.poll() is None:
                 client.kill()
                 client.wait()
-    assert not any(client.returncode for client in clients.values()), f"{told(tmp_path)}\n{broker.logs()}"
+    assert not any(client.returncode for client in clients.values()), f"{report(tmp_path)}\n{broker.logs()}"
     check_outcomes(tmp_path, stream_bytes)
-    print_figures(samples, stream_bytes, told(tmp_path))
+    print_figures(samples, stream_bytes, report(tmp_path))
     assert max(disk for *_, disk in samples) < DISK_BYTES_MAX
     if stream_bytes >= GIB:
         check_that_memory_is_flat(samples)

@@ -123,7 +123,7 @@ def test_who_holds_a_rebalance_up_is_named(mqd: CommandLine, broker: Broker, top
     new = member(group, topic, "new-app")
 
     def look():
-        new.poll(0.05)  # joins; slow-app, which does not poll, cannot hear of it
+        new.poll(0.05)  # joins; slow-app, which does not poll, cannot learn of it
         found = mqd.json("group", "describe", group)
         return found if found["rebalance"] and found["rebalance"]["held_up_by"] else None
 

@@ -54,7 +54,7 @@ def begun(kafka: KafkaConnection, topic: str, *partitions: int) -> RawProducer:
 
 
 def hang(kafka: KafkaConnection, topic: str, partition: int, producer_id: int) -> None:
-    """A transactional batch that no coordinator has heard of."""
+    """A transactional batch that no coordinator has learned of."""
     record = Record(value=b"hanging", timestamp_ms=int(time.time() * 1000))
     encoded = encode_batch([record], producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
     request = produce_request(topic, {partition: encoded})

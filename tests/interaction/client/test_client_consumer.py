@@ -221,20 +221,20 @@ def test_where_it_begins(broker: Broker, topic: str, consumers, transport: str) 
 
 def test_commits(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"%d" % index for index in range(8)])
-    told: list = []
+    reported: list = []
     consumer = consumers(
         "c-" + topic,
         transport=transport,
         enable_auto_commit=False,
-        on_commit=lambda error, partitions: told.append((error, partitions)),
+        on_commit=lambda error, partitions: reported.append((error, partitions)),
     )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(4)])
     message = take(consumer, 5)[-1]
     partition = TopicPartition(topic, message.partition())
     assert consumer.committed([partition], SECONDS)[0].offset == OFFSET_INVALID
     assert consumer.commit(message=message) is None
-    until([consumer], lambda: told)
-    assert told[0][0] is None and told[0][1][0].offset == message.offset() + 1
+    until([consumer], lambda: reported)
+    assert reported[0][0] is None and reported[0][1][0].offset == message.offset() + 1
     assert consumer.committed([partition], SECONDS)[0].offset == message.offset() + 1
     done = consumer.commit(offsets=[TopicPartition(topic, 3, 1, "note")], asynchronous=False)
     assert done[0].offset == 1 and done[0].error is None
@@ -260,17 +260,17 @@ def test_stored_offsets_alone_are_committed(broker: Broker, topic: str, consumer
 
 def test_automatic_commits_when_it_closes_and_in_between(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"%d" % index for index in range(10)], partition=0)
-    told: list = []
+    reported: list = []
     consumer = consumers(
         "a-" + topic,
         topic,
         transport=transport,
         auto_commit_interval_ms=100,
-        on_commit=lambda error, partitions: told.append((error, partitions)),
+        on_commit=lambda error, partitions: reported.append((error, partitions)),
     )
     take(consumer, 6)
-    until([consumer], lambda: told)
-    assert told[0][0] is None
+    until([consumer], lambda: reported)
+    assert reported[0][0] is None
     consumer.close()
     watcher = consumers("a-" + topic, transport=transport)
     assert watcher.committed([TopicPartition(topic, 0)], SECONDS)[0].offset >= 6
@@ -353,7 +353,7 @@ def test_read_committed(broker: Broker, topic: str, consumers, transport: str) -
 
 
 def test_callbacks_of_rebalances(broker: Broker, admin: AdminClient, consumers, transport: str) -> None:
-    """librdkafka's default is eager: everything is given back, then what there is comes anew. And a
+    """librdkafka's default is eager: everything is returned, then what there is comes again. And a
     callback may say where to begin.
     """
     topic = make_topic(admin, 2)

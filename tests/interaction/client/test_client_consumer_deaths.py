@@ -1,5 +1,5 @@
 """Consumers on shared memory whose broker loses processes: nothing is lost, nothing comes twice,
-and the group goes on. And AsyncConsumer on both transports.
+and the group continues. And AsyncConsumer on both transports.
 """
 
 from __future__ import annotations

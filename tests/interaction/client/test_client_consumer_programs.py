@@ -91,7 +91,7 @@ class Program:
         self.group = uuid.uuid4().hex
         self.broker = broker
         self.consumer = self.open()
-        self.next: dict[int, int] = {}  # where each assigned partition goes on
+        self.next: dict[int, int] = {}  # where each assigned partition continues
         self.position: dict[int, int] = {}
         self.stored: dict[int, int] = {}  # what commit() says: a seek does not change it, as in librdkafka
         self.committed: dict[int, int] = {}

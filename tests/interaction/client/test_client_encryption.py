@@ -217,7 +217,8 @@ def test_asyncio(shared_broker: Broker, topic: str, keys: Path, transport: str) 
         async with AsyncConsumer(settings) as consumer:
             await consumer.assign([TopicPartition(topic, 0, 0)])
             found = [await consumer.getone()]
-            with pytest.raises(TimeoutError):  # a wait that was given up, and what it took is given back
+            # a wait that was given up, and what it took is returned
+            with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
                     await consumer.getmany(2)
             found += await consumer.consume(2, 20)
@@ -230,14 +231,14 @@ def test_asyncio(shared_broker: Broker, topic: str, keys: Path, transport: str) 
 
 def test_settings_that_cannot_be(shared_broker: Broker, keys: Path, transport: str) -> None:
     for make in (Producer, Consumer):
-        for more, said in (
+        for more, message in (
             ({"encryption.key.provider": "file:/no/such/file"}, "cannot read the keys in /no/such/file"),
             ({"encryption.topics": "x"}, "encryption.key.provider says where the keys are"),
             ({"encryption.key.file": "x"}, 'No such configuration property: "encryption.key.file"'),
         ):
             with pytest.raises(KafkaException) as raised:
                 make({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, "group.id": "g", **more})
-            assert raised.value.args[0].code() == KafkaError._INVALID_ARG and said in raised.value.args[0].str()
+            assert raised.value.args[0].code() == KafkaError._INVALID_ARG and message in raised.value.args[0].str()
 
 
 def test_the_command_line(
@@ -258,8 +259,8 @@ def test_the_command_line(
     assert stored[0].value().startswith(MAGIC) and (stored[1].key(), stored[1].value()) == (b"k", None)
     settings = tmp_path / "client.properties"
     settings.write_text(provider + "\n")
-    for told in (("-X", provider), ("--client-config", str(settings))):
-        code, out, error = mqd("consume", topic, "-e", "-Z", "-f", "%k=%v\n", *told)
+    for reported in (("-X", provider), ("--client-config", str(settings))):
+        code, out, error = mqd("consume", topic, "-e", "-Z", "-f", "%k=%v\n", *reported)
         assert (code, out) == (0, f"k={SECRET.decode()}\nk=NULL\n"), error
         monkeypatch.delenv("MQD_CLIENT_CONFIG", raising=False)
     code, out, _ = mqd("consume", topic, "-e", "-n", "1", "-f", "%V\n")

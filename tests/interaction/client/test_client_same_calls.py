@@ -213,21 +213,21 @@ def test_what_is_not_assigned_any_more_is_passed_over(producers, consumers, topi
 
 
 def test_a_commit_that_fails_in_part_fails(consumers, topic: str) -> None:
-    told: list = []
-    consumer = consumers(on_commit=lambda error, partitions: told.append((error, partitions)))
+    reported: list = []
+    consumer = consumers(on_commit=lambda error, partitions: reported.append((error, partitions)))
     offsets = [TopicPartition(topic, 0, 1), TopicPartition(topic, 99, 1)]
     with pytest.raises(KafkaException) as raised:
         consumer.commit(offsets=offsets, asynchronous=False)
     assert code_of(raised) == KafkaError.UNKNOWN_TOPIC_OR_PART
     consumer.commit(offsets=offsets[:1], asynchronous=False)
     consumer.poll(0.1)
-    assert told == []  # who waits is told by the call
+    assert reported == []  # who waits is told by the call
     consumer.commit(offsets=offsets)
     deadline = time.monotonic() + SECONDS
-    while not told:
+    while not reported:
         consumer.poll(0.1)
         assert time.monotonic() < deadline
-    assert told[0][0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert reported[0][0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def test_offsets_of_what_there_is_not(consumers, topic: str) -> None:

@@ -48,7 +48,7 @@ from tests.interaction.traffic import (
 )
 from tests.interaction.transactional import RawProducer, topic_of
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
-from tests.local_connection import ASK, MAGIC, WELCOME, LocalConnection, Refused, connect, hello
+from tests.local_connection import MAGIC, QUERY, WELCOME, LocalConnection, Refused, connect, hello
 
 MIB = 1 << 20
 
@@ -126,18 +126,18 @@ def test_a_log_is_read_from_its_files(shared_broker, request):
         topic_id = bytes(create_topic(local, topic, 1, **{"segment.bytes": "16384"}))
         for number in range(60):
             must_produce(local, topic, 0, b"%04d" % number + bytes(1000))
-        wanted, offset, seen = b"".join(read_batches(local, topic, 0)), 0, b""
+        expected, offset, seen = b"".join(read_batches(local, topic, 0)), 0, b""
         # the client's library maps it read-only
         control = mmap.mmap(local.control_fd, os.fstat(local.control_fd).st_size, mmap.MAP_PRIVATE)
         view_of = native.Control.attach(control).slot_view
         while offset < 60:
-            answer, fd = local.ask(topic_id, 0, offset)
+            answer, fd = local.send_request(topic_id, 0, offset)
             assert answer["error"] == 0 and answer["base_offset"] == offset and fd is not None
             assert view_of(answer["slot"]).high_watermark == 60
             seen += os.pread(fd, answer["size_bytes"], 0)
             os.close(fd)
             offset = min(answer["next_base_offset"], 60)
-        assert seen == wanted
+        assert seen == expected
         positions = msgspec.structs.replace(fetch_request(topic, {0: 7}), max_bytes=0)
         (partition,) = local.call(FETCH, FETCH_VERSION, positions).responses[0].partitions
         assert (partition.error_code, partition.high_watermark, partition.records or b"") == (0, 60, b"")
@@ -370,7 +370,7 @@ def test_deaths_of_the_brokers_processes(mortal):
             for partition in (0, 1):
                 must_produce(fresh[victim], "deaths", partition, b"by the successor")
             assert b"first" in b"".join(read_batches(fresh[0], "deaths", 0))
-            answer, fd = fresh[victim].ask(bytes(topic_id), 0, 0)
+            answer, fd = fresh[victim].send_request(bytes(topic_id), 0, 0)
             assert answer["error"] == 0 and fd is not None
             os.close(fd)
         watch = Watch(broker)
@@ -393,8 +393,8 @@ def test_a_descriptor_that_comes_with_a_packet_is_nobodys(shared_broker):
         before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in Watch(shared_broker).worker_pids()]
         topic_id = bytes(16)
         for _ in range(8):
-            ask = ASK.pack(1, 1, topic_id, 0, 0, 0)
-            socket.send_fds(local.socket, [ask], [file.fileno()] * 4)
+            request = QUERY.pack(1, 1, topic_id, 0, 0, 0)
+            socket.send_fds(local.socket, [request], [file.fileno()] * 4)
             assert local.answer()[0]["error"] == 100
         assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in Watch(shared_broker).worker_pids()] == before
 

@@ -166,8 +166,8 @@ def test_brokers_that_do_not_know_joint_transactions_are_named(
     """The answer is that of a broker which skipped the field."""
     cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
     joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
-    ask = joint._request
-    monkeypatch.setattr(joint, "_request", lambda request, doing: _without_field(ask(request, doing)))
+    query = joint._request
+    monkeypatch.setattr(joint, "_request", lambda request, doing: _without_field(query(request, doing)))
     with pytest.raises(MqdWriteError, match="delivery to at-least-once"):
         joint.enlist()
 

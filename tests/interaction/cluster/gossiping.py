@@ -23,7 +23,7 @@ from mqd.controller.peers import Peers
 CLUSTER = "gossiping"
 
 
-def say(**fields: object) -> None:
+def emit(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
@@ -56,7 +56,7 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
 
     def on_change(change) -> None:
         if isinstance(change, events.MemberChanged):
-            say(
+            emit(
                 member=change.member.node_id,
                 before=change.before,
                 state=change.member.state,
@@ -64,14 +64,14 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
                 rack=change.member.profile.rack,
             )
         elif isinstance(change, events.ControllerSeen):
-            say(controller=change.node_id, epoch=change.epoch)
+            emit(controller=change.node_id, epoch=change.epoch)
 
     def on_line() -> None:
         line = sys.stdin.readline()
         if line.startswith("controller "):
             gossip.event(events.ControllerKnown(node_id, int(line.split()[1])))
         elif line.startswith("counts"):
-            say(
+            emit(
                 counts=dict(gossip.core.counts),
                 living=sorted(identity[0] for identity in gossip.core.membership.living),
             )
@@ -82,11 +82,11 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
     loop.add_reader(sys.stdin, on_line)
     ended = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    say(started=node_id)
+    emit(started=node_id)
     await ended.wait()
     await gossip.stop()
     await peers.stop()
-    say(left=node_id)
+    emit(left=node_id)
 
 
 if __name__ == "__main__":

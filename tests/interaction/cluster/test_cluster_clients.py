@@ -67,7 +67,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def ask(broker: Member, api: int, version: int, request: object):
+def send_request(broker: Member, api: int, version: int, request: object):
     with KafkaConnection(broker.address, broker.port, timeout_s=PATIENCE_S) as kafka:
         return kafka.call(api, version, request)
 
@@ -92,7 +92,9 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
             for index, nodes in enumerate(assignments)
         ],
     )
-    answer = ask(cluster.brokers[1], CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=20_000)).topics[0]
+    answer = send_request(
+        cluster.brokers[1], CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=20_000)
+    ).topics[0]
     assert answer.error_code == 0, answer.error_message
     until(
         f"{name} is led",
@@ -106,7 +108,7 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
 
 
 def described(broker: Member, name: str) -> MetadataRequest:
-    return ask(
+    return send_request(
         broker,
         METADATA,
         12,
@@ -120,7 +122,7 @@ def produce(broker: Member, version: int, name: str, topic_id: bytes, partition:
         topic_id=topic_id,
         partition_data=[ProduceRequest.PartitionData(index=partition, records=batch(b"value"))],
     )
-    return ask(broker, PRODUCE, version, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]))
+    return send_request(broker, PRODUCE, version, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]))
 
 
 def fetch(broker: Member, version: int, name: str, topic_id: bytes, epoch: int = -1):
@@ -128,7 +130,9 @@ def fetch(broker: Member, version: int, name: str, topic_id: bytes, epoch: int =
         partition=0, current_leader_epoch=epoch, fetch_offset=0, partition_max_bytes=1 << 20
     )
     topic = FetchRequest.Topic(topic=name, topic_id=topic_id, partitions=[partition])
-    return ask(broker, FETCH, version, FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
+    return send_request(
+        broker, FETCH, version, FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, topics=[topic])
+    )
 
 
 # -- leaders ---------------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
     create(cluster, "told", [[1, 2], [2, 3], [3, 1]])
     expected = {(broker.node_id, broker.address, broker.port) for broker in cluster}
     for broker in cluster:
-        answer = ask(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
+        answer = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
         assert {(one.broker_id, one.host, one.port) for one in answer.brokers} == expected
         partitions = described(broker, "told").partitions
         assert [(p.leader_id, p.replica_nodes, p.error_code, p.offline_replicas) for p in partitions] == [
@@ -183,7 +187,7 @@ def test_offsets_are_told_by_the_leader_alone(cluster: Cluster) -> None:
             partitions=[ListOffsetsRequest.Partition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)],
         )
         one = (
-            ask(broker, LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic]))
+            send_request(broker, LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic]))
             .topics[0]
             .partitions[0]
         )
@@ -200,12 +204,12 @@ def test_offsets_are_told_by_the_leader_alone(cluster: Cluster) -> None:
 
 
 def coordinators(broker: Member, keys: list[str], key_type: int = 0) -> dict[str, tuple[int, int]]:
-    answer = ask(broker, FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=key_type, coordinator_keys=keys))
+    answer = send_request(broker, FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=key_type, coordinator_keys=keys))
     return {one.key: (one.error_code, one.node_id) for one in answer.coordinators}
 
 
 def committed_error(broker: Member, group: str) -> int:
-    return ask(broker, OFFSET_FETCH, 7, OffsetFetchRequest(group_id=group, topics=None)).error_code
+    return send_request(broker, OFFSET_FETCH, 7, OffsetFetchRequest(group_id=group, topics=None)).error_code
 
 
 def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Cluster) -> None:
@@ -215,9 +219,9 @@ def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Clust
         lambda: all(error == 0 for broker in cluster for error, _ in coordinators(broker, keys).values()),
         cluster,
     )
-    told = [coordinators(broker, keys) for broker in cluster]
-    assert told[0] == told[1] == told[2]
-    assert {node for _, node in told[0].values()} == {1, 2, 3}, "every host coordinates some"
+    reported = [coordinators(broker, keys) for broker in cluster]
+    assert reported[0] == reported[1] == reported[2]
+    assert {node for _, node in reported[0].values()} == {1, 2, 3}, "every host coordinates some"
     # a heartbeat is answered meanwhile as if the member were known, as in Kafka
     loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     until(
@@ -227,8 +231,8 @@ def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Clust
     )
     for broker in cluster:
         for key in keys:
-            _, node = told[0][key]
-            beat = ask(broker, HEARTBEAT, 4, HeartbeatRequest(group_id=key, generation_id=1, member_id="m"))
+            _, node = reported[0][key]
+            beat = send_request(broker, HEARTBEAT, 4, HeartbeatRequest(group_id=key, generation_id=1, member_id="m"))
             errors = (beat.error_code, committed_error(broker, key))
             if node == broker.node_id:
                 assert errors == (ErrorCode.UNKNOWN_MEMBER_ID, 0)
@@ -293,7 +297,7 @@ def test_markers_of_transactions_are_not_taken_from_clients(cluster: Cluster) ->
         coordinator_epoch=0,
     )
     for broker in cluster:
-        answer = ask(broker, WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
+        answer = send_request(broker, WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
         assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
@@ -315,16 +319,18 @@ def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_
         producer.produce(name, b"never", partition=0)
     assert producer.flush(PATIENCE_S) == 0
     coordinator = (
-        ask(cluster.brokers[1], FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=["forgotten"]))
+        send_request(
+            cluster.brokers[1], FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=["forgotten"])
+        )
         .coordinators[0]
         .node_id
     )
     leader = next(node for node in names if node != coordinator)
 
     def open_on(node: int) -> list:
-        asked = [DescribeProducersRequest.Topic(name=names[node], partition_indexes=[0])]
+        requests = [DescribeProducersRequest.Topic(name=names[node], partition_indexes=[0])]
         partition = (
-            ask(cluster.brokers[node], DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked))
+            send_request(cluster.brokers[node], DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=requests))
             .topics[0]
             .partitions[0]
         )
@@ -342,7 +348,7 @@ def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_
             coordinator_epoch=max(found.coordinator_epoch, 0),
         )
         return (
-            ask(cluster.brokers[leader], WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
+            send_request(cluster.brokers[leader], WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
             .markers[0]
             .topics[0]
             .partitions[0]
@@ -373,7 +379,7 @@ def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cl
             )
         ],
     )
-    answer = ask(cluster.brokers[2], ALTER_REASSIGNMENTS, 0, request)
+    answer = send_request(cluster.brokers[2], ALTER_REASSIGNMENTS, 0, request)
     assert answer.error_code == 0 and {
         one.partition_index: one.error_code for one in answer.responses[0].partitions
     } == {0: 0, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
@@ -384,7 +390,7 @@ def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cl
 
     until("the reassignment ends", done, cluster)
     assert (
-        ask(
+        send_request(
             cluster.brokers[1], LIST_REASSIGNMENTS, 0, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None)
         ).topics
         == []
@@ -400,12 +406,12 @@ def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cl
 
 def test_the_preferred_leader_is_elected_on_demand(cluster: Cluster) -> None:
     create(cluster, "preferred", [[2, 1, 3]])
-    asked = [ElectLeadersRequest.TopicPartitions(topic="preferred", partitions=[0, 7])]
-    answer = ask(
+    requests = [ElectLeadersRequest.TopicPartitions(topic="preferred", partitions=[0, 7])]
+    answer = send_request(
         cluster.brokers[3],
         ELECT_LEADERS,
         2,
-        ElectLeadersRequest(election_type=0, topic_partitions=asked, timeout_ms=10_000),
+        ElectLeadersRequest(election_type=0, topic_partitions=requests, timeout_ms=10_000),
     )
     found = {one.partition_id: one.error_code for one in answer.replica_election_results[0].partition_result}
     assert answer.error_code == 0 and found == {
@@ -419,7 +425,7 @@ def test_the_quorum_is_described_by_every_host(cluster: Cluster) -> None:
         topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
     )
     for broker in cluster:
-        answer = ask(broker, DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[topic]))
+        answer = send_request(broker, DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[topic]))
         assert answer.error_code == 0, answer.error_message
         one = answer.topics[0].partitions[0]
         assert (
@@ -430,12 +436,12 @@ def test_the_quorum_is_described_by_every_host(cluster: Cluster) -> None:
 
 
 def test_a_broker_that_lives_is_not_unregistered(cluster: Cluster) -> None:
-    assert ask(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=2)).error_code != 0
+    assert send_request(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=2)).error_code != 0
     assert (
-        ask(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=77)).error_code
+        send_request(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=77)).error_code
         == ErrorCode.BROKER_ID_NOT_REGISTERED
     )
-    assert len(ask(cluster.brokers[3], DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).brokers) == 3
+    assert len(send_request(cluster.brokers[3], DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).brokers) == 3
 
 
 # -- between hosts ---------------------------------------------------------------------------------
@@ -474,7 +480,7 @@ def ended(connection: socket.socket) -> bool:
 
 def test_strangers_cannot_use_the_listener_between_hosts(cluster: Cluster) -> None:
     broker = cluster.brokers[1]
-    cluster_id = ask(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
+    cluster_id = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
     with between(broker) as connection:  # a Kafka client, by mistake or not
         connection.sendall(API_VERSIONS)
         assert ended(connection)
@@ -497,7 +503,7 @@ def test_strangers_cannot_use_the_listener_between_hosts(cluster: Cluster) -> No
 def test_a_host_s_acceptor_is_asked_for_transactions_alone(cluster: Cluster) -> None:
     """Whoever holds the key is a host; and still it gets no further than hosts do."""
     broker = cluster.brokers[1]
-    cluster_id = ask(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
+    cluster_id = send_request(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
     with between(broker) as connection:
         side = shaken(connection, Identity(2, "", cluster_id), worker=-1)
         assert side.peer is not None and side.peer.node_id == 1

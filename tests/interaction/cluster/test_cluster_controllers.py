@@ -53,7 +53,7 @@ def knows(host: Host, *names: str) -> bool:
     return answer is not None and all(not topic.error_code for topic in answer.topics)
 
 
-def everybody_knows(cluster: Cluster, *names: str) -> None:
+def every_host_knows(cluster: Cluster, *names: str) -> None:
     for host in cluster.hosts:
         if host.process is not None:
             cluster.wait(f"node {host.node_id} knows {names}", lambda host=host: knows(host, *names))
@@ -98,7 +98,7 @@ def test_three_hosts_form_one_cluster_and_hold_the_same_metadata(tmp_path: Path)
             assert create(host, f"from-{host.node_id}") == 0
             assert create(host, f"from-{host.node_id}") == 36
             assert knows(host, f"from-{host.node_id}"), "whoever was told that it is there finds it there"
-        everybody_knows(cluster, "from-1", "from-2", "from-3")
+        every_host_knows(cluster, "from-1", "from-2", "from-3")
         assert {cluster.leader().node_id for _ in range(3)} == {leader.node_id}
 
 
@@ -114,7 +114,7 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
         create_somehow(cluster, other, "one")
         assert time.monotonic() - began < 10
         leader.wait_until_ready()
-        everybody_knows(cluster, "before", "one")
+        every_host_knows(cluster, "before", "one")
         # the whole host of the leader, kill -9
         leader = cluster.leader()
         others = [host for host in cluster.hosts if host is not leader]
@@ -128,13 +128,13 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
         leader.start()
         for host in cluster.hosts:
             cluster.wait("the host is back", lambda host=host: brokers(host) == {1, 2, 3})
-        everybody_knows(cluster, "before", "one", "two")
+        every_host_knows(cluster, "before", "one", "two")
         # everything at once, as when the power goes
         identity = cluster[1].metadata().cluster_id
         for host in cluster.hosts:
             host.kill_all()
         cluster.start()
-        everybody_knows(cluster, "before", "one", "two")
+        every_host_knows(cluster, "before", "one", "two")
         assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
         create_somehow(cluster, cluster[2], "three")
 
@@ -184,7 +184,7 @@ def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
         tmp_path, 3, config={"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "1000"}
     ) as cluster:
         create_somehow(cluster, cluster[1], "t")
-        everybody_knows(cluster, "t")
+        every_host_knows(cluster, "t")
         victim = next(host for host in cluster.hosts if host is not cluster.leader())
         witness = next(host for host in cluster.hosts if host is not victim)
         cluster.wait(
@@ -211,7 +211,7 @@ def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
 def test_a_minority_decides_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
-        everybody_knows(cluster, "before")
+        every_host_knows(cluster, "before")
         last = cluster.leader()
         others = [host for host in cluster.hosts if host is not last]
         for host in others:
@@ -228,7 +228,7 @@ def test_a_minority_decides_nothing(tmp_path: Path) -> None:
         cluster.start(others[:1])
         create_somehow(cluster, last, "after")
         cluster.start(others[1:])
-        everybody_knows(cluster, "before", "after")
+        every_host_knows(cluster, "before", "after")
 
 
 def requests_cached(host: Host) -> float:
@@ -241,7 +241,7 @@ def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> No
     """Also to a client that asks what was asked before, which its worker knows."""
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "t")
-        everybody_knows(cluster, "t")
+        every_host_knows(cluster, "t")
         last, *others = cluster.hosts
         cluster.wait("it leads", lambda: last.node_id in leaders(last, "t"))
 
@@ -273,12 +273,12 @@ def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_one_host_goes_on_alone_by_force(tmp_path: Path) -> None:
-    """Two of three disks are lost for good. A lost voter that turns up again is refused, empties
-    itself, and joins anew.
+    """Two of three disks are lost permanently. A lost voter that turns up again is refused, empties
+    itself, and joins again.
     """
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
-        everybody_knows(cluster, "before")
+        every_host_knows(cluster, "before")
         for host in cluster.hosts:
             host.kill_all()
         last = cluster[2]
@@ -329,7 +329,7 @@ def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
         shutil.rmtree(wiped.data_dir)
         # its predecessor's session must end before its name is given to another directory
         wiped.start()
-        everybody_knows(cluster, "before")
+        every_host_knows(cluster, "before")
         assert wiped.metadata().cluster_id == identity, "it founded no second cluster"
         seen = cluster.wait(
             "it is an observer",
@@ -347,7 +347,7 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         late = cluster.make(4)
         cluster.hosts.append(late)
         late.start()
-        everybody_knows(cluster, "before")
+        every_host_knows(cluster, "before")
         assert brokers(late) == {1, 2, 3, 4}
         assert set(voters(late)) == {1, 2, 3} and set(observers(late)) == {4}
         assert create(late, "from-4") == 0
@@ -420,7 +420,7 @@ def check_grown(cluster: Cluster, identity: str) -> None:
     """Three voters and three copies of everything; then the first host is lost, and nothing with
     it.
     """
-    everybody_knows(cluster, "alone")
+    every_host_knows(cluster, "alone")
     assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
     cluster.wait("three voters", lambda: set(voters(cluster.leader())) == {1, 2, 3})
     for host in cluster.hosts:
@@ -473,19 +473,19 @@ def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_p
         assert "no other host can join" in mqd(first, "cluster", "status")
         assert "no other host can join" in mqd(first, "cluster", "add-voter", "2", status=1)
         second.data_dir.mkdir()
-        said = second.data_dir / "up.stderr"
-        with open(said, "w") as errors:
+        output = second.data_dir / "up.stderr"
+        with open(output, "w") as errors:
             second.process = subprocess.Popen(
                 second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
             )
-        cluster.wait("it says what to look at", lambda: ADVICE in said.read_text(), 60)
-        assert f"mqd waits: {cluster.seeds} cannot be asked: Connection refused. {ADVICE}\n" in said.read_text()
+        cluster.wait("it says what to look at", lambda: ADVICE in output.read_text(), 60)
+        assert f"mqd waits: {cluster.seeds} cannot be asked: Connection refused. {ADVICE}\n" in output.read_text()
         first.stop()
         first.config = grown
         cluster.start([first])
         check_alone(cluster, first)
         cluster.wait("who waited is ready", lambda: second.status()["ready"], 60)
-        assert said.read_text().count(ADVICE) == 1
+        assert output.read_text().count(ADVICE) == 1
         cluster.start([third])
         check_grown(cluster, identity)
     finally:

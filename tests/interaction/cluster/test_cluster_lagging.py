@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @contextmanager
 def stopped_worker(broker: Member) -> Iterator[None]:
-    """The host goes on, and says that it lives; its worker fetches nothing."""
+    """The host continues, and says that it lives; its worker fetches nothing."""
     (pid,) = broker.pids("worker")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -79,7 +79,7 @@ def in_sync(leader: Member, topic: str) -> list[int]:
     )
 
 
-def has_said(leader: Member, follower: Member, verb: str, topic: str) -> bool:
+def has_logged(leader: Member, follower: Member, verb: str, topic: str) -> bool:
     """In its log, when its worker has learned of the change."""
     line = rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition={topic}-0"
     return re.search(line, leader.logs(1000)) is not None
@@ -89,7 +89,7 @@ def wait_for_return(cluster: Cluster, leader: Member, follower: Member, topic: s
     """The leader's log says it, not just any host's metadata: they may still be those of before the
     follower left, or come before the leader's worker has learned of it.
     """
-    until("it has returned", lambda: has_said(leader, follower, "joins", topic), cluster)
+    until("it has returned", lambda: has_logged(leader, follower, "joins", topic), cluster)
     until("all replicas are in sync", lambda: all_in_sync(cluster, topic), cluster)
 
 
@@ -102,7 +102,7 @@ def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> 
         until("who is behind has left", lambda: follower.node_id not in in_sync(leader, "bounded"), cluster)
         write(leader, "bounded", [b"without it"], "all")
     wait_for_return(cluster, leader, follower, "bounded")
-    assert has_said(leader, follower, "leaves", "bounded"), cluster.logs()
+    assert has_logged(leader, follower, "leaves", "bounded"), cluster.logs()
     assert read(cluster, "bounded", len(values) + 2) == [FETCHED, *values, b"without it"]
 
 

@@ -69,7 +69,7 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
 
 
 def leaders(cluster: Cluster, name: str) -> list[int]:
-    told = [
+    reported = [
         AdminClient({"bootstrap.servers": broker.bootstrap})
         .list_topics(name, timeout=PATIENCE_S)
         .topics[name]
@@ -77,10 +77,12 @@ def leaders(cluster: Cluster, name: str) -> list[int]:
         for broker in cluster
         if broker.process is not None
     ]
-    assert told
+    assert reported
     return (
-        [one.leader for _, one in sorted(told[0].items())]
-        if all({i: p.leader for i, p in each.items()} == {i: p.leader for i, p in told[0].items()} for each in told)
+        [one.leader for _, one in sorted(reported[0].items())]
+        if all(
+            {i: p.leader for i, p in each.items()} == {i: p.leader for i, p in reported[0].items()} for each in reported
+        )
         else []
     )
 
@@ -316,14 +318,14 @@ def test_a_leader_that_moves_away_and_back_under_load(cluster: Cluster) -> None:
                 ).error_code
                 == 0
             )
-            asked = [ElectLeadersRequest.TopicPartitions(topic="moving", partitions=[0])]
+            requests = [ElectLeadersRequest.TopicPartitions(topic="moving", partitions=[0])]
             until(
                 "the preferred one leads",
                 lambda: (
                     kafka.call(
                         ELECT_LEADERS,
                         2,
-                        ElectLeadersRequest(election_type=0, topic_partitions=asked, timeout_ms=10_000),
+                        ElectLeadersRequest(election_type=0, topic_partitions=requests, timeout_ms=10_000),
                     )
                     and leaders(cluster, "moving") == order[:1]
                 ),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
-from mqd.cli.kafka_request import Broker as Asked
+from mqd.cli.kafka_request import Broker as Requested
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ElectLeadersRequest
 from tests.cluster import Cluster, Member
@@ -121,13 +121,13 @@ def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
 
 def elected(broker: Member, topic: str, way: int) -> int:
     """What became of it: an error code."""
-    with Asked(broker.bootstrap) as asked:
+    with Requested(broker.bootstrap) as requested:
         request = ElectLeadersRequest(
             election_type=way,
             topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])],
             timeout_ms=10_000,
         )
-        answer = asked.request(ELECT_LEADERS, request)
+        answer = requested.request(ELECT_LEADERS, request)
     assert answer.error_code == 0
     ((one,),) = (result.partition_result for result in answer.replica_election_results)
     return one.error_code
@@ -158,14 +158,16 @@ def test_unclean_leader_election_enable_is_told_loudly(never_replaced: Cluster) 
     both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))
     only_one_has_all(cluster, "enabled", both, one)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    wanted = ConfigEntry(UNCLEAN_ENABLE, "true", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource("topic", "enabled", incremental_configs=[wanted])
+    expected = ConfigEntry(UNCLEAN_ENABLE, "true", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource("topic", "enabled", incremental_configs=[expected])
     admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
     until("the second leads", lambda: leader(cluster, "enabled") == 2, cluster)
     produce(cluster, "enabled", after)
     assert read(cluster, "enabled", len(both) + len(after)) == [*both, *after]
-    told = cluster.brokers[3].logs(1_000)
-    assert "a leader was chosen out of the in-sync set" in told and "topic=enabled partition=0 leader=2" in told, told
+    reported = cluster.brokers[3].logs(1_000)
+    assert (
+        "a leader was chosen out of the in-sync set" in reported and "topic=enabled partition=0 leader=2" in reported
+    ), reported
     address = f"http://127.0.0.1:{cluster.brokers[3].status()['metrics_port']}/metrics"
     with urllib.request.urlopen(address, timeout=PATIENCE_S) as page:
         assert "mqd_unclean_leader_elections_total 1.0" in page.read().decode()

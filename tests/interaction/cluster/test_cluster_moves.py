@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Load:
-    """A producer that goes on, acks=all; every record is acknowledged in the end, or the test
+    """A producer that continues, acks=all; every record is acknowledged in the end, or the test
     fails.
     """
 

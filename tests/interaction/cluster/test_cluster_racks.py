@@ -42,13 +42,13 @@ class Reader:
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "statistics.interval.ms": 100,
-                "stats_cb": self._told,
+                "stats_cb": self._report,
                 "reconnect.backoff.max.ms": 500,
             }
         )
         self._consumer.assign([TopicPartition(topic, 0, 0)])
 
-    def _told(self, statistics: str) -> None:
+    def _report(self, statistics: str) -> None:
         found = json.loads(statistics)["topics"].get(self._topic)
         if found:
             self.served_by = found["partitions"]["0"]["broker"]

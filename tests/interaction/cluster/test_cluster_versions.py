@@ -42,16 +42,16 @@ def test_a_rolling_upgrade_under_load(tmp_path: Path) -> None:
     with cluster:
         create(cluster, "rolled", PARTITIONS)
         with Load(cluster, "rolled", PARTITIONS) as load:
-            code, said = upgrade(cluster)
-            assert code == 0 and "nothing to raise" in said, said
+            code, output = upgrade(cluster)
+            assert code == 0 and "nothing to raise" in output, output
             for node_id in (1, 2):
                 roll(cluster, node_id, {})
-                code, said = upgrade(cluster)
-                assert code == 1 and "node 3 does not support mqd.version 3 (it can do 0 to 0)" in said, said
-                assert ("node 2 does not" in said) == (node_id == 1)
+                code, output = upgrade(cluster)
+                assert code == 1 and "node 3 does not support mqd.version 3 (it can do 0 to 0)" in output, output
+                assert ("node 2 does not" in output) == (node_id == 1)
             roll(cluster, 3, {})
-            code, said = upgrade(cluster)
-            assert code == 0 and "are in force now: mqd.version 3" in said, said
+            code, output = upgrade(cluster)
+            assert code == 0 and "are in force now: mqd.version 3" in output, output
             assert "nothing to raise" in upgrade(cluster)[1]
             refused_at_the_start(cluster, 3)
             refused_as_a_newcomer(cluster, 4)

@@ -71,10 +71,10 @@ class Process:
         for line in self.process.stdout:
             self._queue.put(json.loads(line))
 
-    def wait(self, wanted: Callable[[dict], bool], seconds: float = 20.0) -> dict:
+    def wait(self, expected: Callable[[dict], bool], seconds: float = 20.0) -> dict:
         """The first line of which that is true, also one that came before."""
         for line in self.lines:
-            if wanted(line):
+            if expected(line):
                 return line
         until = time.monotonic() + seconds
         while True:
@@ -85,7 +85,7 @@ class Process:
                     f"node {self.node_id} did not say it within {seconds} s; it said {self.lines[-20:]}"
                 ) from None
             self.lines.append(line)
-            if wanted(line):
+            if expected(line):
                 return line
 
     def forget(self) -> None:
@@ -96,14 +96,14 @@ class Process:
     def sees(self, node_id: int, state: str, seconds: float = 20.0) -> dict:
         return self.wait(lambda line: line.get("member") == node_id and line["state"] == state, seconds)
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def counts(self) -> dict:
         self.forget()
-        self.tell("counts")
+        self.report("counts")
         return self.wait(lambda line: "counts" in line)
 
     def end(self) -> None:
@@ -136,7 +136,7 @@ def test_lives_of_hosts(start: Callable[..., Process]) -> None:
     for each in (one, two, three):
         for other in {1, 2, 3} - {each.node_id}:
             assert each.sees(other, "alive")["rack"] == f"rack-{other % 2}"
-    two.tell("controller 7")
+    two.report("controller 7")
     for each in (one, three):
         each.wait(lambda line: line.get("controller") == 2 and line["epoch"] == 7)
 
@@ -261,7 +261,7 @@ def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
     "victim_leads", quick([False, True], [True]), ids=["another host leads the quorum", "it led the quorum"]
 )
 def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: bool) -> None:
-    """Controller, acceptor and worker of a host killed at once: the others hear of it from the
+    """Controller, acceptor and worker of a host killed at once: the others learn of it from the
     keeper, long before a session or a promise would have ended.
     """
     times = {

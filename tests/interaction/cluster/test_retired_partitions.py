@@ -1,4 +1,4 @@
-"""A topic gets fewer partitions while clients that know nothing of it go on:
+"""A topic gets fewer partitions while clients that know nothing of it continue:
 `mqd topic retire-partitions` under load, to the end. Nothing that was acknowledged is lost or
 doubled, no consumer of a group sees the records of a key out of order, transactions stay whole.
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
@@ -265,7 +265,7 @@ class Readers:
 
 
 @contextlib.contextmanager
-def told_with(broker: Broker) -> Iterator[None]:
+def reported_with(broker: Broker) -> Iterator[None]:
     """What fails is told with what the broker has logged."""
     try:
         yield
@@ -351,7 +351,7 @@ def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker:
         config={**CONFIG, "io.backend": io_backend, "partition.retire.barrier.ms": str(int(1000 * PATIENCE_S))}
     )
     topic = make_topic(broker.bootstrap)
-    with told_with(broker), contextlib.ExitStack() as clients:
+    with reported_with(broker), contextlib.ExitStack() as clients:
         readers = clients.enter_context(Readers(topic, broker.bootstrap))
         writers: list[Any] = [
             clients.enter_context(Plain("plain", topic, broker.bootstrap)),
@@ -376,8 +376,8 @@ def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker:
                 ).stdout
             )
         done = run("topic", "retire-partitions", topic, "--to", "2", "-b", broker.bootstrap, "--format", "json")
-        told = json.loads(done.stdout)
-        assert (told["step"], told["partitions"], told["groups_behind"]) == ("redirected", 2, []), told
+        output = json.loads(done.stdout)
+        assert (output["step"], output["partitions"], output["groups_behind"]) == ("redirected", 2, []), output
         assert count_of(broker.bootstrap, topic) == 4
         write_on(writers)
         delete_records(broker.bootstrap, topic, range(2, 4))
@@ -488,8 +488,8 @@ def test_a_group_has_not_the_records_of_an_aborted_transaction_left_to_read(shar
             assert producer.end(value == b"committed") == 0
         with member(shared_broker.bootstrap, topic) as (_, consumer):
             consumer.commit(offsets=[TopicPartition(topic, 3, 1)], asynchronous=False)
-            told = json.loads(retire(shared_broker.bootstrap, topic, "--to", "2", "--format", "json"))
-    assert (told["step"], told["groups_behind"]) == ("redirected", []), told
+            output = json.loads(retire(shared_broker.bootstrap, topic, "--to", "2", "--format", "json"))
+    assert (output["step"], output["groups_behind"]) == ("redirected", []), output
 
 
 @pytest.mark.slow
@@ -508,7 +508,7 @@ def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gon
         admin.create_partitions([NewPartitions(topic, 4)])[topic].result(PATIENCE_S)
 
     with (
-        told_with(broker),
+        reported_with(broker),
         connect(broker) as kafka,
         contextlib.closing(
             Consumer({"bootstrap.servers": bootstrap, "group.id": fresh("g"), "auto.offset.reset": "error"})

@@ -46,7 +46,7 @@ PARTITIONS = 20
 
 
 class Groups:
-    """A client that commits and fetches, asks again where it is told to, and connects again where
+    """A client that commits and fetches, retries where it is told to, and connects again where
     it must.
     """
 
@@ -65,11 +65,11 @@ class Groups:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
 
-    def _until(self, ask, errors_of):
+    def _until(self, request, errors_of):
         deadline = time.monotonic() + SECONDS
         while True:
             try:
-                answer = ask()
+                answer = request()
             except (ConnectionEnded, OSError):
                 self.connect_again()
                 continue
@@ -80,9 +80,9 @@ class Groups:
             time.sleep(0.02)
 
     def create(self, name: str, count: int = PARTITIONS) -> None:
-        wanted = CreateTopicsRequest.Topic(name=name, num_partitions=count, replication_factor=1)
+        expected = CreateTopicsRequest.Topic(name=name, num_partitions=count, replication_factor=1)
         assert (
-            self.kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000))
+            self.kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[expected], timeout_ms=30_000))
             .topics[0]
             .error_code
             == 0
@@ -216,7 +216,7 @@ def test_clients_read_the_internal_topic_and_do_not_write_it(shared_broker) -> N
         ),
     )
     assert end.topics[0].partitions[0].offset > 0
-    wanted = [FetchRequest.Partition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)]
+    expected = [FetchRequest.Partition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)]
     fetched = client.kafka.call(
         FETCH,
         11,
@@ -226,7 +226,7 @@ def test_clients_read_the_internal_topic_and_do_not_write_it(shared_broker) -> N
             min_bytes=1,
             max_bytes=1 << 20,
             session_epoch=-1,
-            topics=[FetchRequest.Topic(topic=OFFSETS, partitions=wanted)],
+            topics=[FetchRequest.Topic(topic=OFFSETS, partitions=expected)],
         ),
     )
     # The broker is shared: other groups' deleted offsets may lie in this partition as tombstones.

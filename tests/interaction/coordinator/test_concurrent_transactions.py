@@ -93,9 +93,9 @@ def test_two_that_begin_with_one_id_at_once_are_told(shared_broker: Broker, vers
         create_topic(kafka, topic, 1)
         first = RawProducer(kafka, version=version)
         assert first.init().error_code == 0  # the coordinator is there
-        asked = InitProducerIdRequest(transactional_id=first.name, transaction_timeout_ms=60_000)
+        requested = InitProducerIdRequest(transactional_id=first.name, transaction_timeout_ms=60_000)
         for _ in range(2):
-            kafka.send(INIT_PRODUCER_ID, 1, asked)
+            kafka.send(INIT_PRODUCER_ID, 1, requested)
         first.adopt(kafka.receive().body)
         second = RawProducer(kafka, first.name, version=version)
         second.adopt(kafka.receive().body)

@@ -114,8 +114,8 @@ def shares(*consumers: Consumer) -> list[int]:
 
 
 def commit(consumer: Consumer, **what: object) -> None:
-    """A member's epoch rises before the member hears of it, by the answer to its heartbeat: what it
-    commits in between has a stale one and is to be tried again (KIP-848).
+    """A member's epoch rises before the member learns of it, by the answer to its heartbeat: what
+    it commits in between has a stale one and is to be tried again (KIP-848).
     """
     deadline = time.monotonic() + SECONDS
     while True:
@@ -406,8 +406,8 @@ def test_raw_commits(broker: Broker, admin: AdminClient) -> None:
             ("m1", 7, E.STALE_MEMBER_EPOCH),
             ("m2", 1, E.UNKNOWN_MEMBER_ID),
         ):
-            asked = OffsetFetchRequest.Group(group_id=group, member_id=member_id, member_epoch=epoch, topics=None)
-            assert kafka.call(9, 9, OffsetFetchRequest(groups=[asked])).groups[0].error_code == error
+            requested = OffsetFetchRequest.Group(group_id=group, member_id=member_id, member_epoch=epoch, topics=None)
+            assert kafka.call(9, 9, OffsetFetchRequest(groups=[requested])).groups[0].error_code == error
 
 
 def test_without_the_feature_nobody_speaks_the_protocol(start_broker: Callable[..., Broker]) -> None:

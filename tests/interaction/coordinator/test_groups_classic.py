@@ -197,7 +197,7 @@ def test_described_and_listed(kafka: KafkaConnection, group: str) -> None:
 
 
 def test_two_members_over_two_connections(shared_broker: Broker, kafka: KafkaConnection, group: str) -> None:
-    """The first one's connection goes on while its second JoinGroup waits for the other member to
+    """The first one's connection continues while its second JoinGroup waits for the other member to
     come.
     """
     first = join(kafka, group)

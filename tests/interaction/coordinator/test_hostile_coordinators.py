@@ -91,8 +91,8 @@ class Bystander:
             topics=[OffsetCommitRequest.Topic(name="bystander", partitions=[partition])],
         )
         assert self.kafka.call(OFFSET_COMMIT, 9, commit).topics[0].partitions[0].error_code == 0
-        asked = OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="bystander", topics=None)])
-        (group,) = self.kafka.call(OFFSET_FETCH, 9, asked).groups
+        requested = OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="bystander", topics=None)])
+        (group,) = self.kafka.call(OFFSET_FETCH, 9, requested).groups
         assert [
             (topic.name, one.partition_index, one.committed_offset)
             for topic in group.topics
@@ -212,14 +212,14 @@ class Swarm:
 
     def topics(self) -> None:
         """They may have been deleted meanwhile."""
-        wanted = [CreateTopicsRequest.Topic(name=name, num_partitions=2, replication_factor=1) for name in TOPICS]
+        expected = [CreateTopicsRequest.Topic(name=name, num_partitions=2, replication_factor=1) for name in TOPICS]
         with self.watch.connect() as kafka:
-            kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=wanted, timeout_ms=30_000))
-            asked = MetadataRequest(topics=[MetadataRequest.Topic(name=name) for name in TOPICS])
+            kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=expected, timeout_ms=30_000))
+            requested = MetadataRequest(topics=[MetadataRequest.Topic(name=name) for name in TOPICS])
             self.requests.pools["topic_id"] = [
                 bytes(16),
                 b"\1" * 16,
-                *(topic.topic_id for topic in kafka.call(METADATA, 12, asked).topics),
+                *(topic.topic_id for topic in kafka.call(METADATA, 12, requested).topics),
             ]
 
 

@@ -210,7 +210,7 @@ STEPS = 6  # enlist, write, write elsewhere, a loser, commit, the batch again
 
 class Run:
     """A batch of two children and a loser, over connections that may break: every request is sent
-    until it is answered for good.
+    until it is answered permanently.
     """
 
     def __init__(self, broker: Broker, topic: str, name: str, batch: int) -> None:
@@ -218,12 +218,12 @@ class Run:
         self.kafka: KafkaConnection | None = None
         self.children: list[RawProducer] = []
 
-    def until_answered(self, ask):
+    def until_answered(self, request):
         def attempt():
             try:
                 if self.kafka is None:
                     self.kafka = connect(self.broker)
-                return ask(self.kafka)
+                return request(self.kafka)
             except (OSError, ConnectionEnded):
                 self.close()
                 return None
@@ -236,11 +236,11 @@ class Run:
         self.kafka = None
 
     def child(self) -> RawProducer:
-        def ask(kafka: KafkaConnection):
+        def request(kafka: KafkaConnection):
             answer = Driver(kafka, self.name).enlist_once(self.batch)
             return None if answer.error_code in AGAIN else answer
 
-        answer = self.until_answered(ask)
+        answer = self.until_answered(request)
         assert answer.error_code == 0 and answer.producer_id >= 0, answer
         child = RawProducer(None, self.name)
         child.adopt(answer)
@@ -249,18 +249,18 @@ class Run:
     def write(self, child: RawProducer, partition: int, value: bytes) -> None:
         request = child.request(self.topic, {partition: (value,)})
 
-        def ask(kafka: KafkaConnection):
+        def send_request(kafka: KafkaConnection):
             error = one_outcome(kafka.call(PRODUCE, 12, request)).error_code
             return None if error in PRODUCE_AGAIN else ("answered", error)
 
-        assert self.until_answered(ask) == ("answered", 0)
+        assert self.until_answered(send_request) == ("answered", 0)
 
     def end(self, *winners: RawProducer) -> tuple[int, int]:
-        def ask(kafka: KafkaConnection):
+        def request(kafka: KafkaConnection):
             answer = Driver(kafka, self.name).end_once(self.batch, *winners)
             return None if answer.error_code in AGAIN else (answer.error_code, answer.joint.committed_batch_id)
 
-        return self.until_answered(ask)
+        return self.until_answered(request)
 
     def step(self, number: int) -> None:
         value = f"{self.batch}".encode()

@@ -196,7 +196,7 @@ class Reader(threading.Thread):
                             self.problems.append(f"offsets do not rise: {offsets}")
                         self.seen |= {int(record.value.partition(b":")[0]) for record in records}
                         self.rounds += 1
-            # a worker that is not there yet; what is wrong for good shows in `rounds`
+            # a worker that is not there yet; what is wrong permanently shows in `rounds`
             except (OSError, ConnectionEnded, AssertionError) as error:
                 self.last_error = error
                 self.ending.wait(0.05)

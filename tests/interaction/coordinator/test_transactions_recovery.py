@@ -35,7 +35,7 @@ WAYS = ["worker", "restart", "everything", "snapshots"]
 
 def stop_and_start(broker: Broker, way: str, topic: str) -> None:
     """`snapshots`: everything is killed, and what was known of producers is gone but for the log;
-    recovery makes it anew.
+    recovery makes it again.
     """
     if way == "worker":
         killed = broker.pids("worker")

@@ -50,7 +50,7 @@ def mqd(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, env=ENVIRONMENT)
 
 
-def wait_ready(data_dir: Path, story: Callable[[], str]) -> None:
+def wait_ready(data_dir: Path, history: Callable[[], str]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -59,7 +59,7 @@ def wait_ready(data_dir: Path, story: Callable[[], str]) -> None:
                     return
         except KeeperError:
             pass
-        assert time.monotonic() < deadline, story()
+        assert time.monotonic() < deadline, history()
         time.sleep(0.02)
 
 
@@ -100,7 +100,7 @@ class Supervisord:
     def states(self) -> dict[str, str]:
         return {line.split()[0]: line.split()[1] for line in self.ctl("status").splitlines()}
 
-    def innocent(self) -> str:
+    def unrelated(self) -> str:
         return self.ctl("pid", "innocent").strip()
 
     def pids(self) -> dict[str, int]:
@@ -109,16 +109,16 @@ class Supervisord:
 
     def serves(self) -> dict[str, int]:
         """Waits until the broker is ready."""
-        wait_ready(self.data_dir, self.story)
+        wait_ready(self.data_dir, self.history)
         return self.pids()
 
     def ended(self, pids: dict[str, int]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while alive := [name for name, pid in pids.items() if Path(f"/proc/{pid}").exists()]:
-            assert time.monotonic() < deadline, f"{alive}\n{self.story()}"
+            assert time.monotonic() < deadline, f"{alive}\n{self.history()}"
             time.sleep(0.02)
 
-    def story(self) -> str:
+    def history(self) -> str:
         logs = sorted([*self.places.logs_dir.glob("*.log"), self.here / "supervisord.log"])
         return "\n---\n".join(path.read_text(errors="replace")[-3000:] for path in logs)
 
@@ -139,11 +139,11 @@ def test_the_broker_comes_and_goes_and_the_other_program_stays(supervisord):
     pids = supervisord.serves()
     assert set(pids) == {"mqd-keeper", "mqd-controller", "mqd-acceptor", "mqd-worker-0", "mqd-worker-1"}
     assert value_of(supervisord.port, "auto.create.topics.enable") == "false"
-    innocent = supervisord.innocent()
+    unrelated = supervisord.unrelated()
 
     assert mqd("down", "--data-dir", supervisord.data_dir).returncode == 0
     supervisord.ended(pids)
-    assert supervisord.process.poll() is None and supervisord.innocent() == innocent
+    assert supervisord.process.poll() is None and supervisord.unrelated() == unrelated
     states = supervisord.states()
     assert states.pop("innocent") == "RUNNING" and set(states.values()) == {"EXITED"}, states
 
@@ -154,29 +154,29 @@ def test_the_broker_comes_and_goes_and_the_other_program_stays(supervisord):
     supervisord.ended(again)
     assert not locks.is_locked(supervisord.places.lock)
     assert "shutting down" in (supervisord.places.logs_dir / "mqd-keeper.log").read_text()
-    assert supervisord.process.poll() is None and supervisord.innocent() == innocent
+    assert supervisord.process.poll() is None and supervisord.unrelated() == unrelated
 
 
 @pytest.mark.slow
 def test_a_keeper_that_was_killed_is_started_again_with_the_others(supervisord):
     pids = supervisord.serves()
-    innocent = supervisord.innocent()
+    unrelated = supervisord.unrelated()
     os.kill(pids["mqd-keeper"], signal.SIGKILL)
     supervisord.ended(pids)
     assert set(supervisord.serves().values()).isdisjoint(pids.values())
-    assert supervisord.process.poll() is None and supervisord.innocent() == innocent
+    assert supervisord.process.poll() is None and supervisord.unrelated() == unrelated
 
 
 @pytest.mark.slow
 def test_its_end_ends_the_broker(supervisord):
     pids = supervisord.serves()
-    innocent = int(supervisord.innocent())
+    unrelated = int(supervisord.unrelated())
     supervisord.process.kill()
     supervisord.process.wait()
     try:
         supervisord.ended(pids)
     finally:
-        os.kill(innocent, signal.SIGKILL)
+        os.kill(unrelated, signal.SIGKILL)
 
 
 def test_supervisorctl_talks_to_mqd_up(start_broker, tmp_path):

@@ -73,5 +73,5 @@ def test_another_one_takes_the_place_of_a_process_whose_event_loop_hangs(start_b
     after = {role: broker.pids(role) for role in before}
     assert all(before[role][0] not in after[role] for role in before)
     for name in ("mqd-acceptor", "mqd-controller", "mqd-worker-0"):
-        said = (broker.data_dir / "logs" / f"{name}.log").read_text()
-        assert "the event loop hangs" in said and "most recent call first" in said, said
+        output = (broker.data_dir / "logs" / f"{name}.log").read_text()
+        assert "the event loop hangs" in output and "most recent call first" in output, output

@@ -78,7 +78,7 @@ class Child:
         )
         self._rest = b""
 
-    def hear(self, timeout_s: float = PATIENCE_S) -> dict:
+    def receive(self, timeout_s: float = PATIENCE_S) -> dict:
         """The next thing it says."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
@@ -91,7 +91,7 @@ class Child:
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 
-    def tell(self, order: bytes) -> None:
+    def report(self, order: bytes) -> None:
         self.process.stdin.write(order)
 
     def kill(self) -> float:
@@ -146,7 +146,7 @@ class Host:
         self.children.append(child)
         return child
 
-    def everybody(self) -> list[Child]:
+    def every_process(self) -> list[Child]:
         """All processes, attached and ready."""
         children = [
             *(self.child("worker", index) for index in range(WORKERS)),
@@ -154,9 +154,9 @@ class Host:
             self.child("controller"),
         ]
         for child in children:
-            child.seen = child.hear()
+            child.seen = child.receive()
             assert "attached" in child.seen, child.seen
-            child.tell(b"r")
+            child.report(b"r")
         self.wait(lambda status: status.ready)
         return children
 
@@ -183,7 +183,7 @@ def host(tmp_path):
 
 
 def test_everybody_gets_what_is_theirs(host):
-    workers, (acceptor, controller) = (children := host.everybody())[:WORKERS], children[WORKERS:]
+    workers, (acceptor, controller) = (children := host.every_process())[:WORKERS], children[WORKERS:]
     assert [child.seen["attached"] for child in children] == [0, 1, 2, 3]
     assert {child.seen["broker"] for child in children} == {workers[0].seen["broker"]}
     assert all(len(child.seen["eventfds"]) == WORKERS + 2 for child in children)
@@ -195,7 +195,7 @@ def test_everybody_gets_what_is_theirs(host):
 
 
 def test_status_tells_processes_and_ports(host):
-    children = host.everybody()
+    children = host.every_process()
     with host.tool() as tool:
         status = tool.status()
     assert status.ready and (status.host, status.port, status.metrics_port) == ("127.0.0.1", host.port, 1234)
@@ -209,13 +209,13 @@ def test_status_tells_processes_and_ports(host):
 
 @pytest.mark.parametrize("victim", ["worker", "acceptor", "controller"])
 def test_a_death_is_known_within_50_ms(host, victim):
-    children = host.everybody()
+    children = host.every_process()
     dying = next(child for child in children if child.role == victim)
     others = [child for child in children if child is not dying]
     delays = []
     for _ in range(3):  # the machine may be busy; the keeper may not be the reason three times
         killed = dying.kill()
-        notices = [child.hear() for child in others]
+        notices = [child.receive() for child in others]
         for notice in notices:
             death = notice["Death"]
             assert (death["role"], death["index"], death["pid"]) == (victim, 0, dying.process.pid)
@@ -225,22 +225,22 @@ def test_a_death_is_known_within_50_ms(host, victim):
             break
         dying.end()
         successor = host.child(victim)
-        successor.seen = successor.hear()
-        successor.tell(b"r")
+        successor.seen = successor.receive()
+        successor.report(b"r")
         dying = successor
     assert min(delays) <= 0.05, delays
     host.wait(lambda status: not status.ready)
 
 
 def test_a_successor_gets_the_same_descriptors_and_another_generation(host):
-    children = host.everybody()
+    children = host.every_process()
     before = children[0].seen
     children[0].kill()
     successor = host.child("worker", 0)
-    after = successor.hear()
+    after = successor.receive()
     assert after["generation"] > before["generation"]
     assert after["inodes"] == before["inodes"] and after["attached"] == before["attached"]
-    successor.tell(b"r")
+    successor.report(b"r")
     host.wait(
         lambda status: (
             status.ready and next(one for one in status.processes if one.name == "mqd-worker-0").restart_count == 1
@@ -252,7 +252,7 @@ def test_what_was_handed_over_survives_both_sides(host):
     """A socket on its way from the acceptor to a worker, while first the one, then the other dies,
     is there for the worker's successor.
     """
-    children = host.everybody()
+    children = host.every_process()
     children[0].kill()
     children[2].kill()
     host.wait(lambda status: sum(one.state == "dead" for one in status.processes) == 2)
@@ -291,15 +291,15 @@ def KeeperClient_in_child(host: Host, role: str, index: int) -> bytes:
 
 
 def test_a_second_process_of_a_role_is_refused(host):
-    children = host.everybody()
-    refused = host.child("worker", 0).hear()["refused"]
+    children = host.every_process()
+    refused = host.child("worker", 0).receive()["refused"]
     assert f"another mqd-worker-0 lives as pid {children[0].process.pid}" in refused
 
 
 def test_a_worker_that_should_not_be_is_refused(host):
     host.tool().close()
-    assert f"it has {WORKERS} workers" in host.child("worker", 64).hear()["refused"]
-    assert "no gardener 0" in host.child("gardener").hear()["refused"]
+    assert f"it has {WORKERS} workers" in host.child("worker", 64).receive()["refused"]
+    assert "no gardener 0" in host.child("gardener").receive()["refused"]
 
 
 def _refusal(host: Host, hello: Hello) -> str:
@@ -322,7 +322,7 @@ def test_nobody_can_call_in_anothers_name(host):
 
 
 def test_nonsense_harms_only_its_sender(host):
-    children = host.everybody()
+    children = host.every_process()
     connections = []
     for packet in (b"\0", b"\xc1" * 100, b"x" * 100_000, os.urandom(64)):
         connection = connect_keeper(host.places.keeper_socket)
@@ -359,10 +359,10 @@ def test_the_log_level_is_changed_while_it_runs(host):
 
 def test_a_process_that_leaves_without_ending_is_killed(host):
     """It may still use what its successor is about to get."""
-    children = host.everybody()
-    children[1].tell(b"c")
+    children = host.every_process()
+    children[1].report(b"c")
     assert children[1].process.wait(PATIENCE_S) == -signal.SIGKILL
-    assert "Death" in children[0].hear()
+    assert "Death" in children[0].receive()
 
 
 def test_a_crash_loop_is_held_back(host):
@@ -370,16 +370,16 @@ def test_a_crash_loop_is_held_back(host):
     starts = []
     for _ in range(6):
         child = host.child("worker", 0)
-        child.hear()
+        child.receive()
         starts.append(time.monotonic())
         child.kill()
     assert starts[-1] - starts[-2] >= 0.2 > 0
 
 
 def test_sigterm_to_the_keeper_ends_everybody(host):
-    children = host.everybody()
+    children = host.every_process()
     host.keeper.terminate()
-    assert all("told to stop" in child.hear()["Shutdown"]["reason"] for child in children)
+    assert all("told to stop" in child.receive()["Shutdown"]["reason"] for child in children)
     assert host.keeper.wait(PATIENCE_S) == 0
     assert all(child.process.wait(PATIENCE_S) == 0 for child in children)
     assert not host.places.keeper_socket.exists() and not host.places.broker_json.exists()
@@ -388,11 +388,11 @@ def test_sigterm_to_the_keeper_ends_everybody(host):
 
 
 def test_the_keepers_death_ends_everybody_and_leaves_the_directory_locked_until_then(host):
-    children = host.everybody()
+    children = host.every_process()
     children[1].process.send_signal(signal.SIGSTOP)
     host.keeper.kill()
     for child in (children[0], children[2], children[3]):
-        assert child.hear()["parent"] == "the keeper ended"
+        assert child.receive()["parent"] == "the keeper ended"
         assert child.process.wait(PATIENCE_S) == 0
     assert locks.is_locked(host.places.lock)  # a worker is still there: no new broker may begin
     children[1].process.send_signal(signal.SIGCONT)
@@ -404,11 +404,11 @@ def test_supervisords_death_ends_everybody(tmp_path):
     supervisor = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     host = Host(tmp_path / "data", MQD_RUN_SUPERVISOR_PID=str(supervisor.pid))
     try:
-        children = host.everybody()
+        children = host.every_process()
         supervisor.kill()
         for child in children:
-            said = child.hear()
-            assert said.get("parent") == "supervisord ended" or said["Shutdown"]["reason"] == "supervisord ended"
+            message = child.receive()
+            assert message.get("parent") == "supervisord ended" or message["Shutdown"]["reason"] == "supervisord ended"
             assert child.process.wait(PATIENCE_S) == 0
         assert host.keeper.wait(PATIENCE_S) == 0
     finally:
@@ -420,7 +420,7 @@ def test_supervisords_death_ends_everybody(tmp_path):
 
 def test_what_a_killed_broker_left_is_cleaned_and_its_generation_never_comes_back(tmp_path):
     first = Host(tmp_path / "data")
-    seen = first.child("controller").hear()
+    seen = first.child("controller").receive()
     first.keeper.kill()
     first.keeper.wait()
     first.children[0].end()
@@ -429,7 +429,7 @@ def test_what_a_killed_broker_left_is_cleaned_and_its_generation_never_comes_bac
     segments.create(orphan, 4096)
     second = Host(tmp_path / "data")
     try:
-        again = second.child("controller").hear()
+        again = second.child("controller").receive()
         assert again["broker"] > seen["broker"]
         assert not segments.unlink(orphan)
     finally:
@@ -487,10 +487,10 @@ def test_an_unknown_property_stops_the_start(tmp_path):
 
 
 def test_two_brokers_live_side_by_side(host, tmp_path):
-    host.everybody()
+    host.every_process()
     other = Host(tmp_path / "other")
     try:
-        other.everybody()
+        other.every_process()
         with host.tool() as one, other.tool() as two:
             assert one.status().ready and two.status().ready and one.status().port != two.status().port
     finally:

@@ -40,14 +40,14 @@ def resolved(places, **overrides) -> settings.Settings:
 
 
 def test_what_up_resolved_is_what_the_keeper_loads(places):
-    told = resolved(places, worker_count="3", num_partitions="7")
-    settings.save(told)
+    reported = resolved(places, worker_count="3", num_partitions="7")
+    settings.save(reported)
     environment = {
         "MQD_DATA_DIR": str(places.data_dir),
         "MQD_RUN_RESOLVED": str(places.resolved_config),
         "MQD_NUM_PARTITIONS": "9",
     }
-    assert settings.load(environment) == told
+    assert settings.load(environment) == reported
 
 
 def test_a_keeper_without_up_reads_file_and_environment(places, tmp_path):

@@ -61,9 +61,9 @@ class Up:
             )
 
     def ready(self) -> str:
-        assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], self.story()
+        assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], self.history()
         line = self.process.stdout.readline()
-        assert line.startswith("mqd ready"), self.story()
+        assert line.startswith("mqd ready"), self.history()
         return line
 
     def wait(self, condition) -> dict:
@@ -73,14 +73,14 @@ class Up:
                 status = tool.status()
             if condition(status):
                 return status
-            assert time.monotonic() < deadline, self.story()
+            assert time.monotonic() < deadline, self.history()
             time.sleep(0.02)
 
     def pids(self) -> dict[str, int]:
         with KeeperTool(self.data_dir) as tool:
             return {one.name: one.pid for one in tool.status().processes if one.pid is not None}
 
-    def story(self) -> str:
+    def history(self) -> str:
         logs = [path.read_text(errors="replace")[-3000:] for path in sorted(self.places.logs_dir.glob("*.log"))]
         return "\n---\n".join([self.errors.read_text(), *logs])
 
@@ -140,7 +140,7 @@ def test_one_line_when_it_serves_and_a_clean_end(start, number):
         pass
     pids = up.pids()
     up.process.send_signal(number)
-    assert up.process.wait(PATIENCE_S) == 0, up.story()
+    assert up.process.wait(PATIENCE_S) == 0, up.history()
     assert up.process.stdout.read() == ""
     assert up.errors.read_text() == ""
     assert _ended(pids.values())
@@ -215,14 +215,14 @@ def test_down_stops_the_broker_and_waits(start):
 
 
 def test_down_never_touches_whoever_has_the_pid_now(tmp_path):
-    innocent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    unrelated = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     places = paths.layout(tmp_path)
     places.run_dir.mkdir()
-    places.supervisor_lock.write_text(f"{innocent.pid}\n")
-    places.lock.write_text(f"{innocent.pid}\n")
+    places.supervisor_lock.write_text(f"{unrelated.pid}\n")
+    places.lock.write_text(f"{unrelated.pid}\n")
     assert mqd("down", "--data-dir", tmp_path).returncode == 3
-    assert innocent.poll() is None
-    innocent.communicate(b"\n")
+    assert unrelated.poll() is None
+    unrelated.communicate(b"\n")
 
 
 def test_a_second_broker_on_the_directory_is_refused_and_the_first_goes_on(start):
@@ -246,7 +246,7 @@ def test_a_port_in_use_is_said_before_anything_starts(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--set", "log.retention.huors=1"), "did you mean log.retention.hours"),
         (("--set", "log.segment.bytes=many"), "log.segment.bytes cannot be 'many'"),
@@ -255,9 +255,9 @@ def test_a_port_in_use_is_said_before_anything_starts(start, tmp_path):
         (("--workers", "65"), "65"),
     ],
 )
-def test_a_wrong_configuration_is_said_before_anything_starts(tmp_path, arguments, said):
+def test_a_wrong_configuration_is_said_before_anything_starts(tmp_path, arguments, message):
     done = mqd("up", "--data-dir", tmp_path / "data", *arguments)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "data").exists()
 
 
@@ -407,7 +407,7 @@ def test_a_supervisord_of_the_users_own(start, tmp_path, end):
     )
     deadline = time.monotonic() + PATIENCE_S
     while mqd("status", "--data-dir", data_dir).returncode != 0:
-        assert time.monotonic() < deadline, up.story()
+        assert time.monotonic() < deadline, up.history()
     pids = up.pids()
     assert pids["supervisord"] == up.process.pid and len(pids) == 5
     if end == "supervisord":

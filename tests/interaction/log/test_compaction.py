@@ -250,7 +250,7 @@ def test_records_deleted_and_old_segments_retained_beside_compaction(start_broke
         start = 0
 
         def go_on() -> bool:
-            """A run that a deletion has passed is begun anew: there must be something to compact
+            """A run that a deletion has passed is begun again: there must be something to compact
             until three have come to their end.
             """
             nonlocal start

@@ -19,9 +19,9 @@ def test_a_timeout_of_zero_is_no_reason_to_time_out(shared_broker: Broker) -> No
     batch = encode_batch([Record(b"%d" % number) for number in range(COUNT)])
     data = ProduceRequest.TopicData(name=name, partition_data=[ProduceRequest.PartitionData(index=0, records=batch)])
     with KafkaConnection("127.0.0.1", shared_broker.port) as kafka:
-        wanted = CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1)
+        expected = CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1)
         assert (
-            kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code
+            kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[expected], timeout_ms=30_000)).topics[0].error_code
             == 0
         )
         assert (

@@ -55,10 +55,10 @@ def topic(shared_broker: Broker) -> str:
 def create(broker: Broker, config: dict[str, str]) -> str:
     name = f"validated-{uuid.uuid4()}"
     configs = [CreateTopicsRequest.Config(name=key, value=value) for key, value in config.items()]
-    wanted = CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1, configs=configs)
+    expected = CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1, configs=configs)
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         assert (
-            kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code
+            kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[expected], timeout_ms=30_000)).topics[0].error_code
             == 0
         )
     return name

@@ -46,9 +46,9 @@ def two_disks(start_broker, io_backend: str, tmp_path: Path) -> tuple[Broker, li
 
 
 def move(broker: Broker, topic: str, partition: int, disk: Path | str, version: int = 2) -> int:
-    wanted = AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic(name=topic, partitions=[partition])
+    expected = AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic(name=topic, partitions=[partition])
     request = AlterReplicaLogDirsRequest(
-        dirs=[AlterReplicaLogDirsRequest.AlterReplicaLogDir(path=str(disk), topics=[wanted])]
+        dirs=[AlterReplicaLogDirsRequest.AlterReplicaLogDir(path=str(disk), topics=[expected])]
     )
     with topics.connect(broker) as connection:
         return connection.call(34, version, request).results[0].partitions[0].error_code
@@ -333,7 +333,7 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
         offset, end = 0, topics.list_offset(connection, topic, topics.LATEST).offset
         while offset < end:
             got = topics.fetch(connection, topic, offset)
-            # compaction goes on, and replaces segments faster than a slow machine looks at them
+            # compaction continues, and replaces segments faster than a slow machine looks at them
             assert got.error_code in {0, *RETRIABLE}, got.error_code
             if got.error_code:
                 continue

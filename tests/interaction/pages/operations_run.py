@@ -10,7 +10,8 @@ A line that begins with `make cluster` or `mqd up` stays in the foreground of a 
 it is started, and waited for until it says that it is ready. Numbers, ids and spaces need not
 match; a line of the page that is only `...` stands for any lines. From the creation of the topic
 `flights` on, an idempotent producer writes to it; where the page makes settings for librdkafka, it
-goes on with them, as a client that moves. In the end every record must be there, once and in order.
+continues with them, as a client that moves. In the end every record must be there, once and in
+order.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ def holds(shown: tuple[str, ...], printed: str) -> str:
     lines = [normal(line) for line in printed.split("\n")]
     at = 0
     for line in shown:
-        wanted = normal(line)
-        if wanted == "...":
+        expected = normal(line)
+        if expected == "...":
             continue
-        while at < len(lines) and lines[at] != wanted:
+        while at < len(lines) and lines[at] != expected:
             at += 1
         if at == len(lines):
             return line
@@ -221,9 +222,9 @@ def main() -> None:
             printed = ""
             for command in block.commands:
                 print(f"$ {command}", flush=True)
-                said = terminals.run(command)
-                print(said, flush=True)
-                printed += said
+                output = terminals.run(command)
+                print(output, flush=True)
+                printed += output
                 if load is None and command.startswith(f"mqd topic create {TOPIC} "):
                     load = Load()
                     load.start()

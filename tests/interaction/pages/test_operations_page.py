@@ -48,10 +48,10 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: st
     """At a home whose name is as short as people's are: beside a longer one the sockets and locks
     would be elsewhere than the page says.
     """
-    said = tmp_path / "said"
+    message = tmp_path / "said"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQD_")}
     with (
-        said.open("w") as output,
+        message.open("w") as output,
         tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp", ignore_cleanup_errors=True) as home,
     ):
         done = subprocess.run(
@@ -62,8 +62,8 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: st
             stderr=output,
             timeout=850,
         )
-    assert done.returncode == 0, said.read_text()[-6000:]
-    assert "checked " in said.read_text() and "No such file" not in said.read_text()
+    assert done.returncode == 0, message.read_text()[-6000:]
+    assert "checked " in message.read_text() and "No such file" not in message.read_text()
 
 
 def test_every_page_has_commands_and_shows_what_they_print() -> None:

@@ -22,13 +22,13 @@ def test_the_protocol_page_is_current() -> None:
 
 def test_the_protocol_page_says_what_a_broker_advertises(shared_broker: Broker) -> None:
     rows = re.findall(r"^\| (\d+) \| (\w+) \| (\d+)(?:-(\d+))? \| [\d-]+ \|$", (DOCS / "protocol.md").read_text(), re.M)
-    told = {int(key): (int(first), int(last or first)) for key, _, first, last in rows}
+    reported = {int(key): (int(first), int(last or first)) for key, _, first, last in rows}
     with KafkaConnection(port=shared_broker.port) as kafka:
         answer = kafka.call(
             API_VERSIONS, 3, ApiVersionsRequest(client_software_name="test", client_software_version="1")
         )
-    assert told == {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
-    assert told.keys() == HANDLERS.keys()
+    assert reported == {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+    assert reported.keys() == HANDLERS.keys()
 
 
 def test_operations_names_every_metric_of_a_broker(shared_broker: Broker) -> None:

@@ -298,11 +298,11 @@ def test_what_does_not_exist_is_unknown(watch):
         assert produce(kafka, name, -1, batch(b"x")).error_code == UNKNOWN_TOPIC
         assert fetch(kafka, "unheard-of", 0, 0).error_code == UNKNOWN_TOPIC
         assert fetch(kafka, name, 1, 0).error_code == UNKNOWN_TOPIC
-        asked = ListOffsetsRequest.Topic(
+        requested = ListOffsetsRequest.Topic(
             name="unheard-of", partitions=[ListOffsetsRequest.Partition(partition_index=0, timestamp=-1)]
         )
         assert (
-            kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[asked])).topics[0].partitions[0].error_code
+            kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[requested])).topics[0].partitions[0].error_code
             == UNKNOWN_TOPIC
         )
         for id_, error in ((topic_id, 0), (bytes(15) + b"\x07", UNKNOWN_TOPIC_ID), (bytes(16), UNKNOWN_TOPIC_ID)):

@@ -43,14 +43,14 @@ def scrape(port: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         pytest.param(b"", marks=pytest.mark.slow, id="silent"),
         pytest.param(GET[:-2], id="half"),
         pytest.param(GET, marks=pytest.mark.slow, id="never-read"),
     ],
 )
-def test_thousands_of_connections_to_the_metrics_port(broker: Broker, said: bytes) -> None:
+def test_thousands_of_connections_to_the_metrics_port(broker: Broker, message: bytes) -> None:
     """They used to take all descriptors of the acceptor, or a thread each."""
     acceptor, port = broker.pid("mqd-acceptor"), broker.status()["metrics_port"]
     with KafkaConnection(port=broker.port) as kafka:
@@ -67,7 +67,7 @@ def test_thousands_of_connections_to_the_metrics_port(broker: Broker, said: byte
             hostile.append(connection)
             with contextlib.suppress(OSError):
                 connection.connect(("127.0.0.1", port))
-                connection.sendall(said)
+                connection.sendall(message)
 
     flooding = threading.Thread(target=flood, daemon=True)
     flooding.start()

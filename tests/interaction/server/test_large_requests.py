@@ -169,8 +169,8 @@ def test_an_executor_of_spark_reads_them(shared_broker, transport: str) -> None:
     for value in values:
         by_librdkafka(shared_broker.bootstrap, topic, value, 0)
     with Watch(shared_broker).connect() as kafka:
-        asked = MetadataRequest(topics=[MetadataRequest.Topic(name=topic)])
-        topic_id = bytes(kafka.call(METADATA, 12, asked).topics[0].topic_id)
+        requested = MetadataRequest(topics=[MetadataRequest.Topic(name=topic)])
+        topic_id = bytes(kafka.call(METADATA, 12, requested).topics[0].topic_id)
     settings = {"kafka.bootstrap.servers": shared_broker.bootstrap, "subscribe": topic, "transport": transport}
     one = Range(topic=topic, partition=0, start=0, end=len(values), topic_id=topic_id)
     batches = read_range(source_options(settings, False), ["value"], one)

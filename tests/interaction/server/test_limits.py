@@ -260,13 +260,13 @@ def test_partitions_that_do_not_exist_do_not_pile_up_in_a_session(start_broker, 
         for epoch in range(1, 200):
             answer = _session(kafka, "unheard-of", session_id, epoch)
             assert answer.error_code == 0
-            told = [
+            reported = [
                 partition.error_code
                 for topic in answer.responses
                 for partition in topic.partitions
                 if topic.topic == "unheard-of"
             ]
-            assert told == [UNKNOWN_TOPIC], f"after {epoch} requests the answer names it {len(told)} times"
+            assert reported == [UNKNOWN_TOPIC], f"after {epoch} requests the answer names it {len(reported)} times"
 
 
 def test_a_session_survives_its_topics_second_life(watch, name):

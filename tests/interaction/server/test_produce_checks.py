@@ -277,7 +277,7 @@ def test_nobody_else_waits_for_a_stopped_acceptor(
         create_topic(other, "plain")
         create_topic(other, "asked", compression_type="gzip" if kind == "records" else "producer")
         if kind == "records":
-            asked = ProduceRequest(
+            requested = ProduceRequest(
                 acks=1,
                 timeout_ms=10_000,
                 topic_data=[
@@ -287,16 +287,16 @@ def test_nobody_else_waits_for_a_stopped_acceptor(
                     )
                 ],
             )
-            later = asked
+            later = requested
         else:
             producer = begin(waiting, "id")
-            asked, later = (
+            requested, later = (
                 transactional_request("id", "asked", {0: transactional(producer, sequence)}, acks=1)
                 for sequence in (0, 1)
             )
         before = latencies(other, "plain", 0.5)
         with stopped(broker.pids("acceptor")[0]):
-            waiting.send(PRODUCE, PRODUCE_BY_NAME, asked)
+            waiting.send(PRODUCE, PRODUCE_BY_NAME, requested)
             waiting.send(PRODUCE, PRODUCE_BY_NAME, later)
             during = latencies(other, "plain", 1.0)
             waiting.socket.settimeout(0.01)

@@ -107,14 +107,14 @@ def test_a_producer_is_slowed_to_its_rate_and_others_are_not(broker: Broker) -> 
     limit(broker, "slow", produce=RATE)
     size = 20_000
     with connect(broker, "slow") as connection, Bystander(broker, topic) as bystander:
-        began, sent, told = time.monotonic(), 0, 0
+        began, sent, reported = time.monotonic(), 0, 0
         while sent < 5 * RATE:
-            told = max(told, produce(connection, topic, size).throttle_time_ms)
+            reported = max(reported, produce(connection, topic, size).throttle_time_ms)
             sent += size
         taken = time.monotonic() - began
     # the last request is answered before it is paid for
     assert demanded_s(sent - size) <= taken <= 1.2 * demanded_s(sent + 20 * 100)
-    assert 0 < told < 1000
+    assert 0 < reported < 1000
     assert bystander.throttled == 0 and bystander.count > 2 * sent / size, "the bystander waited"
     limit(broker, "slow", produce=None)
 
@@ -151,33 +151,35 @@ def test_a_consumer_is_slowed_to_its_rate(broker: Broker) -> None:
             produce(connection, topic, size)
     limit(broker, "reader", fetch=RATE)
     with connect(broker, "reader") as connection, Bystander(broker, topic) as bystander:
-        began, offset, told = time.monotonic(), 0, 0
+        began, offset, reported = time.monotonic(), 0, 0
         while offset < count:
             response = fetch(connection, topic, offset)
             records = response.responses[0].partitions[0].records
             assert len(records) <= RATE * BURST_S, "more than the burst in one answer"
-            told = max(told, response.throttle_time_ms)
+            reported = max(reported, response.throttle_time_ms)
             offset += len(records) // size
         taken = time.monotonic() - began
     assert demanded_s((count - RATE // size) * size) <= taken <= 1.2 * demanded_s(count * (size + 100))
-    assert told > 0 and bystander.throttled == 0
+    assert reported > 0 and bystander.throttled == 0
     limit(broker, "reader", fetch=None)
 
 
 def test_time_is_limited_also_of_what_the_acceptor_answers(broker: Broker) -> None:
-    asked = DescribeConfigsRequest(resources=[DescribeConfigsRequest.Resource(resource_type=4, resource_name="1")])
+    requested = DescribeConfigsRequest(resources=[DescribeConfigsRequest.Resource(resource_type=4, resource_name="1")])
     with connect(broker, "asker") as connection, connect(broker, "other") as other:
-        connection.call(32, 4, asked)  # what is imported first is nobody's
+        connection.call(32, 4, requested)  # what is imported first is nobody's
         limit(broker, "asker", request=2.0)  # of one thread
-        told, count = 0, 0
-        while not told:
-            told = connection.call(32, 4, asked).throttle_time_ms
+        reported, count = 0, 0
+        while not reported:
+            reported = connection.call(32, 4, requested).throttle_time_ms
             count += 1
             assert count < 5000, "never told to wait"
         began = time.monotonic()
-        assert other.call(32, 4, asked).throttle_time_ms == 0
-        connection.call(32, 4, asked)
-        assert time.monotonic() - began >= told / 1000 - 0.02, "the connection was read before its time was paid for"
+        assert other.call(32, 4, requested).throttle_time_ms == 0
+        connection.call(32, 4, requested)
+        assert time.monotonic() - began >= reported / 1000 - 0.02, (
+            "the connection was read before its time was paid for"
+        )
         limit(broker, "asker", request=None)
     assert "throttled" in _metrics(broker)
 
@@ -216,8 +218,8 @@ def test_quotas_hold_when_a_process_dies(start_broker, io_backend: str, name: st
     for number in range(4):  # on whatever worker it lands
         with connect(broker, "slow") as connection:
             began = time.monotonic()
-            told = produce(connection, topic, 5 * RATE).throttle_time_ms
-            assert told >= 1000 * (demanded_s(5 * RATE) - (time.monotonic() - began))
+            reported = produce(connection, topic, 5 * RATE).throttle_time_ms
+            assert reported >= 1000 * (demanded_s(5 * RATE) - (time.monotonic() - began))
         limit(broker, "slow", produce=RATE + number + 1)  # a change forgives what is owed
 
 
@@ -266,12 +268,12 @@ def test_the_quota_command(mqd) -> None:
     assert code == 1 and "no such quota" in error
     assert mqd("quota", "delete", "app")[0] == mqd("quota", "delete", "--default")[0] == 0
     assert mqd("quota", "list", "app") == (0, "no quota is set for client app\n", "")
-    for of, said in (
+    for of, message in (
         (("--user", "alice"), "user alice"),
         (("app", "--user", "alice"), "client app of user alice"),
         (("--default", "--default-user"), "the default of all clients of the default of all users"),
     ):
-        assert mqd("quota", "set", *of, "--changes", "2.5") == (0, f"{said} is limited: changes 2.5/s\n", "")
+        assert mqd("quota", "set", *of, "--changes", "2.5") == (0, f"{message} is limited: changes 2.5/s\n", "")
     assert mqd("quota", "set", "--ip", "10.0.0.1", "--connections", "5")[:2] == (
         0,
         "address 10.0.0.1 is limited: connections 5/s\n",

@@ -47,9 +47,9 @@ def _produce(broker: Broker, name: str, *batches: bytes) -> list[tuple[int, int]
 
 def _stored(broker: Broker, name: str) -> list[bytes]:
     partition = m.FetchRequest.Partition(0, partition_max_bytes=64 << 20)
-    asked = m.FetchRequest(max_wait_ms=0, min_bytes=0, topics=[m.FetchRequest.Topic(name, partitions=[partition])])
+    requested = m.FetchRequest(max_wait_ms=0, min_bytes=0, topics=[m.FetchRequest.Topic(name, partitions=[partition])])
     with KafkaConnection(port=broker.port) as kafka:
-        data = kafka.call(1, 11, asked).responses[0].partitions[0].records or b""
+        data = kafka.call(1, 11, requested).responses[0].partitions[0].records or b""
     batches, at = [], 0
     while at < len(data):
         size = decode_batch_header(data, at).size_bytes
@@ -66,19 +66,19 @@ def _values(batch: bytes) -> list[bytes]:
     return [record.value for record in decode_records(batch)]
 
 
-@pytest.mark.parametrize("wanted", TYPES)
-def test_every_codec_becomes_the_topics(shared_broker: Broker, wanted: str) -> None:
-    name = f"recompressed-{wanted}"
-    _topic(shared_broker, name, compression_type=wanted)
+@pytest.mark.parametrize("expected", TYPES)
+def test_every_codec_becomes_the_topics(shared_broker: Broker, expected: str) -> None:
+    name = f"recompressed-{expected}"
+    _topic(shared_broker, name, compression_type=expected)
     sent = [
         encode_batch([Record(value, b"key", 1_700_000_000_000) for value in VALUES], compression=codec)
         for codec in CODECS
     ]
     assert _produce(shared_broker, name, *sent) == [(0, 20 * number) for number in range(len(sent))]
     stored = _stored(shared_broker, name)
-    assert [_codec(batch) for batch in stored] == [wanted] * len(sent)
+    assert [_codec(batch) for batch in stored] == [expected] * len(sent)
     assert [_values(batch) for batch in stored] == [VALUES] * len(sent)
-    same = TYPES.index(wanted)
+    same = TYPES.index(expected)
     assert stored[same][HEADER_BYTES:] == sent[same][HEADER_BYTES:], "stored as it was sent"
 
 
@@ -98,8 +98,8 @@ def test_it_changes_at_run_time(shared_broker: Broker) -> None:
     _topic(shared_broker, "changing")
     batch = encode_batch([Record(value) for value in VALUES])
     found = [_produce(shared_broker, "changing", batch)]
-    for wanted in ("zstd", "producer"):
-        _alter(shared_broker, "changing", "compression.type", wanted)
+    for expected in ("zstd", "producer"):
+        _alter(shared_broker, "changing", "compression.type", expected)
         found.append(_produce(shared_broker, "changing", batch))
     assert found == [[(0, 0)], [(0, 20)], [(0, 40)]]
     assert [_codec(one) for one in _stored(shared_broker, "changing")] == ["uncompressed", "zstd", "uncompressed"]

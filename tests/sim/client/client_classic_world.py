@@ -42,7 +42,7 @@ class ClassicConsumer(Consumer):
         now_ms = self.world.now_ms
         while self.requests and self.requests[0][0] <= now_ms:
             _, send = self.requests.popleft()
-            self.world.ask(self, send)
+            self.world.send_request(self, send)
         super().step()
 
     def break_connection(self) -> None:
@@ -52,7 +52,7 @@ class ClassicConsumer(Consumer):
             | self.world.forget(self)
         )
         for _, send in list(self.requests)[: self.rng.randrange(len(self.requests) + 1)]:
-            self.world.ask(None, send)
+            self.world.send_request(None, send)
         self.requests.clear()
         self.answers.clear()
         for number in sorted(numbers):
@@ -76,12 +76,12 @@ class ClassicWorld(World):
             new_member_join_timeout_ms=3_000,
         )
         self.group = ClassicGroup("g", self.settings)
-        self.asked: dict[int, tuple[ClassicConsumer | None, int]] = {}
+        self.requested: dict[int, tuple[ClassicConsumer | None, int]] = {}
 
-    def ask(self, consumer: ClassicConsumer | None, send) -> None:
+    def send_request(self, consumer: ClassicConsumer | None, send) -> None:
         self.number += 1
         message = send.message
-        self.asked[self.number] = consumer, send.number
+        self.requested[self.number] = consumer, send.number
         match message:
             case JoinGroupRequest():
                 event = JoinGroup(self.number, 9, "c", "/h", message, f"id-{self.number}")
@@ -99,8 +99,8 @@ class ClassicWorld(World):
                 case Persist():
                     self.log.update(action.records)
                 case Reply():
-                    consumer, number = self.asked.pop(action.request)
-                    self.heard.add(action.response.error_code)
+                    consumer, number = self.requested.pop(action.request)
+                    self.received.add(action.response.error_code)
                     if consumer is not None:
                         consumer.answers.append((self.now_ms + self.delay_ms(), number, action.response))
                 case Timer(name, at_ms):
@@ -118,9 +118,10 @@ class ClassicWorld(World):
 
     def forget(self, consumer: ClassicConsumer) -> set[int]:
         """Its connection has ended: what it has asked will be answered to nobody."""
-        found = {number for asker, number in self.asked.values() if asker is consumer}
-        self.asked = {
-            request: (None if asker is consumer else asker, number) for request, (asker, number) in self.asked.items()
+        found = {number for asker, number in self.requested.values() if asker is consumer}
+        self.requested = {
+            request: (None if asker is consumer else asker, number)
+            for request, (asker, number) in self.requested.items()
         }
         return found
 
@@ -128,7 +129,7 @@ class ClassicWorld(World):
         """The coordinator comes back with what it had written."""
         for consumer in self.consumers:
             consumer.break_connection()
-        self.asked.clear()
+        self.requested.clear()
         self.timers.clear()
         self.group = ClassicGroup("g", self.settings)
         for value in self.log.values():
@@ -156,10 +157,10 @@ class ClassicWorld(World):
             raise Violation(
                 f"W2: the group is {self.group.state}, its members {[one.core.state for one in self.consumers]}"
             )
-        wanted = {topic for one in self.consumers for topic in one.core._topics()}
+        requested = {topic for one in self.consumers for topic in one.core._topics()}
         expected = sorted(
             (topic.encode(), index)
-            for topic in wanted
+            for topic in requested
             if (known := self.cluster.topic(topic)) is not None
             for index in range(known.partition_count)
         )

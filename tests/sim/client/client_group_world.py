@@ -1,7 +1,7 @@
 """The client's group membership core (KIP-848) against the broker's own group core: requests and
 answers travel one connection in order, connections break before or after a request was heard,
 members die, applications do not poll, subscriptions and topics change, the coordinator is loaded
-anew. One seed, one history.
+again. One seed, one history.
 
 What is held against every step
     both cores' invariants (check())
@@ -126,7 +126,7 @@ class Consumer:
         now_ms = self.world.now_ms
         while self.requests and self.requests[0][0] <= now_ms:
             _, send = self.requests.popleft()
-            self.answers.append((now_ms + self.world.delay_ms(), send.number, self.world.hear(self, send.message)))
+            self.answers.append((now_ms + self.world.delay_ms(), send.number, self.world.receive(self, send.message)))
         while self.answers and self.answers[0][0] <= now_ms:
             _, number, message = self.answers.popleft()
             self.give(Answered(number, message))
@@ -153,7 +153,7 @@ class Consumer:
         """Of what is on its way some was heard, nothing is answered."""
         numbers = [send.number for _, send in self.requests] + [number for _, number, _ in self.answers]
         for _, send in list(self.requests)[: self.rng.randrange(len(self.requests) + 1)]:
-            self.world.hear(self, send.message)
+            self.world.receive(self, send.message)
         self.requests.clear()
         self.answers.clear()
         for number in numbers:
@@ -161,7 +161,7 @@ class Consumer:
 
 
 def places(partitions: tuple[Partition, ...]) -> set[tuple[bytes, int]]:
-    """With the id where there is one: a topic that was made anew is another one."""
+    """With the id where there is one: a topic that was made again is another one."""
     return {(one.topic_id or one.topic.encode(), one.index) for one in partitions}
 
 
@@ -183,7 +183,7 @@ class World:
         self.consumers: list[Consumer] = []
         self.number = self.names = 0
         self.has_faults = True
-        self.heard: set[int] = set()
+        self.received: set[int] = set()
 
     def delay_ms(self) -> int:
         return self.rng.randrange(1, 40)
@@ -205,7 +205,7 @@ class World:
         self.group.check()
         return response
 
-    def hear(self, consumer: Consumer, message: object) -> object:
+    def receive(self, consumer: Consumer, message: object) -> object:
         self.number += 1
         problem = problem_of(message, 1, ("uniform", "range"))
         if problem is not None:
@@ -213,7 +213,7 @@ class World:
         response = self._carry_out(
             self.group.handle(ConsumerHeartbeat(self.number, consumer.core.member_id, "/h", message), self.now_ms)
         )
-        self.heard.add(response.error_code)
+        self.received.add(response.error_code)
         return response
 
     def _fire(self) -> None:

@@ -68,7 +68,7 @@ class Faults:
             self.weights = {kind: KINDS[kind] for kind in world.plan.faults}
         self.slow: dict[int, int] = {}  # node -> microseconds at most
         self.wiped = 0
-        self.voters_asked = -(1 << 60)  # when a change of the voters was asked for last: it may yet take effect
+        self.voter_requests = -(1 << 60)  # when a change of the voters was asked for last: it may yet take effect
         self.over = False
         self.counts: dict[str, int] = {}
 
@@ -80,7 +80,7 @@ class Faults:
             return
         random = self.kernel.random
         kind = random.choices(list(self.weights), list(self.weights.values()))[0]
-        self.kernel.tell("fault", kind)
+        self.kernel.report("fault", kind)
         self.counts[kind] = self.counts.get(kind, 0) + 1
         getattr(self, "_" + kind)(random)
         self.kernel.after(int(random.expovariate(1 / self.gap)) + 1, None, self._next)
@@ -110,8 +110,8 @@ class Faults:
         state = world.state
         for node, broker in state.brokers.items():
             if broker.draining:
-                world.admin.wanted.append(messages.DrainBroker(node, cancel=True))
-        self.kernel.tell("healed")
+                world.admin.requested.append(messages.DrainBroker(node, cancel=True))
+        self.kernel.report("healed")
 
     def _any(self, random: Any) -> ClusterHost:
         """Often one that matters: the active controller's, or a leader's."""
@@ -193,7 +193,7 @@ class Faults:
                 self._later(random, host)
 
     def _clean(self, random: Any) -> None:
-        self._any(random).ask_shutdown()
+        self._any(random).request_shutdown()
 
     def _wipe(self, random: Any) -> None:
         """A host that votes is spared, unless it is one of at least three and all others are up."""
@@ -203,7 +203,7 @@ class Faults:
         if active is None or self.wiped or any(not world.whole(partition) for partition in world.partitions()):
             return
         voters = active.quorum.voters
-        late = self.kernel.now - self.voters_asked < 10_000 * MILLISECOND
+        late = self.kernel.now - self.voter_requests < 10_000 * MILLISECOND
         if any(voter.key == host.key for voter in voters) and (
             late or len(voters) < 3 or not all(other.up for other in world.hosts)
         ):
@@ -285,7 +285,7 @@ class Faults:
         ]
         if len(others) >= 2 and not any(other.damaged or other.shortened for other in world.logs(partition)):
             log.flip(offset)
-            self.kernel.tell("bit", partition[1], offset)
+            self.kernel.report("bit", partition[1], offset)
 
     def _freeze(self, random: Any) -> None:
         host = self._any(random)
@@ -341,19 +341,21 @@ class Faults:
         name = world.state.topics_by_id[partition[0]]
         nodes = [node for node in world.state.brokers]
         target = random.sample(nodes, min(len(nodes), random.choice((2, 3, 3))))
-        world.admin.wanted.append(
+        world.admin.requested.append(
             messages.AlterReassignments([messages.PartitionReassignment(name, partition[1], target)])
         )
         if random.random() < 0.4:
             self.kernel.after(random.randrange(1_000) * MILLISECOND, None, self._cancel, name, partition[1])
 
     def _cancel(self, name: str, index: int) -> None:
-        self.world.admin.wanted.append(messages.AlterReassignments([messages.PartitionReassignment(name, index, None)]))
+        self.world.admin.requested.append(
+            messages.AlterReassignments([messages.PartitionReassignment(name, index, None)])
+        )
 
     def _min_in_sync(self, random: Any) -> None:
         name = random.choice(("flushed", "cached"))
         value = random.choice(("1", "2", "2"))
-        self.world.admin.wanted.append(
+        self.world.admin.requested.append(
             messages.AlterConfig(2, name, [messages.ConfigOperation("min.insync.replicas", "set", value)], False)
         )
 
@@ -361,19 +363,19 @@ class Faults:
         world = self.world
         name = f"extra{random.randrange(3)}"
         if name in world.state.topics:
-            world.admin.wanted.append(messages.DeleteTopic(name, None))
+            world.admin.requested.append(messages.DeleteTopic(name, None))
         else:
-            world.admin.wanted.append(messages.CreateTopic(name, 1, min(2, world.host_count), {}, {}))
+            world.admin.requested.append(messages.CreateTopic(name, 1, min(2, world.host_count), {}, {}))
 
     def _drain(self, random: Any) -> None:
-        self.world.admin.wanted.append(messages.DrainBroker(self._any(random).node, cancel=random.random() < 0.5))
+        self.world.admin.requested.append(messages.DrainBroker(self._any(random).node, cancel=random.random() < 0.5))
 
     def _voters(self, random: Any) -> None:
         active = self.world.active()
         if active is None:
             return
         voters = active.quorum.voters
-        self.voters_asked = self.kernel.now
+        self.voter_requests = self.kernel.now
         others = [host for host in self.world.hosts if all(voter.node_id != host.node for voter in voters)]
         if others and (len(voters) < 3 or random.random() < 0.5):
             host = random.choice(others)

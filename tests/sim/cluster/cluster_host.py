@@ -1,4 +1,4 @@
-"""A simulated host: clock, disks, control segment, and the processes that come and go on it.
+"""A simulated host: clock, disks, control segment, and the processes that come and continue it.
 
 Invariants
     H1  what outlives a process is here (disks, control segment, the keeper's knowledge); what
@@ -66,7 +66,7 @@ class ClusterHost:
         self.log_directory = f"dir-{number}"
         self.logs: dict[Partition, PartitionLog] = {}
         self.clean_epoch = -1
-        self._same_boot = False  # clean only because the kernel goes on
+        self._same_boot = False  # clean only because the kernel continues
         self.flush_failed = False  # a file in the log directory
         self.doubtful = False  # the session of its broker says so
 
@@ -148,7 +148,7 @@ class ClusterHost:
     def propose(self, worker: ModelWorker, partition: Partition, proposal: Proposal) -> None:
         topic_id, index = partition
         members = list(proposal.in_sync)
-        worker.say(
+        worker.send(
             self,
             ProposeInSync(topic_id, index, proposal.leader_epoch, proposal.partition_epoch, members, proposal.sequence),
         )  # type: ignore[attr-defined]
@@ -204,10 +204,10 @@ class ClusterHost:
         self.incarnation += 1
         if not self._ended_well:
             for partition, log in self.logs.items():
-                told = log.entries[: log.on_disk]
+                reported = log.entries[: log.on_disk]
                 log.reopen(self.kernel.random, "CRC" not in self.world.off)
-                if log.end < len(told):
-                    self.world.history.lost(partition, told)
+                if log.end < len(reported):
+                    self.world.history.lost(partition, reported)
         self.flush_failed = self._ended_well = False
         self.leaving = self.excused = False
         self._new_control()
@@ -381,22 +381,22 @@ class ClusterHost:
         )
         for wait_ms in REPEATS_MS:
             self.kernel.after(
-                wait_ms * MILLISECOND, None, self._if_alive, self.keeper, partial(self._tell_others, notice)
+                wait_ms * MILLISECOND, None, self._if_alive, self.keeper, partial(self._notify_others, notice)
             )
 
-    def _tell_others(self, notice: Notice) -> None:
+    def _notify_others(self, notice: Notice) -> None:
         for other in self.world.hosts:
             if other is not self and other.controller is not None:
                 self.network.send(self.node, other.node, other.controller.process, other.controller.on_notice, notice)
 
-    def ask_shutdown(self) -> None:
+    def request_shutdown(self) -> None:
         if self.controller is not None and not self.leaving:
             self.leaving = True
             self.controller.on_broker(broker_core.ShutdownRequested())
 
     def shut_down(self, action: broker_core.ShutDown) -> None:
         """Flush, write the marker, end; started again a while later."""
-        self.kernel.tell("ends", self.node, action.broker_epoch)
+        self.kernel.report("ends", self.node, action.broker_epoch)
         marker = action.broker_epoch
         self.kernel.after(0, None, self._end, self.controller, marker)
 

@@ -21,7 +21,7 @@ class Admin(Client):
     """Asks some host's acceptor for changes; its own are in `wanted`, first come first served."""
 
     def __init__(self, world: ClusterWorld, pause: int) -> None:
-        self.wanted: list[Any] = []
+        self.requested: list[Any] = []
         self.answers: list[messages.Answer] = []
         self.change: Any = None
         super().__init__(world, [], pause)
@@ -29,10 +29,10 @@ class Admin(Client):
     def turn(self) -> None:
         world = self.world
         if self.change is None:
-            if not self.wanted:
+            if not self.requested:
                 self.again(self.pause)
                 return
-            self.change = self.wanted.pop(0)
+            self.change = self.requested.pop(0)
         host = world.hosts[self.kernel.random.randrange(world.host_count)]
         self.again(2 * SECOND)
         acceptor: Acceptor | None = host.acceptor
@@ -52,7 +52,7 @@ class Admin(Client):
         if answer.error in (6, 7, 41, 56):
             self.again(100 * MILLISECOND)
             return
-        self.kernel.tell("change", type(self.change).__name__, answer.error)
+        self.kernel.report("change", type(self.change).__name__, answer.error)
         self.change = None
         self.done += 1
         self.again(self.pause)
@@ -81,8 +81,8 @@ class Plan(msgspec.Struct, frozen=True):
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     # share of requests with markers after which their acceptor dies; they arrive seconds later
     last_markers: float = 0.0
-    # a host that was killed and whose kernel went on knows that nothing written was lost, and says
-    # so
+    # a host that was killed and whose kernel continued knows that nothing written was lost, and
+    # says so
     boot_id: bool = False
 
     @property

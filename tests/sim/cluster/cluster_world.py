@@ -141,7 +141,7 @@ class ClusterWorld:
     def _create_topics(self, plan: Plan) -> None:
         replicas = min(3, plan.hosts)
         for name, flush in (("flushed", "true"), ("cached", "false")):
-            self.admin.wanted.append(
+            self.admin.requested.append(
                 messages.CreateTopic(
                     name,
                     plan.partitions,
@@ -156,11 +156,11 @@ class ClusterWorld:
             )
 
         if plan.retire:
-            self.admin.wanted.append(
+            self.admin.requested.append(
                 messages.CreateTopic(retirement.TOPIC, plan.retire, replicas, {}, {"min.insync.replicas": "2"})
             )
         if plan.has_coordinators:
-            self.admin.wanted.append(
+            self.admin.requested.append(
                 messages.CreateTopic(coordinators.TOPIC, 2, replicas, {}, {"cleanup.policy": "compact"})
             )
 
@@ -372,7 +372,7 @@ class ClusterWorld:
         ):
             kernel.run(until=kernel.now + 20 * MILLISECOND)
         self._create_topics(self.plan)
-        while kernel.now < last and (self.admin.wanted or self.admin.change is not None):
+        while kernel.now < last and (self.admin.requested or self.admin.change is not None):
             kernel.run(until=kernel.now + 100 * MILLISECOND)
         if len(self.state.topics) < 2 + self.plan.has_coordinators + bool(self.plan.retire):
             raise Violation("LIVE", "no topics in 30 s")
@@ -437,7 +437,9 @@ class ClusterWorld:
             part.heal()
         for client in self.clients:
             client.stopping = True
-        for _ in range(60):  # the balance of leaders goes on, and moves of replicas that have begun since (seed 105148)
+        # the balance of leaders continues, and moves of replicas that have begun since (seed
+        # 105148)
+        for _ in range(60):
             kernel.run(until=kernel.now + 1_500 * MILLISECOND)
             if all(map(self.settled, self.partitions())) and self.healed():
                 break
@@ -454,7 +456,7 @@ class ClusterWorld:
         )
 
     def healed(self) -> bool:
-        if self.admin.wanted or self.admin.change is not None or self.active() is None:
+        if self.admin.requested or self.admin.change is not None or self.active() is None:
             return False
         for host in self.hosts:
             broker = self.state.brokers.get(host.node)
@@ -498,7 +500,7 @@ class ClusterWorld:
     def check_end(self) -> None:
         self.stuck_count = 0
         if self.active() is None:
-            raise Violation("LIVE", "no active controller: " + self.story_of_quorum())
+            raise Violation("LIVE", "no active controller: " + self.history_of_quorum())
         for host in self.hosts:
             if not host.complete:
                 raise Violation(
@@ -532,7 +534,7 @@ class ClusterWorld:
     def name(self, partition: Partition) -> str:
         return f"{self.state.topics_by_id.get(partition[0], '?')}-{partition[1]}"
 
-    def story_of_quorum(self) -> str:
+    def history_of_quorum(self) -> str:
         parts = []
         for host in self.hosts:
             controller = host.controller

@@ -235,7 +235,7 @@ class ControllerProcess:
         self._maybe_start_host()
 
     def _became_active(self, effect: events.BecameActive) -> None:
-        self.kernel.tell("active", self.host.node, effect.epoch, effect.next_offset)
+        self.kernel.report("active", self.host.node, effect.epoch, effect.next_offset)
         self.active_epoch = effect.epoch
         self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
         self._lease_ms = 0
@@ -245,7 +245,7 @@ class ControllerProcess:
             self.on_metadata(metadata_core.PeerReceived(proof.node_id, proof))
 
     def _deposed(self, effect: events.Deposed) -> None:
-        self.kernel.tell("deposed", self.host.node, effect.epoch)
+        self.kernel.report("deposed", self.host.node, effect.epoch)
         self.active_epoch = -1
         self.on_metadata(metadata_core.Resigned())
 
@@ -274,7 +274,7 @@ class ControllerProcess:
         if died is not None:
             self.on_quorum(died)
         if proof is not None and self.metadata.active:
-            self.kernel.tell("proof", proof.node_id, proof.broker_epoch)
+            self.kernel.report("proof", proof.node_id, proof.broker_epoch)
             self.on_metadata(metadata_core.PeerReceived(proof.node_id, proof))
 
     def _gossip_controller(self) -> None:
@@ -283,7 +283,7 @@ class ControllerProcess:
         if self._started:
             self.on_host(host_events.ControllerChanged(quorum.leader))
 
-    def _snapshot_wanted(self, effect: events.SnapshotWanted) -> None:
+    def _snapshot_due(self, effect: events.SnapshotWanted) -> None:
         state = self.metadata.committed
         self._to_disk(StoreSnapshot(self.quorum.snapshot_meta(state.version), encode_state(state)))
 
@@ -297,7 +297,7 @@ class ControllerProcess:
         self.kernel.after(300, self.process, self.on_quorum, events.SnapshotRead(effect, data))
 
     def _voters_ended(self, effect: events.VoterChangeEnded) -> None:
-        self.kernel.tell("voters", self.host.node, effect.error)
+        self.kernel.report("voters", self.host.node, effect.error)
 
     def _nothing(self, effect: Any) -> None:
         pass
@@ -338,7 +338,7 @@ class ControllerProcess:
                 case host_core.ClearSlot():
                     self.host.slots.pop(action.slot, None)
                 case host_core.Send():
-                    self._tell(action.client, action.message)
+                    self._notify(action.client, action.message)
                 case host_core.AppliedEverywhere():
                     self.host.metadata_version = action.version
                     self.on_metadata(metadata_core.AppliedByHost(action.version))
@@ -360,7 +360,7 @@ class ControllerProcess:
                 case broker_core.SetBroker():
                     self.host.set_broker(action)
                 case broker_core.ToWorker():
-                    self._tell(action.client, action.answer)
+                    self._notify(action.client, action.answer)
                 case broker_core.Reply():
                     self._reply(action.client, action.answer)
                 case broker_core.ShutDown():
@@ -398,14 +398,14 @@ class ControllerProcess:
             self.on_broker(broker_core.ClientGone(client))
             self.on_host(host_events.SubscriberLeft(client))
 
-    def _tell(self, client: int, message: Any) -> None:
+    def _notify(self, client: int, message: Any) -> None:
         subscriber = self._subscribers.get(client)
         if subscriber is not None:
             process, hears, _ = subscriber
             self.kernel.after(20, process, hears, self, message)
 
     def _reply(self, client: int, answer: Any) -> None:
-        self._tell(client, answer)
+        self._notify(client, answer)
 
     def on_message(self, client: int, message: Any) -> None:
         """From a process of this host."""
@@ -454,7 +454,7 @@ _QUORUM = {
     events.LeaderChanged: ControllerProcess._leader_changed,
     events.VotersChanged: ControllerProcess._leader_changed,
     events.VoterChangeEnded: ControllerProcess._voters_ended,
-    events.SnapshotWanted: ControllerProcess._snapshot_wanted,
+    events.SnapshotWanted: ControllerProcess._snapshot_due,
     events.ReadSnapshot: ControllerProcess._read_snapshot,
     events.Outdated: ControllerProcess._nothing,
     events.Note: ControllerProcess._nothing,

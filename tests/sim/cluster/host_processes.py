@@ -57,9 +57,9 @@ class Subscriber:
             return
         self.controller = controller
         self.client = controller.connect(process, self.hears, self.role)
-        self.say(host, Subscribe(self.role, self.index, self.generation))
+        self.send(host, Subscribe(self.role, self.index, self.generation))
 
-    def say(self, host: ClusterHost, message: Any) -> None:
+    def send(self, host: ClusterHost, message: Any) -> None:
         if self.controller is not None:
             host.kernel.after(20, self.controller.process, self.controller.on_message, self.client, message)
 
@@ -83,7 +83,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self.cluster_host = host
         self.catalog = Catalog(index, world.worker_config, host.incarnation)
         self.known = Known()
-        self._told = False
+        self._reported = False
         self._catching_up: dict[Partition, Shortened] = {}
         self._refused: set[Partition] = set()  # is to lead them and does not
         self._version = -1
@@ -93,7 +93,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         return NativeReplica(log, True, self.cluster_host.world.off)
 
     def on_message(self, message: Any) -> None:
-        self.known.hear(message)
+        self.known.receive(message)
         match message:
             case Image():
                 if message.version < self._version and self.cluster_host.world.off.isdisjoint(("PAST", "R10")):
@@ -102,8 +102,8 @@ class ClusterWorker(BatchWorker, Subscriber):
                         f"node {self.cluster_host.node}: worker {self.index} has version {self._version} in force and"
                         f" is told {message.version}",
                     )
-                if not self._told:  # strays are set aside
-                    self._told = True
+                if not self._reported:  # strays are set aside
+                    self._reported = True
                     self._set_aside({topic.topic_id for topic in message.topics})
                 self._carry_out(self.catalog.on_image(message))
                 self._applied(message.version)
@@ -121,7 +121,7 @@ class ClusterWorker(BatchWorker, Subscriber):
     def on_failed(self) -> None:
         """A file in the directory says so, and the controller is told."""
         self.cluster_host.flush_failed = True
-        self.say(self.cluster_host, Applied(self._version, self._failures()))
+        self.send(self.cluster_host, Applied(self._version, self._failures()))
 
     def _failures(self) -> dict[int, str]:
         """What it does not serve."""
@@ -148,10 +148,10 @@ class ClusterWorker(BatchWorker, Subscriber):
     def _applied(self, version: int) -> None:
         delay = 30 if self.kernel.random.random() < 0.8 else self.kernel.random.randrange(5_000)
         self._version = version
-        self.kernel.after(delay, self.process, self._say_applied, version)
+        self.kernel.after(delay, self.process, self._report_applied, version)
 
-    def _say_applied(self, version: int) -> None:
-        self.say(self.cluster_host, Applied(version, self._failures()))
+    def _report_applied(self, version: int) -> None:
+        self.send(self.cluster_host, Applied(version, self._failures()))
 
     def _carry_out(self, changes: Changes) -> None:
         for owned in changes.delete:
@@ -248,7 +248,7 @@ class Acceptor(Subscriber):
         self.process = Process(f"acceptor {host.node}")
         self.leaders: dict[Partition, tuple[int, int]] = {}  # leader, its epoch
         self.known = Known()
-        self._asked: dict[int, Any] = {}
+        self._requested: dict[int, Any] = {}
         self._changes: dict[int, Any] = {}
         self._number = 0
         transactions = host.world.transactions
@@ -258,12 +258,12 @@ class Acceptor(Subscriber):
 
     def on_request(self, change: Any, caller: Any) -> None:
         self._number += 1
-        self._asked[self._number] = caller
+        self._requested[self._number] = caller
         self._changes[self._number] = change
-        self.say(self.host, Request(self._number, change))
+        self.send(self.host, Request(self._number, change))
 
     def on_message(self, message: Any) -> None:
-        self.known.hear(message)
+        self.known.receive(message)
         self._apply(message)
         if self.transactions is not None:
             self.transactions.on_metadata(message)
@@ -289,7 +289,7 @@ class Acceptor(Subscriber):
                 change = self._changes.pop(message.request_id, None)
                 if self.host.world.rights is not None:
                     self.host.world.rights.on_answer(self, change, message)
-                caller = self._asked.pop(message.request_id, None)
+                caller = self._requested.pop(message.request_id, None)
                 if caller is not None:
                     node, process, do, token = caller
                     self.host.network.send(self.host.node, node, process, do, token, message)

@@ -6,7 +6,7 @@ partitions do with batches (native/server/redirect.h), producers of one key each
 Retention is a moment of each retired partition: what is in it then is too old. Producers send one
 batch at a time; half of them never take a smaller number of partitions for true, as librdkafka, and
 end when faults do. When the first record of a producer comes to the partition that takes those of
-p, its sequences begin anew (the broker keeps the client's numbers, and p's verdict).
+p, its sequences begin again (the broker keeps the client's numbers, and p's verdict).
 
 Checked at each step
     V1  steps follow one another, all partitions that go take them together, each in a new leader
@@ -173,13 +173,13 @@ class Retirement:
         self._tick()
 
     def _retire(self) -> None:
-        count, wanted = self.count(), self.world.admin.wanted
+        count, expected = self.count(), self.world.admin.requested
         if self._over:
             return
         if self.topic().partitions[-1].retiring == RETIRE_SEALED and self.random.random() < 0.5:
-            wanted.append(messages.ReleaseRetired(TOPIC))
+            expected.append(messages.ReleaseRetired(TOPIC))
         elif count > 1:
-            wanted.append(
+            expected.append(
                 messages.RetirePartitions(
                     TOPIC, self.random.choice([one for one in range(1, count) if count % one == 0])
                 )
@@ -187,7 +187,7 @@ class Retirement:
         self.kernel.after(self.random.randrange(500, 4_000) * MILLISECOND, None, self._retire)
 
     def heal(self) -> None:
-        """Producers go on for a while: those that never take a smaller number for true keep the
+        """Producers continue for a while: those that never take a smaller number for true keep the
         partitions that they write to.
         """
         self._over = True
@@ -248,7 +248,7 @@ class Retirement:
         key = (self.topic_id, now.index)
         if now.retiring != was.retiring + 1 or now.leader_epoch <= was.leader_epoch:
             raise Violation("V1", f"{was} became {now}")
-        self.kernel.tell("step", now.index, now.retiring, now.leader_epoch)
+        self.kernel.report("step", now.index, now.retiring, now.leader_epoch)
         if now.retiring == RETIRE_SEALED:
             self.counts["sealed"] += 1
             self._sealed[key] = now.leader_epoch
@@ -267,7 +267,7 @@ class Retirement:
     def _gone(self, partition: Any) -> None:
         key = (self.topic_id, partition.index)
         self.counts["gone"] += 1
-        self.kernel.tell("gone", partition.index)
+        self.kernel.report("gone", partition.index)
         self._check_empty(key, "is gone")
         unused = self.kernel.now - self._used.get(key, -SECOND * 1_000)
         since_pause = self.kernel.now - self._pause.get(key, -SECOND * 1_000)
@@ -363,7 +363,7 @@ class Retirement:
             None,
             SimpleNamespace(open=SimpleNamespace(get=find), by_slot=SimpleNamespace(get=of_slot)),
             worker.catalog,  # type: ignore[arg-type]
-            lambda message: worker.say(host, message),
+            lambda message: worker.send(host, message),
             lambda _work: None,
             GRACE_MS / 1000,
             lambda: host.clock.now() / 1e9,

@@ -90,19 +90,19 @@ class Known(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_told = False
+        self.is_reported = False
 
-    def hear(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
         match message:
             case Image():
-                self.is_told = True
+                self.is_reported = True
                 self.rules = dict(message.acls)
                 self.passwords = {(one.user, one.mechanism): one for one in message.scram_credentials}
                 self.tokens = {one.token_id: one for one in message.delegation_tokens}
                 self.quotas = {one.entity: one.quotas for one in message.client_quotas}
             case Several():
                 for part in message.parts:
-                    self.hear(part)
+                    self.receive(part)
             case SettingsPut(client_quotas=list(quotas)):
                 self.quotas = {one.entity: one.quotas for one in quotas}
             case AclsPut():
@@ -131,18 +131,18 @@ class Rights:
         self._over_ms = 0  # the end of the changes
 
     def begin(self) -> None:
-        self.world.admin.wanted.append(UpdateFeatures([FeatureUpdate(MQD_VERSION, LEVEL, 1)]))
+        self.world.admin.requested.append(UpdateFeatures([FeatureUpdate(MQD_VERSION, LEVEL, 1)]))
         self._change()
 
     def _change(self) -> None:
         if self._over_ms:
             return
-        if len(self.world.admin.wanted) < 3:
-            self.world.admin.wanted.append(self._drawn())
-        if len(self.world.admin.wanted) < 3 and self._token_random.random() < 0.35:
-            self.world.admin.wanted.append(self._drawn_token())
-        if len(self.world.admin.wanted) < 3 and self._quota_random.random() < 0.2:
-            self.world.admin.wanted.append(self._drawn_quota())
+        if len(self.world.admin.requested) < 3:
+            self.world.admin.requested.append(self._drawn())
+        if len(self.world.admin.requested) < 3 and self._token_random.random() < 0.35:
+            self.world.admin.requested.append(self._drawn_token())
+        if len(self.world.admin.requested) < 3 and self._quota_random.random() < 0.2:
+            self.world.admin.requested.append(self._drawn_quota())
         self.world.kernel.after(self.random.randrange(20, 300) * MILLISECOND, None, self._change)
 
     def _drawn(self) -> Any:
@@ -193,7 +193,7 @@ class Rights:
         self._check_token(acceptor, change, answer)
         for worker in acceptor.host.workers:
             known = worker.known if worker is not None and worker.process.alive else None
-            if known is None or not known.is_told:
+            if known is None or not known.is_reported:
                 continue
             rules = set(known.rules.values())
             if isinstance(change, CreateAcls):
@@ -255,6 +255,6 @@ class Rights:
             if token.expires_ms < self._over_ms:
                 raise Violation("A4", f"{token} is still there at {self.world.wall_ms()}")
 
-    def _same(self, node: int, process: str, what: str, found: Any, wanted: Any) -> None:
-        if found != wanted:
-            raise Violation("A2", f"node {node}: {process} has other {what} than are committed: {found}, {wanted}")
+    def _same(self, node: int, process: str, what: str, found: Any, expected: Any) -> None:
+        if found != expected:
+            raise Violation("A2", f"node {node}: {process} has other {what} than are committed: {found}, {expected}")

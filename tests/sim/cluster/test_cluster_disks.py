@@ -133,7 +133,7 @@ def test_a_restart_in_the_same_boot_after_a_failed_flush(off: frozenset[str]) ->
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["rewrite"])], ids=["kept", "off"])
 def test_a_worker_that_is_restarted_after_a_failed_flush(off: frozenset[str]) -> None:
-    """What the kernel calls clean is on no disk until it is written anew."""
+    """What the kernel calls clean is on no disk until it is written again."""
 
     def history() -> None:
         world = ClusterWorld(7, off, Plan(hosts=3, partitions=1), quiet=True)
@@ -155,7 +155,7 @@ def test_a_worker_that_is_restarted_after_a_failed_flush(off: frozenset[str]) ->
 
 
 def test_a_leader_whose_flush_fails_is_led_by_others_at_once() -> None:
-    """Its host lives, its lease too; nothing that it had acknowledged is lost, and writes go on
+    """Its host lives, its lease too; nothing that it had acknowledged is lost, and writes continue
     before anybody restarts it.
     """
     world = ClusterWorld(5, plan=Plan(hosts=3, partitions=1), quiet=True)
@@ -205,11 +205,11 @@ def test_what_recovery_cuts_off_behind_a_flipped_bit_has_counted() -> None:
     while not log.shortened:
         host.stop("kill")
         log.flip(log.on_disk // 2)
-        told = log.entries[: log.on_disk]
+        reported = log.entries[: log.on_disk]
         host.start()
         run(world, 1)
     lost = world.history.lost_logs[partition][-1]
-    assert lost == told and len(lost) > 10
+    assert lost == reported and len(lost) > 10
     log.repair()
     world.heal()
     world.check_end()

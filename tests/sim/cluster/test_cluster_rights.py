@@ -60,11 +60,11 @@ def test_an_answer_before_the_workers_apply_it_is_seen(monkeypatch: pytest.Monke
 
 
 def test_a_removal_that_is_not_told_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the host's processes hear of new rules only."""
-    told = HostCore._on_publish
+    """Planted: the host's processes learn of new rules only."""
+    reported = HostCore._on_publish
 
     def publish(self: HostCore, event: Publish, now_ms: int) -> list:
-        return told(self, msgspec.structs.replace(event, acls_removed=()), now_ms)
+        return reported(self, msgspec.structs.replace(event, acls_removed=()), now_ms)
 
     monkeypatch.setitem(_HANDLERS, Publish, publish)
     assert _seen(range(4)) & {"A1", "A2"}
@@ -86,10 +86,10 @@ def test_a_snapshot_without_them_is_seen(monkeypatch: pytest.MonkeyPatch, what: 
 @pytest.mark.slow
 def test_quotas_that_are_not_told_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a process has those that were there when it subscribed."""
-    told = HostCore._on_publish
+    reported = HostCore._on_publish
 
     def publish(self: HostCore, event: Publish, now_ms: int) -> list:
-        return told(self, msgspec.structs.replace(event, client_quotas_changed=False), now_ms)
+        return reported(self, msgspec.structs.replace(event, client_quotas_changed=False), now_ms)
 
     monkeypatch.setitem(_HANDLERS, Publish, publish)
     assert "A2" in _seen(range(4))

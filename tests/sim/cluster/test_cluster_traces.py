@@ -62,9 +62,11 @@ def proposal(
     return peer.InSyncProposal(TOPIC, 0, leader_epoch, partition_epoch, sequence, members)
 
 
-def judged(proposals: Proposals, state: MetadataState, node: int, broker_epoch: int, asked: peer.InSyncProposal) -> int:
+def judged(
+    proposals: Proposals, state: MetadataState, node: int, broker_epoch: int, requested: peer.InSyncProposal
+) -> int:
     """The error; what was accepted is applied."""
-    result, change = proposals.judge(View(state), node, broker_epoch, asked)
+    result, change = proposals.judge(View(state), node, broker_epoch, requested)
     if change is not None:
         state.apply(PartitionsChanged(TOPIC, (change[1],)))
     return result.error
@@ -214,11 +216,11 @@ def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
     follower = replica(1, entries, NOTHING, 0, 6)
     ends = []
     for _ in range(4):
-        asked = follower.next_fetch()
-        answer = leader.fetch(asked, 1)
+        requested = follower.next_fetch()
+        answer = leader.fetch(requested, 1)
         if answer.diverging_end < 0:
             break
-        _, offset = follower.step(asked, answer)
+        _, offset = follower.step(requested, answer)
         entries.truncate(offset)
         follower.log_changed(1)
         ends.append(offset)
@@ -235,9 +237,9 @@ def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_
     leader = replica(0, log(*anew), NOTHING, 0, 6)
     entries = log(0, 0, 2, 5)
     follower = replica(1, entries, NOTHING, 0, 6)
-    asked = follower.next_fetch()
-    answer = leader.fetch(asked, 1)
-    assert follower.step(asked, answer)[1] == 0, "cut to nothing"
+    requested = follower.next_fetch()
+    answer = leader.fetch(requested, 1)
+    assert follower.step(requested, answer)[1] == 0, "cut to nothing"
 
 
 # -- found by the simulator ------------------------------------------------------------------------
@@ -291,8 +293,8 @@ def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["proof"])], ids=["kept", "off"])
 def test_a_proof_that_an_earlier_life_has_ended(off: frozenset[str]) -> None:
-    """The host was started anew since: another incarnation, another broker epoch, and a clock that
-    may have begun anew too.
+    """The host was started again since: another incarnation, another broker epoch, and a clock that
+    may have begun again too.
     """
     plant(off)
     state = cluster(in_sync=(0, 1, 2), epochs=(10, 40, 12))
@@ -350,7 +352,7 @@ def test_the_keeper_of_whoever_led_says_so_to_whoever_is_elected() -> None:
 
 def test_a_controller_that_stood_still_fences_nobody_for_it() -> None:
     """Seed 25: the only voter's controller is paused for longer than a session; heartbeats wait
-    unread when it goes on.
+    unread when it continues.
     """
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
@@ -439,8 +441,8 @@ def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
         actions = host.handle(Started(state, slots, (), {0: 9}), process)
         assert not [action for action in actions if isinstance(action, AssignSlot)]
         assert [action for action in actions if isinstance(action, RaiseEpochs)]
-        told = host.handle(SubscriberJoined(1, messages.Subscribe("worker", 0, 9)), process)
-        assert not [action for action in told if isinstance(action, Send)], (
+        reported = host.handle(SubscriberJoined(1, messages.Subscribe("worker", 0, 9)), process)
+        assert not [action for action in reported if isinstance(action, Send)], (
             "it is told nothing before there is a newer epoch"
         )
 

@@ -161,7 +161,7 @@ class Coordinator:
 
     def _activate(self, partition: Partition, place: Place) -> None:
         epoch = place.source.leader_epoch
-        self.kernel.tell("coordinator", self.host.node, partition[1], epoch)
+        self.kernel.report("coordinator", self.host.node, partition[1], epoch)
         place.shard = Shard(
             self._cores,
             place.loaded,

@@ -7,7 +7,7 @@ commit names in its metadata who made it ("MEMBER GENERATION").
 Checked at each record, or at the end of its batch
     C5  a committed offset never moves back; whoever committed it is a member at that place of the
         log, at that member epoch or in that generation (classic: or one that is not written yet)
-    C6  no two members of a group hold a partition, assigned or not yet let go of; a group's epoch,
+    C6  no two members of a group hold a partition, assigned or not yet release; a group's epoch,
         generation and each member's epoch never fall
 """
 
@@ -137,7 +137,7 @@ class Ledger:
         return {member.member_id for member in self.classic.members} if self.classic is not None else set(self.members)
 
     def holds(self, member_id: str) -> set[Place]:
-        """Assigned, and not let go of."""
+        """Assigned, and not release."""
         if self.classic is not None:
             return {
                 (topic.encode(), index)

@@ -57,14 +57,14 @@ class Connection:
     def __init__(self, acceptor: Any, node: int) -> None:
         self.acceptor, self.node = acceptor, node
         self.is_open = True
-        self.sent = self._heard = 0
+        self.sent = self._received = 0
         self._held: dict[int, Any] = {}
 
     def arrive(self, number: int, partition: Any, group: str, make: Any, caller: Any) -> None:
         self._held[number] = (partition, group, make, caller)
-        while self._heard in self._held:
-            arguments = self._held.pop(self._heard)
-            self._heard += 1
+        while self._received in self._held:
+            arguments = self._held.pop(self._received)
+            self._received += 1
             self.acceptor.coordinator.on_request(*arguments, self._is_open)
 
     def _is_open(self) -> bool:
@@ -191,9 +191,9 @@ class Member(Consumer):
         self._epoch = max(self._epoch, epoch)
         if isinstance(what, Send):
             message = self._refusal(what.message, error) if error else response
-            self.group.groups.heard.add(message.error_code)
+            self.group.groups.received.add(message.error_code)
             if not message.error_code:
-                self._was_told(what.message, message)
+                self._was_reported(what.message, message)
             self.give(Answered(number, message))
         elif error or response.error:
             self.group.groups.refused.add(error or response.error)
@@ -227,7 +227,7 @@ class Member(Consumer):
             self._forget(going)
             self.works_on -= going
             self.give(Done())
-        self._ask_where_to_begin()
+        self._request_positions()
 
     def _forget(self, gone: set[Place]) -> None:
         for place in gone:
@@ -265,7 +265,7 @@ class Member(Consumer):
         ):
             return
         member_id, generation = core.member_id, core.generation
-        said = tuple(
+        message = tuple(
             [
                 CommittedOffset(self._topic(place), place[1], position, -1, f"{member_id} {generation}")
                 for place, position in offsets.items()
@@ -275,7 +275,7 @@ class Member(Consumer):
         if self._send(
             self._number,
             offsets,
-            lambda number: CommitOffsets(number, COMMIT_VERSION, member_id, None, generation, said),
+            lambda number: CommitOffsets(number, COMMIT_VERSION, member_id, None, generation, message),
             REQUEST_MS,
         ):
             self._committing = offsets
@@ -289,21 +289,21 @@ class Member(Consumer):
             key = (self._topic(place), place[1])
             self.group.acked[key] = max(position, self.group.acked.get(key, -1))
 
-    def _ask_where_to_begin(self) -> None:
-        wanted = sorted(place for place in self.works_on if place not in self.positions and place not in self._asking)
-        if not wanted or self.group.now_ms < self._again_ms or self.core.has_lost:
+    def _request_positions(self) -> None:
+        expected = sorted(place for place in self.works_on if place not in self.positions and place not in self._asking)
+        if not expected or self.group.now_ms < self._again_ms or self.core.has_lost:
             return
         by_topic: dict[str, list[int]] = {}
-        for place in wanted:
+        for place in expected:
             by_topic.setdefault(self._topic(place), []).append(place[1])
         topics = tuple([(topic, tuple(indexes)) for topic, indexes in by_topic.items()])
         member_id, epoch = self._identity()
         self._number += 1
-        floor = [(place, self.group.acked.get((self._topic(place), place[1]), -1)) for place in wanted]
+        floor = [(place, self.group.acked.get((self._topic(place), place[1]), -1)) for place in expected]
         if self._send(
             self._number, floor, lambda number: FetchOffsets(number, topics, False, member_id, epoch), REQUEST_MS
         ):
-            self._asking.update(dict.fromkeys(wanted, self._number))
+            self._asking.update(dict.fromkeys(expected, self._number))
 
     def _on_fetched(self, number: int, floor: list[tuple[Place, int]], response: OffsetsFetched) -> None:
         found = {(topic, one.partition): one.offset for topic, partitions in response.topics for one in partitions}
@@ -330,13 +330,13 @@ class Member(Consumer):
 
     def wants(self, known: dict[str, int]) -> set[str]:
         """Topics that there are."""
-        wanted = self.core.subscription
-        if wanted is None:
+        expected = self.core.subscription
+        if expected is None:
             return set()
         return {
             topic
             for topic in known
-            if topic in wanted.topics or (wanted.regex is not None and re.fullmatch(wanted.regex, topic))
+            if topic in expected.topics or (expected.regex is not None and re.fullmatch(expected.regex, topic))
         }
 
     # -- the protocol ------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Member(Consumer):
     def _event(self, send: Send) -> Any:
         raise NotImplementedError
 
-    def _was_told(self, request: Any, response: Any) -> None:
+    def _was_reported(self, request: Any, response: Any) -> None:
         raise NotImplementedError
 
     def _refusal(self, request: Any, error: int) -> Any:
@@ -368,9 +368,9 @@ class ConsumerMember(Member):
         message: ConsumerGroupHeartbeatRequest = send.message
         return lambda number: ConsumerHeartbeat(number, message.member_id, "/h", message)
 
-    def _was_told(self, request: ConsumerGroupHeartbeatRequest, response: ConsumerGroupHeartbeatResponse) -> None:
+    def _was_reported(self, request: ConsumerGroupHeartbeatRequest, response: ConsumerGroupHeartbeatResponse) -> None:
         if request.member_epoch >= 0:
-            self.group.told(self.core.member_id, response.member_epoch)
+            self.group.report(self.core.member_id, response.member_epoch)
 
     def _refusal(self, request: Any, error: int) -> Any:
         return ConsumerGroupHeartbeatResponse(error_code=error)
@@ -405,9 +405,9 @@ class ClassicMember(Member):
                 return lambda number: LeaveGroup(number, message)
         return lambda number: SyncGroup(number, message)
 
-    def _was_told(self, request: Any, response: Any) -> None:
+    def _was_reported(self, request: Any, response: Any) -> None:
         if isinstance(request, SyncGroupRequest | HeartbeatRequest):
-            self.group.told(request.member_id, request.generation_id)
+            self.group.report(request.member_id, request.generation_id)
 
     def _refusal(self, request: Any, error: int) -> Any:
         match request:

@@ -14,7 +14,7 @@ and when everything has been put right
     LIVE    every group is as its living members want it: every partition of theirs is worked on by
             exactly one
 Names of rules that can be off: `commit` (whoever commits is not asked for its epoch), `unreleased`
-(partitions are given on before their owner has let go of them); those of coordinators.py; `again`
+(partitions are given on before their owner has release them); those of coordinators.py; `again`
 (group_member.py).
 """
 
@@ -111,7 +111,7 @@ class MemberGroup:
 
     # -- what is checked ---------------------------------------------------------------------------
 
-    def told(self, member_id: str, epoch: int) -> None:
+    def report(self, member_id: str, epoch: int) -> None:
         """A coordinator has answered a member as one of this epoch or generation."""
         ledger = self.ledger
         known = ledger.generation if self.kind != "consumer" else ledger.highest(member_id)
@@ -172,8 +172,8 @@ class MemberGroup:
         if living != ledger.member_ids():
             return f"members are {sorted(ledger.member_ids())}, there live {sorted(living)}"
         known = {topic: found.partition_count for topic in TOPICS if (found := self.cluster.topic(topic)) is not None}
-        wanted = {topic for member in self.members for topic in member.wants(known)}
-        expected = sorted((member_place(self, topic), index) for topic in wanted for index in range(known[topic]))
+        requested = {topic for member in self.members for topic in member.wants(known)}
+        expected = sorted((member_place(self, topic), index) for topic in requested for index in range(known[topic]))
         found = sorted(place for member in self.members for place in member.works_on)
         if found != expected:
             return f"worked on is {_named(found)}, not {_named(expected)}"
@@ -208,7 +208,7 @@ class MemberGroups:
         self.counts = [(topic, found.partition_count) for topic, found in self.cluster.topics.items()]
         self.groups: list[MemberGroup] = []
         self.ledgers: dict[Any, Ledgers] = {}
-        self.heard: set[int] = set()  # error codes that members got
+        self.received: set[int] = set()  # error codes that members got
         self.refused: set[int] = set()  # and those who committed, or asked where to begin
         self.counts_of: dict[str, int] = {}
         self._clusters: list[FixedCluster] = []
@@ -302,7 +302,7 @@ class MemberGroups:
         kind = random.choices(list(self._weights), list(self._weights.values()))[0]
         group = random.choice(self.groups)
         self.counts_of[kind] = self.counts_of.get(kind, 0) + 1
-        self.world.kernel.tell("member", kind, group.name)
+        self.world.kernel.report("member", kind, group.name)
         getattr(self, "_" + kind)(random, group, random.choice(group.members) if group.members else None)
         self.dirty = True
         self.world.kernel.after(int(random.expovariate(1 / self._gap)) + 1, None, self._fault)
@@ -350,7 +350,7 @@ class MemberGroups:
             member.wake()
 
     def _topic(self, random: Random, group: MemberGroup, _member: Member | None) -> None:
-        """One gets more partitions; every process hears of it in its own time."""
+        """One gets more partitions; every process learns of it in its own time."""
         topic = random.choice(TOPICS)
         count = self.cluster.topic(topic).partition_count + 1
         if count > 6:

@@ -1,7 +1,7 @@
 """A simulated world around the core of a joint transaction: drivers that carry out batches by
-tasks, die anywhere, go on as zombies beside their successors; task attempts that die, are repeated
-and raced; the coordinator's log and its crashes; partitions with Kafka's rules for producers; a
-network that loses, delays and repeats.
+tasks, die anywhere, continue as zombies beside their successors; task attempts that die, are
+repeated and raced; the coordinator's log and its crashes; partitions with Kafka's rules for
+producers; a network that loses, delays and repeats.
 
 Nothing runs by itself: `step()` takes one thing that can happen, by chance. Same seed, same run.
 
@@ -236,30 +236,30 @@ class JointWorld:
             else:
                 self.queue.append(action)
 
-    def tell(self, event: object) -> None:
+    def feed(self, event: object) -> None:
         actions = self.core.handle(event, self.now)
         self.core.check()
         if self.core.committed_batch_id < self.committed_max and self.log:
             raise Broken(f"J1: batch {self.core.committed_batch_id} after {self.committed_max}")
         self.act(actions)
 
-    def ask(self, make: Callable[[int, int], object], answer: Callable[[object], None]) -> None:
+    def send_request(self, make: Callable[[int, int], object], answer: Callable[[object], None]) -> None:
         """With a producer id only when the core wants one, as the handlers do."""
 
         def again(found: object) -> None:
             if isinstance(found, JointAnswer) and found.error == NEED_PRODUCER_ID:
                 self.spare += 1
                 spare = self.spare
-                self.ask_once(lambda number: make(number, spare), answer)
+                self.request_once(lambda number: make(number, spare), answer)
             else:
                 answer(found)
 
-        self.ask_once(lambda number: make(number, -1), again)
+        self.request_once(lambda number: make(number, -1), again)
 
-    def ask_once(self, make: Callable[[int], object], answer: Callable[[object], None]) -> None:
+    def request_once(self, make: Callable[[int], object], answer: Callable[[object], None]) -> None:
         self.requests += 1
         self.answers[self.requests] = answer
-        self.tell(make(self.requests))
+        self.feed(make(self.requests))
 
     def carry_out(self) -> None:
         action = self.queue.pop(0)
@@ -311,7 +311,7 @@ class JointWorld:
                 left.append(index)
         if not left:
             self.jobs.remove((job, left))
-            self.tell(events.MarkersWritten(job.attempt))
+            self.feed(events.MarkersWritten(job.attempt))
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -332,13 +332,13 @@ class JointWorld:
         def arrive() -> None:
             if actor.waiting == attempt and actor.alive:
                 if isinstance(found, JointAnswer) and isinstance(actor, Attempt):
-                    self.told(found, actor)
+                    self.report(found, actor)
                 actor.advance(found)
 
         if self.rng.random() < 0.95 or self.peaceful:
             self.network.append(arrive)
 
-    def told(self, found: JointAnswer, attempt: Attempt) -> None:
+    def report(self, found: JointAnswer, attempt: Attempt) -> None:
         if (
             found.producer_id >= 0
             and self.given.setdefault((found.producer_id, found.producer_epoch), attempt.number) != attempt.number
@@ -348,7 +348,7 @@ class JointWorld:
     def deliver(self, kind: str, arguments: tuple, answer: Callable[[object], None]) -> None:
         if kind == "enlist":
             batch, run, producer_id, epoch = arguments
-            self.ask(
+            self.send_request(
                 lambda number, spare: events.Enlist(number, batch, run, TIMEOUT_MS, producer_id, epoch, spare), answer
             )
         elif kind == "end":
@@ -359,7 +359,7 @@ class JointWorld:
                     self.aborted.add(run)
                 answer(found)
 
-            self.ask(lambda number, _: events.EndJoint(number, batch, run, committed, winners), ended)
+            self.send_request(lambda number, _: events.EndJoint(number, batch, run, committed, winners), ended)
         else:
             self.produce(*arguments, answer)
 
@@ -380,7 +380,7 @@ class JointWorld:
             self.network.append(begin)
 
         self.network.append(
-            lambda: self.ask(
+            lambda: self.send_request(
                 lambda number, _: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[index],), 2), checked
             )
         )
@@ -408,7 +408,7 @@ class JointWorld:
             return
         if self.timer is not None and self.timer <= self.now:
             self.timer = None
-            self.tell(TimerFired("due"))
+            self.feed(TimerFired("due"))
             return
         choices: list[Callable[[], None]] = []
         if self.queue:
@@ -442,9 +442,9 @@ class JointWorld:
         elif chance < 0.002:
             self.stalled_until = self.now + self.rng.randrange(1, 2_000)
         elif chance < 0.0023:
-            self.ask(lambda number, _: events.EndJoint(number, -1, "", False), lambda _: None)
+            self.send_request(lambda number, _: events.EndJoint(number, -1, "", False), lambda _: None)
         elif chance < 0.003:
-            self.actors.append(Driver(self))  # a rival: the old one goes on as a zombie
+            self.actors.append(Driver(self))  # a rival: the old one continues as a zombie
         elif chance < 0.004:
             kept = Attempt if self.rng.random() < 0.5 else ()
             self.actors = [actor for actor in self.actors if isinstance(actor, kept)]  # type: ignore[arg-type]
@@ -475,7 +475,7 @@ class JointWorld:
                 if self.timer is None:
                     raise Broken(f"W4: {len(self.answers)} requests wait for nothing in {self.core.state!r}")
                 self.now, self.timer = max(self.now, self.timer), None
-                self.tell(TimerFired("due"))
+                self.feed(TimerFired("due"))
             else:
                 break
         else:
@@ -496,8 +496,8 @@ class JointWorld:
         if last < self.confirmed_max:
             raise Broken(f"W2: batch {self.confirmed_max} was confirmed, {last} is the last one committed")
         for batch in range(last + 1):
-            wanted = sorted(record for task in range(self.task_count(batch)) for record in self.share(batch, task))
-            if sorted(seen.pop(batch, [])) != wanted:
+            expected = sorted(record for task in range(self.task_count(batch)) for record in self.share(batch, task))
+            if sorted(seen.pop(batch, [])) != expected:
                 raise Broken(f"W1: batch {batch} is committed, and not every record of it once")
         if seen:
             raise Broken(f"W1: records of batches {sorted(seen)}, the last one committed is {last}")

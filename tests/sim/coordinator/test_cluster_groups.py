@@ -53,7 +53,7 @@ def test_groups_get_on_and_coordinators_move() -> None:
         world = ClusterWorld(seed, plan=GROUPS)
         world.run()
         done += sum(len(client.acked) for client in world.clients if isinstance(client, GroupClient))
-        moves += sum(1 for entry in world.kernel.story if entry[1] == "coordinator")
+        moves += sum(1 for entry in world.kernel.history if entry[1] == "coordinator")
     assert done > 200 and moves > 15
 
 

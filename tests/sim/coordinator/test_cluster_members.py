@@ -23,17 +23,17 @@ def test_what_schedules_meet() -> None:
     """Otherwise they prove nothing: coordinators move under members, who are fenced, told to join
     again, and commit; groups of all three protocols do.
     """
-    heard: set[int] = set()
+    received: set[int] = set()
     moves, commits = 0, [0, 0, 0]
     for seed in range(5):
         world = ClusterWorld(seed, plan=KINDS["members"].plan(seed))
         world.run(KINDS["members"].chaos)
-        heard |= world.members.heard | world.members.refused
-        moves += sum(1 for entry in world.kernel.story if entry[1] == "coordinator")
+        received |= world.members.received | world.members.refused
+        moves += sum(1 for entry in world.kernel.history if entry[1] == "coordinator")
         for number, group in enumerate(world.members.groups):
             commits[number] += group.ledger.commits
-    assert {0, 16, 25, 27, 79} <= heard and heard & {22, 113} and moves > 20 and min(commits) > 100, (
-        heard,
+    assert {0, 16, 25, 27, 79} <= received and received & {22, 113} and moves > 20 and min(commits) > 100, (
+        received,
         moves,
         commits,
     )

@@ -81,8 +81,8 @@ class AddIgnoresEpoch(Transaction):
 
 
 class FenceByOne(Transaction):
-    """The producer that was fenced is taken for one that repeats its EndTxn, and goes on beside its
-    successor.
+    """The producer that was fenced is taken for one that repeats its EndTxn, and continues beside
+    its successor.
     """
 
     def _fence(self, now_ms, actions, last_epoch=-1):
@@ -195,7 +195,7 @@ class AnswersTwice(Transaction):
 
 
 class OtherOutcome(Transaction):
-    """A repetition is told that its outcome is the one, whichever it was."""
+    """A repetition learns that its outcome is the one, whichever it was."""
 
     def _repeated(self, event, now_ms, actions):
         return super()._repeated(

@@ -48,12 +48,12 @@ class Transactions:
         then.
         """
 
-        def ask(partition: Partition, take: Callable[[int], None]) -> None:
+        def request(partition: Partition, take: Callable[[int], None]) -> None:
             acceptor = worker.cluster_host.acceptor
             if acceptor is not None:
                 acceptor.transactions.check(worker, transactional_id, version, data)(partition, take)
 
-        return ask
+        return request
 
 
 def _raised(_logger: Logger, message: str, /, **_fields: object) -> None:
@@ -76,7 +76,7 @@ class TransactionCluster(ClusterWorld):
     def _create_topics(self, plan: Plan) -> None:
         super()._create_topics(plan)
         for name in (GROUPS, TRANSACTIONS):
-            self.admin.wanted.append(
+            self.admin.requested.append(
                 messages.CreateTopic(
                     name,
                     INTERNAL_PARTITIONS,

@@ -381,7 +381,7 @@ class Coordination:
         """What a worker of this host asks before it begins a transaction."""
         info, name = parsed(data).info, transactional_id.encode()
 
-        def ask(partition: tuple[bytes, int], take: Callable[[int], None]) -> None:
+        def request(partition: tuple[bytes, int], take: Callable[[int], None]) -> None:
             acceptor = self.host.acceptor
             if acceptor is not None and acceptor.transactions is not None:
                 payload = (
@@ -391,7 +391,7 @@ class Coordination:
                 )
                 self.kernel.after(20, acceptor.process, acceptor.transactions.on_check, payload, version, worker, take)
 
-        return ask
+        return request
 
     def on_check(self, payload: bytes, version: int, worker: ClusterWorker, take: Callable[[int], None]) -> None:
         self.loop.enter(lambda: self.loop.create_task(self._check(payload, version, worker, take)))

@@ -37,12 +37,12 @@ LATE = 20 * SECOND  # markers are tried again once in a second; leaders move to 
 class Fate:
     """Of one transaction, as its producer has it."""
 
-    __slots__ = ("number", "transactional_id", "asked", "confirmed", "acknowledged")
+    __slots__ = ("number", "transactional_id", "requested", "confirmed", "acknowledged")
 
     def __init__(self, number: int, transactional_id: str) -> None:
         self.number = number
         self.transactional_id = transactional_id
-        self.asked: bool | None = None  # commit or abort; None: not yet
+        self.requested: bool | None = None  # commit or abort; None: not yet
         self.confirmed: bool | None = None
         self.acknowledged: set[Part] = set()
 
@@ -132,7 +132,7 @@ class TransactionHistory:
             raise Violation(
                 "T4",
                 f"{self._name(partition)}: the transaction of {name} with producer id {before.producer_id} and epoch"
-                f" {before.producer_epoch} is {_told(commit)}; no EndTxn with these asked for that",
+                f" {before.producer_epoch} is {_report(commit)}; no EndTxn with these asked for that",
             )
 
     def _on_records(self, log: _Log, one: Parsed) -> None:
@@ -173,22 +173,22 @@ class TransactionHistory:
         if known[0] != commit:
             raise Violation(
                 "T1",
-                f"transaction {number} is {_told(known[0])} in {self._name(known[1])} and {_told(commit)} in"
+                f"transaction {number} is {_report(known[0])} in {self._name(known[1])} and {_report(commit)} in"
                 f" {self._name(partition)}",
             )
         if known[1] is partition:
             self.counts["committed" if commit else "aborted"] += 1
-        if commit and fate.asked is not True:
+        if commit and fate.requested is not True:
             raise Violation(
                 "T4",
                 f"{self._name(partition)}: transaction {number} of {fate.transactional_id} is committed; its producer"
-                f" has asked for {'nothing' if fate.asked is None else 'an abort'}",
+                f" has asked for {'nothing' if fate.requested is None else 'an abort'}",
             )
         if fate.confirmed is not None and fate.confirmed != commit:
             raise Violation(
                 "T1",
-                f"{self._name(partition)}: transaction {number} is {_told(commit)}, its producer was told that it is"
-                f" {_told(fate.confirmed)}",
+                f"{self._name(partition)}: transaction {number} is {_report(commit)}, its producer was told that it is"
+                f" {_report(fate.confirmed)}",
             )
 
     # -- readers -----------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class TransactionHistory:
                     )
 
 
-def _told(commit: bool) -> str:
+def _report(commit: bool) -> str:
     return "committed" if commit else "aborted"
 
 

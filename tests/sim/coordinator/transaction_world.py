@@ -126,7 +126,7 @@ class Client:
             answer = yield "init", expected
             if isinstance(answer, Identity):
                 if answer.error == 0:
-                    self.world.told(answer)
+                    self.world.report(answer)
                     self.identity = (answer.producer_id, answer.producer_epoch)
                     return True
                 if answer.error != CONCURRENT:
@@ -174,7 +174,7 @@ class Client:
 
     def end(self, number: int, committed: bool, sure: bool) -> Generator[tuple[str, tuple], object, bool]:
         world = self.world
-        world.asked[number] = committed
+        world.requested[number] = committed
         while True:
             answer = yield "end", (*self.identity, committed)
             if answer is LOST:
@@ -189,7 +189,7 @@ class Client:
                 return False
             world.confirmed[number] = committed
             if self.version >= 2:
-                world.told(answer)
+                world.report(answer)
                 self.identity = (answer.producer_id, answer.producer_epoch)
                 return True
             return sure or (yield from self.initialise(recover=True))
@@ -218,7 +218,7 @@ class World:
         self.guards = 0
         self.stalled_until = 0
         self.transactions = 0
-        self.asked: dict[int, bool] = {}
+        self.requested: dict[int, bool] = {}
         self.confirmed: dict[int, bool] = {}
         self.acknowledged: dict[int, set[tuple[int, tuple[int, int]]]] = {}
         self.epochs: dict[int, int] = {}
@@ -258,7 +258,7 @@ class World:
             else:
                 self.queue.append(action)
 
-    def tell(self, event: object) -> None:
+    def feed(self, event: object) -> None:
         before = (self.core.producer_id, self.core.producer_epoch)
         actions = self.core.handle(event, self.now)
         self.core.check()
@@ -267,23 +267,23 @@ class World:
             raise Broken(f"W7: epoch {after[1]} after {before[1]} of producer {before[0]}")
         self.act(actions)
 
-    def ask(self, make: Callable[[int], object], answer: Callable[[object], None]) -> None:
+    def send_request(self, make: Callable[[int], object], answer: Callable[[object], None]) -> None:
         self.requests += 1
         self.answers[self.requests] = answer
-        self.tell(make(self.requests))
+        self.feed(make(self.requests))
 
-    def ask_with_spare(self, make: Callable[[int, int], object], answer: Callable[[object], None]) -> None:
+    def request_with_spare(self, make: Callable[[int, int], object], answer: Callable[[object], None]) -> None:
         """As the handlers do: a producer id only when the core wants one."""
 
         def again(found: object) -> None:
             if isinstance(found, Identity) and found.error == NEED_PRODUCER_ID:
                 self.spare += 1
                 spare = self.spare
-                self.ask(lambda number: make(number, spare), answer)
+                self.send_request(lambda number: make(number, spare), answer)
             else:
                 answer(found)
 
-        self.ask(lambda number: make(number, -1), again)
+        self.send_request(lambda number: make(number, -1), again)
 
     def carry_out(self) -> None:
         """The oldest of what the core wants: written and answered in order."""
@@ -330,7 +330,7 @@ class World:
                 left.append(index)  # its answer was lost: once more
         if not left:
             self.jobs.remove((job, left))
-            self.tell(events.MarkersWritten(job.attempt))
+            self.feed(events.MarkersWritten(job.attempt))
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -362,15 +362,17 @@ class World:
     def deliver(self, version: int, kind: str, arguments: tuple, answer: Callable[[object], None]) -> None:
         if kind == "init":
             producer_id, epoch = arguments
-            self.ask_with_spare(
+            self.request_with_spare(
                 lambda number, spare: events.InitProducerId(number, TIMEOUT_MS, producer_id, epoch, spare), answer
             )
         elif kind == "add":
             producer_id, epoch, partition = arguments
-            self.ask(lambda number: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[partition],)), answer)
+            self.send_request(
+                lambda number: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[partition],)), answer
+            )
         elif kind == "end":
             producer_id, epoch, committed = arguments
-            self.ask_with_spare(
+            self.request_with_spare(
                 lambda number, spare: events.EndTransaction(number, producer_id, epoch, committed, version, spare),
                 answer,
             )
@@ -404,9 +406,9 @@ class World:
         def check() -> None:
             which = (PARTITIONS[index],)
             if version >= 2:
-                self.ask(lambda number: events.AddPartitions(number, producer_id, epoch, which, 2), checked)
+                self.send_request(lambda number: events.AddPartitions(number, producer_id, epoch, which, 2), checked)
             else:
-                self.ask(lambda number: events.VerifyPartitions(number, producer_id, epoch, which), checked)
+                self.send_request(lambda number: events.VerifyPartitions(number, producer_id, epoch, which), checked)
 
         self.network.append(check)
 
@@ -417,7 +419,7 @@ class World:
         self.owners[self.transactions] = client
         return self.transactions
 
-    def told(self, identity: Identity) -> None:
+    def report(self, identity: Identity) -> None:
         if identity.producer_epoch >= EPOCH_MAX:
             raise Broken("W7: a client is told the last epoch")
 
@@ -427,7 +429,7 @@ class World:
 
     def on_outcome(self, record: tuple[int, int], committed: bool) -> None:
         transaction = record[0]
-        if committed and self.asked.get(transaction) is not True:
+        if committed and self.requested.get(transaction) is not True:
             raise Broken(f"W1: transaction {transaction} is committed, its client never asked for that")
         if self.confirmed.get(transaction, committed) != committed:
             raise Broken(
@@ -446,13 +448,13 @@ class World:
         if chance < 0.0015:
             self.now += rng.randrange(2 * TIMEOUT_MS)
         elif chance < 0.0025 and self.core.producer_id >= 0:
-            self.ask(lambda number: events.AbortByAdministrator(number, self.core.producer_id), lambda _: None)
+            self.send_request(lambda number: events.AbortByAdministrator(number, self.core.producer_id), lambda _: None)
         elif chance < 0.005:
             self.stalled_until = self.now + rng.randrange(1, 2_000)  # markers cannot be written
         self.now += rng.randrange(3)
         if self.timer is not None and self.timer <= self.now:
             self.timer = None
-            self.tell(TimerFired("due"))
+            self.feed(TimerFired("due"))
             return
         choices: list[Callable[[], None]] = []
         if self.queue:
@@ -518,7 +520,7 @@ class World:
                     raise Broken(f"W4: {len(self.answers)} requests wait for nothing in {self.core.state!r}")
                 self.now = max(self.now, self.timer)
                 self.timer = None
-                self.tell(TimerFired("due"))
+                self.feed(TimerFired("due"))
             else:
                 break
         for index, partition in enumerate(self.partitions):

@@ -71,7 +71,7 @@ class TransactionalProducer(Client):
     # -- one request at a time ---------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Time to go on, or nobody has answered in time."""
+        """Time to continue, or nobody has answered in time."""
         if self._is_waiting:
             self._take((LOST, None))
         elif self._step is None:
@@ -148,16 +148,16 @@ class TransactionalProducer(Client):
         worker = world.worker_of(node, partition) if node >= 0 else None
         if worker is not None:
             check = worker.cluster_host.acceptor
-            ask = world.transactions.check(worker, self.id, 12 if self.version >= 2 else 11, data)
+            request = world.transactions.check(worker, self.id, 12 if self.version >= 2 else 11, data)
             del check
             world.network.send(
-                world.client_node, node, worker.process, self._arrive, worker, partition, data, ask, caller, is_open
+                world.client_node, node, worker.process, self._arrive, worker, partition, data, request, caller, is_open
             )
 
     @staticmethod
-    def _arrive(worker: Any, partition: Any, data: bytes, ask: Any, caller: Any, is_open: Any) -> None:
+    def _arrive(worker: Any, partition: Any, data: bytes, request: Any, caller: Any, is_open: Any) -> None:
         if is_open():
-            worker.on_transactional(partition, data, ask, caller)
+            worker.on_transactional(partition, data, request, caller)
 
     # -- a life ------------------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class TransactionalProducer(Client):
     def _end(self, fate: Fate, commit: bool, sure: bool) -> Script:
         if not fate.acknowledged and (commit or self.version < 2):
             commit = False
-        fate.asked = commit
+        fate.requested = commit
         self.history.ends.add((*self.identity, commit))
         request = EndTxnRequest(
             transactional_id=self.id, producer_id=self.identity[0], producer_epoch=self.identity[1], committed=commit
@@ -332,7 +332,7 @@ class CommittedReader(Client):
     def turn(self) -> None:
         self.at = (self.at + 1) % len(self.partitions)
         partition = self.partitions[self.at]
-        self.ask(
+        self.send_request(
             self.world.replica_hint(partition) if self.nearest else self.leader(partition),
             "on_read_committed",
             partition,

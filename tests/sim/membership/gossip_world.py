@@ -1,7 +1,7 @@
 """Hosts that gossip over a network which loses, delays, repeats and reorders, cuts links in one
 direction, with hosts that pause, crash, come back, and clocks that drift.
 
-One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` goes on by chance;
+One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` continues by chance;
 `calm()` ends every fault, after which everybody must come to the truth.
 
 What is checked (beside the cores' own check() after every event)

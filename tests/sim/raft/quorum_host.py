@@ -87,10 +87,10 @@ class Host:
             for other in world.hosts.values():
                 if other is not self:
                     world.kernel.after(
-                        wait_ms * MILLISECOND, None, self._tell, other, events.LeaderDied(self.node_id, epoch)
+                        wait_ms * MILLISECOND, None, self._notify, other, events.LeaderDied(self.node_id, epoch)
                     )
 
-    def _tell(self, other: Host, died: events.LeaderDied) -> None:
+    def _notify(self, other: Host, died: events.LeaderDied) -> None:
         self.world.network.send(self.node_id - 1, other.node_id - 1, other.process, other.handle, died)
 
     def wipe(self) -> None:
@@ -146,7 +146,7 @@ class Host:
         world, core = self.world, self.core
         match effect:
             case events.Send():
-                world.on_said(self, effect.message)
+                world.on_sent(self, effect.message)
                 target = world.hosts.get(effect.to)
                 if target is not None:
                     world.network.send(
@@ -160,7 +160,7 @@ class Host:
             case events.Committed():
                 self.on_committed(effect.batches)
             case events.BecameActive():
-                world.kernel.tell("active", self.node_id, effect.epoch, effect.next_offset)
+                world.kernel.report("active", self.node_id, effect.epoch, effect.next_offset)
                 if effect.next_offset != self.version:
                     raise Violation(
                         "A1",
@@ -169,7 +169,7 @@ class Host:
                 self.is_active, self.tail = True, effect.next_offset
                 self.begin_sessions()
             case events.Deposed():
-                world.kernel.tell("deposed", self.node_id, effect.epoch, effect.reason)
+                world.kernel.report("deposed", self.node_id, effect.epoch, effect.reason)
                 self.deposed()
             case events.ControlAppended():
                 self.tail = effect.next_offset
@@ -191,7 +191,7 @@ class Host:
             case events.Outdated():
                 self.outdated = True
             case events.VoterChangeEnded():
-                world.kernel.tell("voters", self.node_id, effect.token, effect.error)
+                world.kernel.report("voters", self.node_id, effect.token, effect.error)
 
     # -- its state machine -------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class StampsReceipt(Leadership):
 
 
 class LeaseFromReceipt(QuorumCore):
-    """The lease counts from when the leader hears of the promise."""
+    """The lease counts from when the leader learns of the promise."""
 
     leadership_class = StampsReceipt
 
@@ -129,7 +129,7 @@ class SpeaksTooSoon(Leadership):
 
 
 class TransferWithLease(QuorumCore):
-    """The successor may begin while the predecessor goes on."""
+    """The successor may begin while the predecessor continues."""
 
     leadership_class = SpeaksTooSoon
 
@@ -278,7 +278,7 @@ class DeadlineFromReceipt(Host):
 
 
 class ProvesTooSoon(Host):
-    """A keeper that says so when the controller's connection has ended: the process may go on."""
+    """A keeper that says so when the controller's connection has ended: the process may continue."""
 
     def deposed(self) -> None:
         super().deposed()

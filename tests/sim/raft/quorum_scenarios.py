@@ -131,7 +131,7 @@ def failover(seed: int, core_class: type[QuorumCore]) -> float:
 
 def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> float:
     """Seconds until somebody else is active after the leader's processes were killed; its keeper
-    tells the others. `restarted`: a successor of the controller is there before they hear of it.
+    tells the others. `restarted`: a successor of the controller is there before they learn of it.
     """
     world, leader, others = led(seed, core_class)
     epoch = leader.core.epoch
@@ -209,8 +209,8 @@ def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def forced(seed: int, core_class: type[QuorumCore]) -> None:
-    """Two of three are lost for good; the third is forced to go on. When one comes back after all
-    it is of an older generation: nobody listens to it, and it hears why.
+    """Two of three are lost permanently; the third is forced to continue. When one comes back after
+    all it is of an older generation: nobody listens to it, and it hears why.
     """
     world, leader, others = led(seed, core_class)
     world.clients_work = False
@@ -326,8 +326,8 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
             lambda: world.hosts[2].core.is_leader and len(world.hosts[2].core.leading.replicas) == count, 10
         ):
             raise Violation("H1", "three of four voters elect nobody")
-        for asked in sorted(world.hosts[2].core.leading.replicas):
-            world.cut(2, asked.node_id)
+        for requested in sorted(world.hosts[2].core.leading.replicas):
+            world.cut(2, requested.node_id)
     world.network.links[1][2].cut = world.network.links[2][1].cut = False
     world.hosts[2].handle(events.RemoveVoter("out", key(1)))
     world.seconds(1)
@@ -342,7 +342,7 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def rumours(seed: int, core_class: type[QuorumCore]) -> None:
-    """A leader resigns and nobody hears of it. The others used to name it to each other for ever:
+    """A leader resigns and nobody learns of it. The others used to name it to each other for ever:
     'X leads this epoch'.
     """
     world, leader, others = led(seed, core_class, hosts=5)

@@ -129,7 +129,7 @@ class World:
         self._digests: dict[int, bytes] = {0: b""}
         self._committed_offset = 0
         self.leaders: dict[int, ReplicaKey] = {}
-        self._said: dict[bytes, int] = {}  # directory -> highest epoch
+        self._sent: dict[bytes, int] = {}  # directory -> highest epoch
         self._votes: dict[tuple[bytes, int], ReplicaKey] = {}
         self._directories = 0
         self.graves: dict[ReplicaKey, QuorumDisk] = {}
@@ -157,7 +157,7 @@ class World:
         self.kernel.run(until=self.kernel.now + int(seconds * SECOND))
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Goes on event by event until it holds; False when it does not in time."""
+        """Continues event by event until it holds; False when it does not in time."""
         end = self.kernel.now + int(seconds * SECOND)
         while not condition() and self.kernel.now < end:
             self.kernel.run(steps=1, until=end)
@@ -214,7 +214,7 @@ class World:
         known = self.leaders.get(core.epoch)
         if known is None:
             self.leaders[core.epoch] = host.key
-            self.kernel.tell("elected", host.node_id, core.epoch)
+            self.kernel.report("elected", host.node_id, core.epoch)
             self.count("elected")
             self._check_complete(host)
         elif known != host.key:
@@ -290,15 +290,15 @@ class World:
                     "L2", f"node {controller.node_id} fences node {host.node_id}, whose lease is still valid"
                 )
 
-    def on_said(self, host: Host, message: events.QuorumMessage) -> None:
+    def on_sent(self, host: Host, message: events.QuorumMessage) -> None:
         directory = host.key.directory_id
-        if message.epoch < self._said.get(directory, 0):
-            raise Violation("I4", f"node {host.node_id} says epoch {message.epoch} after {self._said[directory]}")
+        if message.epoch < self._sent.get(directory, 0):
+            raise Violation("I4", f"node {host.node_id} says epoch {message.epoch} after {self._sent[directory]}")
         if host.disk.vote.epoch < message.epoch:
             raise Violation(
                 "I4", f"node {host.node_id} says epoch {message.epoch}, its disk has {host.disk.vote.epoch}"
             )
-        self._said[directory] = max(message.epoch, self._said.get(directory, 0))
+        self._sent[directory] = max(message.epoch, self._sent.get(directory, 0))
         if isinstance(message, VoteRequest) and not message.pre_vote:
             self._on_vote(host, message.epoch, message.candidate)
         elif (
@@ -357,7 +357,7 @@ class World:
         kind = random.choice(("clean", "kill", "kill", "power"))
         if host.process is None:
             return
-        self.kernel.tell(kind, host.node_id)
+        self.kernel.report(kind, host.node_id)
         if kind == "clean" and not host.process.stopped:
             host.handle(events.TransferLeadership())
             self.kernel.after(50 * MILLISECOND, host.process, self._crash, host, kind)
@@ -376,7 +376,7 @@ class World:
 
     def _back(self, host: Host) -> None:
         if host.process is None:
-            self.kernel.tell("started", host.node_id)
+            self.kernel.report("started", host.node_id)
             host.start()
 
     def _wipe(self, host: Host) -> None:
@@ -387,7 +387,7 @@ class World:
             left = sum(self.hosts[voter.node_id].key == voter.key and voter.key != host.key for voter in voters)
             if left < majority(len(voters)):
                 return
-        self.kernel.tell("wiped", host.node_id)
+        self.kernel.report("wiped", host.node_id)
         host.stop(0)
         host.wipe()
         self.kernel.after(300 * MILLISECOND, None, self._back, host)
@@ -396,7 +396,7 @@ class World:
         process = host.process
         if process is not None and not process.stopped:
             process.stopped = True
-            self.kernel.tell("paused", host.node_id)
+            self.kernel.report("paused", host.node_id)
             self.kernel.after(
                 self.kernel.random.choice((100, 1_000, 2_500, 6_000)) * MILLISECOND, None, self._go_on, process
             )
@@ -464,7 +464,7 @@ class World:
     def heal(self, seconds: float = 30) -> None:
         """Everything works again. Raises Violation H1 when the quorum does not."""
         self.network.heal()
-        self.kernel.tell("healed")
+        self.kernel.report("healed")
         for host in self.hosts.values():
             host.disk_delay, host.disk.full = 3 * MILLISECOND, False
             if host.process is not None and host.process.stopped:

@@ -70,7 +70,7 @@ class ModelController:
             0, {partition: Part(replicas, (), (), (), -1, 0, 0) for partition, replicas in parts.items()}, {}
         )
         self.fresh: set[Any] = set(parts)  # never had a leader: any replica will do
-        self._heard: dict[int, int] = {}
+        self._received: dict[int, int] = {}
         # partition -> (leader epoch, broker epoch), sequence, answer
         self._handled: dict[Any, tuple[tuple[int, int], int, tuple[int, int], int]] = {}
         kernel.after(100 * MILLISECOND, self.process, self._tick)
@@ -128,7 +128,7 @@ class ModelController:
 
     def _tick(self) -> None:
         for node, broker in list(self.metadata.brokers.items()):
-            if not broker.fenced and self.kernel.now - self._heard[node] > self.session:
+            if not broker.fenced and self.kernel.now - self._received[node] > self.session:
                 self.fence(node)
         self.kernel.after(100 * MILLISECOND, self.process, self._tick)
 
@@ -171,7 +171,7 @@ class ModelController:
                 self._exclude(node)
         if old is None or old.incarnation != incarnation:
             self._commit({}, {node: Broker(self.metadata.version + 1, incarnation, directory, True)})
-        self._heard[node] = self.kernel.now
+        self._received[node] = self.kernel.now
         answer(self.metadata.brokers[node].epoch)
 
     def _exclude(self, node: int) -> None:
@@ -193,7 +193,7 @@ class ModelController:
         broker = self.metadata.brokers.get(node)
         if broker is None or broker.epoch != epoch:
             return
-        self._heard[node] = self.kernel.now
+        self._received[node] = self.kernel.now
         if broker.fenced and version >= broker.epoch:
             self._commit({}, {node: broker._replace(fenced=False)})
             self._commit(
@@ -214,7 +214,7 @@ class ModelController:
         known = self._handled.get(partition)
         if "R6b" not in self.off and known is not None:
             if known[0] > key:
-                # it may have been taken: not a refusal for good
+                # it may have been taken: not a refusal permanently
                 return answer(sequence, proposal.leader_epoch, FENCED_EPOCH)
             if known[0] == key and known[1] > sequence:
                 return answer(sequence, proposal.leader_epoch, NOT_ATTEMPTED)

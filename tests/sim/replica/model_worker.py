@@ -106,7 +106,7 @@ class Place:
         self.waiting: list[tuple[int, int, Caller]] = []  # offset behind its last record, its first one
         self.flush_pending = self.flushing = False
         self.sent: dict[int, int] = {}  # node -> high watermark it was told last
-        self.later = False  # the follower waits before it asks again
+        self.later = False  # the follower waits before it retries
         self.refused_epoch = control.led
         self.producers: Any = None  # this and the next are batch_worker.py's
         self.refused: list[tuple[int, Caller]] = []
@@ -297,7 +297,7 @@ class ModelWorker:
         )
         if error:
             return self._answer(caller, error, -1)
-        self.history.told_latest(place)
+        self.history.reported_latest(place)
         self._answer(caller, 0, place.core.high_watermark)
 
     # -- the disk ----------------------------------------------------------------------------------
@@ -332,15 +332,15 @@ class ModelWorker:
 
     def _fail(self) -> None:
         """W5."""
-        self.kernel.tell("directory failed", self.host.node)
+        self.kernel.report("directory failed", self.host.node)
         self.failed = True
         for place in self.places.values():
             self._refuse(place, STORAGE_ERROR)
         parked, self._parked = self._parked, []
-        for _, asked, caller, timer in parked:
+        for _, requested, caller, timer in parked:
             timer.cancel()
             self._send_answers(
-                [(partition, fetch, self._look_at(partition, fetch, 0)) for partition, fetch in asked], caller
+                [(partition, fetch, self._look_at(partition, fetch, 0)) for partition, fetch in requested], caller
             )
         self.on_failed()
 
@@ -354,15 +354,15 @@ class ModelWorker:
 
     # -- followers of ours -------------------------------------------------------------------------
 
-    def on_fetch(self, asked: list[tuple[Any, Fetch]], caller: Caller) -> None:
+    def on_fetch(self, requested: list[tuple[Any, Fetch]], caller: Caller) -> None:
         now_ms = self._now_ms()
-        answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in asked]
+        answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in requested]
         if any(self._worth(partition, fetch, answer) for partition, fetch, answer in answers):
             self._send_answers(answers, caller)
         else:
             self._token += 1
             self._parked.append(
-                (self._token, asked, caller, self.kernel.timer(PARK_MAX, self.process, self._unpark, self._token))
+                (self._token, requested, caller, self.kernel.timer(PARK_MAX, self.process, self._unpark, self._token))
             )
         for partition, _, answer in answers:
             place = self.places.get(partition)
@@ -409,8 +409,8 @@ class ModelWorker:
         """Those for whom there is something now."""
         parked, self._parked = self._parked, []
         for entry in parked:
-            _, asked, caller, timer = entry
-            for partition, fetch in asked:
+            _, requested, caller, timer = entry
+            for partition, fetch in requested:
                 place = self.places.get(partition)
                 if (
                     place is None
@@ -420,7 +420,7 @@ class ModelWorker:
                     or place.core.high_watermark > place.sent.get(fetch.node, -1)
                 ):
                     timer.cancel()
-                    self._send_parked(asked, caller)
+                    self._send_parked(requested, caller)
                     break
             else:
                 self._parked.append(entry)
@@ -431,12 +431,12 @@ class ModelWorker:
                 del self._parked[place]
                 return self._send_parked(entry[1], entry[2])
 
-    def _send_parked(self, asked: list[tuple[Any, Fetch]], caller: Caller) -> None:
+    def _send_parked(self, requested: list[tuple[Any, Fetch]], caller: Caller) -> None:
         """What has come of it since counts, too: the high watermark may move when a follower whose
         life was forgotten meanwhile is looked at (seed 623445).
         """
         now_ms = self._now_ms()
-        answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in asked]
+        answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in requested]
         self._send_answers(answers, caller)
         for partition, _, answer in answers:
             place = self.places.get(partition)
@@ -453,21 +453,21 @@ class ModelWorker:
             fetcher = self._fetchers[leader] = Fetcher(leader)
         if fetcher.busy:
             return
-        asked = []
+        requests = []
         for place in self.places.values():
             core = place.core
             if core.following and core.leader == leader and not place.later:
                 fetch = core.next_fetch()
                 if fetch is not None:
-                    asked.append((place.partition, fetch))
+                    requests.append((place.partition, fetch))
                 elif place.flushing:
                     return  # all together after the flush: a fetch without it would be parked, and it behind that
-        if not asked:
+        if not requests:
             return
         fetcher.busy = True
         fetcher.token += 1
         host = self.host
-        target = host.worker_of(leader, asked[0][0])
+        target = host.worker_of(leader, requests[0][0])
         fetcher.timer = self.kernel.timer(FETCH_TIMEOUT, self.process, self._fetch_late, fetcher, fetcher.token)
         if target is not None:
             host.network.send(
@@ -475,7 +475,7 @@ class ModelWorker:
                 leader,
                 target.process,
                 target.on_fetch,
-                asked,
+                requests,
                 (host.node, self.process, self._on_fetched, (fetcher, fetcher.token)),
             )
 

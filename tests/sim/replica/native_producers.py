@@ -7,7 +7,7 @@ mqd_partition_stage() alone (native/log/partition.c): what it asks of the tables
 
 Invariants
     N1  the state is what the log's batches below its end add up to; after a truncation it is made
-        anew, as by recovery
+        again, as by recovery
     N2  guards are forgotten with the state, and by the next batch of their producer's transaction
         or its marker
 """
@@ -190,7 +190,7 @@ class ProducerState:
     def _verified(self, batch: Any, guard: int, now_ms: int) -> Verdict:
         """check_verified() of native/log/partition.c."""
         if guard == 0:
-            return Verdict(VERIFY, guard=lib.mqd_verifications_ask(self._verifications, batch, now_ms))
+            return Verdict(VERIFY, guard=lib.mqd_verifications_begin(self._verifications, batch, now_ms))
         found = lib.mqd_verifications_find(self._verifications, batch, guard)
         if found == ffi.NULL:
             return Verdict(NOT_ENOUGH_REPLICAS)

@@ -101,8 +101,8 @@ class NativeReplica:
     def latest(self) -> int:
         return lib.mqd_replica_latest(self.native)
 
-    def fetch(self, asked: Fetch, now_ms: int) -> Answer:
-        lib.mqd_replica_fetch(self.native, _fill_fetch(asked), *self._with_epochs(), now_ms, _answer)
+    def fetch(self, requested: Fetch, now_ms: int) -> Answer:
+        lib.mqd_replica_fetch(self.native, _fill_fetch(requested), *self._with_epochs(), now_ms, _answer)
         out = _answer
         return Answer(
             out.error,
@@ -132,7 +132,7 @@ class NativeReplica:
             return None
         return Fetch(out.node_id, out.broker_epoch, out.current_leader_epoch, out.last_fetched_epoch, out.fetch_offset)
 
-    def step(self, asked: Fetch, answer: Answer) -> tuple[int, int]:
+    def step(self, requested: Fetch, answer: Answer) -> tuple[int, int]:
         out = _answer
         (
             out.error,
@@ -144,7 +144,7 @@ class NativeReplica:
             out.changed,
         ) = answer
         out.log_start = 0
-        lib.mqd_replica_step(self.native, _fill_fetch(asked), out, *self._with_epochs(), _step)
+        lib.mqd_replica_step(self.native, _fill_fetch(requested), out, *self._with_epochs(), _step)
         return _step.action, _step.offset
 
     def followed(self, leader_epoch: int, high_watermark: int) -> int:

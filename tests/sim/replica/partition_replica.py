@@ -8,7 +8,7 @@ count entries; times are milliseconds of the host's clock.
 Invariants
     A1  high_watermark never falls while the replica leads, and is <= log end
     A2  maximal in-sync set = committed ones + those proposed, from before the proposal leaves until
-        a newer partition epoch or a refusal for good
+        a newer partition epoch or a refusal permanently
     A3  follower states are of this leader epoch only
 """
 
@@ -181,35 +181,35 @@ class ModelReplica:
         self.high_watermark = position
         return HIGH_WATERMARK
 
-    def fetch(self, asked: Fetch, now_ms: int) -> Answer:
+    def fetch(self, requested: Fetch, now_ms: int) -> Answer:
         """R1, R2, KIP-903: a follower's fetch, which tells what it has."""
         if not self.leading:
             return self._answer(NOT_LEADER)
-        if asked.leader_epoch != self.leader_epoch and "R1" not in self.off:
-            return self._answer(FENCED_EPOCH if asked.leader_epoch < self.leader_epoch else UNKNOWN_EPOCH)
-        member = next((member for member in self.assignment.members if member.node == asked.node), None)
+        if requested.leader_epoch != self.leader_epoch and "R1" not in self.off:
+            return self._answer(FENCED_EPOCH if requested.leader_epoch < self.leader_epoch else UNKNOWN_EPOCH)
+        member = next((member for member in self.assignment.members if member.node == requested.node), None)
         if member is None:
             return self._answer(REPLICA_NOT_AVAILABLE)
-        follower = self.followers.get(asked.node)
-        if "903" not in self.off and asked.broker_epoch < max(
+        follower = self.followers.get(requested.node)
+        if "903" not in self.off and requested.broker_epoch < max(
             member.broker_epoch, follower.broker_epoch if follower is not None else -1
         ):
             return self._answer(STALE_BROKER)
         log = self.entries
-        if "R2" not in self.off and asked.offset > 0:
-            epoch, end = log.end_of_epoch(asked.last_epoch)
-            if epoch != asked.last_epoch or end < asked.offset:
+        if "R2" not in self.off and requested.offset > 0:
+            epoch, end = log.end_of_epoch(requested.last_epoch)
+            if epoch != requested.last_epoch or end < requested.offset:
                 return self._answer(NONE, epoch, end)
-        if asked.offset > log.end:
+        if requested.offset > log.end:
             return self._answer(OUT_OF_RANGE)
-        if follower is None or (follower.broker_epoch != asked.broker_epoch and "903" not in self.off):
-            follower = self.followers[asked.node] = Follower(self.epoch_began_ms)
-            follower.broker_epoch = asked.broker_epoch
-        if asked.offset >= log.end:
+        if follower is None or (follower.broker_epoch != requested.broker_epoch and "903" not in self.off):
+            follower = self.followers[requested.node] = Follower(self.epoch_began_ms)
+            follower.broker_epoch = requested.broker_epoch
+        if requested.offset >= log.end:
             follower.caught_up_ms = now_ms
-        elif asked.offset >= follower.end_at_fetch >= 0:
+        elif requested.offset >= follower.end_at_fetch >= 0:
             follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
-        follower.end, follower.fetched_ms, follower.end_at_fetch = asked.offset, now_ms, log.end
+        follower.end, follower.fetched_ms, follower.end_at_fetch = requested.offset, now_ms, log.end
         return self._answer(NONE, changed=self._advance())
 
     def _answer(self, error: int, diverging_epoch: int = -1, diverging_end: int = -1, changed: int = 0) -> Answer:
@@ -238,7 +238,7 @@ class ModelReplica:
         if not self.leading:
             return None
         if self.proposal is None:
-            members = self._wanted(now_ms)
+            members = self._requested(now_ms)
             if {node for node, _ in members} == self.committed:
                 return None
             self._sequence += 1
@@ -255,17 +255,19 @@ class ModelReplica:
         recently = follower.end == self.entries.end or now_ms - follower.caught_up_ms <= self.lag_ms_max // 2
         return follower.end >= self.epoch_start and recently
 
-    def _wanted(self, now_ms: int) -> tuple[tuple[int, int], ...]:
+    def _requested(self, now_ms: int) -> tuple[tuple[int, int], ...]:
         given = self.assignment
-        wanted: list[tuple[int, int]] = []
+        expected: list[tuple[int, int]] = []
         for member in given.members:
             follower = self.followers.get(member.node)
             if member.node == given.node:
-                wanted.append((member.node, given.broker_epoch))
+                expected.append((member.node, given.broker_epoch))
             elif member.in_sync:
                 caught_up = follower.caught_up_ms if follower is not None else self.epoch_began_ms
                 if now_ms - caught_up <= self.lag_ms_max:
-                    wanted.append((member.node, follower.broker_epoch if follower is not None else member.broker_epoch))
+                    expected.append(
+                        (member.node, follower.broker_epoch if follower is not None else member.broker_epoch)
+                    )
             elif (
                 follower is not None
                 and member.eligible
@@ -273,8 +275,8 @@ class ModelReplica:
                 and (self._caught_up(follower, now_ms) or "R7" in self.off)
             ):
                 if follower.broker_epoch == member.broker_epoch or "903" in self.off:
-                    wanted.append((member.node, follower.broker_epoch))
-        return tuple(wanted)
+                    expected.append((member.node, follower.broker_epoch))
+        return tuple(expected)
 
     def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
         """Success shows as a newer partition epoch, by assign()."""
@@ -295,13 +297,13 @@ class ModelReplica:
             return None
         return Fetch(given.node, given.broker_epoch, self.leader_epoch, log.last_epoch, log.end)
 
-    def step(self, asked: Fetch, answer: Answer) -> tuple[int, int]:
+    def step(self, requested: Fetch, answer: Answer) -> tuple[int, int]:
         """(what to do, offset)."""
         log = self.entries
         if (
             not self.following
-            or asked.leader_epoch != self.leader_epoch
-            or asked.offset != log.end
+            or requested.leader_epoch != self.leader_epoch
+            or requested.offset != log.end
             or (answer.leader_epoch != self.leader_epoch and "R1" not in self.off)
         ):
             return IGNORE, 0

@@ -235,7 +235,7 @@ class PartitionWorld:
         random = kernel.random
         if self._weights:
             name = random.choices(list(self._weights), list(self._weights.values()))[0]
-            kernel.tell(name)
+            kernel.report(name)
             getattr(self, "_" + name)(random)
         kernel.after(int(random.expovariate(1 / self._gap)) + 1, None, self._fault)
 

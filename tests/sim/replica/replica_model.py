@@ -36,7 +36,7 @@ def truncation(epochs: EpochList, log_end: int, diverging_epoch: int, diverging_
 
 
 @dataclass
-class Heard:
+class FollowerView:
     """What was heard of one replica in this leader epoch."""
 
     # (time, offset, broker epoch, leader's log end then)
@@ -58,7 +58,7 @@ class ReplicaModel:
         self.assignment: Assignment | None = None
         self.role = Role.NONE
         self.log_start = self.log_end = self.durable = self.high_watermark = self.epoch_start = 0
-        self.heard: dict[int, Heard] = {}
+        self.received: dict[int, FollowerView] = {}
         self.proposal: Proposal | None = None
         self.proposal_ms = -math.inf
         self.sequence = 0
@@ -81,7 +81,7 @@ class ReplicaModel:
         if self.role != Role.LEADER or len(self.committed) < self.min_insync:
             return 0
         own = self.durable if self.assignment.flush_on_ack else self.log_end
-        reached = min([own, *(self.heard[node].position for node in self.maximal - {self.assignment.node_id})])
+        reached = min([own, *(self.received[node].position for node in self.maximal - {self.assignment.node_id})])
         if reached <= self.high_watermark:
             return 0
         self.high_watermark = reached
@@ -111,15 +111,15 @@ class ReplicaModel:
         below_before = old is not None and not fresh and len(self.committed) < self.min_insync
         if fresh or given.partition_epoch > old.partition_epoch:
             self.proposal, self.proposal_ms = None, -math.inf
-        known = {} if fresh else self.heard
+        known = {} if fresh else self.received
         self.assignment, self.role = given, role
-        self.heard = {member.node_id: known.get(member.node_id, Heard()) for member in given.members}
+        self.received = {member.node_id: known.get(member.node_id, FollowerView()) for member in given.members}
         for node in self.committed:
-            if self.heard[node].had_everything_ms == -math.inf:
-                self.heard[node].had_everything_ms = now_ms
+            if self.received[node].had_everything_ms == -math.inf:
+                self.received[node].had_everything_ms = now_ms
         if role == Role.LEADER:
-            for heard in self.heard.values():
-                self._behind(heard, now_ms)
+            for received in self.received.values():
+                self._behind(received, now_ms)
         self.high_watermark = min(self.high_watermark, self.log_end)
         if fresh and role == Role.LEADER:
             self.epoch_start = self.log_end
@@ -136,16 +136,16 @@ class ReplicaModel:
         if self.role != Role.LEADER:
             return changed
         if log_end != before:
-            for heard in self.heard.values():
-                if heard.position == before:
-                    heard.had_everything_ms = max(heard.had_everything_ms, now_ms)
-                self._behind(heard, now_ms)
+            for received in self.received.values():
+                if received.position == before:
+                    received.had_everything_ms = max(received.had_everything_ms, now_ms)
+                self._behind(received, now_ms)
         return changed | self._raise()
 
-    def _behind(self, heard: Heard, now_ms: int) -> None:
+    def _behind(self, received: FollowerView, now_ms: int) -> None:
         bound = self.assignment.lag_records_max
-        behind = bound >= 0 and bool(heard.fetches) and self.log_end - heard.position > bound
-        heard.behind_since_ms = min(heard.behind_since_ms, now_ms) if behind else math.inf
+        behind = bound >= 0 and bool(received.fetches) and self.log_end - received.position > bound
+        received.behind_since_ms = min(received.behind_since_ms, now_ms) if behind else math.inf
 
     def may_append(self, acks_all: bool, lease_deadline_ns: int, now_ns: int) -> int:
         if self.role != Role.LEADER or now_ns >= lease_deadline_ns:
@@ -168,15 +168,15 @@ class ReplicaModel:
             return Answer(OUT_OF_RANGE, epoch, -1, -1, self.log_end, self.high_watermark, self.log_start, 0)
         if diverging is not None:
             return Answer(0, epoch, *diverging, self.log_end, self.high_watermark, self.log_start, 0)
-        heard = self.heard[fetch.node_id]
+        received = self.received[fetch.node_id]
         complete = -math.inf
         if fetch.fetch_offset >= self.log_end:
             complete = now_ms
-        elif heard.fetches and fetch.fetch_offset >= heard.fetches[-1][3]:
-            complete = heard.fetches[-1][0]  # all that there was then
-        heard.had_everything_ms = max(heard.had_everything_ms, complete)
-        heard.fetches.append((now_ms, fetch.fetch_offset, fetch.broker_epoch, self.log_end))
-        self._behind(heard, now_ms)
+        elif received.fetches and fetch.fetch_offset >= received.fetches[-1][3]:
+            complete = received.fetches[-1][0]  # all that there was then
+        received.had_everything_ms = max(received.had_everything_ms, complete)
+        received.fetches.append((now_ms, fetch.fetch_offset, fetch.broker_epoch, self.log_end))
+        self._behind(received, now_ms)
         changed = self._raise()
         return Answer(0, epoch, -1, -1, self.log_end, self.high_watermark, self.log_start, changed)
 
@@ -189,7 +189,7 @@ class ReplicaModel:
             return NO_REPLICA
         if fetch.current_leader_epoch != given.leader_epoch:
             return FENCED if fetch.current_leader_epoch < given.leader_epoch else UNKNOWN
-        newest = max([members[fetch.node_id].broker_epoch, self.heard[fetch.node_id].broker_epoch])
+        newest = max([members[fetch.node_id].broker_epoch, self.received[fetch.node_id].broker_epoch])
         return STALE_BROKER if fetch.broker_epoch < newest else 0
 
     def _diverging(self, fetch: Fetch, epochs: EpochList) -> tuple[int, int] | None:
@@ -205,24 +205,24 @@ class ReplicaModel:
 
     # -- proposals ---------------------------------------------------------------------------------
 
-    def _lags(self, heard: Heard, now_ms: int) -> bool:
-        if now_ms - heard.behind_since_ms >= BEHIND_MS:
+    def _lags(self, received: FollowerView, now_ms: int) -> bool:
+        if now_ms - received.behind_since_ms >= BEHIND_MS:
             return True
-        return not self._caught_up_within(heard, now_ms, self.assignment.lag_ms_max)
+        return not self._caught_up_within(received, now_ms, self.assignment.lag_ms_max)
 
-    def _caught_up_within(self, heard: Heard, now_ms: int, ms: int) -> bool:
-        return heard.position == self.log_end or now_ms - heard.had_everything_ms <= ms
+    def _caught_up_within(self, received: FollowerView, now_ms: int, ms: int) -> bool:
+        return received.position == self.log_end or now_ms - received.had_everything_ms <= ms
 
     def _may_join(self, node: int, now_ms: int) -> bool:
         member = {member.node_id: member for member in self.assignment.members}[node]
-        heard = self.heard[node]
+        received = self.received[node]
         return (
-            bool(heard.fetches)
+            bool(received.fetches)
             and member.eligible
-            and heard.position >= max(self.high_watermark, self.epoch_start)
-            and heard.broker_epoch == member.broker_epoch
-            and heard.behind_since_ms == math.inf
-            and self._caught_up_within(heard, now_ms, self.assignment.lag_ms_max // 2)
+            and received.position >= max(self.high_watermark, self.epoch_start)
+            and received.broker_epoch == member.broker_epoch
+            and received.behind_since_ms == math.inf
+            and self._caught_up_within(received, now_ms, self.assignment.lag_ms_max // 2)
         )
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
@@ -231,19 +231,19 @@ class ReplicaModel:
             return None
         if self.proposal is None:
             nodes = [member.node_id for member in given.members]
-            wanted = {given.node_id}
-            wanted |= {node for node in self.committed - wanted if not self._lags(self.heard[node], now_ms)}
-            wanted |= {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node, now_ms)}
-            if wanted == self.committed or not all(
-                member.eligible for member in given.members if member.node_id in wanted
+            expected = {given.node_id}
+            expected |= {node for node in self.committed - expected if not self._lags(self.received[node], now_ms)}
+            expected |= {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node, now_ms)}
+            if expected == self.committed or not all(
+                member.eligible for member in given.members if member.node_id in expected
             ):
                 return None
             epochs = {member.node_id: member.broker_epoch for member in given.members} | {
-                node: heard.broker_epoch for node, heard in self.heard.items() if heard.fetches
+                node: received.broker_epoch for node, received in self.received.items() if received.fetches
             }
             epochs[given.node_id] = given.broker_epoch
             self.sequence += 1
-            in_sync = tuple((node, epochs[node]) for node in nodes if node in wanted)
+            in_sync = tuple((node, epochs[node]) for node in nodes if node in expected)
             self.proposal = Proposal(
                 self.sequence, given.broker_epoch, given.leader_epoch, given.partition_epoch, in_sync
             )

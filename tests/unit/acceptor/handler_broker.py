@@ -150,7 +150,7 @@ def registration(node_id: int, key, settled) -> broker_messages.RegisterBroker:
 
 class HandlerBroker:
     """async with HandlerBroker(tmp_path, {...}) as broker: await
-    broker.ask(MetadataRequest(...), 9)
+    broker.send_request(MetadataRequest(...), 9)
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class HandlerBroker:
         self.last = await dispatch.answer(self.broker, address, frame, 1)
         return self.last
 
-    async def ask(self, request: object, version: int, address: Address = ADDRESS):
+    async def send_request(self, request: object, version: int, address: Address = ADDRESS):
         """The decoded response, through the bytes of both."""
         outcome = await self.frame(encode_request(request, version, 4711), address)
         assert outcome.close is None and outcome.body is not None, outcome
@@ -275,7 +275,7 @@ class HandlerBroker:
                 for name, level in ((MQD_VERSION, SHARE_GROUPS_LEVEL), (SHARE_VERSION, 1))
             ]
         )
-        response = await self.ask(request, 2, Address(principal="User:admin", peer_ip="127.0.0.1"))
+        response = await self.send_request(request, 2, Address(principal="User:admin", peer_ip="127.0.0.1"))
         assert response.error_code == 0, response
 
     def place(self, topic: str, partition: int, **positions: int) -> Path:

@@ -41,10 +41,12 @@ def test_accepting_pauses_when_nobody_can_be_accepted(
         monkeypatch.setattr(accepting, "PAUSE_S", 3600.0)
         acceptor.start(asyncio.get_running_loop())
         await turns(20)
-        assert listener.asked == 1 and len(caplog.records) == 1 and ("ulimit" in caplog.text) == (code == errno.EMFILE)
+        assert (
+            listener.requested == 1 and len(caplog.records) == 1 and ("ulimit" in caplog.text) == (code == errno.EMFILE)
+        )
         acceptor._resume_unless_full()
         await turns(20)
-        assert listener.asked == 2 and not faults
+        assert listener.requested == 2 and not faults
         acceptor.stop()
         listener.close()
 
@@ -57,7 +59,7 @@ def test_who_left_before_it_was_served_is_passed_over() -> None:
         acceptor = Acceptor([listener], [], lambda worker: 0, lambda worker: True, ConnectionLimits({}, ["PLAINTEXT"]))  # type: ignore[list-item]
         acceptor.start(asyncio.get_running_loop())
         await turns(3)
-        assert listener.asked >= 3 and not acceptor._paused
+        assert listener.requested >= 3 and not acceptor._paused
         acceptor.stop()
         listener.close()
 

@@ -49,7 +49,7 @@ async def plain(found: Authentication, token: bytes, before: str = "", connectio
 
 
 def test_plain_and_scram_name_the_principal():
-    async def story() -> None:
+    async def scenario() -> None:
         found = service()
         step = await plain(found, b"\0alice\0s3cret")
         assert (step.principal, step.lifetime_ms, step.token) == ("User:alice", 0, b"")
@@ -66,7 +66,7 @@ def test_plain_and_scram_name_the_principal():
         assert [one.principal for one in steps] == ["", "User:alice"]
         assert found.succeeded_count == 2 and found.failed_count == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_mechanisms_that_a_listener_has():
@@ -80,7 +80,7 @@ def test_mechanisms_that_a_listener_has():
 
 
 def test_tokens_come_after_a_handshake_and_once():
-    async def story() -> None:
+    async def scenario() -> None:
         found = service()
         with pytest.raises(IllegalState):
             await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
@@ -91,11 +91,11 @@ def test_tokens_come_after_a_handshake_and_once():
         with pytest.raises(IllegalState):  # of another worker's process
             await found.step((8, 64), SASL, "10.0.0.1", "", b"\0alice\0s3cret")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_failures_cost_more_each_time_for_the_same_address_and_user():
-    async def story() -> None:
+    async def scenario() -> None:
         found, delays_s = service(), []
         for _ in range(9):
             with pytest.raises(Refused, match="invalid credentials with SASL mechanism PLAIN") as refused:
@@ -108,22 +108,22 @@ def test_failures_cost_more_each_time_for_the_same_address_and_user():
         assert (await plain(found, b"\0alice\0s3cret")).principal, "it is not locked out"
         assert found.failed_count == 10
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_another_user_on_the_same_connection_is_refused():
-    async def story() -> None:
+    async def scenario() -> None:
         found = service(reauthenticate_ms=5000)
         step = await plain(found, b"\0alice\0s3cret", "User:alice")
         assert step.lifetime_ms == 5000
         with pytest.raises(Refused):
             await plain(found, b"\0alice\0s3cret", "User:bob")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_is_held_is_bounded(monkeypatch):
-    async def story() -> None:
+    async def scenario() -> None:
         found = service()
         monkeypatch.setattr(authentication, "EXCHANGES_MAX", 2)
         for number in range(3):
@@ -142,7 +142,7 @@ def test_what_is_held_is_bounded(monkeypatch):
                 await plain(found, b"\0" + user + b"\0wrong")
         assert len(found._failures) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_exchanges_whose_clients_have_left_are_given_up(monkeypatch):
@@ -158,7 +158,7 @@ def test_exchanges_whose_clients_have_left_are_given_up(monkeypatch):
 def test_large_tokens_that_wait_have_a_budget(monkeypatch):
     """A thousand of 512 KiB may not wait for the issuer's keys at once."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         found = service(token_bytes_max=1 << 20)
         monkeypatch.setattr(authentication, "WAITING_BYTES_MAX", 1000)
         found.begin(CONNECTION, SASL, "PLAIN")
@@ -170,7 +170,7 @@ def test_large_tokens_that_wait_have_a_budget(monkeypatch):
             await first
         assert (await plain(found, b"\0alice\0s3cret")).principal
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_session_without_an_end_fits_its_64_bits():
@@ -180,7 +180,7 @@ def test_a_session_without_an_end_fits_its_64_bits():
 
 
 def test_an_exchange_does_not_wait_for_ever(monkeypatch):
-    async def story() -> None:
+    async def scenario() -> None:
         found, now = service(), [1000.0]
         monkeypatch.setattr(authentication.time, "monotonic", lambda: now[0])
         found.begin(CONNECTION, SASL, "PLAIN")
@@ -188,11 +188,11 @@ def test_an_exchange_does_not_wait_for_ever(monkeypatch):
         with pytest.raises(Refused):
             await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_second_token_does_not_overtake_the_first():
-    async def story() -> None:
+    async def scenario() -> None:
         found = service()
         found.begin(CONNECTION, SASL, "PLAIN")
         first = asyncio.create_task(found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret"))
@@ -202,15 +202,15 @@ def test_a_second_token_does_not_overtake_the_first():
             await found.step(CONNECTION, SASL, "10.0.0.1", "", b"\0alice\0s3cret")
         assert (await first).principal == "User:alice"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def salt_of(found: Authentication, user: str) -> str:
-    async def story() -> bytes:
+    async def scenario() -> bytes:
         found.begin(CONNECTION, SASL, "SCRAM-SHA-256")
         return (await found.step(CONNECTION, SASL, "10.0.0.1", "", f"n,,n={user},r=abc".encode())).token
 
-    return asyncio.run(story()).decode().split(",")[1]
+    return asyncio.run(scenario()).decode().split(",")[1]
 
 
 def test_salts_of_unknown_users_come_from_the_cluster_and_not_from_a_host_or_its_key():
@@ -268,7 +268,7 @@ def test_a_host_without_its_lease_may_not_have_heard_of_a_changed_password(right
     broker = SimpleNamespace(authentication=service(), authorizer=rules, may_lead=lambda: has_lease)
     address = Address(connection=CONNECTION, listener_id=SASL, peer_ip="10.0.0.1")
 
-    async def story() -> object:
+    async def scenario() -> object:
         context = Context(broker, address)
         await sasl.handle(context, None, SaslHandshakeRequest(mechanism="PLAIN"))
         proof = SaslAuthenticateRequest(auth_bytes=f"\0alice\0{password}".encode())
@@ -279,4 +279,4 @@ def test_a_host_without_its_lease_may_not_have_heard_of_a_changed_password(right
         assert (context.authenticated is not None) == (answer.error_code == 0)
         return answer.error_code
 
-    assert asyncio.run(story()) == outcome
+    assert asyncio.run(scenario()) == outcome

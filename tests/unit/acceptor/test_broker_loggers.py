@@ -28,8 +28,8 @@ def written() -> Iterator[io.StringIO]:
 
 async def levels(broker: HandlerBroker, name: str = "1", keys: list[str] | None = None) -> dict[str, str] | int:
     """Or the error."""
-    asked = DescribeConfigsRequest.Resource(resource_type=RESOURCE, resource_name=name, configuration_keys=keys)
-    result = (await broker.ask(DescribeConfigsRequest(resources=[asked]), 4)).results[0]
+    requested = DescribeConfigsRequest.Resource(resource_type=RESOURCE, resource_name=name, configuration_keys=keys)
+    result = (await broker.send_request(DescribeConfigsRequest(resources=[requested]), 4)).results[0]
     assert all((one.config_source, one.read_only, one.is_sensitive) == (6, False, False) for one in result.configs)
     return result.error_code or {one.name: one.value for one in result.configs}
 
@@ -37,10 +37,10 @@ async def levels(broker: HandlerBroker, name: str = "1", keys: list[str] | None 
 async def alter(
     broker: HandlerBroker, *changes: tuple[str, int, str | None], name: str = "1", validate_only: bool = False
 ) -> int:
-    asked = IncrementalAlterConfigsRequest
-    configs = [asked.Config(name=one, config_operation=operation, value=value) for one, operation, value in changes]
-    resource = asked.Resource(resource_type=RESOURCE, resource_name=name, configs=configs)
-    answer = await broker.ask(asked(resources=[resource], validate_only=validate_only), 1)
+    requested = IncrementalAlterConfigsRequest
+    configs = [requested.Config(name=one, config_operation=operation, value=value) for one, operation, value in changes]
+    resource = requested.Resource(resource_type=RESOURCE, resource_name=name, configs=configs)
+    answer = await broker.send_request(requested(resources=[resource], validate_only=validate_only), 1)
     assert (answer.responses[0].resource_type, answer.responses[0].resource_name) == (RESOURCE, name)
     return answer.responses[0].error_code
 
@@ -84,7 +84,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path, written: io.StringIO) -
         whole = AlterConfigsRequest.Resource(
             resource_type=RESOURCE, resource_name="1", configs=[AlterConfigsRequest.Config(name=LOGGER, value="DEBUG")]
         )
-        answer = await broker.ask(AlterConfigsRequest(resources=[whole]), 2)
+        answer = await broker.send_request(AlterConfigsRequest(resources=[whole]), 2)
         assert answer.responses[0].error_code == ErrorCode.INVALID_REQUEST, "as in Kafka: only single levels"
         assert await levels(broker) == before
 

@@ -39,17 +39,17 @@ def test_the_stages(left: datetime.timedelta, due: int | None) -> None:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
-    def told(level: str) -> Callable[..., None]:
+    def report(level: str) -> Callable[..., None]:
         return lambda text, **fields: found.append((level, f"{text} {fields}"))
 
-    monkeypatch.setattr(certificates, "log", SimpleNamespace(warning=told("warning"), error=told("error")))
+    monkeypatch.setattr(certificates, "log", SimpleNamespace(warning=report("warning"), error=report("error")))
     return found
 
 
-def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path, said: list[tuple[str, str]]) -> None:
+def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path, logged: list[tuple[str, str]]) -> None:
     authority = Authority()
     keystore = authority.issue("broker", days=9).write(tmp_path / "keystore.pem")
     other = authority.issue("metrics", days=3)
@@ -68,18 +68,18 @@ def test_each_stage_is_logged_once_and_a_new_certificate_ends_it(tmp_path: Path,
     watched, now = Certificates(config), datetime.datetime.now(datetime.UTC)
     watched.look(now)
     watched.look(now + SECOND)
-    assert [level for level, _ in said] == ["warning", "warning"]
-    assert "of listener SSL ends soon" in said[0][1] and "of listener METRICS" in said[1][1]
+    assert [level for level, _ in logged] == ["warning", "warning"]
+    assert "of listener SSL ends soon" in logged[0][1] and "of listener METRICS" in logged[1][1]
     assert watched.ends["METRICS"] == pytest.approx((now + 3 * DAY).timestamp(), abs=60)
-    said.clear()
+    logged.clear()
     watched.look(now + 3 * DAY)
-    assert [level for level, _ in said] == ["warning", "error"]
-    assert "'days_left': 5" in said[0][1] and "METRICS has ended" in said[1][1]
-    said.clear()
+    assert [level for level, _ in logged] == ["warning", "error"]
+    assert "'days_left': 5" in logged[0][1] and "METRICS has ended" in logged[1][1]
+    logged.clear()
     authority.issue("broker", days=9).write(tmp_path / "new").replace(keystore)
     (tmp_path / "metrics.p12").write_bytes(b"nonsense")
     watched.look(now)
-    assert [level for level, _ in said] == ["warning", "warning"]  # another certificate; the one that is in use
+    assert [level for level, _ in logged] == ["warning", "warning"]  # another certificate; the one that is in use
     assert set(watched.ends) == {"SSL", "METRICS"}
 
 

@@ -78,37 +78,37 @@ class Coordinator:
     """Gives the prepared answers one after the other, the last one for ever."""
 
     def __init__(self, *answers: list[int] | int) -> None:
-        self.answers, self.asked = list(answers), 0
+        self.answers, self.requested = list(answers), 0
 
     async def check(self, payload: bytes) -> list[int] | int:
-        self.asked += 1
-        return self.answers[min(self.asked, len(self.answers)) - 1]
+        self.requested += 1
+        return self.answers[min(self.requested, len(self.answers)) - 1]
 
 
 CONCURRENT = int(ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
-def ask_all(coordinator: Coordinator, version: int) -> Answer:
+def request_all(coordinator: Coordinator, version: int) -> Answer:
     return asyncio.run(Checks(coordinator).transaction(b"", version))
 
 
 def test_the_end_of_the_last_transaction_is_waited_for() -> None:
     coordinator = Coordinator(CONCURRENT, [CONCURRENT], [0])
-    assert ask_all(coordinator, 12) == Answer(0, struct.pack("=h", 0))
-    assert coordinator.asked == 3
+    assert request_all(coordinator, 12) == Answer(0, struct.pack("=h", 0))
+    assert coordinator.requested == 3
     coordinator = Coordinator(CONCURRENT)
-    assert ask_all(coordinator, 12) == Answer(CONCURRENT)  # but not for long
-    assert 1 < coordinator.asked <= 6
+    assert request_all(coordinator, 12) == Answer(CONCURRENT)  # but not for long
+    assert 1 < coordinator.requested <= 6
     coordinator = Coordinator([19, CONCURRENT])
-    assert ask_all(coordinator, 11) == Answer(0, struct.pack("=2h", 19, CONCURRENT))
-    assert coordinator.asked == 1
+    assert request_all(coordinator, 11) == Answer(0, struct.pack("=2h", 19, CONCURRENT))
+    assert coordinator.requested == 1
 
 
 def test_without_coordinator_nothing_is_transactional() -> None:
     assert asyncio.run(Checks().transaction(b"", 12)) == Answer(ErrorCode.INVALID_TXN_STATE)
 
 
-def ask(
+def send_request(
     wire: Wire, payload: bytes, flags: int, token: int = 7, generation: int | None = None, offset: int = 4096
 ) -> None:
     wire.arenas[1][offset : offset + len(payload)] = payload
@@ -130,14 +130,14 @@ def ask(
 def test_checks_over_the_link(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         wire.link.checks = Checks(Coordinator([0, 48]))
-        ask(wire, b"payload", native.CHECK_TRANSACTION)
+        send_request(wire, b"payload", native.CHECK_TRANSACTION)
         (answer,) = await wire.receive(1)
         assert (answer.kind, answer.token, answer.error) == (DescriptorKind.CHECKED, 7, 0)
         assert wire.payload(answer) == struct.pack("=2h", 0, 48)
         wire.release(1, answer)
         await wire.until(lambda: wire.link.arena_extents[0] == 0)
-        ask(wire, batch([b"k"], "zstd"), native.CHECK_RECORDS, 8)
-        ask(wire, batch([None], "lz4"), native.CHECK_RECORDS, 9, offset=8192)
+        send_request(wire, batch([b"k"], "zstd"), native.CHECK_RECORDS, 8)
+        send_request(wire, batch([None], "lz4"), native.CHECK_RECORDS, 9, offset=8192)
         answers = {answer.token: answer for answer in await wire.receive(1, 2)}
         assert (answers[8].error, answers[8].size_bytes) == (0, 0)
         assert answers[9].error == ErrorCode.INVALID_RECORD
@@ -154,10 +154,10 @@ def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
             raise RuntimeError("broken")
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
-        ask(wire, b"payload", native.CHECK_TRANSACTION)  # nobody is there to answer
+        send_request(wire, b"payload", native.CHECK_TRANSACTION)  # nobody is there to answer
         assert (await wire.receive(1))[0].error == ErrorCode.NOT_ENOUGH_REPLICAS
         wire.link.checks = Checks(Broken())
-        ask(wire, b"payload", native.CHECK_TRANSACTION)
+        send_request(wire, b"payload", native.CHECK_TRANSACTION)
         assert (await wire.receive(1))[0].error == ErrorCode.NOT_ENOUGH_REPLICAS
         generation = wire.control.endpoint_generation(ACCEPTOR)
         far = Descriptor(
@@ -169,8 +169,8 @@ def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
             error=generation,
         )
         assert wire.ends[1].send(ACCEPTOR, far)
-        ask(wire, b"payload", native.CHECK_TRANSACTION, 6, generation + 1)  # meant for another acceptor
-        ask(wire, b"payload", native.CHECK_TRANSACTION, 8)
+        send_request(wire, b"payload", native.CHECK_TRANSACTION, 6, generation + 1)  # meant for another acceptor
+        send_request(wire, b"payload", native.CHECK_TRANSACTION, 8)
         assert [(one.token, one.error) for one in await wire.receive(1, 2)] == [
             (5, ErrorCode.NOT_ENOUGH_REPLICAS),
             (8, ErrorCode.NOT_ENOUGH_REPLICAS),

@@ -110,7 +110,7 @@ def made(*topics: messages.TopicImage, brokers: list[messages.BrokerImage] | Non
     return Broker(config, [("PLAINTEXT", "127.0.0.1", 9092)], metadata, None, Table())
 
 
-def told(broker: Broker, context: Context | None = None) -> dict[int, tuple[int, int, list[int]]]:
+def report(broker: Broker, context: Context | None = None) -> dict[int, tuple[int, int, list[int]]]:
     """Partition -> (error, leader, offline replicas)."""
     request = MetadataRequest(topics=[MetadataRequest.Topic(name="t")])
     answer = asyncio.run(
@@ -130,18 +130,18 @@ def test_clients_are_sent_to_leaders_that_live() -> None:
         topic(partition(0, (1, 2)), partition(1, (2, 3)), partition(2, (3, 1)), partition(3, (1, 3), leader=-1))
     )
     missing = int(ErrorCode.LEADER_NOT_AVAILABLE)
-    assert told(broker) == {0: (0, 1, []), 1: (0, 2, []), 2: (0, 3, []), 3: (missing, -1, [])}
+    assert report(broker) == {0: (0, 1, []), 1: (0, 2, []), 2: (0, 3, []), 3: (missing, -1, [])}
     broker.metadata.apply(messages.BrokersPut(2, [broker_image(1), broker_image(2), broker_image(3, fenced=True)], 1))
-    assert told(broker) == {0: (0, 1, []), 1: (0, 2, [3]), 2: (missing, -1, [3]), 3: (missing, -1, [3])}
+    assert report(broker) == {0: (0, 1, []), 1: (0, 2, [3]), 2: (missing, -1, [3]), 3: (missing, -1, [3])}
     assert [node for node, *_ in broker.brokers(ADDRESS)] == [1, 2]
 
 
 def test_a_host_without_its_lease_sends_nobody_to_itself() -> None:
     broker = made(topic(partition(0, (2, 3))))
     broker.table.lease_deadline_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 60_000_000_000
-    assert told(broker)[0][1] == 2
+    assert report(broker)[0][1] == 2
     broker.table.lease_deadline_ns = 5
-    assert told(broker)[0] == (ErrorCode.LEADER_NOT_AVAILABLE, -1, [])
+    assert report(broker)[0] == (ErrorCode.LEADER_NOT_AVAILABLE, -1, [])
     assert broker.unserved_error(broker.partition_of("t", 0)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -153,14 +153,14 @@ def test_what_is_said_without_the_lease_is_not_kept_for_when_it_is_back() -> Non
     for deadline_ns, leaders, cacheable in ((INT64_MAX, [1, 2], True), (5, [1, -1], False), (INT64_MAX, [1, 2], True)):
         broker.table.lease_deadline_ns = deadline_ns
         context = Context(broker, ADDRESS)
-        assert [leader for _, leader, _ in told(broker, context).values()] == leaders
+        assert [leader for _, leader, _ in report(broker, context).values()] == leaders
         assert context.cacheable is cacheable
 
 
 def test_a_replica_that_follows_is_not_taken_for_a_leader() -> None:
     broker = made(topic(partition(0, (2, 3)), partition(1, (1, 2))))
     broker.table.roles[0] = SlotRole.FOLLOWS  # its owner has not heard yet
-    assert told(broker)[0][0] == ErrorCode.LEADER_NOT_AVAILABLE
+    assert report(broker)[0][0] == ErrorCode.LEADER_NOT_AVAILABLE
     follows = broker.partition_of("t", 1)
     assert broker.view(follows) is None and broker.replica_view(follows) is not None
     assert broker.unserved_error(follows) == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -191,7 +191,7 @@ def test_hidden_partitions_are_not_shown() -> None:
             partition(2, (2, 3), retiring=RETIRE_HIDDEN),
         )
     )
-    assert list(told(broker)) == [0] and broker.metadata.visible_count(broker.metadata.topics["t"], 100) == 1
+    assert list(report(broker)) == [0] and broker.metadata.visible_count(broker.metadata.topics["t"], 100) == 1
     request = DescribeTopicPartitionsRequest(
         topics=[DescribeTopicPartitionsRequest.Topic(name="t")], response_partition_limit=10
     )
@@ -203,12 +203,12 @@ def test_hidden_partitions_are_not_shown() -> None:
 
 def test_fenced_brokers_are_described_on_demand() -> None:
     broker = made(brokers=[broker_image(1), broker_image(2), broker_image(3, fenced=True)])
-    for asked, expected in ((False, [(1, False), (2, False)]), (True, [(1, False), (2, False), (3, True)])):
+    for requested, expected in ((False, [(1, False), (2, False)]), (True, [(1, False), (2, False), (3, True)])):
         answer = asyncio.run(
             describe_cluster.handle(
                 Context(broker, ADDRESS),
                 RequestHeader(60, 2, 1, None),
-                DescribeClusterRequest(include_fenced_brokers=asked),
+                DescribeClusterRequest(include_fenced_brokers=requested),
             )
         )
         assert [(one.broker_id, one.is_fenced) for one in answer.brokers] == expected
@@ -216,8 +216,11 @@ def test_fenced_brokers_are_described_on_demand() -> None:
 
 def test_reassignments_under_way_are_listed() -> None:
     broker = made(topic(partition(0, (1, 2, 3), adding=[3], removing=[1]), partition(1, (1, 2))))
-    Asked = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
-    for topics in (None, [Asked(name="t", partition_indexes=[0, 1, 9]), Asked(name="none", partition_indexes=[0])]):
+    Requested = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
+    for topics in (
+        None,
+        [Requested(name="t", partition_indexes=[0, 1, 9]), Requested(name="none", partition_indexes=[0])],
+    ):
         request = ListPartitionReassignmentsRequest(timeout_ms=1, topics=topics)
         answer = asyncio.run(
             list_partition_reassignments.handle(Context(broker, ADDRESS), RequestHeader(46, 0, 1, None), request)
@@ -256,22 +259,22 @@ class LocalCoordinator:
 
     def __init__(self, place: int) -> None:
         self.place = place
-        self.asked: list[object] = []
+        self.requested: list[object] = []
 
     def partition_for(self, name: str) -> int:
         return self.place
 
     async def request(self, name: str, make_event, timeout_s=None) -> object:
-        self.asked.append(make_event(1))
+        self.requested.append(make_event(1))
         return 0
 
 
 class Remote:
     def __init__(self, answer) -> None:
-        self.answer, self.asked = answer, []
+        self.answer, self.requested = answer, []
 
     async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
-        self.asked.append((node_id, request))
+        self.requested.append((node_id, request))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -294,32 +297,32 @@ def transaction_errors(*errors: tuple[str, int, int]) -> AddPartitionsToTxnRespo
 
 def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
     broker = made(topic(partition(0, (2, 3)), partition(1, (3, 2)), name="__transaction_state"))
-    asked = (("a", 0), ("b", 4))
+    requested = (("a", 0), ("b", 4))
 
     async def scenario() -> None:
         here = RoutedCoordinator(broker, LocalCoordinator(0), Remote(None))
-        assert await here.request("id", lambda number: AddPartitions(number, 5, 1, asked)) == 0
+        assert await here.request("id", lambda number: AddPartitions(number, 5, 1, requested)) == 0
         remote = Remote(transaction_errors(("a", 0, 0), ("b", 4, int(ErrorCode.INVALID_TXN_STATE))))
         there = RoutedCoordinator(broker, LocalCoordinator(1), remote)
-        assert await there.request("id", lambda number: VerifyPartitions(number, 5, 1, asked)) == (
+        assert await there.request("id", lambda number: VerifyPartitions(number, 5, 1, requested)) == (
             0,
             ErrorCode.INVALID_TXN_STATE,
         )
         assert (
-            await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2))
+            await there.request("id", lambda number: AddPartitions(number, 5, 1, requested, 2))
             == ErrorCode.INVALID_TXN_STATE
         )
-        assert [(node, request.transactions[0].verify_only) for node, request in remote.asked] == [
+        assert [(node, request.transactions[0].verify_only) for node, request in remote.requested] == [
             (3, True),
             (3, False),
         ]
         remote.answer = PeerError("gone")
         with pytest.raises(CoordinatorError) as failed:
-            await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2))
+            await there.request("id", lambda number: AddPartitions(number, 5, 1, requested, 2))
         assert failed.value.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
         remote.answer = AddPartitionsToTxnResponse()  # says nothing of what was asked
         assert (
-            await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2))
+            await there.request("id", lambda number: AddPartitions(number, 5, 1, requested, 2))
             == ErrorCode.COORDINATOR_NOT_AVAILABLE
         )
 
@@ -371,7 +374,7 @@ def test_coordinators_elsewhere_are_asked_before_a_hanging_transaction_is_ended(
     broker, remote = made(brokers=[broker_image(1), broker_image(2), broker_image(3, fenced=True)]), Remote(answer)
     found = asyncio.run(remote_transactions.ongoing_elsewhere(broker, remote, 5))
     assert found == (expected if isinstance(expected, tuple) else (expected, -1, ""))
-    assert [node for node, _ in remote.asked] == [1], "a fenced host coordinates nothing"
+    assert [node for node, _ in remote.requested] == [1], "a fenced host coordinates nothing"
 
 
 def test_leaders_of_partitions_elsewhere() -> None:

@@ -44,7 +44,7 @@ def run(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 async def create(broker: HandlerBroker, by: Address, owner: str | None = None, renewers=(), version: int = 3, **more):
-    return await broker.ask(
+    return await broker.send_request(
         m.CreateDelegationTokenRequest(
             owner_principal_type=owner and "User",
             owner_principal_name=owner,
@@ -62,11 +62,11 @@ async def create(broker: HandlerBroker, by: Address, owner: str | None = None, r
 
 async def described(broker: HandlerBroker, by: Address, owners: list[str] | None = None) -> list[str]:
     """Owners of the tokens that are shown."""
-    asked = owners and [
+    requested = owners and [
         m.DescribeDelegationTokenRequest.DescribeDelegationTokenOwner(principal_type="User", principal_name=name)
         for name in owners
     ]
-    response = await broker.ask(m.DescribeDelegationTokenRequest(owners=asked), 3, by)
+    response = await broker.send_request(m.DescribeDelegationTokenRequest(owners=requested), 3, by)
     assert response.error_code == 0
     for one in response.tokens:
         assert one.hmac == tokens.hmac_of(SECRET, one.token_id)
@@ -93,12 +93,12 @@ async def test_a_token_is_made_renewed_and_expired(tmp_path: Path) -> None:
         assert short.expiry_timestamp_ms == short.max_timestamp_ms == short.issue_timestamp_ms + 1000
 
         async def renew(by: Address, period_ms: int, version: int = 2):
-            return await broker.ask(
+            return await broker.send_request(
                 m.RenewDelegationTokenRequest(hmac=made.hmac, renew_period_ms=period_ms), version, by
             )
 
         async def expire(by: Address, period_ms: int, version: int = 2):
-            return await broker.ask(
+            return await broker.send_request(
                 m.ExpireDelegationTokenRequest(hmac=made.hmac, expiry_time_period_ms=period_ms), version, by
             )
 
@@ -107,16 +107,16 @@ async def test_a_token_is_made_renewed_and_expired(tmp_path: Path) -> None:
             renewed = await renew(REN, period_ms)
             assert renewed.error_code == 0 and 0 <= renewed.expiry_timestamp_ms - now_ms - lasts_ms < 10_000
             assert broker.metadata.delegation_tokens[made.token_id].expires_ms == renewed.expiry_timestamp_ms
-        for ask in (renew, expire):
-            assert (await ask(BOB, 5)).error_code == E.DELEGATION_TOKEN_OWNER_MISMATCH
-            assert (await ask(ADMIN, 5, 1)).error_code == E.DELEGATION_TOKEN_OWNER_MISMATCH
+        for request in (renew, expire):
+            assert (await request(BOB, 5)).error_code == E.DELEGATION_TOKEN_OWNER_MISMATCH
+            assert (await request(ADMIN, 5, 1)).error_code == E.DELEGATION_TOKEN_OWNER_MISMATCH
         assert (await expire(ALICE, 0, 1)).error_code == 0
         await asyncio.sleep(0.002)
         assert (await renew(ALICE, -1)).error_code == E.DELEGATION_TOKEN_EXPIRED
         assert (await expire(ALICE, 5)).error_code == E.DELEGATION_TOKEN_EXPIRED
         assert (await expire(ALICE, -1)).error_code == 0
-        for ask in (renew, expire):
-            assert (await ask(ALICE, -1)).error_code == E.DELEGATION_TOKEN_NOT_FOUND
+        for request in (renew, expire):
+            assert (await request(ALICE, -1)).error_code == E.DELEGATION_TOKEN_NOT_FOUND
         assert written == ["token created"] * 4 + ["token renewed"] * 3 + ["token expired"] * 2
 
 
@@ -134,7 +134,9 @@ async def test_a_token_that_another_host_made_a_moment_ago(tmp_path: Path) -> No
 
         broker.request = late  # type: ignore[method-assign]
         broker.metadata.delegation_tokens = {}
-        renewed = await broker.ask(m.RenewDelegationTokenRequest(hmac=made.hmac, renew_period_ms=1000), 2, ALICE)
+        renewed = await broker.send_request(
+            m.RenewDelegationTokenRequest(hmac=made.hmac, renew_period_ms=1000), 2, ALICE
+        )
         assert renewed.error_code == 0
 
 
@@ -155,7 +157,9 @@ async def test_tokens_for_others_and_who_sees_them(tmp_path: Path) -> None:
                 operation=operation,
                 permission_type=3,
             )
-            assert (await broker.ask(m.CreateAclsRequest(creations=[rule]), 3, ADMIN)).results[0].error_code == 0
+            assert (await broker.send_request(m.CreateAclsRequest(creations=[rule]), 3, ADMIN)).results[
+                0
+            ].error_code == 0
 
         await allow(7, "User:alice", 13)
         made = await create(broker, BOB, "alice")
@@ -172,14 +176,14 @@ async def test_tokens_for_others_and_who_sees_them(tmp_path: Path) -> None:
         await allow(7, "User:carol", 14)
         assert await described(broker, BOB) == ["alice", "carol"]
         # the requester may see it, and no more
-        asked = m.ExpireDelegationTokenRequest(hmac=made.hmac, expiry_time_period_ms=-1)
-        assert (await broker.ask(asked, 2, BOB)).error_code == E.DELEGATION_TOKEN_OWNER_MISMATCH
+        requested = m.ExpireDelegationTokenRequest(hmac=made.hmac, expiry_time_period_ms=-1)
+        assert (await broker.send_request(requested, 2, BOB)).error_code == E.DELEGATION_TOKEN_OWNER_MISMATCH
         for wrong, code in (("Group", E.INVALID_PRINCIPAL_TYPE), ("User", E.INVALID_REQUEST)):
-            asked = m.CreateDelegationTokenRequest(owner_principal_type=wrong, owner_principal_name="a\nb")
-            assert (await broker.ask(asked, 3, ADMIN)).error_code == code
+            requested = m.CreateDelegationTokenRequest(owner_principal_type=wrong, owner_principal_name="a\nb")
+            assert (await broker.send_request(requested, 3, ADMIN)).error_code == code
         renewer = m.CreateDelegationTokenRequest.CreatableRenewers(principal_type="Group", principal_name="g")
-        asked = m.CreateDelegationTokenRequest(renewers=[renewer])
-        assert (await broker.ask(asked, 3, ALICE)).error_code == E.INVALID_PRINCIPAL_TYPE
+        requested = m.CreateDelegationTokenRequest(renewers=[renewer])
+        assert (await broker.send_request(requested, 3, ALICE)).error_code == E.INVALID_PRINCIPAL_TYPE
 
 
 ANY = (
@@ -200,11 +204,11 @@ async def test_who_may_ask_at_all(tmp_path: Path) -> None:
             (PrincipalKind.LOCAL, False),
         ):
             for request in ANY:
-                code = (await broker.ask(request, 2, who("admin", kind))).error_code
+                code = (await broker.send_request(request, 2, who("admin", kind))).error_code
                 assert (code == E.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED) == refused, (kind, request)
     async with HandlerBroker(tmp_path / "without", {**CONFIG, "delegation.token.secret.key": ""}) as broker:
         for request in ANY:
-            assert (await broker.ask(request, 2, ALICE)).error_code == E.DELEGATION_TOKEN_AUTH_DISABLED
+            assert (await broker.send_request(request, 2, ALICE)).error_code == E.DELEGATION_TOKEN_AUTH_DISABLED
 
 
 # -- authentication --------------------------------------------------------------------------------
@@ -277,7 +281,10 @@ async def test_a_token_that_expires_during_the_exchange() -> None:
     password = world.put()
     world.tokens.verifier("t", "SCRAM-SHA-256", b"seed")
     verifier = world.tokens.verifier
-    world.service._users.token_verifier = lambda *asked: (verifier(*asked), world.metadata.delegation_tokens.clear())[0]  # type: ignore[attr-defined]
+    world.service._users.token_verifier = lambda *requested: (
+        verifier(*requested),
+        world.metadata.delegation_tokens.clear(),
+    )[0]  # type: ignore[attr-defined]
     with pytest.raises(Refused):
         await world.authenticate("t", password, True, "SCRAM-SHA-256")
 

@@ -12,7 +12,7 @@ import pytest
 from mqd.acceptor import disks as module
 from mqd.acceptor.disks import LOADS_AT_ONCE, READS_AT_ONCE, Disks
 from mqd.acceptor.handlers.records import list_offsets
-from mqd.base import blocking_pool as asking
+from mqd.base import blocking_pool as queries
 from mqd.base.blocking_pool import UnderWay
 from mqd.cluster.host.messages import PartitionImage
 from mqd.log.lookup import OffsetAndTimestamp
@@ -49,19 +49,19 @@ def test_reads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        asked, hanging = disks(), Hanging()
-        reads = [asyncio.create_task(asked.read(HUNG, hanging)) for _ in range(3 * READS_AT_ONCE)]
+        requested, hanging = disks(), Hanging()
+        reads = [asyncio.create_task(requested.read(HUNG, hanging)) for _ in range(3 * READS_AT_ONCE)]
         await asyncio.sleep(0)
         for number in range(3 * READS_AT_ONCE):
-            assert await asked.read(SOUND, int, str(number)) == number
+            assert await requested.read(SOUND, int, str(number)) == number
         assert not any(read.done() for read in reads)
         monkeypatch.setattr(module, "SILENT_S", 0.01)
         with pytest.raises(TimeoutError, match="/b does not answer"):
-            await asked.read(HUNG, hanging)
+            await requested.read(HUNG, hanging)
         assert len(hanging.threads) == READS_AT_ONCE
         monkeypatch.setattr(module, "SILENT_S", 60)
         hanging.let_go.set()
-        assert await asked.read(HUNG, int, "5") == 5
+        assert await requested.read(HUNG, int, "5") == 5
         assert await asyncio.gather(*reads) == len(reads) * ["at last"]
 
     run(scenario())
@@ -71,30 +71,30 @@ def test_loads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        asked, hanging = disks(), Hanging()
+        requested, hanging = disks(), Hanging()
         monkeypatch.setattr(module, "SILENT_S", 60)
-        loads = [asyncio.create_task(asked.load(HUNG, hanging)) for _ in range(10)]
+        loads = [asyncio.create_task(requested.load(HUNG, hanging)) for _ in range(10)]
         await asyncio.sleep(0)
         for _ in range(10):
-            assert await asked.load(SOUND, lambda under_way: "here") == "here"
+            assert await requested.load(SOUND, lambda under_way: "here") == "here"
         for load in loads:
             load.cancel()
         await asyncio.wait(loads)
         monkeypatch.setattr(module, "SILENT_S", 0.01)
         for _ in range(10):  # as who loads tries again
             with pytest.raises(TimeoutError, match="/b does not answer"):
-                await asked.load(HUNG, hanging)
+                await requested.load(HUNG, hanging)
         assert len(hanging.threads) == LOADS_AT_ONCE
         monkeypatch.setattr(module, "SILENT_S", 60)
         hanging.let_go.set()
-        assert await asked.load(HUNG, lambda under_way: "here") == "here"
+        assert await requested.load(HUNG, lambda under_way: "here") == "here"
 
     run(scenario())
 
 
 def test_a_load_that_gets_on_or_needs_the_directory_no_more_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    for one in (asking, module):
+    for one in (queries, module):
         monkeypatch.setattr(one, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
     async def scenario() -> None:
@@ -106,16 +106,16 @@ def test_a_load_that_gets_on_or_needs_the_directory_no_more_may_take_long(monkey
             assert steps[1].wait(60)
             return "loaded"
 
-        asked = disks()
-        load = asyncio.create_task(asked.load(SOUND, slow))
+        requested = disks()
+        load = asyncio.create_task(requested.load(SOUND, slow))
         await asyncio.sleep(0)
         now_s[0] += module.SILENT_S - 1
         steps[0].set()
-        work = next(iter(asked._loads[SOUND][1]._under_way))
+        work = next(iter(requested._loads[SOUND][1]._under_way))
         while work.stepped_s < 1e9:
             await asyncio.sleep(0.001)
         now_s[0] += 1000
-        queued = [asyncio.create_task(asked.load(SOUND, lambda under_way: "too")) for _ in range(3)]
+        queued = [asyncio.create_task(requested.load(SOUND, lambda under_way: "too")) for _ in range(3)]
         assert await asyncio.gather(*queued) == ["too"] * 3
         assert not load.done()
         steps[1].set()
@@ -131,15 +131,15 @@ def test_what_work_raises_is_raised_and_a_thread_that_is_not_to_be_had_is_an_err
         def refused(self: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
 
-        asked = disks()
+        requested = disks()
         with pytest.raises(ValueError, match="invalid literal"):
-            await asked.read(SOUND, int, "five")
+            await requested.read(SOUND, int, "five")
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refused)
             for _ in range(2 * READS_AT_ONCE):
                 with pytest.raises(OSError, match="new thread"):
-                    await asked.read(SOUND, int, "5")
-        assert await asked.read(SOUND, int, "5") == 5
+                    await requested.read(SOUND, int, "5")
+        assert await requested.read(SOUND, int, "5") == 5
 
     run(scenario())
 
@@ -168,32 +168,32 @@ def test_offsets_by_time_in_a_directory_that_hangs_are_answered_with_an_error(
             for partition in partitions:
                 broker.place("t", partition.index, high_watermark=5)
 
-            async def ask(log_dir: int) -> set[int]:
-                asked = [
+            async def request(log_dir: int) -> set[int]:
+                requests = [
                     ListOffsetsRequest.Partition(partition_index=one.index, timestamp=7, current_leader_epoch=-1)
                     for one in partitions
                     if one.log_dir == log_dir
                 ]
-                response = await broker.ask(
-                    ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="t", partitions=asked)]), 7
+                response = await broker.send_request(
+                    ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="t", partitions=requests)]), 7
                 )
                 assert [one.partition_index for one in response.topics[0].partitions] == [
-                    one.partition_index for one in asked
+                    one.partition_index for one in requests
                 ]
                 return {one.error_code for one in response.topics[0].partitions}
 
-            waiting = asyncio.create_task(ask(HUNG))
+            waiting = asyncio.create_task(request(HUNG))
             while not hanging.threads:
                 await asyncio.sleep(0.001)
-            assert await asyncio.wait_for(ask(SOUND), 20) == {0}
+            assert await asyncio.wait_for(request(SOUND), 20) == {0}
             assert not waiting.done()
             waiting.cancel()
             monkeypatch.setattr(module, "SILENT_S", 0.01)
-            assert await ask(HUNG) == {ErrorCode.KAFKA_STORAGE_ERROR}
+            assert await request(HUNG) == {ErrorCode.KAFKA_STORAGE_ERROR}
             monkeypatch.setattr(module, "SILENT_S", 60)
-            assert await ask(SOUND) == {0}
+            assert await request(SOUND) == {0}
             hanging.let_go.set()
-            assert await ask(HUNG) == {0}
+            assert await request(HUNG) == {0}
 
     try:
         run(scenario())

@@ -139,7 +139,7 @@ def test_the_answer_names_what_was_asked_for(tmp_path: Path, monkeypatch: pytest
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            response = await broker.ask(request, 8)
+            response = await broker.send_request(request, 8)
             assert [
                 (topic.name, [(one.partition_index, one.error_code) for one in topic.partitions])
                 for topic in response.topics
@@ -155,7 +155,7 @@ def test_the_log_has_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            response = await broker.ask(MetadataRequest(topics=[MetadataRequest.Topic(name="t")]), 9)
+            response = await broker.send_request(MetadataRequest(topics=[MetadataRequest.Topic(name="t")]), 9)
             assert [topic.error_code for topic in response.topics] == [UNKNOWN]
 
     asyncio.run(asyncio.wait_for(run(), 60))

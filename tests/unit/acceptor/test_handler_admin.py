@@ -65,11 +65,11 @@ def alter(
 async def described(
     broker: HandlerBroker, components: list[tuple[str, int, str | None]], strict: bool = False, version: int = 1
 ):
-    asked = [
+    requests = [
         DescribeClientQuotasRequest.ComponentData(entity_type=kind, match_type=match_type, match=match)
         for kind, match_type, match in components
     ]
-    response = await broker.ask(DescribeClientQuotasRequest(components=asked, strict=strict), version)
+    response = await broker.send_request(DescribeClientQuotasRequest(components=requests, strict=strict), version)
     if response.error_code:
         return response.error_code
     return {
@@ -95,17 +95,17 @@ def test_quotas_are_set_read_and_removed_in_every_version(tmp_path: Path) -> Non
         for version in versions(49):
             client = f"c{version}"
             (entry,) = (
-                await broker.ask(alter({"client-id": client}, {PRODUCE: 1000.0, FETCH: 2000.0}), version)
+                await broker.send_request(alter({"client-id": client}, {PRODUCE: 1000.0, FETCH: 2000.0}), version)
             ).entries
             assert (entry.error_code, entry.error_message, entry.entity[0].entity_name) == (0, None, client)
             assert await described(broker, [("client-id", 0, client)], version=version) == {
                 client: {PRODUCE: 1000.0, FETCH: 2000.0}
             }
-            await broker.ask(alter({"client-id": client}, {PRODUCE: None, REQUEST: 12.5}), version)
+            await broker.send_request(alter({"client-id": client}, {PRODUCE: None, REQUEST: 12.5}), version)
             assert await described(broker, [("client-id", 0, client)], version=version) == {
                 client: {FETCH: 2000.0, REQUEST: 12.5}
             }
-            await broker.ask(alter({"client-id": client}, {FETCH: None, REQUEST: None}), version)
+            await broker.send_request(alter({"client-id": client}, {FETCH: None, REQUEST: None}), version)
             assert await described(broker, [], version=version) == {}
 
     run(scenario, tmp_path)
@@ -114,7 +114,7 @@ def test_quotas_are_set_read_and_removed_in_every_version(tmp_path: Path) -> Non
 def test_the_filter_finds_exact_default_and_any(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         for name in ("a", "b", None):
-            assert not (await broker.ask(alter({"client-id": name}, {PRODUCE: 5.0}), 1)).entries[0].error_code
+            assert not (await broker.send_request(alter({"client-id": name}, {PRODUCE: 5.0}), 1)).entries[0].error_code
         assert set(await described(broker, [("client-id", 0, "a")])) == {"a"}
         assert set(await described(broker, [("client-id", 0, "zz")])) == set()
         assert set(await described(broker, [("client-id", 1, None)])) == {None}
@@ -173,7 +173,7 @@ def test_the_filter_finds_exact_default_and_any(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_a_quota_is_refused_by_name(tmp_path: Path, entity: dict, sets: dict, part: str) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        (entry,) = (await broker.ask(alter(entity, sets), 1)).entries
+        (entry,) = (await broker.send_request(alter(entity, sets), 1)).entries
         assert entry.error_code == ErrorCode.INVALID_REQUEST and part in entry.error_message
         assert broker.metadata.client_quotas == []
 
@@ -185,11 +185,14 @@ def test_doubled_entities_and_keys_are_refused_and_validation_changes_nothing(tm
         request = alter({"client-id": "c"}, {PRODUCE: 1.0})
         request.entries.append(request.entries[0])
         request.entries.append(alter({"client-id": "d"}, {PRODUCE: 1.0}).entries[0])
-        assert [entry.error_code for entry in (await broker.ask(request, 1)).entries] == [ErrorCode.INVALID_REQUEST, 0]
+        assert [entry.error_code for entry in (await broker.send_request(request, 1)).entries] == [
+            ErrorCode.INVALID_REQUEST,
+            0,
+        ]
         twice = alter({"client-id": "c"}, {PRODUCE: 1.0})
         twice.entries[0].ops.append(twice.entries[0].ops[0])
-        assert (await broker.ask(twice, 1)).entries[0].error_code == ErrorCode.INVALID_REQUEST
-        assert (await broker.ask(alter({"client-id": "v"}, {PRODUCE: 1.0}, validate_only=True), 1)).entries[
+        assert (await broker.send_request(twice, 1)).entries[0].error_code == ErrorCode.INVALID_REQUEST
+        assert (await broker.send_request(alter({"client-id": "v"}, {PRODUCE: 1.0}, validate_only=True), 1)).entries[
             0
         ].error_code == 0
         assert set(await described(broker, [])) == {"d"}
@@ -202,9 +205,9 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
         view = native.Quotas(broker.control)
         now = 100 * SECOND_NS
         assert view.refresh() == 0
-        await broker.ask(alter({"client-id": "own"}, {PRODUCE: 1000.0}), 1)
+        await broker.send_request(alter({"client-id": "own"}, {PRODUCE: 1000.0}), 1)
         assert view.refresh() == 1 << QuotaKind.PRODUCE
-        await broker.ask(alter({"client-id": None}, {PRODUCE: 10.0, REQUEST: 50.0}), 1)
+        await broker.send_request(alter({"client-id": None}, {PRODUCE: 10.0, REQUEST: 50.0}), 1)
         assert view.refresh() == 1 << QuotaKind.PRODUCE | 1 << QuotaKind.REQUEST
         burst = quotas.BURSTS_NS[QuotaKind.PRODUCE]
         assert view.charge(b"u", b"own", QuotaKind.PRODUCE, 20_000, now) == 20 * SECOND_NS - burst
@@ -213,8 +216,8 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
         # half of a thread; the default's, for it has none of its own
         assert view.charge(b"u", b"own", QuotaKind.REQUEST, 6 * SECOND_NS, now) == 2 * SECOND_NS
         assert view.charge(b"u", b"own", QuotaKind.FETCH, 1 << 40, now) == 0
-        await broker.ask(alter({"client-id": "own"}, {PRODUCE: None}), 1)
-        await broker.ask(alter({"client-id": None}, {PRODUCE: None, REQUEST: None}), 1)
+        await broker.send_request(alter({"client-id": "own"}, {PRODUCE: None}), 1)
+        await broker.send_request(alter({"client-id": None}, {PRODUCE: None, REQUEST: None}), 1)
         assert view.refresh() == 0
         view.close()
 
@@ -244,14 +247,14 @@ def test_the_first_quota_in_kafkas_order_holds(tmp_path: Path) -> None:
             for user, client in PRECEDENCE
         ]
         for number, entity in enumerate(entities):  # rates of 10, 20, ...
-            (entry,) = (await broker.ask(alter(entity, {PRODUCE: 10.0 * (number + 1)}), 1)).entries
+            (entry,) = (await broker.send_request(alter(entity, {PRODUCE: 10.0 * (number + 1)}), 1)).entries
             assert entry.error_code == 0, entry.error_message
         for number, entity in enumerate(entities):
             view.refresh()
             rate = 10 * (number + 1)
             charged = view.charge(b"alice", b"loader", QuotaKind.PRODUCE, rate * 20, now)
             assert abs(charged - (20 * SECOND_NS - burst)) <= 1  # rounded
-            await broker.ask(alter(entity, {PRODUCE: None}), 1)
+            await broker.send_request(alter(entity, {PRODUCE: None}), 1)
         assert view.refresh() == 0
         view.close()
 
@@ -261,12 +264,12 @@ def test_the_first_quota_in_kafkas_order_holds(tmp_path: Path) -> None:
 def test_quotas_of_users_are_described_by_both_parts(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         for entity in ({"user": "alice"}, {"user": "alice", "client-id": "loader"}, {"client-id": "loader"}):
-            await broker.ask(alter(entity, {PRODUCE: 5.0}), 1)
-        await broker.ask(alter({"ip": None}, {CONNECTION: 3.0}), 1)
+            await broker.send_request(alter(entity, {PRODUCE: 5.0}), 1)
+        await broker.send_request(alter({"ip": None}, {CONNECTION: 3.0}), 1)
 
         async def found(strict: bool, *components: tuple[str, int, str | None]) -> list[dict[str, str | None]]:
-            asked = [DescribeClientQuotasRequest.ComponentData(kind, how, name) for kind, how, name in components]
-            response = await broker.ask(DescribeClientQuotasRequest(components=asked, strict=strict), 1)
+            requests = [DescribeClientQuotasRequest.ComponentData(kind, how, name) for kind, how, name in components]
+            response = await broker.send_request(DescribeClientQuotasRequest(components=requests, strict=strict), 1)
             return [{part.entity_type: part.entity_name for part in entry.entity} for entry in response.entries]
 
         both = {"client-id": "loader", "user": "alice"}
@@ -287,20 +290,22 @@ def test_changes_of_topics_are_limited(tmp_path: Path, version: int, is_strict: 
 
     async def scenario(broker: HandlerBroker) -> None:
         broker.broker.quotas = native.Quotas(broker.control)
-        await broker.ask(alter({"user": "ANONYMOUS"}, {MUTATION: 1.0}), 1)
+        await broker.send_request(alter({"user": "ANONYMOUS"}, {MUTATION: 1.0}), 1)
         topics = [CreateTopicsRequest.Topic(name=name, num_partitions=11, replication_factor=1) for name in "abc"]
-        response = await broker.ask(CreateTopicsRequest(topics=topics, validate_only=True), version)
+        response = await broker.send_request(CreateTopicsRequest(topics=topics, validate_only=True), version)
         assert [one.error_code for one in response.topics] == [0, 0, 0] and response.throttle_time_ms == 0
-        response = await broker.ask(CreateTopicsRequest(topics=topics), version)
+        response = await broker.send_request(CreateTopicsRequest(topics=topics), version)
         # the burst is 11: the second topic makes a debt of 11 s, which refuses the third
         refused = ErrorCode.THROTTLING_QUOTA_EXCEEDED if is_strict else 0
         assert [one.error_code for one in response.topics] == [0, 0, refused]
-        owed_s = 11 if is_strict else 22
-        assert owed_s * 1000 - 2000 < response.throttle_time_ms <= owed_s * 1000
-        wanted = [CreatePartitionsRequest.Topic(name="a", count=12)]
-        more = await broker.ask(CreatePartitionsRequest(topics=wanted, timeout_ms=1000), 3 if is_strict else 2)
+        debt_s = 11 if is_strict else 22
+        assert debt_s * 1000 - 2000 < response.throttle_time_ms <= debt_s * 1000
+        expected = [CreatePartitionsRequest.Topic(name="a", count=12)]
+        more = await broker.send_request(
+            CreatePartitionsRequest(topics=expected, timeout_ms=1000), 3 if is_strict else 2
+        )
         assert more.results[0].error_code == refused and more.throttle_time_ms > 0
-        gone = await broker.ask(DeleteTopicsRequest(topic_names=["b"], timeout_ms=1000), 5 if is_strict else 4)
+        gone = await broker.send_request(DeleteTopicsRequest(topic_names=["b"], timeout_ms=1000), 5 if is_strict else 4)
         assert gone.responses[0].error_code == refused and gone.throttle_time_ms > 0
         broker.broker.quotas.close()
 
@@ -309,8 +314,8 @@ def test_changes_of_topics_are_limited(tmp_path: Path, version: int, is_strict: 
 
 def test_quotas_and_features_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def first(broker: HandlerBroker) -> None:
-        await broker.ask(alter({"client-id": "c"}, {PRODUCE: 7.0}), 1)
-        assert (await broker.ask(update("metadata.version", 28, 2), 2)).error_code == 0
+        await broker.send_request(alter({"client-id": "c"}, {PRODUCE: 7.0}), 1)
+        assert (await broker.send_request(update("metadata.version", 28, 2), 2)).error_code == 0
 
     async def again(broker: HandlerBroker) -> None:
         view = native.Quotas(broker.control)
@@ -336,10 +341,11 @@ def test_there_is_room_for_so_many_client_ids(tmp_path: Path, monkeypatch: pytes
 
     async def scenario(broker: HandlerBroker) -> None:
         errors = [
-            (await broker.ask(alter({"client-id": f"c{i}"}, {PRODUCE: 7.0}), 1)).entries[0].error_code for i in range(3)
+            (await broker.send_request(alter({"client-id": f"c{i}"}, {PRODUCE: 7.0}), 1)).entries[0].error_code
+            for i in range(3)
         ]
         assert errors == [0, 0, ErrorCode.POLICY_VIOLATION]
-        assert (await broker.ask(alter({"client-id": "c0"}, {PRODUCE: 8.0}), 1)).entries[0].error_code == 0
+        assert (await broker.send_request(alter({"client-id": "c0"}, {PRODUCE: 8.0}), 1)).entries[0].error_code == 0
 
     run(scenario, tmp_path)
 
@@ -365,12 +371,14 @@ class CountingQuotas:
 def test_work_of_the_acceptor_is_charged_and_told(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         counting = broker.broker.quotas = CountingQuotas(1_500_001)
-        response = await broker.ask(MetadataRequest(topics=None), 12)
+        response = await broker.send_request(MetadataRequest(topics=None), 12)
         assert response.throttle_time_ms == 2 and not broker.last.cacheable
         assert counting.charges[0][:3] == (b"ANONYMOUS", b"mqd", QuotaKind.REQUEST) and counting.charges[0][3] > 0
         counting.delay_ns = 0
-        assert (await broker.ask(MetadataRequest(topics=None), 12)).throttle_time_ms == 0 and broker.last.cacheable
-        await broker.ask(DescribeQuorumRequest(), 2)  # an answer without a place for it
+        assert (
+            await broker.send_request(MetadataRequest(topics=None), 12)
+        ).throttle_time_ms == 0 and broker.last.cacheable
+        await broker.send_request(DescribeQuorumRequest(), 2)  # an answer without a place for it
 
     run(scenario, tmp_path)
 
@@ -418,15 +426,17 @@ def test_features_are_told_by_api_versions_and_change_by_update_features(tmp_pat
     feature = FEATURES["metadata.version"]
 
     async def finalized(broker: HandlerBroker) -> dict[str, int]:
-        response = await broker.ask(ApiVersionsRequest(client_software_name="t", client_software_version="1"), 4)
+        response = await broker.send_request(
+            ApiVersionsRequest(client_software_name="t", client_software_version="1"), 4
+        )
         assert {f.name: (f.min_version, f.max_version) for f in response.supported_features} == {
             f.name: (f.first, f.last) for f in FEATURES.values()
         }
         return {f.name: f.max_version_level for f in response.finalized_features}
 
     async def scenario(broker: HandlerBroker) -> None:
-        told = {name: level for name, level in levels(founding_levels()).items() if level > 0}
-        assert await finalized(broker) == told
+        reported = {name: level for name, level in levels(founding_levels()).items() if level > 0}
+        assert await finalized(broker) == reported
         for request in (
             update("metadata.version", feature.last + 1),
             update("metadata.version", feature.first - 1),
@@ -434,22 +444,24 @@ def test_features_are_told_by_api_versions_and_change_by_update_features(tmp_pat
             update("metadata.version", feature.first, 1),
         ):
             for version in (1, 2):
-                response = await broker.ask(request, version)
+                response = await broker.send_request(request, version)
                 assert (
                     response.error_code == ErrorCode.INVALID_UPDATE_VERSION
                     and request.feature_updates[0].feature in response.error_message
                 )
-        assert (await broker.ask(UpdateFeaturesRequest(), 2)).error_code == ErrorCode.INVALID_REQUEST
-        assert (await broker.ask(update("metadata.version", feature.first, 2, validate_only=True), 2)).error_code == 0
-        assert await finalized(broker) == told
-        assert (await broker.ask(update("metadata.version", feature.first, 2), 1)).results[0].error_code == 0
+        assert (await broker.send_request(UpdateFeaturesRequest(), 2)).error_code == ErrorCode.INVALID_REQUEST
+        assert (
+            await broker.send_request(update("metadata.version", feature.first, 2, validate_only=True), 2)
+        ).error_code == 0
+        assert await finalized(broker) == reported
+        assert (await broker.send_request(update("metadata.version", feature.first, 2), 1)).results[0].error_code == 0
         assert (await finalized(broker))["metadata.version"] == feature.first
         old = UpdateFeaturesRequest(
             feature_updates=[
                 UpdateFeaturesRequest.FeatureUpdateKey(feature="metadata.version", max_version_level=feature.last)
             ]
         )
-        assert (await broker.ask(old, 0)).error_code == 0
+        assert (await broker.send_request(old, 0)).error_code == 0
         assert (await finalized(broker))["metadata.version"] == feature.last
 
     run(scenario, tmp_path)
@@ -466,14 +478,14 @@ def test_levels_stored_by_another_version_count_as_the_nearest() -> None:
 def test_config_resources_by_type(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await broker.request(messages.CreateTopic("t", 1, 1, {}, {}), 1000)
-        assert (await broker.ask(ListConfigResourcesRequest(), 0)).config_resources == []
+        assert (await broker.send_request(ListConfigResourcesRequest(), 0)).config_resources == []
         found = {
             (one.resource_name, one.resource_type)
-            for one in (await broker.ask(ListConfigResourcesRequest(), 1)).config_resources
+            for one in (await broker.send_request(ListConfigResourcesRequest(), 1)).config_resources
         }
         assert found == {("t", RESOURCE_TOPIC), ("1", RESOURCE_BROKER), ("1", 8)}
         assert (
-            await broker.ask(ListConfigResourcesRequest(resource_types=[99]), 1)
+            await broker.send_request(ListConfigResourcesRequest(resource_types=[99]), 1)
         ).error_code == ErrorCode.UNSUPPORTED_VERSION
 
     run(scenario, tmp_path)
@@ -485,14 +497,14 @@ def test_config_resources_by_type(tmp_path: Path) -> None:
 def test_no_election_is_needed_on_one_broker(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await broker.request(messages.CreateTopic("t", 2, 1, {}, {}), 1000)
-        asked = [
+        requests = [
             ElectLeadersRequest.TopicPartitions(topic="t", partitions=[0, 1, 2]),
             ElectLeadersRequest.TopicPartitions(topic="u", partitions=[0]),
         ]
         for version in versions(43):
             for election_type in (0, 1):
-                response = await broker.ask(
-                    ElectLeadersRequest(election_type=election_type, topic_partitions=asked), version
+                response = await broker.send_request(
+                    ElectLeadersRequest(election_type=election_type, topic_partitions=requests), version
                 )
                 codes = [
                     [partition.error_code for partition in topic.partition_result]
@@ -500,10 +512,10 @@ def test_no_election_is_needed_on_one_broker(tmp_path: Path) -> None:
                 ]
                 assert response.error_code == 0 and codes == [[84, 84, 3], [3]]
             assert (
-                await broker.ask(ElectLeadersRequest(topic_partitions=None), version)
+                await broker.send_request(ElectLeadersRequest(topic_partitions=None), version)
             ).replica_election_results == []
         assert (
-            await broker.ask(ElectLeadersRequest(election_type=7, topic_partitions=None), 2)
+            await broker.send_request(ElectLeadersRequest(election_type=7, topic_partitions=None), 2)
         ).error_code == ErrorCode.INVALID_REQUEST
 
     run(scenario, tmp_path)
@@ -511,14 +523,14 @@ def test_no_election_is_needed_on_one_broker(tmp_path: Path) -> None:
 
 def test_the_quorum_is_this_host(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        asked = [
+        requests = [
             DescribeQuorumRequest.TopicData(
                 topic_name=name, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
             )
             for name in ("__cluster_metadata", "other")
         ]
         for version in versions(55):
-            response = await broker.ask(DescribeQuorumRequest(topics=asked), version)
+            response = await broker.send_request(DescribeQuorumRequest(topics=requests), version)
             metadata, other = (topic.partitions[0] for topic in response.topics)
             assert (metadata.error_code, metadata.leader_id, metadata.high_watermark) == (0, 1, broker.metadata.version)
             assert [(voter.replica_id, voter.log_end_offset) for voter in metadata.current_voters] == [
@@ -534,25 +546,27 @@ def test_reassignments_brokers_and_credentials_on_one_broker(tmp_path: Path) -> 
     async def scenario(broker: HandlerBroker) -> None:
         await broker.request(messages.CreateTopic("t", 1, 1, {}, {}), 1000)
         for version in versions(45):
-            wanted = {None: 85, (1,): 0, (2,): 39, (1, 1): 39, (): 39}
-            for replicas, code in wanted.items():
+            expected = {None: 85, (1,): 0, (2,): 39, (1, 1): 39, (): 39}
+            for replicas, code in expected.items():
                 partition = AlterPartitionReassignmentsRequest.ReassignablePartition(
                     partition_index=0, replicas=None if replicas is None else list(replicas)
                 )
                 topic = AlterPartitionReassignmentsRequest.ReassignableTopic(name="t", partitions=[partition])
-                response = await broker.ask(AlterPartitionReassignmentsRequest(topics=[topic]), version)
+                response = await broker.send_request(AlterPartitionReassignmentsRequest(topics=[topic]), version)
                 assert response.error_code == 0 and response.responses[0].partitions[0].error_code == code
-        assert (await broker.ask(ListPartitionReassignmentsRequest(topics=None), 0)).topics == []
-        assert (await broker.ask(UnregisterBrokerRequest(broker_id=1), 0)).error_code == ErrorCode.INVALID_REQUEST
+        assert (await broker.send_request(ListPartitionReassignmentsRequest(topics=None), 0)).topics == []
         assert (
-            await broker.ask(UnregisterBrokerRequest(broker_id=2), 0)
+            await broker.send_request(UnregisterBrokerRequest(broker_id=1), 0)
+        ).error_code == ErrorCode.INVALID_REQUEST
+        assert (
+            await broker.send_request(UnregisterBrokerRequest(broker_id=2), 0)
         ).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
         users = [DescribeUserScramCredentialsRequest.UserName(name=name) for name in ("u", "v", "v")]
-        response = await broker.ask(DescribeUserScramCredentialsRequest(users=users), 0)
+        response = await broker.send_request(DescribeUserScramCredentialsRequest(users=users), 0)
         assert response.error_code == 0 and [(one.user, one.error_code) for one in response.results] == [
             ("u", 91),
             ("v", 92),
         ]
-        assert (await broker.ask(DescribeUserScramCredentialsRequest(users=None), 0)).results == []
+        assert (await broker.send_request(DescribeUserScramCredentialsRequest(users=None), 0)).results == []
 
     run(scenario, tmp_path)

@@ -32,18 +32,18 @@ async def alter(broker: HandlerBroker, name: str, operation: int = 0, **values: 
         for key, value in values.items()
     ]
     resource = IncrementalAlterConfigsRequest.Resource(resource_type=KIND, resource_name=name, configs=configs)
-    answer = await broker.ask(IncrementalAlterConfigsRequest(resources=[resource]), 1)
+    answer = await broker.send_request(IncrementalAlterConfigsRequest(resources=[resource]), 1)
     return answer.responses[0].error_code
 
 
 async def listed(broker: HandlerBroker, version: int = 0) -> list[str]:
-    answer = await broker.ask(ListConfigResourcesRequest(resource_types=[KIND]), version)
+    answer = await broker.send_request(ListConfigResourcesRequest(resource_types=[KIND]), version)
     return [one.resource_name for one in answer.config_resources]
 
 
 async def described(broker: HandlerBroker, name: str) -> dict[str, tuple[str | None, int]]:
-    asked = DescribeConfigsRequest.Resource(resource_type=KIND, resource_name=name, configuration_keys=None)
-    (result,) = (await broker.ask(DescribeConfigsRequest(resources=[asked]), 4)).results
+    requested = DescribeConfigsRequest.Resource(resource_type=KIND, resource_name=name, configuration_keys=None)
+    (result,) = (await broker.send_request(DescribeConfigsRequest(resources=[requested]), 4)).results
     assert result.error_code == 0, result
     return {one.name: (one.value, one.config_source) for one in result.configs}
 

@@ -67,7 +67,7 @@ class Wire:
         for fd in self.eventfds:
             os.close(fd)
 
-    def ask(self, worker: int, token: int, frame: bytes, offset: int = 0) -> None:
+    def send_request(self, worker: int, token: int, frame: bytes, offset: int = 0) -> None:
         self.arenas[worker][offset : offset + len(frame)] = frame
         local = int.from_bytes(socket.inet_aton("10.9.8.7"), "little")
         assert self.ends[worker].send(
@@ -134,7 +134,7 @@ def test_request_and_response(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         await create(broker, "orders")
         for worker in (0, 1):
-            wire.ask(worker, 77, everything())
+            wire.send_request(worker, 77, everything())
             (response,) = await wire.receive(worker)
             assert (response.kind, response.token, response.a) == (DescriptorKind.RESPONSE, 77, broker.metadata.version)
             assert response.flags == native.RESPONSE_CACHEABLE
@@ -160,7 +160,7 @@ def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypa
             return dispatch.Outcome(b"at last")
 
         monkeypatch.setattr(dispatch, "answer", answer)
-        wire.ask(0, 7, everything())
+        wire.send_request(0, 7, everything())
         (parked,) = await wire.receive(0)
         assert (parked.kind, parked.token) == (DescriptorKind.PARKED, 7)
         others.set()
@@ -178,12 +178,12 @@ def test_what_waits_for_a_delayed_answer_is_not_its_request(tmp_path: Path, monk
             return dispatch.Outcome(b"refused", disconnect=True, delay_s=0.2)
 
         monkeypatch.setattr(dispatch, "answer", answer)
-        wire.ask(0, 1, everything())
+        wire.send_request(0, 1, everything())
         await wire.until(lambda: any("outcome" in task.get_coro().cr_frame.f_locals for task in wire.link._tasks))
         (task,) = wire.link._tasks
         assert "frame" not in task.get_coro().cr_frame.f_locals
-        said = await wire.receive(0, 2)
-        assert said[0].kind == DescriptorKind.PARKED and wire.payload(said[1]) == b"refused"
+        message = await wire.receive(0, 2)
+        assert message[0].kind == DescriptorKind.PARKED and wire.payload(message[1]) == b"refused"
 
     run(tmp_path, scenario)
 
@@ -201,12 +201,12 @@ def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, mon
             return dispatch.Outcome(b"at last")
 
         def abandon(token: int, generation: int) -> None:
-            wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.ABANDON, token=token, error=generation))
+            wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.CANCEL, token=token, error=generation))
             wire.ends[0].flush()
 
         monkeypatch.setattr(dispatch, "answer", answer)
-        wire.ask(0, 7, JOIN_GROUP)
-        wire.ask(0, 8, JOIN_GROUP, 1000)
+        wire.send_request(0, 7, JOIN_GROUP)
+        wire.send_request(0, 8, JOIN_GROUP, 1000)
         assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {
             (DescriptorKind.PARKED, 7),
             (DescriptorKind.PARKED, 8),
@@ -241,22 +241,22 @@ def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_to
             return dispatch.Outcome(b"at last")
 
         monkeypatch.setattr(dispatch, "answer", answer)
-        wire.ask(0, 7, JOIN_GROUP)
-        wire.ask(0, 8, everything(), 1000)
-        wire.ask(1, 7, JOIN_GROUP)
+        wire.send_request(0, 7, JOIN_GROUP)
+        wire.send_request(0, 8, everything(), 1000)
+        wire.send_request(1, 7, JOIN_GROUP)
         await wire.receive(0, 2)
         await wire.receive(1)
-        wire.ask(0, 9, JOIN_GROUP + b"late")  # not parked yet
+        wire.send_request(0, 9, JOIN_GROUP + b"late")  # not parked yet
         await wire.until(lambda: wire.link.request_count == 4)
         wire.restart(0)
-        wire.ask(0, 7, JOIN_GROUP + b"again")
+        wire.send_request(0, 7, JOIN_GROUP + b"again")
         wire.link.on_worker_death(0)
         await wire.until(lambda: sorted(ended) == sorted([JOIN_GROUP, JOIN_GROUP + b"late"]))
         (parked,) = await wire.receive(0)
         assert (parked.kind, parked.token) == (DescriptorKind.PARKED, 7)
         assert set(wire.link._parked[0]) == {7} and set(wire.link._parked[1]) == {7}
         wire.ends[0].send(
-            ACCEPTOR, Descriptor(kind=DescriptorKind.ABANDON, token=7, error=wire.control.endpoint_generation(ACCEPTOR))
+            ACCEPTOR, Descriptor(kind=DescriptorKind.CANCEL, token=7, error=wire.control.endpoint_generation(ACCEPTOR))
         )
         wire.ends[0].flush()
         await wire.until(lambda: JOIN_GROUP + b"again" in ended)
@@ -269,8 +269,8 @@ def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_to
 
 def test_what_has_no_answer(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
-        wire.ask(0, 1, b"\xff" * 20)
-        wire.ask(0, 2, encode_request(ProduceRequest(acks=0), 1, 5), 100)
+        wire.send_request(0, 1, b"\xff" * 20)
+        wire.send_request(0, 2, encode_request(ProduceRequest(acks=0), 1, 5), 100)
         assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {
             (DescriptorKind.CLOSE, 1),
             (DescriptorKind.CLOSE, 2),
@@ -287,10 +287,12 @@ def test_what_has_no_answer(tmp_path: Path) -> None:
 def test_what_a_predecessor_was_asked_is_not_carried_out(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         generation = wire.control.endpoint_generation(ACCEPTOR)
-        for token, asked in ((1, generation + 1), (2, generation)):
+        for token, requested in ((1, generation + 1), (2, generation)):
             wire.ends[0].send(
                 ACCEPTOR,
-                Descriptor(kind=DescriptorKind.REQUEST, token=token, offset=(1 << 20) - 4, size_bytes=100, error=asked),
+                Descriptor(
+                    kind=DescriptorKind.REQUEST, token=token, offset=(1 << 20) - 4, size_bytes=100, error=requested
+                ),
             )
         wire.ends[0].flush()
         assert [(one.kind, one.token) for one in await wire.receive(0)] == [(DescriptorKind.CLOSE, 2)]
@@ -353,7 +355,7 @@ def test_a_turn_of_the_loop_takes_up_few_requests(tmp_path: Path) -> None:
 
         wire.link._on_turn = counted  # type: ignore[method-assign]
         for token in range(count):
-            wire.ask(0, token, everything())
+            wire.send_request(0, token, everything())
         answers = await wire.receive(0, count)
         assert sorted(answer.token for answer in answers) == list(range(count))
         assert sum(taken) == count and max(taken) <= TURN_REQUESTS_MAX, taken
@@ -371,7 +373,7 @@ def test_release_meant_for_a_predecessor_frees_nothing(tmp_path: Path) -> None:
         wire.ends[1].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, token=5, offset=piece.offset))
         wire.ends[0].flush()
         wire.ends[1].flush()
-        wire.ask(1, 9, everything())
+        wire.send_request(1, 9, everything())
         await wire.receive(1)  # the releases came before it
         assert wire.link.arena_extents[0] == 2 and wire.payload(piece) == b"answer"
         wire.release(0, piece)
@@ -388,7 +390,7 @@ def test_death_of_a_worker_voids_its_tokens(tmp_path: Path) -> None:
         wire.link._respond(1, 6, b"y", 0, 0)
         wire.link._send_waiting()
         assert wire.link.arena_extents[0] == 11
-        wire.ask(0, 8, everything())
+        wire.send_request(0, 8, everything())
         wire.control.set_endpoint_state(0, native.ProcessState.DEAD, 0)
         wire.link.on_worker_death(0)
         assert wire.link.arena_extents[0] == 1 and wire.link.request_count == 0
@@ -410,7 +412,7 @@ def test_death_of_a_worker_before_the_link_begins_and_after_it_has_ended(tmp_pat
             2,
         )
         wire.link.stop()
-        wire.ask(1, 1, everything())
+        wire.send_request(1, 1, everything())
         for link in (unstarted, wire.link):
             link.on_worker_death(0)
             await wire.turns()
@@ -429,10 +431,10 @@ def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(t
         wire.ends[0].close()
         nowhere = os.eventfd(0, os.EFD_NONBLOCK)
         wire.ends[0] = native.Endpoint(wire.control, wire.links, 0, ENDPOINTS, [nowhere] * ENDPOINTS)
-        wire.ask(0, 1, everything())
+        wire.send_request(0, 1, everything())
         assert os.read(nowhere, 8)
         os.close(nowhere)
-        wire.ask(1, 2, everything())
+        wire.send_request(1, 2, everything())
         await wire.turns()
         assert wire.link.request_count == 0 and not wire.ends[1].drain(), "it is deaf"
         wire.control.set_endpoint_state(0, native.ProcessState.DEAD, 0)
@@ -440,7 +442,7 @@ def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(t
         (response,) = await wire.receive(1)
         assert (response.kind, response.token) == (DescriptorKind.RESPONSE, 2)
         wire.release(1, response)
-        wire.ask(1, 3, everything())
+        wire.send_request(1, 3, everything())
         (response,) = await wire.receive(1)
         assert response.token == 3
 

@@ -44,7 +44,7 @@ async def create(broker: HandlerBroker, name: str, count: int = 2, **config: str
         replication_factor=1,
         configs=[CreateTopicsRequest.Config(name=key.replace("_", "."), value=value) for key, value in config.items()],
     )
-    response = await broker.ask(CreateTopicsRequest(topics=[topic]), 7)
+    response = await broker.send_request(CreateTopicsRequest(topics=[topic]), 7)
     assert response.topics[0].error_code == 0, response
     return response.topics[0].topic_id
 
@@ -59,7 +59,7 @@ def test_metadata_of_every_version(tmp_path: Path) -> None:
             topic_id = await create(broker, "orders", 3)
             await create(broker, "other", 1)
             for version in versions(3):
-                response = await broker.ask(named("orders"), version)
+                response = await broker.send_request(named("orders"), version)
                 assert [(b.node_id, b.host, b.port) for b in response.brokers] == [(1, "10.1.2.3", 9092)]
                 assert broker.last.cacheable
                 (topic,) = response.topics
@@ -72,10 +72,10 @@ def test_metadata_of_every_version(tmp_path: Path) -> None:
                     assert topic.topic_id == topic_id
                 if version >= 8:
                     assert topic.topic_authorized_operations == -(2**31)
-                    (asked,) = (
-                        await broker.ask(named("orders", include_topic_authorized_operations=True), version)
+                    (requested,) = (
+                        await broker.send_request(named("orders", include_topic_authorized_operations=True), version)
                     ).topics
-                    assert asked.topic_authorized_operations == 0b1101_1111_1000
+                    assert requested.topic_authorized_operations == 0b1101_1111_1000
                 if version >= 2:
                     assert response.cluster_id == "cluster"
 
@@ -88,10 +88,10 @@ def test_what_null_and_empty_ask_for(tmp_path: Path) -> None:
             await create(broker, "b")
             await create(broker, "a")
             for version in versions(3):
-                everything = await broker.ask(MetadataRequest(topics=None if version else []), version)
+                everything = await broker.send_request(MetadataRequest(topics=None if version else []), version)
                 assert [topic.name for topic in everything.topics] == ["a", "b"]
                 if version:
-                    assert (await broker.ask(MetadataRequest(topics=[]), version)).topics == []
+                    assert (await broker.send_request(MetadataRequest(topics=[]), version)).topics == []
 
     asyncio.run(run())
 
@@ -100,12 +100,12 @@ def test_topic_by_id(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             topic_id = await create(broker, "orders")
-            asked = [
+            requests = [
                 MetadataRequest.Topic(topic_id=topic_id, name=None),
                 MetadataRequest.Topic(topic_id=b"x" * 16, name=None),
             ]
             for version in (12, 13):
-                known, unknown = (await broker.ask(MetadataRequest(topics=asked), version)).topics
+                known, unknown = (await broker.send_request(MetadataRequest(topics=requests), version)).topics
                 assert (known.error_code, known.name) == (0, "orders")
                 assert (unknown.error_code, unknown.topic_id) == (ErrorCode.UNKNOWN_TOPIC_ID, b"x" * 16)
                 assert not broker.last.cacheable
@@ -119,13 +119,13 @@ def test_ids_where_topics_are_asked_for_by_name(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             topic_id = await create(broker, "orders")
-            asked = [
+            requests = [
                 MetadataRequest.Topic(topic_id=topic_id, name=None),
                 MetadataRequest.Topic(topic_id=b"x" * 16, name="orders"),
                 MetadataRequest.Topic(name=None),
             ]
             for version in (10, 11):
-                answers = (await broker.ask(MetadataRequest(topics=asked), version)).topics
+                answers = (await broker.send_request(MetadataRequest(topics=requests), version)).topics
                 assert [(one.error_code, one.name) for one in answers] == [
                     (ErrorCode.INVALID_REQUEST, ""),
                     (ErrorCode.INVALID_REQUEST, "orders"),
@@ -143,7 +143,7 @@ def test_messages_that_quote_too_much_are_cut(tmp_path: Path) -> None:
                 request = CreatePartitionsRequest(
                     topics=[CreatePartitionsRequest.Topic(name=name, count=9)], timeout_ms=1000
                 )
-                (result,) = (await broker.ask(request, version)).results
+                (result,) = (await broker.send_request(request, version)).results
                 assert (
                     result.name == name
                     and result.error_code
@@ -156,12 +156,14 @@ def test_messages_that_quote_too_much_are_cut(tmp_path: Path) -> None:
 def test_topics_are_created_on_demand(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path, {"num.partitions": "3"}) as broker:
-            response = await broker.ask(named("new", allow_auto_topic_creation=False), 9)
+            response = await broker.send_request(named("new", allow_auto_topic_creation=False), 9)
             assert response.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            first, second = await asyncio.gather(broker.ask(named("new"), 9), broker.ask(named("new"), 9))
+            first, second = await asyncio.gather(
+                broker.send_request(named("new"), 9), broker.send_request(named("new"), 9)
+            )
             assert len(first.topics[0].partitions) == len(second.topics[0].partitions) == 3
             assert first.topics[0].error_code == 0
-            invalid = await broker.ask(named("bad name"), 9)
+            invalid = await broker.send_request(named("bad name"), 9)
             assert invalid.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
     asyncio.run(run())
@@ -170,7 +172,9 @@ def test_topics_are_created_on_demand(tmp_path: Path) -> None:
 def test_no_creation_when_the_broker_forbids_it(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path, {"auto.create.topics.enable": "false"}) as broker:
-            assert (await broker.ask(named("new"), 9)).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert (await broker.send_request(named("new"), 9)).topics[
+                0
+            ].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     asyncio.run(run())
 
@@ -181,7 +185,7 @@ def test_partition_that_is_not_open_yet_has_no_leader(tmp_path: Path) -> None:
             await create(broker, "orders", 2)
             partition = broker.metadata.topics["orders"].partitions[1]
             broker.control.set_slot_state(partition.slot, native.SlotState.OPENING)
-            response = await broker.ask(named("orders"), 12)
+            response = await broker.send_request(named("orders"), 12)
             assert [(p.error_code, p.leader_id) for p in response.topics[0].partitions] == [
                 (0, 1),
                 (ErrorCode.LEADER_NOT_AVAILABLE, -1),
@@ -201,7 +205,7 @@ def test_new_partitions_show_when_every_worker_knows_them(tmp_path: Path) -> Non
             creation = asyncio.create_task(create(broker, "later", 2))
             while "later" not in broker.metadata.topics:
                 await asyncio.sleep(0)
-            response = await broker.ask(named("later", "orders"), 12)
+            response = await broker.send_request(named("later", "orders"), 12)
             assert {p.error_code for p in response.topics[0].partitions} == {ErrorCode.LEADER_NOT_AVAILABLE}
             assert {p.error_code for p in response.topics[1].partitions} == {0}
             creation.cancel()
@@ -224,9 +228,9 @@ def test_new_partitions_show_when_every_worker_knows_them(tmp_path: Path) -> Non
 def test_advertised_address(tmp_path: Path, config: dict, address: Address, expected: tuple) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path, config, [("PLAINTEXT", "0.0.0.0", 9092)]) as broker:
-            metadata = await broker.ask(MetadataRequest(topics=[]), 9, address)
+            metadata = await broker.send_request(MetadataRequest(topics=[]), 9, address)
             assert (metadata.brokers[0].host, metadata.brokers[0].port) == expected
-            coordinator = await broker.ask(FindCoordinatorRequest(key="g"), 2, address)
+            coordinator = await broker.send_request(FindCoordinatorRequest(key="g"), 2, address)
             assert (coordinator.host, coordinator.port) == expected
 
     asyncio.run(run())
@@ -274,7 +278,7 @@ def test_paging_through_topics(tmp_path: Path) -> None:
                 await create(broker, name, count)
             seen, cursor, pages = [], None, 0
             while True:
-                response = await broker.ask(
+                response = await broker.send_request(
                     DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2, cursor=cursor), 0
                 )
                 seen += [
@@ -290,8 +294,8 @@ def test_paging_through_topics(tmp_path: Path) -> None:
                 )
             assert seen == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0), ("c", 1), ("c", 2), ("c", 3)]
             assert pages == 4
-            asked = [DescribeTopicPartitionsRequest.Topic(name=name) for name in ("nothing", "b")]
-            found = (await broker.ask(DescribeTopicPartitionsRequest(topics=asked), 0)).topics
+            requests = [DescribeTopicPartitionsRequest.Topic(name=name) for name in ("nothing", "b")]
+            found = (await broker.send_request(DescribeTopicPartitionsRequest(topics=requests), 0)).topics
             assert [(topic.name, topic.error_code) for topic in found] == [
                 ("b", 0),
                 ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -304,23 +308,25 @@ def test_cluster_and_coordinators(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             for version in versions(60):
-                response = await broker.ask(DescribeClusterRequest(), version)
+                response = await broker.send_request(DescribeClusterRequest(), version)
                 assert (response.error_code, response.cluster_id, response.controller_id) == (0, "cluster", 1)
                 assert [(b.broker_id, b.host, b.port) for b in response.brokers] == [(1, ADDRESS.local_ip, 9092)]
             assert (
-                await broker.ask(DescribeClusterRequest(endpoint_type=2), 1)
+                await broker.send_request(DescribeClusterRequest(endpoint_type=2), 1)
             ).error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
             assert (
-                await broker.ask(DescribeClusterRequest(endpoint_type=9), 1)
+                await broker.send_request(DescribeClusterRequest(endpoint_type=9), 1)
             ).error_code == ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
             for version in versions(10):
-                response = await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version)
+                response = await broker.send_request(
+                    FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version
+                )
                 found = response.coordinators if version >= 4 else [response]
                 assert all((one.node_id, one.error_code) == (1, 0) for one in found) and len(found) == (
                     2 if version >= 4 else 1
                 )
             assert (
-                await broker.ask(FindCoordinatorRequest(key="g", key_type=2), 3)
+                await broker.send_request(FindCoordinatorRequest(key="g", key_type=2), 3)
             ).error_code == ErrorCode.INVALID_REQUEST
 
     asyncio.run(run())
@@ -332,10 +338,15 @@ def test_api_versions(tmp_path: Path) -> None:
             bodies = api_versions.bodies(broker.metadata.features, broker.metadata.features_version)
             for version in versions(18):
                 request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
-                response = await broker.ask(request, version)
-                spoken = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
-                assert spoken[0] == (0, 13) and spoken[1] == (4, 18) and spoken[18] == (0, 4) and 71 not in spoken
-                assert set(spoken) == set(dispatch.HANDLERS)
+                response = await broker.send_request(request, version)
+                supported = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
+                assert (
+                    supported[0] == (0, 13)
+                    and supported[1] == (4, 18)
+                    and supported[18] == (0, 4)
+                    and 71 not in supported
+                )
+                assert set(supported) == set(dispatch.HANDLERS)
                 assert broker.last.body[4:] == bodies[version]
             outcome = await broker.frame(bytes.fromhex("00120009000012340003616263"))
             assert outcome.body[:4] == bytes.fromhex("00001234") and outcome.body[4:] == bodies[7]
@@ -373,13 +384,13 @@ def test_all_who_wait_for_producer_ids_hear_together_that_there_are_none() -> No
         broker: Any = SimpleNamespace(controller=controller, producer_ids=ProducerIds())
 
         async def answered(count: int, answer: messages.Answer, given_up: int = 0) -> list[tuple[int, int]]:
-            asking = [asyncio.create_task(producer_ids.allocate(broker)) for _ in range(count)]
+            pending = [asyncio.create_task(producer_ids.allocate(broker)) for _ in range(count)]
             while not controller.answers:
                 await asyncio.sleep(0)
-            for one in asking[:given_up]:
+            for one in pending[:given_up]:
                 one.cancel()
             controller.answers.pop().set_result(answer)
-            return await asyncio.wait_for(asyncio.gather(*asking[given_up:]), 20)
+            return await asyncio.wait_for(asyncio.gather(*pending[given_up:]), 20)
 
         refused = (-1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
         assert await answered(5, messages.Answer(1, ErrorCode.REQUEST_TIMED_OUT), given_up=1) == 4 * [refused]
@@ -395,7 +406,7 @@ def test_producer_ids_are_given_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             responses = await asyncio.gather(
-                *(broker.ask(InitProducerIdRequest(), version) for version in versions(22) for _ in range(400))
+                *(broker.send_request(InitProducerIdRequest(), version) for version in versions(22) for _ in range(400))
             )
             assert sorted(response.producer_id for response in responses) == list(range(len(responses)))
             assert (
@@ -405,13 +416,13 @@ def test_producer_ids_are_given_once(tmp_path: Path) -> None:
             )
             # FindCoordinator makes its topic
             assert (
-                await broker.ask(InitProducerIdRequest(transactional_id="t"), 4)
+                await broker.send_request(InitProducerIdRequest(transactional_id="t"), 4)
             ).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
             assert (
-                await broker.ask(InitProducerIdRequest(transactional_id=""), 4)
+                await broker.send_request(InitProducerIdRequest(transactional_id=""), 4)
             ).error_code == ErrorCode.INVALID_REQUEST
         async with HandlerBroker(tmp_path) as broker:  # restarted: the rest of the block is lost, never given again
-            assert (await broker.ask(InitProducerIdRequest(), 4)).producer_id >= len(responses)
+            assert (await broker.send_request(InitProducerIdRequest(), 4)).producer_id >= len(responses)
 
     asyncio.run(run())
 
@@ -425,7 +436,7 @@ def test_old_produce_is_refused_by_partition(tmp_path: Path) -> None:
                 )
             ]
             for version in range(3):
-                response = await broker.ask(ProduceRequest(acks=1, topic_data=data), version)
+                response = await broker.send_request(ProduceRequest(acks=1, topic_data=data), version)
                 (partition,) = response.responses[0].partition_responses
                 assert (partition.index, partition.error_code, partition.base_offset) == (
                     4,

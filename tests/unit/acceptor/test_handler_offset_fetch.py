@@ -1,4 +1,4 @@
-"""OffsetFetch's errors: what concerns the whole group is told where every client looks."""
+"""OffsetFetch's errors: what concerns the whole group learns where every client looks."""
 
 import asyncio
 from types import SimpleNamespace
@@ -41,19 +41,19 @@ def test_a_host_that_does_not_coordinate_says_so_at_each_partition(version: int)
     """Who looks there only, must not take it for a group that has committed nothing."""
     topics = [OffsetFetchRequest.Topic(name="t", partition_indexes=[0, 2])]
     response = answered(version, OffsetFetchRequest(group_id="g", topics=topics))
-    told = [
+    reported = [
         (topic.name, one.partition_index, one.committed_offset, one.error_code)
         for topic in response.topics
         for one in topic.partitions
     ]
-    assert told == [("t", 0, -1, ErrorCode.NOT_COORDINATOR), ("t", 2, -1, ErrorCode.NOT_COORDINATOR)]
+    assert reported == [("t", 0, -1, ErrorCode.NOT_COORDINATOR), ("t", 2, -1, ErrorCode.NOT_COORDINATOR)]
     assert response.error_code == (ErrorCode.NOT_COORDINATOR if version >= 2 else 0)
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-@pytest.mark.parametrize(("error", "told"), [(14, 14), (15, 16), (16, 16), (None, 16)])
-def test_clients_are_told_what_they_try_again_after(version: int, error: int | None, told: int) -> None:
-    """At COORDINATOR_NOT_AVAILABLE some give up for good."""
+@pytest.mark.parametrize(("error", "reported"), [(14, 14), (15, 16), (16, 16), (None, 16)])
+def test_clients_are_told_what_they_try_again_after(version: int, error: int | None, reported: int) -> None:
+    """At COORDINATOR_NOT_AVAILABLE some give up permanently."""
     if version < 8:
         request = OffsetFetchRequest(group_id="g", topics=[OffsetFetchRequest.Topic(name="t", partition_indexes=[0])])
     else:
@@ -62,7 +62,7 @@ def test_clients_are_told_what_they_try_again_after(version: int, error: int | N
     found = {one.error_code for topic in response.topics for one in topic.partitions} | {
         group.error_code for group in response.groups
     }
-    assert found | ({response.error_code} if 2 <= version < 8 else set()) == {told}
+    assert found | ({response.error_code} if 2 <= version < 8 else set()) == {reported}
 
 
 @pytest.mark.parametrize("version", range(2, 8))

@@ -58,34 +58,34 @@ async def test_rules_are_made_shown_and_removed(tmp_path: Path) -> None:
             creation("a"),
             creation("日本", operation=2, permission_type=2),
         ]
-        response = await broker.ask(m.CreateAclsRequest(creations=made), 3, ADMIN)
+        response = await broker.send_request(m.CreateAclsRequest(creations=made), 3, ADMIN)
         assert [one.error_code for one in response.results] == [0] * 5
         assert len(broker.metadata.rules.bindings) == 4
         everything = m.DescribeAclsRequest(
             resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
         )
-        shown = described(await broker.ask(everything, 3, ADMIN))
+        shown = described(await broker.send_request(everything, 3, ADMIN))
         assert shown == [("a", 3, ["User:alice", "User:bob"]), ("日本", 3, ["User:alice"]), ("a", 4, ["User:alice"])]
         match = m.DescribeAclsRequest(
             resource_type_filter=2, resource_name_filter="abc", pattern_type_filter=2, operation=1, permission_type=1
         )
-        assert described(await broker.ask(match, 3, ADMIN)) == [("a", 4, ["User:alice"])]
-        asked = [
+        assert described(await broker.send_request(match, 3, ADMIN)) == [("a", 4, ["User:alice"])]
+        requests = [
             acl_filter(principal_filter="User:bob"),
             acl_filter(resource_name_filter="a"),
             acl_filter(operation=12),
         ]
-        response = await broker.ask(m.DeleteAclsRequest(filters=asked), 3, ADMIN)
+        response = await broker.send_request(m.DeleteAclsRequest(filters=requests), 3, ADMIN)
         found = [[acl.principal for acl in one.matching_acls] for one in response.filter_results]
         assert [sorted(names) for names in found] == [["User:bob"], ["User:alice", "User:alice", "User:bob"], []]
-        assert described(await broker.ask(everything, 3, ADMIN)) == [("日本", 3, ["User:alice"])]
+        assert described(await broker.send_request(everything, 3, ADMIN)) == [("日本", 3, ["User:alice"])]
         events = [event for event, _ in written]
         assert events.count("acl created") == 5 and events.count("acl removed") == 3
         assert all(fields["by"] == "User:admin" for _, fields in written)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"resource_type": 4, "name": "other"}, "The only valid name for the CLUSTER resource is kafka-cluster"),
         ({"name": ""}, "Invalid empty resource name"),
@@ -100,12 +100,14 @@ async def test_rules_are_made_shown_and_removed(tmp_path: Path) -> None:
 )
 @run
 async def test_a_rule_that_is_none_is_refused_and_the_others_made(
-    tmp_path: Path, wrong: dict[str, Any], said: str
+    tmp_path: Path, wrong: dict[str, Any], message: str
 ) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
-        response = await broker.ask(m.CreateAclsRequest(creations=[creation(**wrong), creation("ok")]), 3, ADMIN)
+        response = await broker.send_request(
+            m.CreateAclsRequest(creations=[creation(**wrong), creation("ok")]), 3, ADMIN
+        )
         assert [one.error_code for one in response.results] == [E.INVALID_REQUEST, 0]
-        assert response.results[0].error_message.startswith(said)
+        assert response.results[0].error_message.startswith(message)
         assert [one.name for one in broker.metadata.rules.bindings.values()] == ["ok"]
 
 
@@ -128,12 +130,12 @@ async def test_what_no_client_sends_ends_the_connection(tmp_path: Path, request_
 @run
 async def test_a_filter_of_another_version_is_refused_and_the_others_used(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path, CONFIG) as broker:
-        await broker.ask(m.CreateAclsRequest(creations=[creation("a")]), 3, ADMIN)
+        await broker.send_request(m.CreateAclsRequest(creations=[creation("a")]), 3, ADMIN)
         unknown = m.DescribeAclsRequest(resource_type_filter=8, pattern_type_filter=1, operation=1, permission_type=1)
-        response = await broker.ask(unknown, 3, ADMIN)
+        response = await broker.send_request(unknown, 3, ADMIN)
         assert (response.error_code, response.resources) == (0, [])
         filters = [acl_filter(operation=99), acl_filter()]
-        response = await broker.ask(m.DeleteAclsRequest(filters=filters), 3, ADMIN)
+        response = await broker.send_request(m.DeleteAclsRequest(filters=filters), 3, ADMIN)
         assert [(one.error_code, len(one.matching_acls)) for one in response.filter_results] == [
             (E.INVALID_REQUEST, 0),
             (0, 1),
@@ -158,7 +160,9 @@ async def alter(
     broker: HandlerBroker, deletions: list[Any], upsertions: list[Any]
 ) -> dict[str, tuple[int, str | None]]:
     request = m.AlterUserScramCredentialsRequest(deletions=deletions, upsertions=upsertions)
-    return {one.user: (one.error_code, one.error_message) for one in (await broker.ask(request, 0, ADMIN)).results}
+    return {
+        one.user: (one.error_code, one.error_message) for one in (await broker.send_request(request, 0, ADMIN)).results
+    }
 
 
 @run
@@ -173,18 +177,18 @@ async def test_a_password_is_kept_as_a_verifier_and_never_told(tmp_path: Path) -
         made = verifier_of("SCRAM-SHA-256", salted, b"salt", 4096)
         assert (kept.salt, kept.iterations) == (b"salt", 4096)
         assert (kept.stored_key, kept.server_key) == (made.stored_key, made.server_key)
-        response = await broker.ask(m.DescribeUserScramCredentialsRequest(users=None), 0, ADMIN)
-        told = {
+        response = await broker.send_request(m.DescribeUserScramCredentialsRequest(users=None), 0, ADMIN)
+        reported = {
             one.user: [(info.mechanism, info.iterations) for info in one.credential_infos] for one in response.results
         }
-        assert told == {"alice": [(1, 4096), (2, 4096)], "ünï": [(1, 4096)]}
+        assert reported == {"alice": [(1, 4096), (2, 4096)], "ünï": [(1, 4096)]}
         assert await alter(broker, [deletion("alice")], [upsertion("ünï", password="new")]) == {
             "alice": (0, None),
             "ünï": (0, None),
         }
         assert sorted(broker.metadata.scram_credentials) == [("alice", 2), ("ünï", 1)]
         names = [m.DescribeUserScramCredentialsRequest.UserName(name=name) for name in ("alice", "bob", "ünï", "ünï")]
-        response = await broker.ask(m.DescribeUserScramCredentialsRequest(users=names), 0, ADMIN)
+        response = await broker.send_request(m.DescribeUserScramCredentialsRequest(users=names), 0, ADMIN)
         assert {one.user: one.error_code for one in response.results} == {
             "alice": 0,
             "bob": E.RESOURCE_NOT_FOUND,

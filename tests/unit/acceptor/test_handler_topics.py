@@ -43,12 +43,12 @@ def test_create_topics(tmp_path: Path) -> None:
                 good = CreateTopicsRequest.Topic(name=name, num_partitions=2, replication_factor=1, configs=config)
                 twice = CreateTopicsRequest.Topic(name="twice", num_partitions=1, replication_factor=1)
                 bad = CreateTopicsRequest.Topic(name="bad", num_partitions=0, replication_factor=1)
-                trial = await broker.ask(CreateTopicsRequest(topics=[good], validate_only=True), version)
+                trial = await broker.send_request(CreateTopicsRequest(topics=[good], validate_only=True), version)
                 assert trial.topics[0].error_code == 0 and name not in broker.metadata.topics
                 results = {
                     topic.name: topic
                     for topic in (
-                        await broker.ask(CreateTopicsRequest(topics=[good, twice, twice, bad]), version)
+                        await broker.send_request(CreateTopicsRequest(topics=[good, twice, twice, bad]), version)
                     ).topics
                 }
                 assert (
@@ -64,7 +64,7 @@ def test_create_topics(tmp_path: Path) -> None:
                     assert results["bad"].configs == []
                 if version >= 7:
                     assert results[name].topic_id == broker.metadata.topics[name].topic_id
-                again = await broker.ask(CreateTopicsRequest(topics=[good]), version)
+                again = await broker.send_request(CreateTopicsRequest(topics=[good]), version)
                 assert again.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS and "already exists" in (
                     again.topics[0].error_message or "already exists"
                 )
@@ -77,7 +77,7 @@ def test_delete_topics_by_name_and_id(tmp_path: Path) -> None:
         async with HandlerBroker(tmp_path) as broker:
             for version in range(1, 6):
                 await create(broker, "a")
-                response = await broker.ask(DeleteTopicsRequest(topic_names=["a", "nothing"]), version)
+                response = await broker.send_request(DeleteTopicsRequest(topic_names=["a", "nothing"]), version)
                 assert [(one.name, one.error_code) for one in response.responses] == [
                     ("a", 0),
                     ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -85,13 +85,13 @@ def test_delete_topics_by_name_and_id(tmp_path: Path) -> None:
                 assert "a" not in broker.metadata.topics
             by_id, _ = await create(broker, "a"), await create(broker, "b")
             state = DeleteTopicsRequest.TopicState
-            asked = [
+            requests = [
                 state(name=None, topic_id=by_id),
                 state(name="b", topic_id=b"\0" * 16),
                 state(name=None, topic_id=b"x" * 16),
                 state(name="c", topic_id=b"y" * 16),
             ]
-            response = await broker.ask(DeleteTopicsRequest(topics=asked), 6)
+            response = await broker.send_request(DeleteTopicsRequest(topics=requests), 6)
             assert [(one.name, one.error_code) for one in response.responses] == [
                 ("c", ErrorCode.INVALID_REQUEST),  # by name and id: before the others, as Kafka's
                 ("a", 0),
@@ -110,13 +110,15 @@ def test_create_partitions(tmp_path: Path) -> None:
             for version in versions(37):
                 count = len(broker.metadata.topics["a"].partitions) + 2
                 topic = CreatePartitionsRequest.Topic(name="a", count=count, assignments=None)
-                assert (await broker.ask(CreatePartitionsRequest(topics=[topic], validate_only=True), version)).results[
+                assert (
+                    await broker.send_request(CreatePartitionsRequest(topics=[topic], validate_only=True), version)
+                ).results[0].error_code == 0
+                assert len(broker.metadata.topics["a"].partitions) == count - 2
+                assert (await broker.send_request(CreatePartitionsRequest(topics=[topic]), version)).results[
                     0
                 ].error_code == 0
-                assert len(broker.metadata.topics["a"].partitions) == count - 2
-                assert (await broker.ask(CreatePartitionsRequest(topics=[topic]), version)).results[0].error_code == 0
                 assert len(broker.metadata.topics["a"].partitions) == count
-                again = (await broker.ask(CreatePartitionsRequest(topics=[topic]), version)).results[0]
+                again = (await broker.send_request(CreatePartitionsRequest(topics=[topic]), version)).results[0]
                 assert again.error_code == ErrorCode.INVALID_PARTITIONS and str(count) in again.error_message
 
     asyncio.run(run())
@@ -141,7 +143,7 @@ async def describe(broker: HandlerBroker, kind: int, name: str, version: int = 4
     resource = DescribeConfigsRequest.Resource(
         resource_type=kind, resource_name=name, configuration_keys=options.pop("keys", None)
     )
-    return (await broker.ask(DescribeConfigsRequest(resources=[resource], **options), version)).results[0]
+    return (await broker.send_request(DescribeConfigsRequest(resources=[resource], **options), version)).results[0]
 
 
 def test_describe_configs(tmp_path: Path) -> None:
@@ -218,7 +220,9 @@ def test_a_bound_of_records_is_told_from_the_request_to_the_replicas(tmp_path: P
                     resource_type=TOPIC, resource_name="a", configs=[config]
                 )
                 return (
-                    (await broker.ask(IncrementalAlterConfigsRequest(resources=[resource]), 1)).responses[0].error_code
+                    (await broker.send_request(IncrementalAlterConfigsRequest(resources=[resource]), 1))
+                    .responses[0]
+                    .error_code
                 )
 
             await create(broker, "a", 1, replica_lag_max_messages="100")
@@ -240,32 +244,36 @@ def test_what_kafkas_tool_for_reassignments_sets_and_removes_for_a_throttle_is_t
             await create(broker, "a", 2)
 
             async def alter(operation: int, rate: str | None, replicas: str | None) -> list[int]:
-                asked = IncrementalAlterConfigsRequest
+                requested = IncrementalAlterConfigsRequest
                 of_broker = [
-                    asked.Config(name=f"{side}.replication.throttled.rate", config_operation=operation, value=rate)
+                    requested.Config(name=f"{side}.replication.throttled.rate", config_operation=operation, value=rate)
                     for side in ("leader", "follower")
                 ]
                 of_topic = [
-                    asked.Config(
+                    requested.Config(
                         name=f"{side}.replication.throttled.replicas", config_operation=operation, value=replicas
                     )
                     for side in ("leader", "follower")
                 ]
                 resources = [
-                    asked.Resource(resource_type=BROKER, resource_name="1", configs=of_broker),
-                    asked.Resource(resource_type=TOPIC, resource_name="a", configs=of_topic),
+                    requested.Resource(resource_type=BROKER, resource_name="1", configs=of_broker),
+                    requested.Resource(resource_type=TOPIC, resource_name="a", configs=of_topic),
                 ]
-                return [one.error_code for one in (await broker.ask(asked(resources=resources), 1)).responses]
+                return [
+                    one.error_code for one in (await broker.send_request(requested(resources=resources), 1)).responses
+                ]
 
-            def asked_rate(name: str):
+            def requested_rate(name: str):
                 async def one(operation: int, value: str | None) -> int:
-                    asked = IncrementalAlterConfigsRequest
-                    configs = [asked.Config(name=name, config_operation=operation, value=value)]
+                    requested = IncrementalAlterConfigsRequest
+                    configs = [requested.Config(name=name, config_operation=operation, value=value)]
                     return (
                         (
-                            await broker.ask(
-                                asked(
-                                    resources=[asked.Resource(resource_type=BROKER, resource_name="1", configs=configs)]
+                            await broker.send_request(
+                                requested(
+                                    resources=[
+                                        requested.Resource(resource_type=BROKER, resource_name="1", configs=configs)
+                                    ]
                                 ),
                                 1,
                             )
@@ -285,14 +293,14 @@ def test_what_kafkas_tool_for_reassignments_sets_and_removes_for_a_throttle_is_t
                 assert await alter(0, "1", wrong) == [0, 40], wrong
             assert await alter(0, "1", "*") == [0, 0]
 
-            moves = asked_rate("replica.alter.log.dirs.io.max.bytes.per.second")
+            moves = requested_rate("replica.alter.log.dirs.io.max.bytes.per.second")
             assert [await moves(operation, value) for operation, value in ((0, "1000"), (1, None), (1, None))] == [
                 0,
                 0,
                 0,
             ]
             assert [
-                await asked_rate("no.such.name")(operation, value) for operation, value in ((1, None), (0, "1"))
+                await requested_rate("no.such.name")(operation, value) for operation, value in ((1, None), (0, "1"))
             ] == [0, 40], "nothing is to be deleted; nothing is known"
 
     asyncio.run(run())
@@ -312,7 +320,7 @@ def test_alter_configs(tmp_path: Path) -> None:
                     resource_type=kind, resource_name=name, configs=configs
                 )
                 return (
-                    await broker.ask(IncrementalAlterConfigsRequest(resources=[resource], **options), version)
+                    await broker.send_request(IncrementalAlterConfigsRequest(resources=[resource], **options), version)
                 ).responses[0]
 
             for version in versions(44):
@@ -336,11 +344,11 @@ def test_alter_configs(tmp_path: Path) -> None:
             for version in versions(33):
                 config = [AlterConfigsRequest.Config(name="segment.bytes", value="2097152")]
                 resource = AlterConfigsRequest.Resource(resource_type=TOPIC, resource_name="a", configs=config)
-                results = (await broker.ask(AlterConfigsRequest(resources=[resource]), version)).responses
+                results = (await broker.send_request(AlterConfigsRequest(resources=[resource]), version)).responses
                 assert [one.error_code for one in results] == [0] and broker.metadata.topics["a"].config == {
                     "segment.bytes": "2097152"
                 }
-            twice = await broker.ask(AlterConfigsRequest(resources=[resource, resource]), 2)
+            twice = await broker.send_request(AlterConfigsRequest(resources=[resource, resource]), 2)
             assert [one.error_code for one in twice.responses] == [ErrorCode.INVALID_REQUEST]
 
     asyncio.run(run())
@@ -358,7 +366,7 @@ def test_delete_records(tmp_path: Path) -> None:
                     request = DeleteRecordsRequest(
                         topics=[DeleteRecordsRequest.Topic(name=name, partitions=[partition])], timeout_ms=1000
                     )
-                    (result,) = (await broker.ask(request, version)).topics[0].partitions
+                    (result,) = (await broker.send_request(request, version)).topics[0].partitions
                     return result.error_code, result.low_watermark
 
                 assert await delete("a", 0, 10) == (0, 10)
@@ -381,7 +389,7 @@ def test_records_of_a_topic_that_only_compacts_are_not_deleted(tmp_path: Path) -
                 broker.place(name, 0, log_start_offset=0, high_watermark=10, log_end_offset=10)
                 partition = DeleteRecordsRequest.Partition(partition_index=0, offset=99 if code else 10)
                 topic = DeleteRecordsRequest.Topic(name=name, partitions=[partition])
-                response = await broker.ask(DeleteRecordsRequest(topics=[topic], timeout_ms=1000), 2)
+                response = await broker.send_request(DeleteRecordsRequest(topics=[topic], timeout_ms=1000), 2)
                 assert response.topics[0].partitions[0].error_code == code
 
     asyncio.run(run())
@@ -399,41 +407,41 @@ def test_list_offsets(tmp_path: Path) -> None:
             )
             (directory / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n3 4\n")
 
-            async def ask(timestamp: int, version: int = 11, **options: object) -> tuple:
+            async def send_request(timestamp: int, version: int = 11, **options: object) -> tuple:
                 partition = ListOffsetsRequest.Partition(
                     partition_index=0, timestamp=timestamp, current_leader_epoch=options.pop("epoch", -1)
                 )
                 request = ListOffsetsRequest(
                     topics=[ListOffsetsRequest.Topic(name="a", partitions=[partition])], **options
                 )
-                (result,) = (await broker.ask(request, version)).topics[0].partitions
+                (result,) = (await broker.send_request(request, version)).topics[0].partitions
                 return result.error_code, result.offset, result.timestamp, result.leader_epoch
 
             for version in versions(2):
                 epoch = lambda known: known if version >= 4 else -1  # noqa: B023, E731
-                assert await ask(-1, version) == (0, 6, -1, epoch(3))
-                assert await ask(-2, version) == (0, 1, -1, epoch(0))
-                assert await ask(150, version) == (0, 1, 300, epoch(0))
-                assert await ask(350, version) == (0, 3, 400, epoch(0))
-                assert await ask(401, version) == (0, -1, -1, -1)
-                assert (await ask(-3, version))[0] == (0 if version >= 7 else ErrorCode.UNSUPPORTED_VERSION)
-                assert (await ask(-4, version))[0] == (0 if version >= 8 else ErrorCode.UNSUPPORTED_VERSION)
-                assert (await ask(-5, version))[0] == (0 if version >= 9 else ErrorCode.UNSUPPORTED_VERSION)
-                assert (await ask(-6, version))[0] == (0 if version >= 11 else ErrorCode.UNSUPPORTED_VERSION)
-            assert await ask(-1, isolation_level=1) == (0, 5, -1, 3)
-            assert await ask(-1, isolation_level=1, replica_id=-2) == (0, 6, -1, 3)  # no consumer
-            assert await ask(-3) == (0, 3, 400, 0)
-            assert await ask(-4) == (0, 1, -1, 0)
-            assert await ask(-5) == (0, -1, -1, -1)
-            assert (await ask(-1, epoch=7))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
-            assert (await ask(-7))[0] == ErrorCode.UNSUPPORTED_VERSION
+                assert await send_request(-1, version) == (0, 6, -1, epoch(3))
+                assert await send_request(-2, version) == (0, 1, -1, epoch(0))
+                assert await send_request(150, version) == (0, 1, 300, epoch(0))
+                assert await send_request(350, version) == (0, 3, 400, epoch(0))
+                assert await send_request(401, version) == (0, -1, -1, -1)
+                assert (await send_request(-3, version))[0] == (0 if version >= 7 else ErrorCode.UNSUPPORTED_VERSION)
+                assert (await send_request(-4, version))[0] == (0 if version >= 8 else ErrorCode.UNSUPPORTED_VERSION)
+                assert (await send_request(-5, version))[0] == (0 if version >= 9 else ErrorCode.UNSUPPORTED_VERSION)
+                assert (await send_request(-6, version))[0] == (0 if version >= 11 else ErrorCode.UNSUPPORTED_VERSION)
+            assert await send_request(-1, isolation_level=1) == (0, 5, -1, 3)
+            assert await send_request(-1, isolation_level=1, replica_id=-2) == (0, 6, -1, 3)  # no consumer
+            assert await send_request(-3) == (0, 3, 400, 0)
+            assert await send_request(-4) == (0, 1, -1, 0)
+            assert await send_request(-5) == (0, -1, -1, -1)
+            assert (await send_request(-1, epoch=7))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
+            assert (await send_request(-7))[0] == ErrorCode.UNSUPPORTED_VERSION
             twice = ListOffsetsRequest.Partition(partition_index=0, timestamp=-1, current_leader_epoch=-1)
-            response = await broker.ask(
+            response = await broker.send_request(
                 ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="a", partitions=[twice, twice])]), 7
             )
             assert {one.error_code for one in response.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
             (directory / f"{0:020d}.log").write_bytes(b"\xff" * 500)
-            assert (await ask(150))[0] == ErrorCode.KAFKA_STORAGE_ERROR
+            assert (await send_request(150))[0] == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(run())
 
@@ -446,23 +454,25 @@ def test_offset_for_leader_epoch(tmp_path: Path) -> None:
             directory.mkdir(parents=True)
             (directory / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n2 5\n")
 
-            async def ask(epoch: int, version: int = 4, current: int = -1, index: int = 0) -> tuple[int, int, int]:
+            async def send_request(
+                epoch: int, version: int = 4, current: int = -1, index: int = 0
+            ) -> tuple[int, int, int]:
                 partition = OffsetForLeaderEpochRequest.Partition(
                     partition=index, current_leader_epoch=current, leader_epoch=epoch
                 )
                 request = OffsetForLeaderEpochRequest(
                     topics=[OffsetForLeaderEpochRequest.Topic(topic="a", partitions=[partition])]
                 )
-                (result,) = (await broker.ask(request, version)).topics[0].partitions
+                (result,) = (await broker.send_request(request, version)).topics[0].partitions
                 return result.error_code, result.leader_epoch, result.end_offset
 
             for version in versions(23):
-                assert await ask(0, version) == (0, 0, 5)
-                assert await ask(1, version) == (0, 0, 5)
-                assert await ask(2, version) == (0, 2, 9)
-                assert await ask(3, version) == (0, -1, -1)
-            assert (await ask(0, current=9))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
-            assert (await ask(0, index=4))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                assert await send_request(0, version) == (0, 0, 5)
+                assert await send_request(1, version) == (0, 0, 5)
+                assert await send_request(2, version) == (0, 2, 9)
+                assert await send_request(3, version) == (0, -1, -1)
+            assert (await send_request(0, current=9))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
+            assert (await send_request(0, index=4))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     asyncio.run(run())
 
@@ -477,7 +487,7 @@ def test_describe_log_dirs(tmp_path: Path) -> None:
             (directory / f"{0:020d}.index").write_bytes(b"y" * 99)
             for version in versions(35):
                 for topics in (None, [DescribeLogDirsRequest.Topic(topic="a", partitions=[0, 1, 2, 3, 9])]):
-                    results = (await broker.ask(DescribeLogDirsRequest(topics=topics), version)).results
+                    results = (await broker.send_request(DescribeLogDirsRequest(topics=topics), version)).results
                     assert [result.log_dir for result in results] == [str(tmp_path / "a"), str(tmp_path / "b")]
                     sizes = {
                         p.partition_index: p.partition_size
@@ -490,7 +500,7 @@ def test_describe_log_dirs(tmp_path: Path) -> None:
                     if version >= 4:
                         assert all(result.total_bytes > result.usable_bytes > 0 for result in results)
             (tmp_path / "b" / "meta.properties").unlink()
-            results = (await broker.ask(DescribeLogDirsRequest(topics=None), 4)).results
+            results = (await broker.send_request(DescribeLogDirsRequest(topics=None), 4)).results
             assert [result.error_code for result in results] == [0, ErrorCode.KAFKA_STORAGE_ERROR], (
                 "an empty mount point is nobody's, and not used"
             )
@@ -516,18 +526,18 @@ def test_describe_log_dirs_waits_for_no_disk_that_hangs_and_keeps_no_other_from_
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            asking = [
-                asyncio.create_task(broker.ask(DescribeLogDirsRequest(topics=None), 4))
+            pending = [
+                asyncio.create_task(broker.send_request(DescribeLogDirsRequest(topics=None), 4))
                 for _ in range(2 * READS_AT_ONCE)
             ]
-            _, waiting = await asyncio.wait(asking, timeout=20)
+            _, waiting = await asyncio.wait(pending, timeout=20)
             free, _ = await asyncio.wait({asyncio.ensure_future(broker.broker.disks.read(1, int))}, timeout=5)
             let_go.set()
             assert free and not waiting
-            for task in asking:
+            for task in pending:
                 assert [result.error_code for result in task.result().results] == [0, ErrorCode.KAFKA_STORAGE_ERROR]
             assert len(hung) == 1, "one that hangs takes one thread"
-            while (await broker.ask(DescribeLogDirsRequest(topics=None), 4)).results[1].error_code:
+            while (await broker.send_request(DescribeLogDirsRequest(topics=None), 4)).results[1].error_code:
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 60))

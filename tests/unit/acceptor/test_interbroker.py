@@ -41,7 +41,7 @@ def test_who_may_connect_between_hosts() -> None:
     metadata = made().metadata
     assert judge(hello(), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
     assert judge(hello(worker=-1), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
-    for said, code in (
+    for message, code in (
         (hello(purpose="controller"), handshake.REFUSED_PURPOSE),
         (hello(cluster=""), handshake.REFUSED_CLUSTER),
         (hello(node=2, directory="d2"), handshake.REFUSED_IDENTITY),
@@ -50,7 +50,7 @@ def test_who_may_connect_between_hosts() -> None:
         (hello(worker=2), handshake.REFUSED_WORKER),
         (hello(worker=-2), handshake.REFUSED_WORKER),
     ):
-        answer = judge(said, metadata, NODE, 2)
+        answer = judge(message, metadata, NODE, 2)
         assert isinstance(answer, Refusal) and answer.code == code
     assert judge(hello(), Metadata(), NODE, 2).code == handshake.REFUSED_BUSY
 
@@ -61,7 +61,7 @@ class Hosts:
     def __init__(self, answer, two: Credentials | None = None, three: Credentials | None = None) -> None:
         self.answer = answer
         self.two, self.three = two or Credentials([SECRET]), three or Credentials([SECRET])
-        self.asked: list[tuple[object, int]] = []
+        self.requested: list[tuple[object, int]] = []
 
     async def __aenter__(self) -> "Hosts":
         listener = socket.create_server(("127.0.0.1", 0))
@@ -85,7 +85,7 @@ class Hosts:
 
     async def _serve(self, frame: bytes, node: int) -> bytes | None:
         header, request = decode_request(frame)
-        self.asked.append((request, node))
+        self.requested.append((request, node))
         response = self.answer(request)
         return None if response is None else encode_response(header, response)
 
@@ -119,13 +119,13 @@ def test_markers_of_one_turn_go_in_one_request() -> None:
                 for producer in range(10)
             ]
             await asyncio.gather(*given)
-            ((request, node),) = hosts.asked
+            ((request, node),) = hosts.requested
             assert node == NODE and [one.producer_id for one in request.markers] == list(range(10))
-            said = [
+            message = [
                 (one.transaction_result, one.transaction_version, one.coordinator_epoch, one.leader_epoch)
                 for one in request.markers[4:6]
             ]
-            assert said == [(True, 0, 7, 4), (False, 2, 7, 4)]
+            assert message == [(True, 0, 7, 4), (False, 2, 7, 4)]
 
     asyncio.run(scenario())
 
@@ -175,8 +175,8 @@ def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_time
             serve = hosts._serve
 
             async def slow(frame: bytes, node: int) -> bytes | None:
-                if len(hosts.asked) == 0:
-                    hosts.asked.append((None, node))
+                if len(hosts.requested) == 0:
+                    hosts.requested.append((None, node))
                     await held
                 return await serve(frame, node)
 
@@ -184,7 +184,7 @@ def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_time
             request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             first = asyncio.create_task(hosts.peers.request(3, request, 1, 0.3))
             await asyncio.sleep(0)
-            while not hosts.asked:
+            while not hosts.requested:
                 await asyncio.sleep(0.001)
             assert isinstance(await hosts.peers.request(3, request, 1, 10), ListTransactionsResponse)
             with pytest.raises(PeerError, match="has not answered"):
@@ -202,28 +202,28 @@ def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successo
     """One that the network kept back came behind and ended the producer's next transaction."""
 
     async def scenario() -> None:
-        story: list[str] = []
+        history: list[str] = []
         async with Hosts(markers_answer(0)) as hosts:
             serve, begun = hosts._serve, asyncio.Event()
 
-            async def told(frame: bytes, node: int) -> bytes | None:
-                if story:
-                    story.append("the successor's")
+            async def report(frame: bytes, node: int) -> bytes | None:
+                if history:
+                    history.append("the successor's")
                     return await serve(frame, node)
                 try:
-                    story.append("begun")
+                    history.append("begun")
                     begun.set()
                     return await asyncio.get_running_loop().create_future()
                 finally:
-                    story.append("given up")
+                    history.append("given up")
 
-            hosts.between._serve = told
+            hosts.between._serve = report
             first = asyncio.create_task(hosts.peers.request(3, MARKERS_OF_ONE, 2, 20))
             await asyncio.wait_for(begun.wait(), 20)
             successor = Peers(hosts.broker.metadata, NODE, Credentials([SECRET]))
             try:
                 assert isinstance(await successor.request(3, MARKERS_OF_ONE, 2, 20), WriteTxnMarkersResponse)
-                assert story == ["begun", "given up", "the successor's"]
+                assert history == ["begun", "given up", "the successor's"]
                 with pytest.raises(PeerError):  # at once
                     await first
                 assert 3 not in hosts.peers._connections and 3 in successor._connections
@@ -242,15 +242,15 @@ def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_ne
                 else markers_answer(0)(request)
             )
         ) as hosts:
-            asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            requested = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             # its first markers are under way still
-            assert isinstance(await hosts.peers.request(3, asked, 1, 20), ListTransactionsResponse)
+            assert isinstance(await hosts.peers.request(3, requested, 1, 20), ListTransactionsResponse)
             successor = Peers(hosts.broker.metadata, NODE, Credentials([SECRET]))
             await successor.request(3, MARKERS_OF_ONE, 2, 20)
             successor.close()
             with pytest.raises(PeerError):
                 await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)
-            assert [type(request) for request, _ in hosts.asked] == [
+            assert [type(request) for request, _ in hosts.requested] == [
                 remote_transactions.ListTransactionsRequest,
                 WriteTxnMarkersRequest,
             ]
@@ -270,13 +270,13 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
                 else markers_answer(0)(request)
             )
         ) as hosts:
-            asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            requested = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             relays = Peers(hosts.broker.metadata, NODE, Credentials([SECRET]))
             try:
                 made = set()
                 for _ in range(3):
                     await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)
-                    await relays.request(3, asked, 1, 20)
+                    await relays.request(3, requested, 1, 20)
                     made |= {hosts.peers._connections[3], relays._connections[3]}
                 assert len(made) == 2
             finally:
@@ -353,7 +353,7 @@ def test_a_host_with_another_key_is_not_reached() -> None:
             stranger = Peers(hosts.broker.metadata, NODE, Credentials([b"quite another secret"]))
             with pytest.raises(PeerError):
                 await stranger.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)
-            assert hosts.asked == []
+            assert hosts.requested == []
             with pytest.raises(PeerError, match="not registered"):
                 await hosts.peers.request(9, remote_transactions.ListTransactionsRequest(), 1, 10)
 
@@ -393,7 +393,7 @@ def test_requests_between_secured_hosts_are_not_in_clear(tmp_path) -> None:
             with Recorder(hosts.listener.getsockname()) as wire:
                 brokers = hosts.broker.metadata.brokers
                 brokers[3] = msgspec.structs.replace(brokers[3], inter_broker_port=wire.address[1])
-                asked = [
+                requests = [
                     hosts.peers.request(
                         3,
                         remote_transactions.ListTransactionsRequest(
@@ -404,7 +404,7 @@ def test_requests_between_secured_hosts_are_not_in_clear(tmp_path) -> None:
                     )
                     for count in (1, 300, 0, 2)
                 ]
-                answers = await asyncio.gather(*asked)
+                answers = await asyncio.gather(*requests)
                 assert [len(answer.transaction_states) for answer in answers] == [1, 300, 0, 2]
                 assert wire.count == 1
                 hosts.peers.close()
@@ -424,15 +424,15 @@ def test_an_acceptor_with_another_hosts_certificate_is_refused(tmp_path, thief, 
             request = remote_transactions.ListTransactionsRequest()
             with pytest.raises(PeerError, match=f"node {thief} shows a certificate of mqd://node/1; give each host"):
                 await hosts.peers.request(3, request, 1, 20)
-            assert hosts.asked == []
+            assert hosts.requested == []
             right = pki.issue_host(authority(), thief, NOW)
             impose((two if thief == NODE else three).host, tmp_path / str(thief), right)
             await asyncio.sleep(peers.RETRY_S * 1.1)
             assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
 
     asyncio.run(scenario())
-    said = [record for record in caplog.records if "listener between hosts is closed" in record.getMessage()]
-    assert len(said) == 1
+    logged = [record for record in caplog.records if "listener between hosts is closed" in record.getMessage()]
+    assert len(logged) == 1
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -21,7 +21,7 @@ ALICE = b"\x0a\0\1\0User:alice"
 TOKEN = bytes.fromhex("0024 0000 00000000 ffff 00000003") + b"abc"
 
 
-def ask(wire: Wire, data: bytes, flags: int, connection: int = 5) -> None:
+def send_request(wire: Wire, data: bytes, flags: int, connection: int = 5) -> None:
     wire.arenas[0][: len(data)] = data  # type: ignore[index]
     assert wire.ends[0].send(
         ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, flags=flags, token=7, size_bytes=len(data), a=1, b=connection)
@@ -33,21 +33,21 @@ def answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dispatch.Outcome, data: bytes, flags: int = 0
 ) -> tuple[list[tuple[Address, bytes]], Descriptor, bytes]:
     """What was asked of the handlers, and what the worker got."""
-    asked: list[tuple[Address, bytes]] = []
+    requests: list[tuple[Address, bytes]] = []
     found: list[tuple[Descriptor, bytes]] = []
 
     async def answer(_broker: object, address: Address, frame: bytes, *_: object) -> dispatch.Outcome:
-        asked.append((address, frame))
+        requests.append((address, frame))
         return outcome
 
     async def scenario(_broker: HandlerBroker, wire: Wire) -> None:
         monkeypatch.setattr(dispatch, "answer", answer)
-        ask(wire, data, flags)
+        send_request(wire, data, flags)
         (response,) = await wire.receive(0)
         found.append((response, wire.payload(response)))
 
     run(tmp_path, scenario)
-    return asked, *found[0]
+    return requests, *found[0]
 
 
 def test_a_request_names_its_principal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,16 +107,16 @@ def test_a_bare_token_is_answered_by_a_bare_token(
     response += len(message).to_bytes(2, "big") + message if message else b"\xff\xff"
     response += len(token).to_bytes(4, "big") + token
     outcome = dispatch.Outcome(response, disconnect=error != 0)
-    ((_, frame),), told, got = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
+    ((_, frame),), reported, got = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
     assert frame == TOKEN
-    assert (told.flags, got) == (flags, body)
+    assert (reported.flags, got) == (flags, body)
 
 
 def test_the_last_bare_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     response = bytes.fromhex("00000000 0000 ffff 00000004") + b"done"
     outcome = dispatch.Outcome(response, authenticated=("User:bob", 0, PrincipalKind.SASL))
-    _, told, body = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
-    assert told.flags == native.RESPONSE_AUTHENTICATED
+    _, reported, body = answered(tmp_path, monkeypatch, outcome, b"abc", native.REQUEST_RAW_TOKEN)
+    assert reported.flags == native.RESPONSE_AUTHENTICATED
     assert body == client_identity.authenticated("User:bob", 0, PrincipalKind.SASL) + b"done"
 
 
@@ -128,8 +128,8 @@ def test_a_block_that_is_none_ends_the_connection(
 ) -> None:
     with pytest.raises(ProtocolError):
         client_identity.split(native.REQUEST_PRINCIPAL, block)
-    asked, told, _ = answered(tmp_path, monkeypatch, dispatch.Outcome(b""), block, native.REQUEST_PRINCIPAL)
-    assert not asked and told.kind == DescriptorKind.CLOSE
+    requested, reported, _ = answered(tmp_path, monkeypatch, dispatch.Outcome(b""), block, native.REQUEST_PRINCIPAL)
+    assert not requested and reported.kind == DescriptorKind.CLOSE
 
 
 def test_blocks() -> None:

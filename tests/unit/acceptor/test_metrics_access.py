@@ -52,12 +52,12 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, 
 
     def start(**config: str) -> tuple[str, int]:
         loaded = load_broker(None, {}, {name.replace("_", "."): value for name, value in config.items()})
-        wanted = listeners.metrics_listener(loaded)
-        assert wanted is not None
-        listener = listen(wanted, 65536, is_fixed=True)
+        expected = listeners.metrics_listener(loaded)
+        assert expected is not None
+        listener = listen(expected, 65536, is_fixed=True)
         assert listener is not None
         token = Token(Path(loaded["metrics.token.file"])) if loaded["metrics.token.file"] else None
-        tls = python_tls.ServerTls(loaded, wanted) if wanted.has_tls else None
+        tls = python_tls.ServerTls(loaded, expected) if expected.has_tls else None
         servers.append(MetricsServer(listener, lambda: PAGE, Decided({"/health/ready": ["no"]}), token, tls))
         servers[-1].start()
         return listener.getsockname()
@@ -67,7 +67,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, 
         server.stop()
 
 
-def ask(address: tuple[str, int], tls: ssl.SSLContext | None, *headers: str, request: bytes = GET) -> bytes:
+def send_request(address: tuple[str, int], tls: ssl.SSLContext | None, *headers: str, request: bytes = GET) -> bytes:
     with socket.create_connection(address, timeout=20) as connection:
         if tls is not None:
             connection = tls.wrap_socket(connection, server_hostname="localhost")
@@ -84,27 +84,27 @@ def trusting(ca: Path) -> ssl.SSLContext:
 
 def test_a_scrape_without_the_token_learns_nothing(serve, token_file) -> None:
     address = serve(metrics_listener="http://127.0.0.1:0", metrics_token_file=str(token_file))
-    assert ask(address, None, f"authorization:  bearer  {SECRET}").endswith(PAGE)
+    assert send_request(address, None, f"authorization:  bearer  {SECRET}").endswith(PAGE)
     for headers in (
         (),
         (f"Authorization: Bearer {SECRET}x",),
         ("Authorization: Bearer",),
         (f"Authorization: {SECRET}",),
     ):
-        answer = ask(address, None, *headers)
+        answer = send_request(address, None, *headers)
         assert answer.startswith(b"HTTP/1.1 401 ") and b"\r\nWWW-Authenticate: Bearer\r\n" in answer
-    assert ask(address, None, request=b"DELETE /other HTTP/1.1\r\n").startswith(b"HTTP/1.1 401 ")
+    assert send_request(address, None, request=b"DELETE /other HTTP/1.1\r\n").startswith(b"HTTP/1.1 401 ")
     written(token_file, "fedcba9876543210")
-    assert ask(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
-    assert ask(address, None, f"Authorization: Bearer {SECRET}").startswith(b"HTTP/1.1 401 ")
+    assert send_request(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
+    assert send_request(address, None, f"Authorization: Bearer {SECRET}").startswith(b"HTTP/1.1 401 ")
     written(token_file, "short")
-    assert ask(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
+    assert send_request(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
 
 
 def test_a_probe_needs_no_token(serve, token_file) -> None:
     address = serve(metrics_token_file=str(token_file))
-    assert ask(address, None, request=GET.replace(b"/metrics", b"/health/ready")).startswith(b"HTTP/1.1 503 ")
-    assert ask(address, None, request=GET.replace(b"/metrics", b"/health")).startswith(b"HTTP/1.1 401 ")
+    assert send_request(address, None, request=GET.replace(b"/metrics", b"/health/ready")).startswith(b"HTTP/1.1 503 ")
+    assert send_request(address, None, request=GET.replace(b"/metrics", b"/health")).startswith(b"HTTP/1.1 401 ")
 
 
 @pytest.mark.parametrize("store", ["PEM", "PKCS12"])
@@ -126,22 +126,22 @@ def test_the_page_over_tls_and_its_certificate_replaced(serve, authority, tmp_pa
         with socket.create_connection(address, timeout=20) as plain:
             return trusting(ca).wrap_socket(plain, server_hostname="localhost").getpeercert()["serialNumber"]
 
-    assert ask(address, trusting(ca)).endswith(PAGE)
+    assert send_request(address, trusting(ca)).endswith(PAGE)
     first = serial()
     replace()
     second = serial()
     assert second != first
     keystore.write_bytes(b"nonsense")
-    assert serial() == second and ask(address, trusting(ca)).endswith(PAGE)
+    assert serial() == second and send_request(address, trusting(ca)).endswith(PAGE)
 
 
 def test_the_wrong_protocol_is_told_so(serve, authority, tmp_path) -> None:
     keystore = authority.issue("broker").write(tmp_path / "keystore")
     secured = serve(metrics_listener="https://127.0.0.1:0", ssl_keystore_location=str(keystore))
-    assert b"this port speaks https" in ask(secured, None)
+    assert b"this port speaks https" in send_request(secured, None)
     plain = serve(metrics_listener="http://127.0.0.1:0")
     with pytest.raises(ssl.SSLError, match="(?i)wrong.version.number|record layer failure"):
-        ask(plain, ssl.create_default_context())
+        send_request(plain, ssl.create_default_context())
 
 
 def test_silent_handshakes_are_cut_off(serve, authority, tmp_path, monkeypatch) -> None:

@@ -42,7 +42,7 @@ class Served:
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=20)
 
-    def ask(self, request: bytes) -> bytes:
+    def send_request(self, request: bytes) -> bytes:
         with self.connect() as connection:
             connection.sendall(request)
             return all_of(connection)
@@ -73,29 +73,31 @@ def status(answer: bytes) -> int:
 
 def test_what_is_answered(serve) -> None:
     served = serve(lambda: b"a_metric 1\n")
-    head, _, body = served.ask(GET).partition(b"\r\n\r\n")
+    head, _, body = served.send_request(GET).partition(b"\r\n\r\n")
     assert status(head) == 200 and body == b"a_metric 1\n"
     assert int(re.search(rb"Content-Length: (\d+)", head)[1]) == len(body) and b"text/plain; version=0.0.4" in head
-    assert status(served.ask(GET.replace(b"/metrics", b"/metrics?name=x"))) == 200
-    assert status(served.ask(GET.replace(b"/metrics", b"/"))) == 404
-    assert status(served.ask(GET.replace(b"/metrics", b"/metrics/x"))) == 404
+    assert status(served.send_request(GET.replace(b"/metrics", b"/metrics?name=x"))) == 200
+    assert status(served.send_request(GET.replace(b"/metrics", b"/"))) == 404
+    assert status(served.send_request(GET.replace(b"/metrics", b"/metrics/x"))) == 404
     for method in (b"POST", b"HEAD", b"DELETE"):
-        assert status(served.ask(GET.replace(b"GET", method))) == 405
-    assert status(served.ask(b"\x16\x03\x01\r\n\r\n")) == 400
-    assert status(served.ask(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * REQUEST_BYTES_MAX)) == 431
+        assert status(served.send_request(GET.replace(b"GET", method))) == 405
+    assert status(served.send_request(b"\x16\x03\x01\r\n\r\n")) == 400
+    assert status(served.send_request(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * REQUEST_BYTES_MAX)) == 431
 
 
 def test_health_checks(serve, monkeypatch) -> None:
     monkeypatch.setattr(metrics_server, "HEALTH_S", 0.2)
     served = serve(lambda: b"", live=[], ready=["worker 1 does not run", "it is fenced"])
     live, ready = (GET.replace(b"/metrics", b"/health/" + name) for name in (b"live", b"ready"))
-    assert served.ask(live).startswith(b"HTTP/1.1 200 ") and served.ask(live).endswith(b"\r\n\r\nok\n")
-    assert status(served.ask(ready)) == 503
-    assert served.ask(ready).endswith(b"\r\n\r\nworker 1 does not run\nit is fenced\n")
-    assert status(served.ask(live.replace(b"/live", b""))) == 404
+    assert served.send_request(live).startswith(b"HTTP/1.1 200 ") and served.send_request(live).endswith(
+        b"\r\n\r\nok\n"
+    )
+    assert status(served.send_request(ready)) == 503
+    assert served.send_request(ready).endswith(b"\r\n\r\nworker 1 does not run\nit is fenced\n")
+    assert status(served.send_request(live.replace(b"/live", b""))) == 404
     hanging = serve(lambda: b"a_metric 1\n", live=None, ready=[])
-    assert status(hanging.ask(live)) == 503 and hanging.ask(live).endswith(b"does not answer\n")
-    assert status(hanging.ask(GET)) == 200 and hanging.server.connection_count == 0
+    assert status(hanging.send_request(live)) == 503 and hanging.send_request(live).endswith(b"does not answer\n")
+    assert status(hanging.send_request(GET)) == 200 and hanging.server.connection_count == 0
 
 
 def test_a_request_in_pieces_is_answered(serve) -> None:
@@ -117,13 +119,13 @@ def test_it_renders_once_in_a_while_and_once_for_all_who_wait(serve, monkeypatch
         return b"page %d\n" % len(began)
 
     served = serve(render)
-    asked = time.monotonic()
-    assert served.ask(GET).endswith(b"page 1\n")
+    requested = time.monotonic()
+    assert served.send_request(GET).endswith(b"page 1\n")
     connections = [served.connect() for _ in range(20)]
     for connection in connections:
         connection.sendall(GET)
     assert {all_of(connection).rpartition(b"\r\n")[2] for connection in connections} == {b"page 2\n"}
-    assert asked <= began[0] and began[1] - began[0] >= 0.5
+    assert requested <= began[0] and began[1] - began[0] >= 0.5
     assert len(began) == 2 and "metrics-page" in threads
 
 
@@ -138,10 +140,10 @@ def test_rendering_takes_a_quarter_of_a_cpu_at_most(serve) -> None:
         return b""
 
     served = serve(render)
-    assert status(served.ask(GET)) == 200
+    assert status(served.send_request(GET)) == 200
     began = time.monotonic()
     for _ in range(3):
-        assert status(served.ask(GET)) == 200
+        assert status(served.send_request(GET)) == 200
     assert sum(spent[1:]) <= (time.monotonic() - began) / 4 + 0.01
 
 
@@ -149,19 +151,19 @@ def test_a_page_that_cannot_be_rendered_is_an_error_and_the_next_is_tried(serve,
     monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.0)
     pages = iter((None, b"sound\n"))
     served = serve(lambda: b"" + next(pages))
-    assert status(served.ask(GET)) == 500
-    assert served.ask(GET).endswith(b"sound\n")
+    assert status(served.send_request(GET)) == 500
+    assert served.send_request(GET).endswith(b"sound\n")
 
 
-@pytest.mark.parametrize("said", [b"", GET[:-2]], ids=["silent", "half"])
-def test_connections_that_ask_for_nothing_are_bounded_and_a_scrape_is_answered(serve, said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"", GET[:-2]], ids=["silent", "half"])
+def test_connections_that_ask_for_nothing_are_bounded_and_a_scrape_is_answered(serve, message: bytes) -> None:
     served = serve(lambda: b"a_metric 1\n")
     silent = []
     for number in range(600):
         silent.append(served.connect())
-        silent[-1].sendall(said)
+        silent[-1].sendall(message)
         if number % 100 == 50:
-            assert status(served.ask(GET)) == 200
+            assert status(served.send_request(GET)) == 200
             assert served.server.connection_count <= CONNECTIONS_MAX
     eventually(lambda: served.server.connection_count == CONNECTIONS_MAX, "the server has taken fewer than it may")
     for connection in silent:
@@ -188,7 +190,7 @@ def test_who_does_not_read_is_closed_in_time_and_holds_up_no_other(serve, monkey
     deaf = [served.connect() for _ in range(2 * CONNECTIONS_MAX)]
     for connection in deaf:
         connection.sendall(GET)
-    assert len(served.ask(GET)) > len(page)
+    assert len(served.send_request(GET)) > len(page)
     eventually(lambda: served.server.connection_count == 0, "connections are left")
     for connection in deaf:
         connection.close()

@@ -61,12 +61,12 @@ class FakeBroker:
 
 class FakePeers:
     def __init__(self) -> None:
-        self.asked: list[tuple[int, EnvelopeRequest, float]] = []
+        self.requested: list[tuple[int, EnvelopeRequest, float]] = []
         self.answer: object = None  # of EnvelopeRequest -> EnvelopeResponse
 
     async def request(self, node_id: int, request: EnvelopeRequest, version: int, timeout_s: float) -> object:
         assert version == 0
-        self.asked.append((node_id, request, timeout_s))
+        self.requested.append((node_id, request, timeout_s))
         answer = self.answer(request)
         if isinstance(answer, Exception):
             raise answer
@@ -82,11 +82,11 @@ def relayed(request: object, version: int, address: Address = LOCAL, answer: obj
     header, decoded = decode_request(frame)
 
     async def here(part: object) -> object:
-        asked = [(topic.name, one.partition_index) for topic in part.topics for one in topic.partitions]
+        requests = [(topic.name, one.partition_index) for topic in part.topics for one in topic.partitions]
         return ListOffsetsResponse(
             topics=[
                 ListOffsetsResponse.TopicResponse(name=name, partitions=[part_of(index, 0, 100 + index)])
-                for name, index in asked
+                for name, index in requests
             ]
         )
 
@@ -116,7 +116,7 @@ REQUESTS = [
 def test_what_another_host_coordinates_goes_there_with_its_client(request_: object, version: int) -> None:
     peers, answer = relayed(request_, version)
     assert answer == (4711).to_bytes(4, "big") + b"the answer"
-    ((node_id, envelope, _),) = peers.asked
+    ((node_id, envelope, _),) = peers.requested
     assert node_id == 2 and decode_request(bytes(envelope.request_data))[1] == request_
     principal = msgspec.msgpack.decode(envelope.request_principal, type=Principal)
     assert principal == Principal(1000, 77, "User:alice", PrincipalKind.LOCAL, "127.0.0.1")
@@ -145,7 +145,7 @@ def test_what_another_host_coordinates_goes_there_with_its_client(request_: obje
 )
 def test_everything_else_is_answered_here(request_: object, version: int, address: Address) -> None:
     peers, answer = relayed(request_, version, address)
-    assert answer is None and not peers.asked
+    assert answer is None and not peers.requested
 
 
 @pytest.mark.parametrize(
@@ -174,19 +174,19 @@ def listing(*indexes: int) -> ListOffsetsRequest:
 
 def test_offsets_are_told_by_each_leader() -> None:
     def answer(envelope: EnvelopeRequest) -> object:
-        header, asked = decode_request(bytes(envelope.request_data))
-        assert asked.isolation_level == 1
-        if any(one.partition_index == 3 for one in asked.topics[0].partitions):
+        header, requested = decode_request(bytes(envelope.request_data))
+        assert requested.isolation_level == 1
+        if any(one.partition_index == 3 for one in requested.topics[0].partitions):
             return PeerError("host 3 is away")
         topic = ListOffsetsResponse.TopicResponse(
-            name="t", partitions=[part_of(one.partition_index, 0, 1000) for one in asked.topics[0].partitions]
+            name="t", partitions=[part_of(one.partition_index, 0, 1000) for one in requested.topics[0].partitions]
         )
         return EnvelopeResponse(
             response_data=encode_response(header, ListOffsetsResponse(throttle_time_ms=5, topics=[topic])), error_code=0
         )
 
     peers, response = relayed(listing(2, 1, 3, 2, 9), 8, answer=answer)
-    assert sorted(node for node, _, _ in peers.asked) == [2, 3]
+    assert sorted(node for node, _, _ in peers.requested) == [2, 3]
     assert response.throttle_time_ms == 5
     assert [(one.partition_index, one.offset) for one in response.topics[0].partitions] == [
         (2, 1000),
@@ -205,15 +205,15 @@ def test_offsets_of_own_partitions_are_told_here() -> None:
 
 
 def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes]], bytes | None]:
-    asked: list[tuple[Address, bytes]] = []
+    requests: list[tuple[Address, bytes]] = []
 
     async def answer(address: Address, frame: bytes) -> bytes | None:
-        asked.append((address, frame))
+        requests.append((address, frame))
         header, request = decode_request(frame)
         return encode_response(header, HeartbeatResponse(error_code=0)) if header.api_key == HEARTBEAT else None
 
     frame = envelope if isinstance(envelope, bytes) else encode_request(envelope, 0, 99)
-    return asked, asyncio.run(relaying.serve(frame, answer))
+    return requests, asyncio.run(relaying.serve(frame, answer))
 
 
 def envelope_of(
@@ -230,8 +230,8 @@ def envelope_of(
 
 
 def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
-    asked, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
-    ((address, _),) = asked
+    requested, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
+    ((address, _),) = requested
     assert (address.peer_node, address.listener_id, address.uid, address.pid) == (-1, 0, 5, 6)
     assert address.peer_ip == "127.0.0.1", "judged as where it is attached"
     assert address.described_ip == "10.0.0.9", "described as on its host"
@@ -251,18 +251,18 @@ def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
     ],
 )
 def test_what_only_hosts_ask_is_no_clients_request(request_: object, version: int) -> None:
-    asked, response = served(envelope_of(request_, version))
-    assert not asked and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
+    requested, response = served(envelope_of(request_, version))
+    assert not requested and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
 
 
 @pytest.mark.parametrize("inner", [b"", b"\0", b"\0\x0c\0"])
 def test_what_is_no_request_is_refused(inner: bytes) -> None:
-    asked, response = served(
+    requested, response = served(
         EnvelopeRequest(
             request_data=inner, request_principal=msgspec.msgpack.encode(Principal(5, 6)), client_host_address=b""
         )
     )
-    assert not asked and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
+    assert not requested and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
 
 
 def test_what_is_no_envelope_ends_the_connection() -> None:

@@ -85,8 +85,8 @@ def codes(response: object) -> Iterator[int]:
 
 async def start_coordinators(broker: HandlerBroker) -> None:
     for kind in (0, 1):
-        ask = m.FindCoordinatorRequest(key_type=kind, coordinator_keys=["g"])
-        while (await broker.ask(ask, 4, ADMIN)).coordinators[0].error_code:
+        request = m.FindCoordinatorRequest(key_type=kind, coordinator_keys=["g"])
+        while (await broker.send_request(request, 4, ADMIN)).coordinators[0].error_code:
             await asyncio.sleep(0.01)
 
 
@@ -94,7 +94,7 @@ async def make_topic(broker: HandlerBroker, name: str) -> bytes:
     request = m.CreateTopicsRequest(
         topics=[m.CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1)], timeout_ms=5000
     )
-    response = await broker.ask(request, 7, ADMIN)
+    response = await broker.send_request(request, 7, ADMIN)
     assert response.topics[0].error_code == 0
     return bytes(response.topics[0].topic_id)
 
@@ -104,7 +104,7 @@ async def grant(broker: HandlerBroker, *granted: Right, permission: Permission =
     everything = m.DeleteAclsRequest.Filter(
         resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
     )
-    await broker.ask(m.DeleteAclsRequest(filters=[everything]), 3, ADMIN)
+    await broker.send_request(m.DeleteAclsRequest(filters=[everything]), 3, ADMIN)
     if granted:
         creations = [
             m.CreateAclsRequest.AclCreation(
@@ -117,7 +117,7 @@ async def grant(broker: HandlerBroker, *granted: Right, permission: Permission =
             )
             for operation, kind, name in granted
         ]
-        response = await broker.ask(m.CreateAclsRequest(creations=creations), 3, ADMIN)
+        response = await broker.send_request(m.CreateAclsRequest(creations=creations), 3, ADMIN)
         assert not any(result.error_code for result in response.results)
 
 
@@ -135,21 +135,25 @@ async def test_missing_rights(broker_of: Callable[[], HandlerBroker], share_grou
         for case in CASES[api_key]:
             versions = case.versions or range(supported.min_version, supported.max_version + 1)
             for version in versions:
-                found = [code for code in codes(await broker.ask(case.make(version, topic_id), version, ALICE)) if code]
+                found = [
+                    code
+                    for code in codes(await broker.send_request(case.make(version, topic_id), version, ALICE))
+                    if code
+                ]
                 assert found and set(found) <= {case.denied, E.OPERATION_NOT_ATTEMPTED}, (version, found)
         for case in CASES[api_key]:
             newest = (case.versions or range(supported.max_version + 1))[-1]
             for missing in case.rights:
                 await grant(broker, *(right for right in case.rights if right is not missing))
-                response = await broker.ask(case.make(newest, topic_id), newest, ALICE)
+                response = await broker.send_request(case.make(newest, topic_id), newest, ALICE)
                 expected = case.code_of.get(missing[1], case.denied)
                 assert expected in set(codes(response)), (missing, response)
                 assert set(codes(response)) <= {0, expected, E.OPERATION_NOT_ATTEMPTED}, (missing, response)
             await grant(broker, *case.rights)
-            response = await broker.ask(case.make(newest, topic_id), newest, ALICE)
+            response = await broker.send_request(case.make(newest, topic_id), newest, ALICE)
             assert not set(codes(response)) & (AUTHORIZATION - {_own_refusal(api_key)}), response
             await grant(broker)
-            denied = await broker.ask(case.make(newest, topic_id), newest, ALICE)
+            denied = await broker.send_request(case.make(newest, topic_id), newest, ALICE)
             assert OTHER not in repr(denied), "another topic's name is told"
 
 
@@ -163,14 +167,14 @@ async def test_other_rights_are_of_no_use(broker_of: Callable[[], HandlerBroker]
     """Each right on another name, and a denial beside the right."""
     async with broker_of() as broker:
         await make_topic(broker, NAME)
-        ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name=NAME)], allow_auto_topic_creation=False)
+        request = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name=NAME)], allow_auto_topic_creation=False)
         await grant(
             broker, (Operation.ALL, TOPIC, OTHER), (Operation.ALL, GROUP, NAME), (Operation.ALL, CLUSTER, CLUSTER_NAME)
         )
-        assert (await broker.ask(ask, 12, ALICE)).topics[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
+        assert (await broker.send_request(request, 12, ALICE)).topics[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
         await grant(broker, (Operation.READ, TOPIC, NAME))
-        assert (await broker.ask(ask, 12, ALICE)).topics[0].error_code == 0
-        assert (await broker.ask(ask, 12, Address(principal="User:bob"))).topics[0].error_code
+        assert (await broker.send_request(request, 12, ALICE)).topics[0].error_code == 0
+        assert (await broker.send_request(request, 12, Address(principal="User:bob"))).topics[0].error_code
 
 
 @run
@@ -180,19 +184,21 @@ async def test_what_may_not_be_seen_is_not_in_lists(broker_of: Callable[[], Hand
         await make_topic(broker, OTHER)
         await start_coordinators(broker)
         commit = offset_commit(9, b"")
-        assert not any(codes(await broker.ask(commit, 9, ADMIN)))
+        assert not any(codes(await broker.send_request(commit, 9, ADMIN)))
         assert not any(
             codes(
-                await broker.ask(m.InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=1000), 4, ADMIN)
+                await broker.send_request(
+                    m.InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=1000), 4, ADMIN
+                )
             )
         )
 
         async def seen(address: Address) -> list[list[str]]:
-            topics = (await broker.ask(m.MetadataRequest(topics=None), 12, address)).topics
-            pages = (await broker.ask(m.DescribeTopicPartitionsRequest(), 0, address)).topics
-            groups = (await broker.ask(m.ListGroupsRequest(), 5, address)).groups
-            transactions = (await broker.ask(m.ListTransactionsRequest(), 2, address)).transaction_states
-            fetched = (await broker.ask(m.OffsetFetchRequest(group_id="g", topics=None), 7, address)).topics
+            topics = (await broker.send_request(m.MetadataRequest(topics=None), 12, address)).topics
+            pages = (await broker.send_request(m.DescribeTopicPartitionsRequest(), 0, address)).topics
+            groups = (await broker.send_request(m.ListGroupsRequest(), 5, address)).groups
+            transactions = (await broker.send_request(m.ListTransactionsRequest(), 2, address)).transaction_states
+            fetched = (await broker.send_request(m.OffsetFetchRequest(group_id="g", topics=None), 7, address)).topics
             return [
                 sorted(one.name for one in topics if not one.is_internal),
                 sorted(one.name for one in pages if not one.is_internal),
@@ -226,8 +232,10 @@ async def test_requests_are_answered_in_part(broker_of: Callable[[], HandlerBrok
             (Operation.DESCRIBE, TOPIC, "not-there"),
             (Operation.CREATE, TOPIC, "new"),
         )
-        asked = [m.MetadataRequest.Topic(name=name) for name in (NAME, OTHER, "not-there", "new", "hidden")]
-        response = await broker.ask(m.MetadataRequest(topics=asked, allow_auto_topic_creation=False), 12, ALICE)
+        requests = [m.MetadataRequest.Topic(name=name) for name in (NAME, OTHER, "not-there", "new", "hidden")]
+        response = await broker.send_request(
+            m.MetadataRequest(topics=requests, allow_auto_topic_creation=False), 12, ALICE
+        )
         found = {one.name: one.error_code for one in response.topics}
         assert found == {
             NAME: 0,
@@ -239,7 +247,7 @@ async def test_requests_are_answered_in_part(broker_of: Callable[[], HandlerBrok
         assert all(one.topic_id == bytes(16) for one in response.topics if one.name != NAME)
         creations = [m.CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1) for name in "xy"]
         creations.append(m.CreateTopicsRequest.Topic(name="new", num_partitions=1, replication_factor=1))
-        made = await broker.ask(m.CreateTopicsRequest(topics=creations, timeout_ms=5000), 7, ALICE)
+        made = await broker.send_request(m.CreateTopicsRequest(topics=creations, timeout_ms=5000), 7, ALICE)
         assert {one.name: one.error_code for one in made.topics} == {
             "x": E.TOPIC_AUTHORIZATION_FAILED,
             "y": E.TOPIC_AUTHORIZATION_FAILED,
@@ -253,12 +261,12 @@ async def test_requests_are_answered_in_part(broker_of: Callable[[], HandlerBrok
 @run
 async def test_a_topic_that_is_made_automatically(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
-        ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name="auto")], allow_auto_topic_creation=True)
+        request = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name="auto")], allow_auto_topic_creation=True)
         await grant(broker, (Operation.DESCRIBE, TOPIC, "auto"))
-        assert (await broker.ask(ask, 12, ALICE)).topics[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
+        assert (await broker.send_request(request, 12, ALICE)).topics[0].error_code == E.TOPIC_AUTHORIZATION_FAILED
         assert "auto" not in broker.metadata.topics
         await grant(broker, (Operation.DESCRIBE, TOPIC, "auto"), (Operation.CREATE, TOPIC, "auto"))
-        await broker.ask(ask, 12, ALICE)
+        await broker.send_request(request, 12, ALICE)
         assert "auto" in broker.metadata.topics
 
 
@@ -267,13 +275,13 @@ async def test_a_topic_by_id_is_told_without_its_name(broker_of: Callable[[], Ha
     async with broker_of() as broker:
         topic_id = await make_topic(broker, NAME)
         await grant(broker)
-        ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(topic_id=topic_id, name=None)])
-        one = (await broker.ask(ask, 12, ALICE)).topics[0]
+        request = m.MetadataRequest(topics=[m.MetadataRequest.Topic(topic_id=topic_id, name=None)])
+        one = (await broker.send_request(request, 12, ALICE)).topics[0]
         assert (one.error_code, one.name, bytes(one.topic_id)) == (E.TOPIC_AUTHORIZATION_FAILED, None, topic_id)
         doomed = m.DeleteTopicsRequest(topics=[m.DeleteTopicsRequest.TopicState(topic_id=topic_id, name=None)])
-        assert (await broker.ask(doomed, 6, ALICE)).responses[0].name is None
+        assert (await broker.send_request(doomed, 6, ALICE)).responses[0].name is None
         await grant(broker, topic(Operation.DESCRIBE))
-        assert (await broker.ask(doomed, 6, ALICE)).responses[0].name == NAME
+        assert (await broker.send_request(doomed, 6, ALICE)).responses[0].name == NAME
         assert NAME in broker.metadata.topics
 
 
@@ -282,22 +290,22 @@ async def test_authorized_operations(broker_of: Callable[[], HandlerBroker]) -> 
     """KIP-430: those that the client has, of those that the resource supports."""
     async with broker_of() as broker:
         await make_topic(broker, NAME)
-        ask = m.MetadataRequest(
+        request = m.MetadataRequest(
             topics=[m.MetadataRequest.Topic(name=NAME)],
             include_topic_authorized_operations=True,
             include_cluster_authorized_operations=True,
         )
         await start_coordinators(broker)
         await grant(broker, topic(Operation.READ), (Operation.ALTER_CONFIGS, TOPIC, NAME))
-        response = await broker.ask(ask, 10, ALICE)
-        wanted = (Operation.READ, Operation.DESCRIBE, Operation.ALTER_CONFIGS, Operation.DESCRIBE_CONFIGS)
-        assert response.topics[0].topic_authorized_operations == sum(1 << operation for operation in wanted)
+        response = await broker.send_request(request, 10, ALICE)
+        expected = (Operation.READ, Operation.DESCRIBE, Operation.ALTER_CONFIGS, Operation.DESCRIBE_CONFIGS)
+        assert response.topics[0].topic_authorized_operations == sum(1 << operation for operation in expected)
         assert response.cluster_authorized_operations == 0
         await grant(broker, cluster(Operation.DESCRIBE), cluster(Operation.ALTER), group(Operation.READ))
-        response = await broker.ask(ask, 10, ALICE)
+        response = await broker.send_request(request, 10, ALICE)
         assert response.topics[0].topic_authorized_operations == -(1 << 31)
         assert response.cluster_authorized_operations == 1 << Operation.DESCRIBE | 1 << Operation.ALTER
-        described = await broker.ask(
+        described = await broker.send_request(
             m.DescribeGroupsRequest(groups=["g"], include_authorized_operations=True), 5, ALICE
         )
         assert described.groups[0].authorized_operations == 1 << Operation.READ | 1 << Operation.DESCRIBE
@@ -316,7 +324,7 @@ async def test_an_expression_of_a_member_matches_what_it_may_describe(broker_of:
             request = m.ConsumerGroupHeartbeatRequest(
                 group_id="k", member_id="member", member_epoch=epoch, topic_partitions=[], **fields
             )
-            response = await broker.ask(request, 1, ALICE)
+            response = await broker.send_request(request, 1, ALICE)
             assert response.error_code == 0
             found = response.assignment.topic_partitions if response.assignment is not None else []
             return response.member_epoch, {bytes(one.topic_id) for one in found}
@@ -333,15 +341,15 @@ async def test_log_directories_in_versions_without_an_error(broker_of: Callable[
         await make_topic(broker, NAME)
         await grant(broker)
         for version in (1, 2):
-            assert (await broker.ask(m.DescribeLogDirsRequest(topics=None), version, ADMIN)).results
-            assert (await broker.ask(m.DescribeLogDirsRequest(topics=None), version, ALICE)).results == []
+            assert (await broker.send_request(m.DescribeLogDirsRequest(topics=None), version, ADMIN)).results
+            assert (await broker.send_request(m.DescribeLogDirsRequest(topics=None), version, ALICE)).results == []
 
 
 @run
 async def test_no_answer_is_kept_for_another_client(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         await make_topic(broker, NAME)
-        await broker.ask(m.MetadataRequest(topics=None), 12, ADMIN)
+        await broker.send_request(m.MetadataRequest(topics=None), 12, ADMIN)
         assert broker.last is not None and not broker.last.cacheable
 
 
@@ -352,17 +360,17 @@ async def test_denials_are_only_logged(broker_of: Any, tmp_path: Path) -> None:
         broker.broker.audit.denied = lambda *fields: written.append(fields)
         await make_topic(broker, NAME)
         await start_coordinators(broker)
-        response = await broker.ask(m.DescribeGroupsRequest(groups=["g"]), 5, ALICE)
+        response = await broker.send_request(m.DescribeGroupsRequest(groups=["g"]), 5, ALICE)
         assert response.groups[0].error_code == 0
         assert written == [("User:alice", "127.0.0.1", Operation.DESCRIBE, GROUP, "g", True)]
-        assert (await broker.ask(m.MetadataRequest(topics=None), 12, ALICE)).topics
+        assert (await broker.send_request(m.MetadataRequest(topics=None), 12, ALICE)).topics
 
 
 @run
 async def test_other_hosts_are_not_clients(broker_of: Callable[[], HandlerBroker]) -> None:
     async with broker_of() as broker:
         await make_topic(broker, NAME)
-        response = await broker.ask(add_partitions(4, b""), 4, Address(peer_node=2))
+        response = await broker.send_request(add_partitions(4, b""), 4, Address(peer_node=2))
         assert not set(codes(response)) & AUTHORIZATION
 
 
@@ -370,6 +378,8 @@ async def test_other_hosts_are_not_clients(broker_of: Callable[[], HandlerBroker
 async def test_without_an_authorizer_all_is_allowed(tmp_path: Path) -> None:
     async with HandlerBroker(tmp_path) as broker:
         await make_topic(broker, NAME)
-        assert (await broker.ask(m.MetadataRequest(topics=None), 12, ALICE)).topics
+        assert (await broker.send_request(m.MetadataRequest(topics=None), 12, ALICE)).topics
         creation = CASES[30][0].make(3, b"")
-        assert [one.error_code for one in (await broker.ask(creation, 3, ALICE)).results] == [E.SECURITY_DISABLED]
+        assert [one.error_code for one in (await broker.send_request(creation, 3, ALICE)).results] == [
+            E.SECURITY_DISABLED
+        ]

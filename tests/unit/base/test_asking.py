@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mqd.base import blocking_pool as asking
+from mqd.base import blocking_pool as queries
 from mqd.base.blocking_pool import Questions
 
 
@@ -35,17 +35,17 @@ def test_what_gets_on_is_waited_for_and_what_does_not_is_given_up() -> None:
 
 def test_each_is_asked_one_question_at_a_time_and_none_waits_for_another() -> None:
     async def scenario() -> None:
-        questions, let_go, asked = Questions(), threading.Event(), []
+        questions, let_go, requested = Questions(), threading.Event(), []
 
         def hanging(stepped: Callable[[], None]) -> int:
-            asked.append(1)
+            requested.append(1)
             assert let_go.wait(60)
-            return len(asked)
+            return len(requested)
 
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await questions.run("a", hanging, 0.05)
-        assert len(asked) == 1 and await questions.run("b", lambda stepped: 7, 20) == 7
+        assert len(requested) == 1 and await questions.run("b", lambda stepped: 7, 20) == 7
         later = [asyncio.create_task(questions.run("a", hanging, 20)) for _ in range(3)]
         let_go.set()
         assert sorted(await asyncio.gather(*later)) == [2, 3, 4]
@@ -69,7 +69,7 @@ def test_what_a_question_raises_is_raised_and_the_next_one_is_asked() -> None:
 def test_a_question_that_raises_what_no_future_takes_is_answered_all_the_same() -> None:
     async def scenario() -> None:
         with pytest.raises(RuntimeError, match="StopIteration"):
-            await asyncio.wait_for(asking.in_thread(lambda: next(iter(()))), 20)
+            await asyncio.wait_for(queries.in_thread(lambda: next(iter(()))), 20)
 
     run(scenario())
 
@@ -97,11 +97,11 @@ def test_who_asks_in_the_moment_of_an_answer_asks_at_once(monkeypatch: pytest.Mo
     async def scenario() -> None:
         answers: list[asyncio.Future[int]] = []
 
-        def asked(question: Callable[[], int]) -> asyncio.Future[int]:
+        def requested(question: Callable[[], int]) -> asyncio.Future[int]:
             answers.append(asyncio.get_running_loop().create_future())
             return answers[-1]
 
-        monkeypatch.setattr(asking, "in_thread", asked)
+        monkeypatch.setattr(queries, "in_thread", requested)
         questions = Questions()
         first = asyncio.create_task(questions.run("a", lambda stepped: 0, 20))
         await asyncio.sleep(0)

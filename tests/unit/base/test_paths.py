@@ -60,9 +60,9 @@ def test_one_that_another_user_could_have_made_is_refused(
     else:
         run.mkdir()
         run.chmod(0o777 if kind == "writable" else 0o700)
-    with pytest.raises(PermissionError, match=NOT_OURS) as told:
+    with pytest.raises(PermissionError, match=NOT_OURS) as error:
         paths.layout(data_dir)
-    assert "choose a shorter --data-dir" in explain(told.value)[0]
+    assert "choose a shorter --data-dir" in explain(error.value)[0]
     with pytest.raises(PermissionError, match=NOT_OURS):
         paths.create(before)
 

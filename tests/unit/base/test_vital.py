@@ -41,7 +41,7 @@ def test_the_acceptor_that_cannot_take_a_request(tmp_path: Path, monkeypatch: py
             wire = Wire(broker)
             try:
                 wire.link._loop.remove_reader(wire.eventfds[2])  # type: ignore[union-attr]
-                wire.ask(0, 1, everything())
+                wire.send_request(0, 1, everything())
                 monkeypatch.setattr(wire.link, "_on_request", failing)
                 with pytest.raises(Ended, match="1"):
                     wire.link._on_wake()

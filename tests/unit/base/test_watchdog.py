@@ -50,9 +50,9 @@ def start(what: str, seconds: float = 0.0) -> subprocess.Popen[str]:
 def test_who_hangs_ends_and_says_where() -> None:
     for what, where in (("hang", "in going_round"), ("block", "in life")):
         process = start(what)
-        rest, said = process.communicate(timeout=30)
+        rest, output = process.communicate(timeout=30)
         assert process.returncode == 1 and rest == ""
-        assert "the event loop hangs" in said and "seconds=1" in said and where in said, said
+        assert "the event loop hangs" in output and "seconds=1" in output and where in output, output
 
 
 def test_who_only_has_much_to_do_is_left_alone() -> None:
@@ -65,8 +65,8 @@ def test_who_waits_for_somebody_to_take_its_log_is_left_alone() -> None:
     process = start("log")
     assert process.stdout is not None
     time.sleep(3.0)  # that nothing happens takes time to see: three times as long as a loop may hang
-    rest, said = process.communicate(timeout=30)
-    assert rest == "ended\n" and process.returncode == 0 and "hangs" not in said and said.count("\n") == 100
+    rest, output = process.communicate(timeout=30)
+    assert rest == "ended\n" and process.returncode == 0 and "hangs" not in output and output.count("\n") == 100
 
 
 def test_who_was_stopped_goes_on() -> None:

@@ -36,7 +36,7 @@ def test_a_user_is_a_principal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("topic", "names no topic"),
         ("topic/", "names no topic"),
@@ -44,8 +44,8 @@ def test_a_user_is_a_principal() -> None:
         ("cluster/x", "one cluster"),
     ],
 )
-def test_what_is_no_resource(word: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_is_no_resource(word: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         acl_words.resource(word)
 
 

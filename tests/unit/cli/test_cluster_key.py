@@ -22,8 +22,8 @@ def test_a_key_is_made_and_changed_step_by_step(tmp_path):
         (2, "run this again for step 3"),
         (3, "the rotation is done"),
     ):
-        said = key("rotate", str(file)).output
-        assert f"step {step} of 3: " in said and words in said and stat.S_IMODE(file.stat().st_mode) == 0o600
+        output = key("rotate", str(file)).output
+        assert f"step {step} of 3: " in output and words in output and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(cluster_config.load_keys(config)) == 1 and cluster_config.load_keys(config) != first
     file.write_text("a\nb\n")
     assert "cannot be changed" in str(key("rotate", str(file)).exception)

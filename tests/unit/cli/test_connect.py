@@ -69,8 +69,8 @@ def test_the_command(tmp_path, monkeypatch):
     found = dict(line.split("=", 1) for line in out.read_text().splitlines())
     assert found == {**SETTINGS, "bootstrap.servers": "h:9093", "sasl.username": "bob", "sasl.password": "s3cret"}
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
-    asked = CliRunner().invoke(cli, arguments, input="s3cret\n")
-    assert asked.exit_code == 0 and "sasl.password=s3cret" in asked.output
+    requested = CliRunner().invoke(cli, arguments, input="s3cret\n")
+    assert requested.exit_code == 0 and "sasl.password=s3cret" in requested.output
     monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
     plain = CliRunner().invoke(cli, ["connect", "java", "--user", "bob"])
     assert plain.exit_code != 0 and set(FORMS) >= {"java", "kcat"}

@@ -50,10 +50,10 @@ class World:
         self.groups_error = 0
         self.groups: list[tuple[str, str, int]] = []  # broker, id, error of its description
         self.step = retiring.SEALED
-        self.asked: list[Any] = []
+        self.requested: list[Any] = []
 
     def answer(self, bootstrap: str, request: Any) -> Any:
-        self.asked.append(request)
+        self.requested.append(request)
         if isinstance(request, MetadataRequest):
             names = ["t", *self.leaders] if request.topics is None else [one.name for one in request.topics]
             brokers = [MetadataResponse.Broker(node_id=node, host=f"host{node}", port=9092) for node in (1, 2)]
@@ -206,8 +206,8 @@ def listed(
 
     monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")
     code = main._run([noun, "list"])
-    told = capsys.readouterr()
-    return code, [line.split()[0] for line in told.out.splitlines()], told.err
+    output = capsys.readouterr()
+    return code, [line.split()[0] for line in output.out.splitlines()], output.err
 
 
 def test_transactions_are_listed_without_one_whose_coordinator_is_just_changing(
@@ -259,7 +259,7 @@ def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(
     world.leaders[TRANSACTIONS] = [1, -1]
     assert main._run(["txn", "abort", "t", "0", "41", "--execute"]) == 1
     assert "coordinators are away" in capsys.readouterr().err
-    assert not any(isinstance(request, WriteTxnMarkersRequest) for request in world.asked)
+    assert not any(isinstance(request, WriteTxnMarkersRequest) for request in world.requested)
 
 
 def test_producers_to_retired_partitions_are_not_let_go_while_a_coordinator_is_away(

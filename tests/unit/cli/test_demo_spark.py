@@ -35,7 +35,7 @@ def windows() -> list[Window]:
     return [Window(datetime(2013, 1, 1, hour), origin, 3) for origin in ("EWR", "JFK") for hour in (10, 11)]
 
 
-def told(rows: list[Window]) -> list[dict[str, Any]]:
+def report(rows: list[Window]) -> list[dict[str, Any]]:
     return [{"origin": row.origin, "start": row.start.isoformat() + ".000Z", "flights": row.flights} for row in rows]
 
 
@@ -44,18 +44,18 @@ def failed(rows: list[Window], topic: list[dict[str, Any]]) -> set[str]:
 
 
 def test_right_is_right() -> None:
-    assert failed(windows(), told(windows())) == set()
+    assert failed(windows(), report(windows())) == set()
 
 
 def test_each_kind_of_wrong_is_seen() -> None:
     rows = windows()
-    assert failed(rows[1:], told(rows[1:])) == {"flights", "windows"}, "a window was never told"
-    assert failed([*rows, rows[0]], told(rows)) == {"windows"}, "one was told twice"
-    assert failed([rows[0]._replace(flights=2), *rows[1:]], told(rows)) == {"flights", "windows", "topic"}, (
+    assert failed(rows[1:], report(rows[1:])) == {"flights", "windows"}, "a window was never told"
+    assert failed([*rows, rows[0]], report(rows)) == {"windows"}, "one was told twice"
+    assert failed([rows[0]._replace(flights=2), *rows[1:]], report(rows)) == {"flights", "windows", "topic"}, (
         "a flight is missing"
     )
-    assert failed(rows, told(rows)[1:]) == {"topic"}
-    assert failed(rows, [*told(rows), told(rows)[0]]) == {"topic"}
+    assert failed(rows, report(rows)[1:]) == {"topic"}
+    assert failed(rows, [*report(rows), report(rows)[0]]) == {"topic"}
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pyspark, java_home, said",
+    "pyspark, java_home, message",
     [
         (False, None, "PySpark is missing; install it with: pip install 'mqd[spark]'"),
         (True, None, "there is no java on the PATH; install it, on Debian and Ubuntu with: apt install openjdk-17"),
@@ -75,7 +75,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_what_spark_needs_is_told_in_one_line_before_a_broker_is_started(
     pyspark: bool,
     java_home: str | None,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -94,4 +94,4 @@ def test_what_spark_needs_is_told_in_one_line_before_a_broker_is_started(
         monkeypatch.setenv("JAVA_HOME", java_home)
     assert main_module._run(["demo-spark", "--records", "1"]) == EXIT_USAGE
     out, error = capfd.readouterr()
-    assert out == "" and error.count("\n") == 1 and said in error
+    assert out == "" and error.count("\n") == 1 and message in error

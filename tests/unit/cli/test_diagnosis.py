@@ -14,7 +14,7 @@ from mqd.cli.voters import Judged
 NOW_MS = 1_000_000_000_000
 
 
-def told(found: list[Finding]) -> list[tuple[Harm, str]]:
+def report(found: list[Finding]) -> list[tuple[Harm, str]]:
     assert all(one.cure for one in found)
     return [(one.harm, one.what) for one in found]
 
@@ -33,12 +33,12 @@ def partitions(leaderless: list[tuple[str, int, list[int]]], not_in_sync: list[s
 
 
 def test_processes() -> None:
-    assert told(of_processes({"data_dir": "/d", "processes": [process("mqd-worker-0")]})) == []
-    assert told(of_processes({"data_dir": "/d", "processes": [], "reason": "no keeper"})) == [
+    assert report(of_processes({"data_dir": "/d", "processes": [process("mqd-worker-0")]})) == []
+    assert report(of_processes({"data_dir": "/d", "processes": [], "reason": "no keeper"})) == [
         (Harm.OUTAGE, "no broker runs in /d: no keeper")
     ]
     dying = {"data_dir": "/d", "processes": [process("mqd-worker-0", "dead"), process("mqd-worker-1", restarts=4)]}
-    assert told(of_processes(dying)) == [
+    assert report(of_processes(dying)) == [
         (Harm.OUTAGE, "mqd-worker-0 is dead"),
         (Harm.NO_RESERVE, "mqd-worker-1 has died 4 times since the broker started"),
     ]
@@ -52,7 +52,7 @@ def test_a_cluster_that_is_not() -> None:
     seen = cluster([3], Judged(NOW_MS, [3], [], 0))
     lacking = partitions([("t", 0, [3]), ("t", 1, [2])], ["u-0"])
     place = Place("t-1", 2, ("/disk",))
-    assert told(of_cluster(seen, lacking, [place], NOW_MS - 3_600_000)) == [
+    assert report(of_cluster(seen, lacking, [place], NOW_MS - 3_600_000)) == [
         (Harm.OUTAGE, "t-1 is not served by node 2, which is in service: log directory /disk"),
         (Harm.OUTAGE, "without a leader, neither read nor written: 1 partition (t-0)"),
         (Harm.NO_RESERVE, "broker 3 (h:9092) is fenced: the controllers do not hear from it"),
@@ -124,7 +124,7 @@ DISK = {"directory": "/d"}
     ],
 )
 def test_metrics(samples: list[Sample], expected: list[tuple[Harm, str]]) -> None:
-    assert told(of_metrics(samples, 0.0, "/d")) == expected
+    assert report(of_metrics(samples, 0.0, "/d")) == expected
 
 
 def test_the_host() -> None:

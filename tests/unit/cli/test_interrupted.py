@@ -127,16 +127,19 @@ def test_what_is_not_acknowledged_when_it_is_interrupted_is_counted(
 
 
 @pytest.mark.parametrize(
-    ("flushes", "told"),
+    ("flushes", "reported"),
     [([1, 2], ""), ([2, KeyboardInterrupt()], "mqd: interrupted: 1 of 3 records were not acknowledged\n")],
 )
 def test_what_is_queued_when_the_input_is_interrupted_is_written_or_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flushes: list[int | BaseException], told: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flushes: list[int | BaseException],
+    reported: str,
 ) -> None:
     writing = writer(monkeypatch, flushes)
     with pytest.raises(KeyboardInterrupt):
         send(writing, KeyboardInterrupt())
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == reported
     assert not flushes
 
 
@@ -179,14 +182,14 @@ def test_the_second_ctrl_c_ends_what_the_first_has_only_asked_to_stop(handlers: 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize(("unread", "code", "told"), [(True, 0, ""), (False, 1, "mqd: p: a pipe of Spark's\n")])
+@pytest.mark.parametrize(("unread", "code", "reported"), [(True, 0, ""), (False, 1, "mqd: p: a pipe of Spark's\n")])
 def test_a_pipeline_ends_well_when_nobody_reads_its_progress(
     handlers: None,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     unread: bool,
     code: int,
-    told: str,
+    reported: str,
 ) -> None:
     import click
 
@@ -213,7 +216,7 @@ def test_a_pipeline_ends_well_when_nobody_reads_its_progress(
     monkeypatch.setattr(click, "echo", echo)
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     assert main._run(["pipeline", "run", "p"]) == code
-    assert capfd.readouterr().err == told and stopped == [True]
+    assert capfd.readouterr().err == reported and stopped == [True]
 
 
 def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:

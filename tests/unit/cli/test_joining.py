@@ -29,13 +29,13 @@ def first(tmp_path) -> secure.Files:
 @contextlib.contextmanager
 def invitation(first: secure.Files, seconds: float = 30.0) -> Iterator[tuple[Token, list[str], list[bool]]]:
     """(token, what it says, its result once it is over)"""
-    said: list[str] = []
+    message: list[str] = []
     results: list[bool] = []
-    made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), seconds, said.append)
+    made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), seconds, message.append)
     thread = threading.Thread(target=lambda: results.append(made.run()))
     thread.start()
     try:
-        yield joining.parse(str(made.token)), said, results
+        yield joining.parse(str(made.token)), message, results
     finally:
         made._until_s = 0.0
         thread.join(10)
@@ -43,12 +43,12 @@ def invitation(first: secure.Files, seconds: float = 30.0) -> Iterator[tuple[Tok
 
 def test_a_host_gets_what_it_needs_and_no_more(first, tmp_path):
     data_dir = tmp_path / "fourth"
-    with invitation(first) as (token, said, results):
+    with invitation(first) as (token, message, results):
         assert not joining.has_joined(token, data_dir)
         joining.join(token, data_dir, NAMES)
         assert joining.has_joined(token, data_dir)
     places = secure.files(data_dir)
-    assert results == [True] and said == ["host 4 at 127.0.0.1 has its certificates"]
+    assert results == [True] and message == ["host 4 at 127.0.0.1 has its certificates"]
     assert places.ca.read_bytes() == first.ca.read_bytes() and places.key.read_bytes() == first.key.read_bytes()
     assert not places.ca_key.exists() and not places.pending.exists()
     host, broker = places.host.read_bytes(), places.broker.read_bytes()
@@ -82,8 +82,8 @@ def test_certificates_that_end_soon_are_fetched_again(first, tmp_path):
 
 
 def test_a_token_works_once(first, tmp_path):
-    with invitation(first) as (token, said, _):
-        made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, said.append)
+    with invitation(first) as (token, message, _):
+        made = Invitation(first, 4, SEEDS, ("127.0.0.1", 0), 30.0, message.append)
         made.token = msgspec.structs.replace(token)
         (host, _), (broker, _) = pki.make_request(), pki.make_request()
         request = joining._Request(token.secret, host, broker, NAMES)
@@ -96,14 +96,14 @@ def test_a_token_works_once(first, tmp_path):
 
 
 def test_who_has_no_secret_gets_nothing(first, tmp_path):
-    with invitation(first) as (token, said, results):
+    with invitation(first) as (token, message, results):
         with pytest.raises(CliError, match="the token's secret is another one"):
             joining.join(msgspec.structs.replace(token, secret=b"x" * 32), tmp_path / "a", NAMES)
         with pytest.raises(CliError, match="has expired"):
             joining.join(msgspec.structs.replace(token, expires_s=1), tmp_path / "a", NAMES)
         assert not (tmp_path / "a").exists() and results == []
         joining.join(token, tmp_path / "b", NAMES)  # a wrong one does not use it up
-    assert results == [True] and "is refused" in said[0]
+    assert results == [True] and "is refused" in message[0]
 
 
 def test_the_secret_goes_to_a_host_of_the_authority_only(first, tmp_path):
@@ -114,15 +114,15 @@ def test_the_secret_goes_to_a_host_of_the_authority_only(first, tmp_path):
     for inviter, words in ((stranger, "peer's certificate is refused"), (first, "it is no host of the cluster")):
         if inviter is first:
             first.host.write_bytes(pair.key + pair.certificate)
-        with invitation(inviter) as (token, said, _):
+        with invitation(inviter) as (token, message, _):
             honest = ssl.PEM_cert_to_DER_cert(first.ca.read_text())
             with pytest.raises(CliError, match=words):
                 joining.join(msgspec.structs.replace(token, authority=honest), tmp_path / "a", NAMES)
-        assert len(said) == 1 and "failed" in said[0]
+        assert len(message) == 1 and "failed" in message[0]
 
 
 def test_what_is_no_request_ends_that_connection_only(first, tmp_path):
-    with invitation(first) as (token, said, results):
+    with invitation(first) as (token, message, results):
         for data in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1"):
             with (
                 socket.create_connection((token.address, token.port), 10) as raw,
@@ -134,7 +134,7 @@ def test_what_is_no_request_ends_that_connection_only(first, tmp_path):
         with socket.create_connection((token.address, token.port), 10) as raw:
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
         joining.join(token, tmp_path / "b", NAMES)
-    assert results == [True] and len(said) == 4
+    assert results == [True] and len(message) == 4
 
 
 def test_tokens_and_directories_that_do_not_fit(first, tmp_path):

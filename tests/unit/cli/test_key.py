@@ -46,13 +46,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     _run("create", str(file), "--id", "one")
     before = file.read_text()
-    for arguments, said in (
+    for arguments, message in (
         (("create", str(file), "--id", "one"), "has a key 'one' already"),
         (("create", str(file), "--id", "#x"), "'#x' is no key id"),
         (("create", str(file), "--id", "a,b"), "is no key id"),
         (("rotate", str(file), "three"), "has no key 'three'; it has one"),
     ):
         done = CliRunner().invoke(cli, ["key", *arguments])
-        assert done.exit_code == 1 and said in done.output, done.output
+        assert done.exit_code == 1 and message in done.output, done.output
     assert file.read_text() == before
     assert CliRunner().invoke(cli, ["key", "list", str(tmp_path / "none")]).exit_code != 0

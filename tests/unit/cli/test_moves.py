@@ -40,14 +40,14 @@ class PlayedCluster:
         self.bytes_at: dict[tuple[str, int, int], int] = {}
         self.reachable = set(NODES)
         self.racks: dict[int, str] = {}
-        self.asked_to_move: list[tuple[str, int]] = []
+        self.moves_requested: list[tuple[str, int]] = []
         self.balanced: list[int] = []  # where a balance wants racked-0
         self.balanced_big: dict[int, list[int]] = {}  # and partitions of big
         self.balances = False  # at once
 
-    def metadata(self, asked: MetadataRequest) -> MetadataResponse:
+    def metadata(self, requested: MetadataRequest) -> MetadataResponse:
         topics = []
-        for name in self.topics if asked.topics is None else [topic.name for topic in asked.topics]:
+        for name in self.topics if requested.topics is None else [topic.name for topic in requested.topics]:
             partitions = [
                 MetadataResponse.Partition(
                     partition_index=index, leader_id=replicas[0], replica_nodes=replicas, isr_nodes=replicas
@@ -80,7 +80,7 @@ class PlayedCluster:
         ]
         return ListPartitionReassignmentsResponse(topics=topics)
 
-    def log_dirs(self, node: int, asked: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    def log_dirs(self, node: int, requested: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
         topics = [
             DescribeLogDirsResponse.Topic(
                 name=topic.topic,
@@ -91,14 +91,14 @@ class PlayedCluster:
                     for index in topic.partitions
                 ],
             )
-            for topic in asked.topics
+            for topic in requested.topics
         ]
         return DescribeLogDirsResponse(results=[DescribeLogDirsResponse.Result(log_dir="/d", topics=topics)])
 
-    def alter(self, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
-        if asked.balance:
+    def alter(self, requested: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
+        if requested.balance:
             plan = {"racked": {0: self.balanced} if self.balanced else {}, "big": self.balanced_big}
-            if self.balances and asked.balance == 1:
+            if self.balances and requested.balance == 1:
                 for name, targets in plan.items():
                     for index, replicas in targets.items():
                         self.topics[name][index] = replicas
@@ -112,7 +112,9 @@ class PlayedCluster:
                     for name, targets in plan.items()
                 ]
             )
-        self.asked_to_move += [(topic.name, one.partition_index) for topic in asked.topics for one in topic.partitions]
+        self.moves_requested += [
+            (topic.name, one.partition_index) for topic in requested.topics for one in topic.partitions
+        ]
         return AlterPartitionReassignmentsResponse()
 
 
@@ -132,14 +134,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
         def __exit__(self, *_: object) -> None:
             pass
 
-        def request(self, api_key: int, asked: object) -> object:
-            match asked:
+        def request(self, api_key: int, requested: object) -> object:
+            match requested:
                 case MetadataRequest():
-                    return cluster.metadata(asked)
+                    return cluster.metadata(requested)
                 case DescribeLogDirsRequest():
-                    return cluster.log_dirs(self.node, asked)
+                    return cluster.log_dirs(self.node, requested)
                 case DescribeClusterRequest():
-                    assert asked.include_fenced_brokers, "a host that is away has its rack all the same"
+                    assert requested.include_fenced_brokers, "a host that is away has its rack all the same"
                     return DescribeClusterResponse(
                         brokers=[
                             DescribeClusterResponse.Broker(broker_id=node, rack=cluster.racks.get(node))
@@ -147,7 +149,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
                         ]
                     )
                 case AlterPartitionReassignmentsRequest():
-                    return cluster.alter(asked)
+                    return cluster.alter(requested)
             return cluster.reassignments()
 
     monkeypatch.setattr(request, "Broker", Broker)
@@ -163,8 +165,8 @@ def mqd(capsys: pytest.CaptureFixture[str]):
 
     def call(*arguments: str, command: tuple[str, ...] = ("topic", "reassign")) -> tuple[int, str, str]:
         code = main_module._run([*command, *arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return call
 
@@ -191,8 +193,8 @@ def plan(tmp_path: Path, *partitions: tuple[str, int, list[int]]) -> str:
 def test_a_plan_of_another_topic_is_refused_and_nothing_moves(
     mqd, played: PlayedCluster, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    code, said, error = mqd("big", "--plan", plan(tmp_path, ("big", 0, [1, 2]), ("racked", 0, [2, 3])), *how)
-    assert (code, said, played.asked_to_move) == (1, "", [])
+    code, output, error = mqd("big", "--plan", plan(tmp_path, ("big", 0, [1, 2]), ("racked", 0, [2, 3])), *how)
+    assert (code, output, played.moves_requested) == (1, "", [])
     assert "racked-0" in error and "big-0" not in error and "mqd topic reassign racked --plan FILE" in error
 
 
@@ -204,7 +206,7 @@ def test_a_plan_that_names_no_partition_is_refused(mqd, played: PlayedCluster, t
 def test_a_plan_of_the_topic_is_carried_out(mqd, played: PlayedCluster, tmp_path: Path) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 2, [3, 1]))
     assert mqd("big", "--plan", file) == (0, "topic big: 2 partitions moved\n", "")
-    assert played.asked_to_move == [("big", 0), ("big", 2)]
+    assert played.moves_requested == [("big", 0), ("big", 2)]
 
 
 # -- whether it was carried out --------------------------------------------------------------------
@@ -215,9 +217,9 @@ def test_a_plan_is_verified_partition_by_partition(mqd, played: PlayedCluster, t
     played.moving["big", 1] = ([3, 4], [2])
     played.bytes_at = {("big", 1, 3): 1_000, ("big", 1, 4): 260}
     file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 1, [3, 4]), ("big", 2, [1, 2]), ("big", 7, [1, 2]))
-    code, said, _ = mqd("big", "--plan", file, "--status")
-    assert code == 1 and played.asked_to_move == []
-    assert [line.split() for line in said.splitlines()] == [
+    code, output, _ = mqd("big", "--plan", file, "--status")
+    assert code == 1 and played.moves_requested == []
+    assert [line.split() for line in output.splitlines()] == [
         ["PARTITION", "STATE", "PLANNED", "REPLICAS", "COPIED"],
         ["0", "done", "1,2", "1,2", "-"],
         ["1", "under", "way", "3,4", "3,4,2", "63%"],
@@ -274,8 +276,8 @@ def test_how_far_it_is_is_not_known_while_a_host_does_not_answer(mqd, played: Pl
     played.topics["big"][1], played.moving["big", 1] = [3, 4, 2], ([3, 4], [2])
     played.bytes_at = {("big", 1, 3): 1_000, ("big", 1, 4): 1_000}
     played.reachable = {1, 2, 3}
-    code, said, _ = mqd("big", "--plan", plan(tmp_path, ("big", 1, [3, 4])), "--status")
-    assert code == 1 and said.splitlines()[1].split() == ["1", "under", "way", "3,4", "3,4,2", "-"]
+    code, output, _ = mqd("big", "--plan", plan(tmp_path, ("big", 1, [3, 4])), "--status")
+    assert code == 1 and output.splitlines()[1].split() == ["1", "under", "way", "3,4", "3,4,2", "-"]
 
 
 @pytest.mark.parametrize(
@@ -298,12 +300,12 @@ def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: Pl
 
 def test_a_balance_that_nobody_waits_for_says_what_ends_it(mqd, played: PlayedCluster) -> None:
     played.balanced = [3, 4]
-    code, said, _ = mqd("--no-wait", command=("cluster", "balance"))
+    code, output, _ = mqd("--no-wait", command=("cluster", "balance"))
     assert (
         code == 0
-        and said.startswith("1 partition to move\n")
-        and "another active controller" in said
-        and "mqd cluster balance" in said
+        and output.startswith("1 partition to move\n")
+        and "another active controller" in output
+        and "mqd cluster balance" in output
     )
 
 
@@ -324,11 +326,11 @@ def test_a_balance_tells_what_moves_from_what_is_led_by_another(mqd, played: Pla
     nothing.
     """
     played.balanced, played.balanced_big, played.balances = [3, 4], {0: [1, 4], 1: [3, 2]}, True
-    code, said, _ = mqd("--dry-run", command=("cluster", "balance"))
+    code, output, _ = mqd("--dry-run", command=("cluster", "balance"))
     assert code == 0
-    assert said.splitlines()[-2:] == ["2 partitions would move", "1 partition would get another preferred leader"]
-    code, said, _ = mqd(command=("cluster", "balance"))
-    assert (code, said) == (0, "2 partitions moved\n1 partition got another preferred leader\n")
+    assert output.splitlines()[-2:] == ["2 partitions would move", "1 partition would get another preferred leader"]
+    code, output, _ = mqd(command=("cluster", "balance"))
+    assert (code, output) == (0, "2 partitions moved\n1 partition got another preferred leader\n")
     played.balanced, played.balanced_big = [], {0: [4, 1]}
     assert mqd(command=("cluster", "balance"))[1] == "1 partition got another preferred leader\n"
     played.balanced_big = {}
@@ -433,5 +435,5 @@ def test_new_replicas_are_spread_evenly_within_the_racks() -> None:
 
 def test_the_command_asks_for_the_racks(mqd, played: PlayedCluster) -> None:
     played.racks = {1: "a", 2: "a", 3: "b", 4: "b"}
-    code, said, _ = mqd("racked", "--brokers", "1,2,3", "--dry-run")
-    assert code == 0 and json.loads(said)["partitions"] == [{"topic": "racked", "partition": 0, "replicas": [1, 3]}]
+    code, output, _ = mqd("racked", "--brokers", "1,2,3", "--dry-run")
+    assert code == 0 and json.loads(output)["partitions"] == [{"topic": "racked", "partition": 0, "replicas": [1, 3]}]

@@ -108,10 +108,10 @@ def test_the_next_address_is_asked_when_one_is_no_kafka(port) -> None:
 
 def test_requests_go_to_the_address_that_answered(port, monkeypatch: pytest.MonkeyPatch) -> None:
     stranger, broker = port(says(b"SSH-2.0-x\r\n")), port(kafka)
-    asked = []
-    monkeypatch.setattr(Broker, "_call", lambda self, *_: asked.append(self._socket.getpeername()) or _Spoken)
+    requests = []
+    monkeypatch.setattr(Broker, "_call", lambda self, *_: requests.append(self._socket.getpeername()) or _Spoken)
     with Broker(f"{stranger},{broker}"):
-        assert asked == [("127.0.0.1", int(broker.split(":")[1]))]
+        assert requests == [("127.0.0.1", int(broker.split(":")[1]))]
 
 
 class _Spoken:
@@ -134,10 +134,10 @@ def test_an_advertised_address_that_does_not_lead_to_its_broker(port: Callable[[
     }[where]
     cluster = Cluster("127.0.0.1:9092")
     cluster._nodes = {1: "127.0.0.1:9092", 2: address}
-    with pytest.raises(CliError) as told:
+    with pytest.raises(CliError) as error:
         cluster.node(2)
-    assert told.value.exit_code == EXIT_UNREACHABLE
-    assert told.value.message.startswith(
+    assert error.value.exit_code == EXIT_UNREACHABLE
+    assert error.value.message.startswith(
         f"cannot reach broker 2 at {address}, the address that it advertises ({reason})"
     )
-    assert "advertised.listeners" in told.value.message
+    assert "advertised.listeners" in error.value.message

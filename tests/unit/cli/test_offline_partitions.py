@@ -95,7 +95,7 @@ def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the others a size would have to be taken of every partition."""
-    together, asked = threading.Barrier(3), {}
+    together, requested = threading.Barrier(3), {}
 
     class Broker:
         def __init__(self, address: str, timeout_s: float) -> None:
@@ -108,14 +108,14 @@ def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what
             pass
 
         def request(self, api_key: int, request: DescribeLogDirsRequest) -> object:
-            asked[self.address] = [(topic.topic, topic.partitions) for topic in request.topics or []]
+            requested[self.address] = [(topic.topic, topic.partitions) for topic in request.topics or []]
             together.wait(20)
             return SimpleNamespace(results=[directory("/d", FAILED)])
 
     monkeypatch.setattr(offline, "Broker", Broker)
     found = offline.places([("t", 0, (1, 2)), ("t", 3, (1,)), ("u", 4, (3, 2))], {1: "a:1", 2: "b:1", 3: "c:1"})
     assert [(one.partition, one.node) for one in found] == [("t-0", 1), ("t-0", 2), ("t-3", 1), ("u-4", 3), ("u-4", 2)]
-    assert asked == {"a:1": [("t", [0, 3])], "b:1": [("t", [0]), ("u", [4])], "c:1": [("u", [4])]}
+    assert requested == {"a:1": [("t", [0, 3])], "b:1": [("t", [0]), ("u", [4])], "c:1": [("u", [4])]}
 
 
 def test_a_directory_that_hangs_is_waited_for_until_its_broker_names_it() -> None:

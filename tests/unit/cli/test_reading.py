@@ -48,9 +48,9 @@ class Consumer:
     def __init__(self, logs: dict[int, list[int]], feed: list[Any]) -> None:
         self.logs, self.feed = logs, feed
 
-    def offsets_for_times(self, asked: list[Any], timeout: float) -> list[Any]:
+    def offsets_for_times(self, requested: list[Any], timeout: float) -> list[Any]:
         found = []
-        for one in asked:
+        for one in requested:
             later = [offset for offset, time_ms in enumerate(self.logs[one.partition]) if time_ms >= one.offset]
             found.append(SimpleNamespace(partition=one.partition, offset=later[0] if later else -1, error=None))
         return found
@@ -186,7 +186,7 @@ def test_consume_says_once_that_it_waits(
         def __init__(self, *_: object) -> None:
             pass
 
-        def partitions(self, _wanted: object) -> list[int]:
+        def partitions(self, _requested: object) -> list[int]:
             return [0]
 
         def assign(self, *_: object) -> None:
@@ -206,5 +206,5 @@ def test_consume_says_once_that_it_waits(
     monkeypatch.setattr(reading, "Reader", Silent)
     monkeypatch.setattr(consume, "compile_format", lambda *_: lambda _message: b"")
     assert main_module._run(["consume", "t", *arguments]) == 130
-    told = ["mqd: waiting for more records; Ctrl-C stops, and -e stops at the end of the partitions"]
-    assert [line for line in capsys.readouterr().err.splitlines() if line] == told * waits
+    reported = ["mqd: waiting for more records; Ctrl-C stops, and -e stops at the end of the partitions"]
+    assert [line for line in capsys.readouterr().err.splitlines() if line] == reported * waits

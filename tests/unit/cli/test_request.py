@@ -86,9 +86,9 @@ def names(broker: Broker) -> list[str]:
 def test_a_connection_that_has_ended_is_made_again(server: Server) -> None:
     server.misbehave = lambda count, header: b"" if count == 1 else None
     with Broker(server.bootstrap) as broker:
-        with pytest.raises(CliError) as told:
+        with pytest.raises(CliError) as error:
             names(broker)
-        assert told.value.exit_code == EXIT_UNREACHABLE
+        assert error.value.exit_code == EXIT_UNREACHABLE
         assert names(broker) == ["g2"]
 
 

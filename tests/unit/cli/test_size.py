@@ -29,7 +29,7 @@ FIGURES = Figures(
 )
 
 
-def asked(**changes) -> Load:
+def requested(**changes) -> Load:
     return Load(**{"rate": 100_000, "record_bytes": 1000, "retention_s": WEEK, **changes})
 
 
@@ -37,13 +37,13 @@ def test_a_hundred_thousand_a_second_for_a_week_three_times():
     """100 k records/s of 1 KB: 8.64 TB a day, 60.48 TB a week; half of it compressed, three copies:
     90.72 TB.
     """
-    plain = plan(asked(), Host(), shipped_figures())
+    plain = plan(requested(), Host(), shipped_figures())
     assert plain["stored_per_day"] == pytest.approx(8.64e12)
     assert plain["stored"] == pytest.approx(60.48e12)
-    small = plan(asked(compression=0.5, replication=3), Host(), shipped_figures())
+    small = plan(requested(compression=0.5, replication=3), Host(), shipped_figures())
     assert small["stored"] == pytest.approx(30.24e12)
     assert small["stored_replicated"] == pytest.approx(90.72e12)
-    assert plan(asked(replication=3), Host(), shipped_figures())["stored_replicated"] == pytest.approx(181.44e12)
+    assert plan(requested(replication=3), Host(), shipped_figures())["stored_replicated"] == pytest.approx(181.44e12)
     # what it takes on disk: framing 1 %, headers of batches, indexes, one segment more of each
     # partition, and 30 % free
     assert small["disk_used"] == pytest.approx(90.72e12, rel=0.025) and small["disk_used"] > 90.72e12
@@ -80,7 +80,7 @@ def test_every_number_by_hand():
     """10,000/s of 990 B in batches of 10 (with framing 10,061 B), two copies, three readers of
     which one reads old records.
     """
-    load = asked(
+    load = requested(
         rate=10_000,
         record_bytes=990,
         retention_s=86400,
@@ -129,7 +129,7 @@ def test_each_resource_can_decide():
         "memory": Host(disk_bytes=1e18, memory_bytes=4e9),
     }
     for name, host in cases.items():
-        load = asked(consumers=0) if name != "cores" else asked(batch_bytes=1000, rate=1_000_000, lag_s=1)
+        load = requested(consumers=0) if name != "cores" else requested(batch_bytes=1000, rate=1_000_000, lag_s=1)
         host = (
             host if name != "cores" else Host(cores=1, disk_bytes=1e18, disk_bytes_per_s=1e12, network_bytes_per_s=1e12)
         )
@@ -137,19 +137,20 @@ def test_each_resource_can_decide():
         assert found.decided_by == name, (name, found.hosts_by)
         assert found["hosts"] == found.hosts_by[name] > 1
     assert (
-        plan(asked(consumers=9), Host(disk_bytes=1e18, network_bytes_per_s=100e6), FIGURES).decided_by == "network out"
+        plan(requested(consumers=9), Host(disk_bytes=1e18, network_bytes_per_s=100e6), FIGURES).decided_by
+        == "network out"
     )
 
 
 def test_one_host_may_be_lost_when_there_are_replicas():
     host = Host(disk_bytes=20e12)
-    one = plan(asked(), host, FIGURES)
-    three = plan(asked(replication=3, failures=0), host, FIGURES)
-    spare = plan(asked(replication=3), host, FIGURES)
+    one = plan(requested(), host, FIGURES)
+    three = plan(requested(replication=3, failures=0), host, FIGURES)
+    spare = plan(requested(replication=3), host, FIGURES)
     assert one["hosts"] == math.ceil(one["disk"] / 20e12)
     assert spare["hosts"] == three["hosts"] + 1
     assert spare["disk_per_host"] == pytest.approx(three["disk_per_host"]) and spare["disk_per_host"] <= 20e12
-    assert plan(asked(rate=10, replication=3), host, FIGURES)["hosts"] == 3  # two of three carry it
+    assert plan(requested(rate=10, replication=3), host, FIGURES)["hosts"] == 3  # two of three carry it
 
 
 def test_cost_is_piecewise_linear():
@@ -170,7 +171,7 @@ def test_workers_follow_the_scalability_law():
     assert sizing.best_workers(figures, 2.5, 16) == 4
     assert sizing.best_workers(figures, 5.0, 64) is None  # more workers do less, beyond the top
     many = plan(
-        asked(rate=10_000_000, batch_bytes=1000, lag_s=0.001),
+        requested(rate=10_000_000, batch_bytes=1000, lag_s=0.001),
         Host(disk_bytes=1e18, disk_bytes_per_s=1e15, network_bytes_per_s=1e15, memory_bytes=1e12),
         figures,
     )
@@ -276,7 +277,7 @@ def test_formulas_and_figures_can_be_seen_and_replaced(capsys, tmp_path):
 def test_what_is_planned_fits_and_more_never_needs_less(
     rate, record_bytes, retention, copies, compression, consumers, headroom, more
 ):
-    load = asked(
+    load = requested(
         rate=rate,
         record_bytes=record_bytes,
         retention_s=retention,
@@ -297,7 +298,7 @@ def test_what_is_planned_fits_and_more_never_needs_less(
     assert sizing.speedup(shipped_figures(), int(found["workers_per_host"])) * carrying >= found["cores"] * (1 - 1e-9)
     assert found["workers_per_host"] <= host.cores
     larger = plan(
-        asked(
+        requested(
             rate=rate * more,
             record_bytes=record_bytes,
             retention_s=retention,

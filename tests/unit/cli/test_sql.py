@@ -34,7 +34,7 @@ class Frame:
 
 
 @pytest.mark.parametrize(
-    ("as_json", "max_rows", "there", "shown", "told"),
+    ("as_json", "max_rows", "there", "shown", "reported"),
     [
         (True, None, 2500, 2500, ""),
         (True, 7, 8, 7, "mqd: there are more rows; --max-rows shows more than 7\n"),
@@ -51,14 +51,14 @@ def test_rows(
     max_rows: int | None,
     there: int,
     shown: int,
-    told: str,
+    reported: str,
 ) -> None:
     monkeypatch.setattr(sql, "_lines", lambda frame: frame)
     assert sql._show(Frame(there), as_json, max_rows) == 0  # type: ignore[arg-type]
     out, error = capsys.readouterr()
     lines = [line.strip() for line in out.splitlines()]
     assert lines == [*([] if as_json else ["number"]), *map(str, range(shown))]
-    assert error == told
+    assert error == reported
 
 
 class Query:

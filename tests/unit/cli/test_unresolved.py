@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException  # noqa: E402
 from mqd.cli import librdkafka  # noqa: E402
 from mqd.cli.common import EXIT_UNREACHABLE  # noqa: E402
 
-SAID = (
+PRINTED = (
     "nohost.invalid:9092/1: Failed to resolve 'nohost.invalid:9092': Name or service not known (after 3ms in state X)"
 )
 
@@ -27,14 +27,14 @@ def test_what_timed_out_for_want_of_an_address_says_so(code: int) -> None:
     assert "advertise" not in librdkafka.explain_kafka(error)[0]
     librdkafka.note_error(KafkaError(KafkaError._TRANSPORT, "Failed to resolve 'x'"))
     assert librdkafka.unresolved() is None
-    librdkafka.note_error(KafkaError(KafkaError._RESOLVE, SAID))
+    librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
     text, status = librdkafka.explain_kafka(error)
     assert status == EXIT_UNREACHABLE
     assert "a broker advertises nohost.invalid:9092" in text and "advertised.listeners" in text
 
 
 def test_other_errors_keep_their_words() -> None:
-    librdkafka.note_error(KafkaError(KafkaError._RESOLVE, SAID))
+    librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
     text, _ = librdkafka.explain_kafka(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)))
     assert "advertise" not in text
 
@@ -59,6 +59,6 @@ def test_an_admin_clients_errors_are_handed_out_when_it_is_asked_why(monkeypatch
     monkeypatch.setattr(librdkafka, "require_broker", lambda *_: None)
     monkeypatch.setattr(librdkafka, "_admin", lambda: None)
     client = librdkafka.admin_client("nohost.invalid:9092")
-    with pytest.raises(KafkaException) as told:
+    with pytest.raises(KafkaException) as error:
         client.list_topics(timeout=1.0)
-    assert "a broker advertises nohost.invalid:9092," in librdkafka.explain_kafka(told.value)[0]
+    assert "a broker advertises nohost.invalid:9092," in librdkafka.explain_kafka(error.value)[0]

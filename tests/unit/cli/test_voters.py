@@ -103,7 +103,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             def __exit__(self, *_: object) -> None:
                 pass
 
-            def request(self, api_key: int, asked: object) -> object:
+            def request(self, api_key: int, requested: object) -> object:
                 answers = {
                     "DescribeClusterRequest": DescribeClusterResponse(
                         cluster_id="c", brokers=[DescribeClusterResponse.Broker(broker_id=1, host="a", port=1)]
@@ -116,7 +116,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
                     "MetadataRequest": MetadataResponse(),
                     "DescribeConfigsRequest": DescribeConfigsResponse(results=[DescribeConfigsResponse.Result()]),
                 }
-                return answers[type(asked).__name__]
+                return answers[type(requested).__name__]
 
         monkeypatch.setattr(request, "Broker", Broker)
         code = main_module._run(list(arguments))
@@ -127,8 +127,8 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 def test_status_says_whom_the_leader_does_not_hear(mqd) -> None:
     lost = quorum(replica(1), replica(2, 30_409, 30_409), replica(3, 300, 300))
-    code, said = mqd(lost, "cluster", "status")
-    assert code == 0 and "voters: 1, 2, 3; not heard of: 2; none of the others may be lost\n" in said
+    code, output = mqd(lost, "cluster", "status")
+    assert code == 0 and "voters: 1, 2, 3; not heard of: 2; none of the others may be lost\n" in output
     found = json.loads(mqd(lost, "cluster", "status", "--format", "json")[1])
     assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == ([2], [], 0)
     assert (
@@ -144,8 +144,8 @@ def test_status_waits_for_a_voter_that_is_silent(mqd) -> None:
 
 
 def test_controller_shows_ages_by_the_leaders_clock(mqd) -> None:
-    said = mqd(quorum(replica(1), replica(2, 30_409, 30_409), replica(3, None, None, -1)), "cluster", "controller")[1]
-    assert [line.split()[4:-1] for line in said.splitlines()[2:]] == [
+    output = mqd(quorum(replica(1), replica(2, 30_409, 30_409), replica(3, None, None, -1)), "cluster", "controller")[1]
+    assert [line.split()[4:-1] for line in output.splitlines()[2:]] == [
         ["0", "ms", "ago"],
         ["30409", "ms", "ago"],
         ["never"],

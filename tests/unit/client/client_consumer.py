@@ -30,7 +30,7 @@ from mqd.protocol.messages import (
 from tests.unit.client.client_broker import FakeBroker
 
 TOPIC = "events"
-NEW = b"NEW".ljust(16, b"\2")  # id of the topic made anew
+NEW = b"NEW".ljust(16, b"\2")  # id of the topic made again
 
 
 class LogReader:
@@ -131,7 +131,7 @@ class ConsumerWorld:
             reader.position >= reader.end for reader in self.readers.values()
         )
 
-    def make_anew(self, topic_id: bytes, *ends: int) -> None:
+    def recreate(self, topic_id: bytes, *ends: int) -> None:
         """The topic is deleted, and another is made under its name."""
         described = self.broker._topic
 
@@ -237,7 +237,7 @@ def hears_that_it_is_gone(world: ConsumerWorld) -> Any:
     return part
 
 
-def begins_anew(world: ConsumerWorld) -> Any:
+def starts_over(world: ConsumerWorld) -> Any:
     """It has heard that the topic is another by now, and begins to read that."""
     consumer = world.consumer
     part: Any = consumer.parts.get((TOPIC, 0))

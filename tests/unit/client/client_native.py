@@ -1,5 +1,5 @@
-"""The C producer's place taken by Python: batches with a fate that the test decides. The rules are
-those of native/client/client.h.
+"""The C producer's place taken by Python: batches with an outcome that the test decides. The rules
+are those of native/client/client.h.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NOT_WRITTEN = {
 
 
 class FakeProducer:
-    """`fate(batch) -> error code, or None for no answer yet` is asked once for every sending.
+    """`outcome(batch) -> error code, or None for no answer yet` is asked once for every sending.
     `written`: values by partition, as the log would have them. `linger_us`: 0 = every send() closes
     what is open. `memory_bytes`: a batch that is built elsewhere and larger is refused.
     """
@@ -70,7 +70,7 @@ class FakeProducer:
         self.moves = self.batch_number = 0
         self.closed = False
         self._numbers = itertools.count(1)
-        self._told: list[Delivery] = []
+        self._reported: list[Delivery] = []
 
     def topic(self, name: str, partition_count: int, partitioner: int) -> int:
         if name not in self.topics:
@@ -151,7 +151,7 @@ class FakeProducer:
 
     def answer(self, batch: FakeBatch, error: int) -> None:
         log = self.written.setdefault(batch.partition, [])
-        self._told.append(
+        self._reported.append(
             Delivery(
                 batch.number, batch.topic, batch.partition, -1 if error else len(log), -1, len(batch.values), error
             )
@@ -166,8 +166,8 @@ class FakeProducer:
         self.client.wake()
 
     def deliveries(self) -> list[Delivery]:
-        told, self._told = self._told, []
-        return told
+        reported, self._reported = self._reported, []
+        return reported
 
     def next_send_us(self) -> int:
         return min(

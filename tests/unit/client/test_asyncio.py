@@ -26,10 +26,10 @@ class FullProducer:
     """Its queue is full, whatever is reported."""
 
     def __init__(self, _config: object, **_more: object) -> None:
-        self.asked = 0
+        self.requested = 0
 
     def produce(self, *_arguments: Any, **_named: Any) -> None:
-        self.asked += 1
+        self.requested += 1
         raise BufferError("the queue is full")
 
     def poll(self, _timeout: float) -> int:
@@ -189,7 +189,7 @@ def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.Monke
     async def main() -> None:
         producer = AsyncProducer({})
         task = asyncio.get_running_loop().create_task(producer.produce("events", b"record"))
-        while not producer._producer.asked:  # type: ignore[attr-defined]
+        while not producer._producer.requested:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         producer._deliver()
@@ -242,7 +242,7 @@ except TimeoutError:
 
 @pytest.mark.parametrize("interrupt", ["self.told.set()", "pass"])
 def test_a_program_that_leaves_its_consumer_open_ends(interrupt: str) -> None:
-    """While a wait without end goes on in the consumer's thread; also one that hears nothing."""
+    """While a wait without end continues in the consumer's thread; also one that hears nothing."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM_LEFT_OPEN.replace("{interrupt}", interrupt)],
         capture_output=True,

@@ -49,13 +49,13 @@ class Watcher:
         self.reattached += 1
 
 
-def _ask_id(attachment: Attachment, timeout: float = -1):
+def _request_id(attachment: Attachment, timeout: float = -1):
     return attachment.request(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), timeout)
 
 
 def test_a_request_has_its_response(attachment: Attachment, broker: FakeBroker) -> None:
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=7, producer_epoch=1)
-    assert _ask_id(attachment).producer_id == 7
+    assert _request_id(attachment).producer_id == 7
     assert (
         attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, True) == 3
     )
@@ -68,7 +68,7 @@ def test_requests_of_many_threads(attachment: Attachment, broker: FakeBroker) ->
     )
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.extend(_ask_id(attachment).producer_id for _ in range(50)))
+        threading.Thread(target=lambda: found.extend(_request_id(attachment).producer_id for _ in range(50)))
         for _ in range(8)
     ]
     for thread in threads:
@@ -81,7 +81,7 @@ def test_requests_of_many_threads(attachment: Attachment, broker: FakeBroker) ->
 def test_no_response_is_a_timeout(attachment: Attachment, broker: FakeBroker) -> None:
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
     with pytest.raises(KafkaException) as raised:
-        _ask_id(attachment, 0.05)
+        _request_id(attachment, 0.05)
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
 
 
@@ -90,7 +90,7 @@ def test_no_room_is_waited_for(attachment: Attachment, broker: FakeBroker) -> No
     native = broker.clients[0]
     native.room = False
     threading.Timer(0.05, lambda: setattr(native, "room", True)).start()
-    assert _ask_id(attachment).producer_id == 1
+    assert _request_id(attachment).producer_id == 1
 
 
 def test_the_background_thread_drives(attachment: Attachment) -> None:
@@ -108,7 +108,7 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
     its having driven.
     """
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
-    threads = [threading.Thread(target=lambda: [_ask_id(attachment) for _ in range(100)]) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: [_request_id(attachment) for _ in range(100)]) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -175,7 +175,7 @@ def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeB
     assert outcome[0].code() == KafkaError._TRANSPORT and outcome[0].retriable()
     broker.refuse = None
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=3, producer_epoch=0)
-    assert _ask_id(attachment).producer_id == 3
+    assert _request_id(attachment).producer_id == 3
     assert watcher.reattached == 1 and attachment.generation == 2
     assert broker.clients[0].closed and not broker.clients[1].closed
 
@@ -208,7 +208,7 @@ def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attach
 def test_what_is_being_woken_is_not_closed(
     attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver attaches anew while another thread is in the old one's wake(): that ends first."""
+    """The driver attaches again while another thread is in the old one's wake(): that ends first."""
     old, inside, go_on, closed_inside = broker.clients[0], threading.Event(), threading.Event(), []
     wake, close, waking = old.wake, old.close, attachment._waking
 
@@ -273,11 +273,11 @@ def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, brok
                 attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: None)
             return super().on_turn(now)
 
-    asking = Asking()
-    attachment.subscribe(asking)
+    pending = Asking()
+    attachment.subscribe(pending)
     _refused_for_good(attachment, broker)
     assert attachment.fatal is not None and attachment.fatal.str() == "another layout: restart this process"
-    assert [error.str() for error in asking.lost if error.fatal()] == [attachment.fatal.str()]
+    assert [error.str() for error in pending.lost if error.fatal()] == [attachment.fatal.str()]
 
 
 def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_told(
@@ -302,7 +302,7 @@ def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being
     attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither who asked after it, nor the listeners."""
-    told: list[KafkaError] = []
+    reported: list[KafkaError] = []
 
     def fails(_response: object, error: KafkaError | None) -> None:
         raise ValueError(f"a fault: {error}")
@@ -313,13 +313,19 @@ def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being
             if not error.fatal():  # waits for the next attachment, which never comes
                 attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), fails)
                 attachment.send(
-                    requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: told.append(error)
+                    requests.INIT_PRODUCER_ID,
+                    0,
+                    InitProducerIdRequest(),
+                    lambda response, error: reported.append(error),
                 )
 
-    asking = Asking()
-    attachment.subscribe(asking)
+    pending = Asking()
+    attachment.subscribe(pending)
     _refused_for_good(attachment, broker)
-    assert [error.fatal() for error in told] == [True] and [error.fatal() for error in asking.lost] == [False, True]
+    assert [error.fatal() for error in reported] == [True] and [error.fatal() for error in pending.lost] == [
+        False,
+        True,
+    ]
     assert "a fault" in caplog.text
 
 
@@ -377,13 +383,13 @@ def test_close_ends_what_waits(broker: FakeBroker) -> None:
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
     errors: list[KafkaError] = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
-            _ask_id(attachment)
+            _request_id(attachment)
         except KafkaException as error:
             errors.append(error.args[0])
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=request)
     thread.start()
     while not any(key == requests.INIT_PRODUCER_ID for key, _ in broker.seen):
         time.sleep(0.001)  # the other thread's request
@@ -392,7 +398,7 @@ def test_close_ends_what_waits(broker: FakeBroker) -> None:
     assert not thread.is_alive() and errors[0].code() == KafkaError._DESTROY
     attachment.close()
     with pytest.raises(KafkaException):
-        _ask_id(attachment)
+        _request_id(attachment)
 
 
 def test_a_child_of_fork_is_told(attachment: Attachment) -> None:
@@ -400,22 +406,22 @@ def test_a_child_of_fork_is_told(attachment: Attachment) -> None:
     if child == 0:
         status = 1
         try:
-            _ask_id(attachment)
+            _request_id(attachment)
         except KafkaException as error:
             status = 0 if error.args[0].code() == KafkaError._STATE and "fork" in error.args[0].str() else 2
         finally:
             attachment.close()
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert attachment.metadata.find("events", 5).partition_count == 6  # the parent's goes on
+    assert attachment.metadata.find("events", 5).partition_count == 6  # the parent's continues
 
 
 def test_metadata_is_found_and_remembered(attachment: Attachment, broker: FakeBroker) -> None:
     found = attachment.metadata.find("events", 5)
     assert found.partition_count == 6 and attachment.metadata.names[found.topic_id] == "events"
-    asked = len(broker.seen)
+    requested = len(broker.seen)
     attachment.metadata.find("events", 5)
-    assert len(broker.seen) == asked
+    assert len(broker.seen) == requested
     with pytest.raises(KafkaException) as raised:
         attachment.metadata.find("nowhere", 0.05)
     assert raised.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART

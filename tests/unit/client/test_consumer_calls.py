@@ -17,23 +17,23 @@ def polled(world: ConsumerWorld, there: Callable[[], object]) -> None:
 
 
 def test_error_cb_is_told_the_newest_error_once() -> None:
-    told: list[KafkaError] = []
-    world = ConsumerWorld(0, error_cb=told.append)
+    reported: list[KafkaError] = []
+    world = ConsumerWorld(0, error_cb=reported.append)
     turns, operations = world.consumer._turns, world.consumer._inbox.operations
     for number in range(1000):  # the broker is lost and found again
         turns.on_lost(local_error(KafkaError._TRANSPORT, str(number)))
         turns.on_reattached(None, None)
     assert len(operations) == 1
-    polled(world, lambda: told)
-    assert [error.str() for error in told] == ["999"] and not operations
+    polled(world, lambda: reported)
+    assert [error.str() for error in reported] == ["999"] and not operations
     turns.on_lost(local_error(KafkaError._TRANSPORT, "another"))
-    polled(world, lambda: len(told) > 1)
-    assert told[1].str() == "another"
+    polled(world, lambda: len(reported) > 1)
+    assert reported[1].str() == "another"
     turns.on_lost(local_error(KafkaError._TRANSPORT, "not fatal"))
     turns.on_lost(local_error(KafkaError._FATAL, "fatal", fatal=True))
     turns.on_lost(local_error(KafkaError._TRANSPORT, "of the same loss"))
-    polled(world, lambda: len(told) > 2)
-    assert told[2].fatal() and len(told) == 3
+    polled(world, lambda: len(reported) > 2)
+    assert reported[2].fatal() and len(reported) == 3
     world.consumer.close()
 
 

@@ -58,7 +58,7 @@ def commits_over(control: Control) -> tuple[Commits, Inbox, list]:
 
 def respond(control: Control, inbox: Inbox, code: int = 0, error: KafkaError | None = None) -> dict:
     message, on_response = control.sent.popleft()
-    said = {
+    text = {
         (topic.name, one.partition_index): one.committed_offset for topic in message.topics for one in topic.partitions
     }
     Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse
@@ -71,7 +71,7 @@ def respond(control: Control, inbox: Inbox, code: int = 0, error: KafkaError | N
     ]
     on_response(None if error else OffsetCommitResponse(topics=topics), error)
     inbox.serve()
-    return said
+    return text
 
 
 def test_a_commit_that_is_tried_again_stays_before_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:

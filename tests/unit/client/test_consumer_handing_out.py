@@ -65,12 +65,12 @@ def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(
     make: Callable[..., ConsumerWorld], code: int
 ) -> None:
     """Once for a call: nothing more is committed before it returns."""
-    told: list[int] = []
+    reported: list[int] = []
     world = make(
         3,
         3,
         auto_commit_interval_ms=3_600_000,
-        on_commit=lambda error, _: told.append(error.code() if error is not None else 0),
+        on_commit=lambda error, _: reported.append(error.code() if error is not None else 0),
     )
     consumer: Any = world.consumer
     assert len(consumer.consume(2, 10)) == 2
@@ -94,15 +94,15 @@ def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(
 
     world.at_end = at_end
     assert sorted(places(consumer.consume(100, 60))) == [(0, 2), (1, 0), (1, 1), (1, 2)]
-    assert not told and not any(waited_with) and world.commits == [{0: 2}]
+    assert not reported and not any(waited_with) and world.commits == [{0: 2}]
     consumer.poll(0)
-    assert told == [code]
+    assert reported == [code]
 
 
 def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(
     make: Callable[..., ConsumerWorld],
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     world = make(3 * POLL_RECORDS, enable_auto_commit=False)
     consumer: Any = world.consumer
     assert len(consumer.consume(1, 10)) == 1
@@ -112,13 +112,13 @@ def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(
     def ends() -> int:
         """As the second chunk is read."""
         if reader.position == POLL_RECORDS:
-            consumer._offsets.commits.finish(Commit({}, lambda *_: told.append(1), 0.0), None)
+            consumer._offsets.commits.finish(Commit({}, lambda *_: reported.append(1), 0.0), None)
         return looks()
 
     reader.lag_end = ends  # type: ignore[method-assign]
-    assert len(consumer.consume(3 * POLL_RECORDS - 1, 60)) == 3 * POLL_RECORDS - 1 and not told
+    assert len(consumer.consume(3 * POLL_RECORDS - 1, 60)) == 3 * POLL_RECORDS - 1 and not reported
     consumer.poll(0)
-    assert told == [1]
+    assert reported == [1]
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, KafkaException])
@@ -156,7 +156,7 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
     """As does an end. `in_gathered`: consume() had taken it already."""
     world = make(3, 2, enable_auto_commit=False, enable_partition_eof=True, fetch_error_backoff_ms=1)
     consumer: Any = world.consumer
-    told: Any = consumer._fetcher.events
+    reported: Any = consumer._fetcher.events
 
     def broken() -> None:
         if world.readers[0].position == 3:
@@ -164,7 +164,7 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
 
     world.at_end = broken
     consume_is_left(
-        world, monkeypatch, lambda: consumer.parts.get((TOPIC, 0)).reported_error and bool(told) != in_gathered
+        world, monkeypatch, lambda: consumer.parts.get((TOPIC, 0)).reported_error and bool(reported) != in_gathered
     )
     world.readers[0].problem = None
     if not holds:
@@ -188,7 +188,7 @@ def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised
 ) -> None:
     world = make(3, 0, enable_auto_commit=False, fetch_error_backoff_ms=3_600_000)
     consumer: Any = world.consumer
-    told: Any = consumer._fetcher.events
+    reported: Any = consumer._fetcher.events
 
     def broken() -> None:
         if len(world.readers) == 2 and consumer.parts.get((TOPIC, 1)).phase is Phase.ACTIVE:
@@ -198,7 +198,7 @@ def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised
     consume_is_left(
         world,
         monkeypatch,
-        lambda: consumer.parts.get((TOPIC, 1)).reported_error and not told and world.readers[0].position == 3,
+        lambda: consumer.parts.get((TOPIC, 1)).reported_error and not reported and world.readers[0].position == 3,
     )
     world.at_end = lambda: None
     found = [
@@ -416,13 +416,13 @@ def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_
     """Committed with a transaction, it passed over records that nobody had been given."""
     fake = Librdkafka((0, 0), (1, 5), (0, 1), (1, 6))
     consumer = over_tcp(fake)
-    places_asked = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1), TopicPartition(TOPIC, 2)]
+    positions_requested = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1), TopicPartition(TOPIC, 2)]
     assert consumer.consume_batch(10).next_offset == 1
-    assert [one.offset for one in consumer.position(places_asked)] == [1, 5, -1001]
+    assert [one.offset for one in consumer.position(positions_requested)] == [1, 5, -1001]
     assert consumer.consume_batch(10).partition == 1
-    assert [one.offset for one in consumer.position(places_asked)] == [1, 6, -1001]
+    assert [one.offset for one in consumer.position(positions_requested)] == [1, 6, -1001]
     assert [consumer.poll(0).offset() for _ in range(2)] == [1, 6]
-    assert [one.offset for one in consumer.position(places_asked)] == [2, 7, -1001]
+    assert [one.offset for one in consumer.position(positions_requested)] == [2, 7, -1001]
 
 
 def test_over_tcp_a_position_is_known_also_of_a_partition_that_is_paused_with_records_here() -> None:

@@ -117,10 +117,10 @@ def test_a_report_that_raises_keeps_no_other_from_being_told(make, is_fatal: boo
 
 def test_what_a_report_produces_once_more_is_refused(make, broker: FakeBroker) -> None:
     producer, native = make(enable_idempotence=True)
-    told = []
+    reported = []
 
     def again(_error: KafkaError | None, message: Message) -> None:
-        told.append(message.value())
+        reported.append(message.value())
         producer.produce("events", message.value(), on_delivery=again)
 
     native.fate = lambda batch: None
@@ -134,7 +134,7 @@ def test_what_a_report_produces_once_more_is_refused(make, broker: FakeBroker) -
         time.sleep(0.001)  # the background thread meets it
     with pytest.raises(KafkaException) as refused:
         producer.close()
-    assert refused.value.args[0].code() == KafkaError._FATAL and told == [b"x"]
+    assert refused.value.args[0].code() == KafkaError._FATAL and reported == [b"x"]
 
 
 def _without_a_broker(producer: ShmProducer, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,15 +169,15 @@ def test_a_report_that_always_produces_once_more_neither_keeps_close_from_ending
 ) -> None:
     producer, native = make()
     _without_a_broker(producer, broker, monkeypatch)
-    told = []
+    reported = []
 
     def again(_error: KafkaError | None, message: Message) -> None:
-        told.append(message.value())
+        reported.append(message.value())
         producer.produce("events", message.value(), on_delivery=again)
 
     producer.produce("events", b"x", on_delivery=again)
     assert producer.close()
-    assert told == [b"x", b"x"] and native.closed
+    assert reported == [b"x", b"x"] and native.closed
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["Producer has been closed"]
 
 
@@ -204,16 +204,16 @@ def test_close_waits_for_a_broker_no_longer_with_an_open_transaction(
     _without_a_broker(producer, broker, monkeypatch)
     monkeypatch.setattr(closing, "_ALONE_S", 0.3)
     producer.produce("events", b"1", on_delivery=reports)
-    asked: list[float] = []
+    requests: list[float] = []
     usual = producer.transactions.abort
 
     def abort(timeout: float) -> None:
-        asked.append(timeout)
+        requests.append(timeout)
         usual(min(timeout, 0.5))
 
     monkeypatch.setattr(producer.transactions, "abort", abort)
     assert producer.close() and native.closed
-    assert asked == [0.3] and reports.errors == [KafkaError._PURGE_QUEUE]
+    assert requests == [0.3] and reports.errors == [KafkaError._PURGE_QUEUE]
 
 
 def test_close_waits_for_a_slow_coordinator_as_long_as_the_transaction_may_take(
@@ -222,6 +222,6 @@ def test_close_waits_for_a_slow_coordinator_as_long_as_the_transaction_may_take(
     producer, _ = make(transactional_id="t", transaction_timeout_ms=600_000, delivery_timeout_ms=600_000)
     producer.init_transactions(10)
     producer.begin_transaction()
-    asked: list[float] = []
-    monkeypatch.setattr(producer.transactions, "abort", asked.append)
-    assert producer.close() and asked == [600.0]
+    requests: list[float] = []
+    monkeypatch.setattr(producer.transactions, "abort", requests.append)
+    assert producer.close() and requests == [600.0]

@@ -32,7 +32,7 @@ def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) ->
 
 
 def _interrupted_commit(producer: ShmProducer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while the coordinator is asked to end the transaction, and before it hears of it."""
+    """Ctrl-C while the coordinator is asked to end the transaction, and before it learns of it."""
     usual = producer.attachment.request
 
     def request(api_key: int, *arguments: Any) -> Any:
@@ -73,18 +73,18 @@ def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
     """The coordinator takes an EndTxn and answers it, but Ctrl-C comes first; from then on it goes
     by the outcome that it has decided on. Returns what it was asked.
     """
-    asked: list[bool] = []
+    requested: list[bool] = []
     usual = producer.attachment.request
 
     def end(request: Any) -> EndTxnResponse:
-        asked.append(request.committed)
-        if not request.committed and asked[0]:
+        requested.append(request.committed)
+        if not request.committed and requested[0]:
             return EndTxnResponse(error_code=ErrorCode.INVALID_TXN_STATE)
         return EndTxnResponse(producer_id=request.producer_id, producer_epoch=1)
 
     def request(api_key: int, *arguments: Any) -> Any:
         response = usual(api_key, *arguments)
-        if api_key == requests.END_TXN and len(asked) == 1:
+        if api_key == requests.END_TXN and len(requested) == 1:
             raise KeyboardInterrupt
         return response
 
@@ -95,8 +95,8 @@ def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
     producer.produce("events", b"x", partition=0)
     with pytest.raises(KeyboardInterrupt):
         producer.commit_transaction(10)
-    assert asked == [True]
-    return asked
+    assert requested == [True]
+    return requested
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -107,22 +107,22 @@ def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_
     broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
     errors: list[KafkaError] = []
     producer, _ = make(transactional_id="t", error_cb=errors.append)
-    asked = _decides_to_commit(broker, producer)
+    requested = _decides_to_commit(broker, producer)
     assert producer.close()
-    assert asked == [True, False] and producer.fatal is None and errors == []
+    assert requested == [True, False] and producer.fatal is None and errors == []
 
 
 def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_goes_on(
     make, broker: FakeBroker
 ) -> None:
     producer, native = make(transactional_id="t")
-    asked = _decides_to_commit(broker, producer)
+    requested = _decides_to_commit(broker, producer)
     with pytest.raises(KafkaException) as refused:
         producer.abort_transaction(10)
     error = refused.value.args[0]
     assert error.code() == KafkaError._STATE and not (error.fatal() or error.retriable() or error.txn_requires_abort())
     producer.commit_transaction(10)
-    assert asked == [True, False, True] and native.identities[-1] == (100, 1)
+    assert requested == [True, False, True] and native.identities[-1] == (100, 1)
     producer.begin_transaction()
 
 
@@ -148,11 +148,11 @@ def _interrupted(_self: Any = None, *_arguments: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "asked"),
+    ("target", "requested"),
     [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False])],
 )
 def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(
-    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, asked: list[bool]
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, requested: list[bool]
 ) -> None:
     """Wherever Ctrl-C met it: before the coordinator was asked, or behind its answer."""
     producer, _ = _begun(make)
@@ -164,14 +164,14 @@ def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(
         with pytest.raises(KeyboardInterrupt):
             producer.abort_transaction(10)
     assert producer.close()
-    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == asked
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == requested
 
 
 def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, broker: FakeBroker) -> None:
     producer, _ = _begun(make)
     producer.produce("events", b"x")
-    asked = threading.Event()
-    broker.answers[requests.END_TXN] = lambda request: asked.set()  # no answer
+    requested = threading.Event()
+    broker.answers[requests.END_TXN] = lambda request: requested.set()  # no answer
     raised: list[int] = []
 
     def commit() -> None:
@@ -181,7 +181,7 @@ def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, br
 
     committing = threading.Thread(target=commit)
     committing.start()
-    assert asked.wait(10) and producer.close()
+    assert requested.wait(10) and producer.close()
     committing.join()
     assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True] and raised == [
         KafkaError._DESTROY

@@ -154,10 +154,10 @@ def test_who_waits_for_room_while_a_batch_lingers_asks_for_no_turn_again_and_aga
         broker.refuse, native.linger_us = ConnectionRefusedError("nobody listens"), 1
         broker.kill()
         assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
-    asked: list[float] = []
-    producer.attachment.wake_by = asked.append
+    requests: list[float] = []
+    producer.attachment.wake_by = requests.append
     assert producer.produce_batch("events", [b"lingers", b"waits"], partition=0, timeout=0.3) == has_broker
-    assert len(asked) == has_broker, "for what was added"
+    assert len(requests) == has_broker, "for what was added"
 
 
 def test_what_is_to_be_compressed_fits_the_shared_memory(make) -> None:
@@ -270,8 +270,9 @@ def test_a_hole_is_filled_by_a_new_identity(make) -> None:
 
 @pytest.mark.parametrize("unknown", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
 def test_what_may_be_written_is_asked_again_before_the_identity_changes(make, unknown: ErrorCode) -> None:
-    """A change of leader leaves one batch open while another is refused for good (a wrong timestamp):
-    under the new identity the broker would not know the first one again, and write it twice.
+    """A change of leader leaves one batch open while another is refused permanently (a wrong
+    timestamp): under the new identity the broker would not know the first one again, and write it
+    twice.
     """
     producer, native = make(enable_idempotence=True, linger_ms=0)
     log: list[tuple[int, bytes]] = []  # (identity, value), as a broker that knows its producers has it

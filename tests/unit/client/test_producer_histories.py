@@ -130,8 +130,8 @@ class History:
             if error == 0:
                 assert self.native.written[partition][offset] == value
         written = [int(value) for log in self.native.written.values() for value in log]
-        told = {int(value) for value, [(error, _, _)] in self.reports.items() if error == 0}
-        assert told <= set(written) and len(written) == len(set(written))
+        reported = {int(value) for value, [(error, _, _)] in self.reports.items() if error == 0}
+        assert reported <= set(written) and len(written) == len(set(written))
         for log in self.native.written.values():
             assert log == sorted(log, key=int), "in the order of their production"
 

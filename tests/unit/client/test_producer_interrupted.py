@@ -108,7 +108,9 @@ def test_a_batch_whose_compression_is_interrupted_says_that_all_was_taken(make, 
 def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handler_interrupted(
     make, broker: FakeBroker
 ) -> None:
-    """The commit can go on only when the handler is through: an abort in between waited for ever."""
+    """The commit can continue only when the handler is through: an abort in between waited for
+    ever.
+    """
     producer, _ = make(transactional_id="t")
     _begun(producer, broker)
     producer.produce("events", b"x", partition=0)

@@ -1,4 +1,4 @@
-"""A transactional producer hears of a question when the transaction is over in which it asked."""
+"""A transactional producer learns of a question when the transaction is over in which it asked."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ def _offset_answers(broker: FakeBroker, *codes: int) -> None:
 
 
 def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the producer, which aborts and goes on; the coordinator would fence it when the
+    """By the producer, which aborts and continues; the coordinator would fence it when the
     transaction's time is over.
     """
     monkeypatch.setattr(transactional, "_GONE_S", 0.3)

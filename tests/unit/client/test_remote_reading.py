@@ -206,15 +206,15 @@ def test_who_reads_slowly_is_paused(records: RemoteRecords, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "told"),
+    ("code", "kind", "reported"),
     [(KafkaError._AUTO_OFFSET_RESET, "range", 0), (1, "range", 0), (3, "gone", 3), (KafkaError._TRANSPORT, "gone", 6)],
 )
-def test_errors_of_a_partition(records: RemoteRecords, code: int, kind: str, told: int) -> None:
+def test_errors_of_a_partition(records: RemoteRecords, code: int, kind: str, reported: int) -> None:
     reader = records.open("t", 0, 0)
     until(lambda: consumer().calls)
     consumer().coming.put([Message(0, -1001, code)])
     problem = until(reader.take_problem)
-    assert (problem.kind, problem.code) == (kind, told) and reader.take_problem() is None
+    assert (problem.kind, problem.code) == (kind, reported) and reader.take_problem() is None
 
 
 def test_closed_and_opened_again(records: RemoteRecords) -> None:
@@ -240,24 +240,24 @@ def failed(reader: remote_reading.RemoteReader) -> bool:
 def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(
     records: RemoteRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, told = threading.Event(), []
+    opened, reported = threading.Event(), []
 
     def refuse(_config: dict[str, object]) -> FakeConsumer:
         assert opened.wait(PATIENCE_S)
         raise ValueError("no such setting")
 
     monkeypatch.setattr(remote_reading.confluent_kafka, "Consumer", refuse)
-    records.attach(lambda: told.append(True), None)
+    records.attach(lambda: reported.append(True), None)
     readers = [records.open("t", partition, 0) for partition in range(2)]
     closed = records.open("t", 2, 0)
     closed.close()
     opened.set()
-    until(lambda: told)
+    until(lambda: reported)
     assert [failed(reader) for reader in readers] == [True, True] and closed.take_problem() is None
-    told.clear()
+    reported.clear()
     later = records.open("t", 3, 0)
     readers[0].seek(7)
-    assert failed(later) and failed(readers[0]) and len(told) == 2
+    assert failed(later) and failed(readers[0]) and len(reported) == 2
     later.close()
 
 

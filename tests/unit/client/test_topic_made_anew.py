@@ -19,13 +19,13 @@ from tests.unit.client.client_consumer import (  # noqa: F401 (fixtures)
     NEW,
     TOPIC,
     ConsumerWorld,
-    begins_anew,
     consume_is_left,
     hears_that_it_is_gone,
     look_again,
     make,
     next_record,
     places,
+    starts_over,
     world,
 )
 
@@ -42,7 +42,7 @@ def test_it_is_read_from_what_is_committed_of_it_or_from_where_the_application_w
 ) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.committed = {0: committed}
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, begin)
     world.consumer.commit(asynchronous=False)
@@ -52,7 +52,7 @@ def test_it_is_read_from_what_is_committed_of_it_or_from_where_the_application_w
 def test_at_its_end_where_the_application_wants_what_comes(world: ConsumerWorld) -> None:
     """auto.offset.reset=latest, the default."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     at_end: list[int] = []
     world.at_end = lambda: (
         at_end
@@ -67,8 +67,8 @@ def test_at_its_end_where_the_application_wants_what_comes(world: ConsumerWorld)
 def test_what_was_read_ahead_of_the_old_one_is_neither_handed_out_nor_committed_after_it(world: ConsumerWorld) -> None:
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(2)] == [0, 1]
-    world.make_anew(NEW, 100)
-    begins_anew(world)
+    world.recreate(NEW, 100)
+    starts_over(world)
     assert position(world) == OFFSET_INVALID
     assert (message := next_record(world)).value() == NEW and message.offset() == 0
     consumer.commit(asynchronous=False)
@@ -78,7 +78,7 @@ def test_what_was_read_ahead_of_the_old_one_is_neither_handed_out_nor_committed_
 def test_a_seek_after_the_error_is_one_in_the_new_topic(world: ConsumerWorld) -> None:
     assert next_record(world).offset() == 0
     world.broker.topics.clear()
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     part: Any = world.consumer.parts.get((TOPIC, 0))
     look_again(world)
     world.consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
@@ -95,7 +95,7 @@ def test_who_is_read_from_another_host_hears_of_it_from_the_metadata(world: Cons
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part: Any = consumer.parts.get((TOPIC, 0))
     part.remote_view = consumer._fetcher._view_of(part)
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     world.readers[0].problem = None
     look_again(world)
     message = next_record(world)
@@ -117,7 +117,7 @@ def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = read_elsewhere(world)
-    world.make_anew(NEW, 3)
+    world.recreate(NEW, 3)
     old = world.readers[0]
     old.topic_id, old.end, old.problem = NEW, 3, Problem("range")
     found = [next_record(world) for _ in range(3)]
@@ -147,7 +147,7 @@ def test_who_is_read_from_another_host_hears_of_it_when_a_commit_is_refused(worl
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     read_elsewhere(world)
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     world.readers[0].problem = None
     with pytest.raises(KafkaException):
         consumer.commit(asynchronous=False)
@@ -165,13 +165,13 @@ def with_fifty_read(make: Callable[..., ConsumerWorld]) -> ConsumerWorld:
     return world
 
 
-def made_anew_at_its_end(world: ConsumerWorld) -> Callable[[], None]:
+def recreated_at_its_end(world: ConsumerWorld) -> Callable[[], None]:
     """For at_end: when all has been read, once."""
 
     def at_end() -> None:
         if world.all_is_read():
             world.at_end = lambda: None
-            world.make_anew(NEW, 100, 1)
+            world.recreate(NEW, 100, 1)
             world.readers[1].problem = None
             control = world.consumer.control
             with control.lock:
@@ -183,7 +183,7 @@ def made_anew_at_its_end(world: ConsumerWorld) -> Callable[[], None]:
 def test_consume_ends_when_a_topic_of_which_it_has_records_is_another(make: Callable[..., ConsumerWorld]) -> None:
     world = with_fifty_read(make)
     consumer = world.consumer
-    world.at_end = made_anew_at_its_end(world)
+    world.at_end = recreated_at_its_end(world)
     found = [message for message in consumer.consume(1000, 60) if message.error() is None]
     assert sorted(places(found)) == [*((0, offset) for offset in range(50, 60)), (1, 0)] and NEW not in {
         message.value() for message in found
@@ -199,7 +199,7 @@ def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(
 ) -> None:
     """So does the other partition, which is looked at only then."""
     world = with_fifty_read(make)
-    world.at_end = made_anew_at_its_end(world)
+    world.at_end = recreated_at_its_end(world)
     part: Any = world.consumer.parts.get((TOPIC, 0))
     consume_is_left(world, monkeypatch, lambda: part.topic_id == NEW)
     found = [next_record(world) for _ in range(101)]
@@ -214,9 +214,9 @@ def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one(make: Calla
     consumer = world.consumer
     while not (found := consumer.take(1000, 30)) or found[0].partition() != 0:
         pass
-    world.make_anew(NEW, 100, 1)
+    world.recreate(NEW, 100, 1)
     world.readers[1].problem = None
-    begins_anew(world)
+    starts_over(world)
     consumer.give_back(found)
     while (message := next_record(world)).partition() != 0:
         pass
@@ -227,7 +227,7 @@ def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that
     make: Callable[..., ConsumerWorld],
 ) -> None:
     world = make(0, 3, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
-    made_anew = made_anew_at_its_end(world)
+    recreated = recreated_at_its_end(world)
 
     def interrupted() -> None:
         if world.readers[0].topic_id == NEW and world.readers[0].position == 100:
@@ -235,7 +235,7 @@ def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that
             raise KeyboardInterrupt
 
     def at_end() -> None:
-        made_anew()
+        recreated()
         if world.at_end is not at_end:
             world.at_end = interrupted
 
@@ -256,7 +256,7 @@ def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit(make: Ca
     world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="latest")
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     part = hears_that_it_is_gone(world)
     look_again(world)
     consumer.seek(TopicPartition(TOPIC, 0, 0))
@@ -272,7 +272,7 @@ def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit(make: Ca
 def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: ConsumerWorld, offset: int) -> None:
     """Its reader has not heard, and would give the old one's records."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     world.readers[0].problem = None
     look_again(world)
     world.consumer.seek(TopicPartition(TOPIC, 0, offset))
@@ -288,7 +288,7 @@ def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one
     part = hears_that_it_is_gone(world)
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))
     assert part.phase is Phase.ACTIVE and part.topic_id != NEW
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 30)
 
@@ -300,7 +300,7 @@ def test_an_offset_that_is_assigned_is_one_in_the_new_topic_though_nobody_has_he
     """As one that is sought."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.unassign()
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     (world.consumer.incremental_assign if incremental else world.consumer.assign)([TopicPartition(TOPIC, 0, 30)])
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 30)
@@ -321,7 +321,7 @@ def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new
         world.at_end = lambda: waits.append(1)
         while not waits:
             assert world.consumer.poll(0.01) is None
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 0)
 
@@ -342,7 +342,7 @@ def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(
     while not looked:
         assert world.consumer.poll(0.01) is None
     assert world.consumer.poll(0) is None
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 30)
 
@@ -353,7 +353,7 @@ def test_what_is_paused_hears_of_it_from_the_metadata_and_stays_paused(world: Co
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     consumer.pause([TopicPartition(TOPIC, 0)])
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     look_again(world)
     part: Any = consumer.parts.get((TOPIC, 0))
     while part.phase is not Phase.ACTIVE:

@@ -1,4 +1,4 @@
-"""Commits of a consumer whose topic is deleted, and perhaps made anew under its name: nothing of
+"""Commits of a consumer whose topic is deleted, and perhaps made again under its name: nothing of
 the old one is committed for the new one, and nothing else stays uncommitted for it.
 """
 
@@ -21,11 +21,11 @@ from tests.unit.client.client_consumer import (
     NEW,
     TOPIC,
     ConsumerWorld,
-    begins_anew,
     hears_that_it_is_gone,
     look_again,
     make,  # noqa: F401 (a fixture of `world`)
     next_record,
+    starts_over,
 )
 
 
@@ -52,7 +52,7 @@ def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(
     if not knows_ids:
         by_name_only(world)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     part = hears_that_it_is_gone(world)
     if looks:
         look_again(world)
@@ -70,22 +70,22 @@ def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(
 def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_the_broker(
     make: Callable[..., ConsumerWorld],
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     world = make(
         5,
         auto_commit_interval_ms=3_600_000,
         auto_offset_reset="earliest",
-        on_commit=lambda error, _: told.append(error and error.code()),
+        on_commit=lambda error, _: reported.append(error and error.code()),
     )
     consumer = world.consumer
     records = [next_record(world) for _ in range(5)]
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     problem, world.readers[0].problem = world.readers[0].problem, None
     consumer._offsets.due = 0.0
     consumer.poll(0)
     settled(world)
     consumer.poll(0)
-    assert told == [ErrorCode.UNKNOWN_TOPIC_ID]
+    assert reported == [ErrorCode.UNKNOWN_TOPIC_ID]
     for arguments in ({}, {"message": records[-1]}, {"offsets": [TopicPartition(TOPIC, 0, 5)]}):
         with pytest.raises(KafkaException) as raised:
             consumer.commit(asynchronous=False, **arguments)  # type: ignore[arg-type]
@@ -97,11 +97,11 @@ def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_
     assert world.commits == [{0: 1}]
 
 
-def begun_anew(world: ConsumerWorld) -> Message:
+def started_over(world: ConsumerWorld) -> Message:
     """Five records have been handed out when it is; returns the last one."""
     records = [next_record(world) for _ in range(5)]
-    world.make_anew(NEW, 100)
-    begins_anew(world)
+    world.recreate(NEW, 100)
+    starts_over(world)
     return records[-1]
 
 
@@ -111,25 +111,25 @@ def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(
     make: Callable[..., ConsumerWorld], knows_ids: bool, given: int
 ) -> None:
     """Nor when `given` records of the new one have been handed out; those can."""
-    told: list[int] = []
+    reported: list[int] = []
     world = make(
         5,
         enable_auto_commit=False,
         fetch_error_backoff_ms=1,
         auto_offset_reset="earliest",
-        on_commit=lambda error, _: told.append(error and error.code()),
+        on_commit=lambda error, _: reported.append(error and error.code()),
     )
     consumer = world.consumer
     if not knows_ids:
         by_name_only(world)
-    old = begun_anew(world)
+    old = started_over(world)
     new = [next_record(world) for _ in range(given)]
     with pytest.raises(KafkaException) as raised:
         consumer.commit(message=old, asynchronous=False)
     assert raised.value.args[0].code() == ErrorCode.UNKNOWN_TOPIC_ID
     consumer.commit(message=old)
     consumer.poll(0)
-    assert told == [ErrorCode.UNKNOWN_TOPIC_ID] and not world.commits
+    assert reported == [ErrorCode.UNKNOWN_TOPIC_ID] and not world.commits
     consumer.seek(TopicPartition(TOPIC, 0, 0))
     for message in new:
         assert message.value() == NEW
@@ -146,7 +146,7 @@ def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one(make: Callable
         auto_offset_reset="earliest",
     )
     consumer = world.consumer
-    old = begun_anew(world)
+    old = started_over(world)
     with pytest.raises(KafkaException) as raised:
         consumer.store_offsets(old)
     assert raised.value.args[0].code() == ErrorCode.UNKNOWN_TOPIC_ID
@@ -183,7 +183,7 @@ def test_commit_says_nothing_of_what_is_gone_and_was_committed(make: Callable[..
 def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(
     make: Callable[..., ConsumerWorld], leaves: bool
 ) -> None:
-    """As soon as one id is not known: what is gone might be taken for the topic made anew."""
+    """As soon as one id is not known: what is gone might be taken for the topic made again."""
     world = make(5, 5)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
     hears_that_it_is_gone(world)
@@ -203,7 +203,7 @@ def test_commit_of_what_is_gone_alone_is_told_so(make: Callable[..., ConsumerWor
     if not knows_ids:
         by_name_only(world)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     hears_that_it_is_gone(world)
     with pytest.raises(KafkaException) as raised:
         world.consumer.commit(asynchronous=False)
@@ -271,7 +271,7 @@ def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of
     old = world.broker._topic(TOPIC).topic_id
     consumer._inbox.put_operation(Assign((Partition(TOPIC, 0, old),)))
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
-    world.make_anew(NEW, 100)
+    world.recreate(NEW, 100)
     if looks:
         control = consumer.control
         with control.lock:

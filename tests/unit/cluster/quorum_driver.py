@@ -80,11 +80,13 @@ class Driver:
         """Of three: node 2 votes, first that it would, then that it does."""
         for is_pre_vote in (True, False):
             while not (
-                asked := [request for request in messages(self.effects, VoteRequest) if request.pre_vote == is_pre_vote]
+                requests := [
+                    request for request in messages(self.effects, VoteRequest) if request.pre_vote == is_pre_vote
+                ]
             ):
                 self.after(0.01)
                 self.disk()
-            self.receive(2, VoteResponse(1, self.core.epoch, key(2), True, is_pre_vote, asked[-1].round, -1))
+            self.receive(2, VoteResponse(1, self.core.epoch, key(2), True, is_pre_vote, requests[-1].round, -1))
             self.disk()
         assert self.core.is_leader
 
@@ -127,5 +129,5 @@ def follower(**changes) -> Driver:
 
 
 def answer(driver: Driver, **content) -> list[events.Effect]:
-    asked = messages(driver.effects, Fetch)[-1]
-    return driver.receive(2, FetchResponse(1, 4, 2, key(2), asked.sequence, 77, **{"high_watermark": 0, **content}))
+    requested = messages(driver.effects, Fetch)[-1]
+    return driver.receive(2, FetchResponse(1, 4, 2, key(2), requested.sequence, 77, **{"high_watermark": 0, **content}))

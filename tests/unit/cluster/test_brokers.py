@@ -18,7 +18,7 @@ from tests.unit.controller.controller_world import OPTIONS, Host, World
 def world() -> World:
     world = World(7, 4)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
     return world
 
 
@@ -67,7 +67,7 @@ def test_a_broker_that_is_cut_off_ends_before_it_is_fenced(world: World) -> None
     ended = fenced = 0
     while not fenced:
         run(world, 100)
-        if not ended and host.said.lease_until_ms <= world.now_ms:
+        if not ended and host.sent.lease_until_ms <= world.now_ms:
             ended = world.now_ms
         if world.unlogged.brokers[2].fenced:
             fenced = world.now_ms
@@ -78,7 +78,7 @@ def test_a_broker_that_is_cut_off_ends_before_it_is_fenced(world: World) -> None
     assert all(partition.leader != 2 and 2 not in partition.in_sync_replicas for partition in partitions(world))
     world.cut.clear()
     run(world, 3_000)
-    assert not world.unlogged.brokers[2].fenced and host.said.lease_until_ms > world.now_ms
+    assert not world.unlogged.brokers[2].fenced and host.sent.lease_until_ms > world.now_ms
     assert all(2 in partition.in_sync_replicas for partition in partitions(world) if 2 in partition.replicas)
 
 
@@ -129,7 +129,7 @@ def test_proof_of_death_fences_at_once(world: World) -> None:
     began = world.now_ms
     world.on_broker(world.hosts[2], broker_core.HostDied())
     world.kill_worker(world.hosts[2])
-    assert world.hosts[2].said.lease_until_ms == 0
+    assert world.hosts[2].sent.lease_until_ms == 0
     run(world, 300)
     assert world.unlogged.brokers[2].fenced and world.now_ms - began < 500
     assert led and all(partitions(world)[index].leader not in (2, -1) for index in led)
@@ -167,8 +167,8 @@ def test_what_a_dead_worker_led_is_led_by_others_at_once(world: World) -> None:
 def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
     world = World(7, 2)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 4, 2, {}, {"min.insync.replicas": "2"})).error == 0
-    assert world.ask(messages.CreateTopic("alone", 4, 1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 4, 2, {}, {"min.insync.replicas": "2"})).error == 0
+    assert world.send_request(messages.CreateTopic("alone", 4, 1, {}, {})).error == 0
     before = {
         (name, partition.index): partition
         for name in ("t", "alone")
@@ -297,20 +297,20 @@ def test_new_replicas_go_to_fenced_brokers_only_where_the_live_ones_do_not_suffi
     run(world, OPTIONS.session_ms + 2_000)
     assert world.unlogged.brokers[3].fenced
 
-    def ask(change: messages.Change) -> messages.Answer:
+    def request(change: messages.Change) -> messages.Answer:
         client = world.request(change, node=world.active)
         run(world, 300)
         return world.answers[client]
 
-    assert ask(messages.CreateTopic("narrow", 8, 3, {}, {})).error == 0
+    assert request(messages.CreateTopic("narrow", 8, 3, {}, {})).error == 0
     assert all(3 not in partition.replicas for partition in partitions(world, "narrow"))
-    assert ask(messages.CreateTopic("wide", 8, 4, {}, {})).error == 0
+    assert request(messages.CreateTopic("wide", 8, 4, {}, {})).error == 0
     for partition in partitions(world, "wide"):
         assert set(partition.replicas) == {1, 2, 3, 4} and partition.replicas[0] != 3
         assert partition.leader == partition.replicas[0] and set(partition.in_sync_replicas) == {1, 2, 4}
-    assert ask(messages.AddPartitions("wide", 9, None, 0)).error == 0
+    assert request(messages.AddPartitions("wide", 9, None, 0)).error == 0
     assert 3 in partitions(world, "wide")[8].replicas and 3 not in partitions(world, "wide")[8].in_sync_replicas
-    refused = ask(messages.CreateTopic("wider", 1, 5, {}, {}))
+    refused = request(messages.CreateTopic("wider", 1, 5, {}, {}))
     assert refused.error == E.INVALID_REPLICATION_FACTOR and "only 4 broker(s) are registered" in refused.message
     world.restart(3)
     run(world, 6_000)
@@ -318,23 +318,23 @@ def test_new_replicas_go_to_fenced_brokers_only_where_the_live_ones_do_not_suffi
 
 
 def test_a_drained_host_holds_nothing_and_takes_nothing(world: World) -> None:
-    assert world.ask(messages.DrainBroker(2)).error == 0
+    assert world.send_request(messages.DrainBroker(2)).error == 0
     run(world, 20_000, 500)
     assert all(2 not in partition.replicas and len(partition.in_sync_replicas) == 3 for partition in partitions(world))
-    assert world.ask(messages.CreateTopic("new", 6, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("new", 6, 3, {}, {})).error == 0
     assert all(2 not in partition.replicas for partition in partitions(world, "new"))
-    assert world.ask(messages.CreateTopic("wide", 1, 4, {}, {})).error == E.INVALID_REPLICATION_FACTOR
-    assert world.ask(messages.DrainBroker(2, cancel=True)).error == 0
-    assert world.ask(messages.CreateTopic("wide", 1, 4, {}, {})).error == 0
-    answer = world.ask(messages.UnregisterBroker(2))
+    assert world.send_request(messages.CreateTopic("wide", 1, 4, {}, {})).error == E.INVALID_REPLICATION_FACTOR
+    assert world.send_request(messages.DrainBroker(2, cancel=True)).error == 0
+    assert world.send_request(messages.CreateTopic("wide", 1, 4, {}, {})).error == 0
+    answer = world.send_request(messages.UnregisterBroker(2))
     assert answer.error == E.POLICY_VIOLATION and "alive" in answer.message
 
 
 def test_internal_topics_grow_with_the_cluster() -> None:
     world = World(3, 1)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("__consumer_offsets", 5, -1, {}, {})).error == 0
-    assert world.ask(messages.CreateTopic("mine", 1, -1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("__consumer_offsets", 5, -1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("mine", 1, -1, {}, {})).error == 0
     assert {len(partition.replicas) for partition in partitions(world, "__consumer_offsets")} == {1}
     for node in (2, 3, 4):
         world.hosts[node] = Host(node, None)
@@ -342,7 +342,7 @@ def test_internal_topics_grow_with_the_cluster() -> None:
     run(world, 20_000, 500)
     assert {len(partition.in_sync_replicas) for partition in partitions(world, "__consumer_offsets")} == {3}
     assert len(partitions(world, "mine")[0].replicas) == 1
-    assert world.ask(messages.CreateTopic("other", 1, -1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("other", 1, -1, {}, {})).error == 0
     assert len(partitions(world, "other")[0].replicas) == 3
 
 
@@ -359,9 +359,9 @@ def test_a_host_that_is_new_gets_its_share(world: World) -> None:
     world.hosts[5] = Host(5, None)
     world.boot(world.hosts[5])
     run(world, 2_000)
-    shown = world.ask(messages.BalanceReplicas(), validate_only=True)
+    shown = world.send_request(messages.BalanceReplicas(), validate_only=True)
     assert shown.error == 0 and shown.results and not any(partition.adding_replicas for partition in partitions(world))
-    assert world.ask(messages.BalanceReplicas()).error == 0
+    assert world.send_request(messages.BalanceReplicas()).error == 0
     run(world, 20_000, 500)
     counts = broker_rules.replica_counts(world.unlogged)
     assert max(counts.values()) - min(counts.values()) <= 1 and 5 in counts

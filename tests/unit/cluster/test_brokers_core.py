@@ -33,13 +33,13 @@ def test_who_waits_when_the_leadership_ends_is_told_not_controller(world: World)
     assert world.answers[local].error == E.NOT_CONTROLLER and world.answers[other].error == E.NOT_CONTROLLER
     assert "a" not in active.core.tail.topics and active.core.tail is active.core.committed
     world.settle(5)
-    assert world.ask(messages.CreateTopic("a", 1, -1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("a", 1, -1, {}, {})).error == 0
 
 
 def test_what_an_ended_controller_proposed_may_still_be_committed(world: World) -> None:
     active = world.hosts[world.active]
     world.request(messages.CreateTopic("a", 1, -1, {}, {}), node=active.node)
-    world.commit(tell=False)
+    world.commit(report=False)
     world.depose()
     assert "a" not in active.core.committed.topics
     world.settle(5)
@@ -138,8 +138,8 @@ def test_a_lease_counts_from_when_its_heartbeat_was_sent(world: World) -> None:
         if isinstance(action, broker_core.SendPeer)
     ]
     world.now_ms += 4_000
-    (said,) = answered(host, world, sent.sent_ms)
-    assert said.lease_until_ms == sent.sent_ms + 4_500
+    (message,) = answered(host, world, sent.sent_ms)
+    assert message.lease_until_ms == sent.sent_ms + 4_500
     assert answered(host, world, sent.sent_ms, 9_000) == [], "answered already"
     assert answered(host, world, sent.sent_ms + 1, 9_000) == [], "never sent"
     assert answered(host, world, sent.sent_ms, epoch=host.broker.broker_epoch - 1) == []
@@ -155,32 +155,32 @@ def test_a_broker_that_is_told_it_is_stale_registers_again(world: World) -> None
 
 
 def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
-    """What its predecessor wrote into the control segment goes on until the next heartbeat is
+    """What its predecessor wrote into the control segment continues until the next heartbeat is
     answered.
     """
     host = world.hosts[3]
-    said = host.said
+    text = host.sent
     core = broker_core.BrokerCore(3, host.core.committed, OPTIONS)
     message = registration(3, incarnation=1)
     message = msgspec.structs.replace(message, directory_id=host.directory_id)
-    actions = core.handle(broker_core.Started(message, 1, said.broker_epoch, said.lease_until_ms), world.now_ms)
+    actions = core.handle(broker_core.Started(message, 1, text.broker_epoch, text.lease_until_ms), world.now_ms)
     actions += core.handle(
         broker_core.MetadataCommitted(host.core.committed.version, host.core.committed.version), world.now_ms
     )
     actions += core.handle(broker_core.MetadataApplied(host.core.committed.version), world.now_ms)
     actions += core.handle(broker_core.ControllerKnown(world.active, world.epoch), world.now_ms)
     assert not [action for action in actions if isinstance(action, broker_core.SetBroker)]
-    answer = broker_messages.RegisterBrokerAnswer(world.epoch, 3, 1, 0, "", said.broker_epoch)
+    answer = broker_messages.RegisterBrokerAnswer(world.epoch, 3, 1, 0, "", text.broker_epoch)
     actions = core.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
-    assert [action for action in actions if isinstance(action, broker_core.SetBroker)] == [said]
+    assert [action for action in actions if isinstance(action, broker_core.SetBroker)] == [text]
 
 
 def test_a_host_that_alone_votes_needs_no_lease(world: World) -> None:
     host = world.hosts[3]
-    (said,) = host.broker.handle(broker_core.ControllerKnown(world.active, world.epoch, alone=True), world.now_ms)
-    assert said.lease_until_ms == broker_core.INT64_MAX
-    (said,) = host.broker.handle(broker_core.ControllerKnown(world.active, world.epoch, alone=False), world.now_ms)
-    assert said.lease_until_ms < world.now_ms + OPTIONS.session_ms
+    (message,) = host.broker.handle(broker_core.ControllerKnown(world.active, world.epoch, alone=True), world.now_ms)
+    assert message.lease_until_ms == broker_core.INT64_MAX
+    (message,) = host.broker.handle(broker_core.ControllerKnown(world.active, world.epoch, alone=False), world.now_ms)
+    assert message.lease_until_ms < world.now_ms + OPTIONS.session_ms
 
 
 def test_a_refusal_of_an_older_controller_does_not_end_a_proposal(world: World) -> None:
@@ -190,10 +190,10 @@ def test_a_refusal_of_an_older_controller_does_not_end_a_proposal(world: World) 
     partition = partitions(world)[0]
     host = world.hosts[partition.leader]
     topic_id = world.unlogged.topics["t"].topic_id
-    wanted = messages.ProposeInSync(
+    expected = messages.ProposeInSync(
         topic_id, 0, partition.leader_epoch, partition.partition_epoch, [(host.node, host.broker.broker_epoch)], 99
     )
-    (sent,) = host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)
+    (sent,) = host.broker.handle(broker_core.InSyncProposed("w", expected), world.now_ms)
     assert isinstance(sent.message, broker_messages.AlterPartition)
 
     def answer(error: int, epoch: int) -> list:
@@ -213,8 +213,8 @@ def test_a_refusal_of_an_older_controller_does_not_end_a_proposal(world: World) 
 
     assert answer(E.INELIGIBLE_REPLICA, world.epoch - 1) == []
     assert answer(E.INVALID_UPDATE_VERSION, world.epoch) == [], "it may be the first copy that moved the partition on"
-    (told,) = answer(0, world.epoch)
-    assert told.answer.error == 0 and told.answer.sequence == 99
+    (reported,) = answer(0, world.epoch)
+    assert reported.answer.error == 0 and reported.answer.sequence == 99
     assert answer(0, world.epoch) == []
 
 
@@ -244,21 +244,26 @@ def test_a_change_is_answered_when_this_hosts_workers_have_it(world: World) -> N
 
 def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -> None:
     topic_id = world.unlogged.topics["t"].topic_id
-    assert world.ask(messages.CreateTopic("many", -1, -1, {index: [3, 1, 2] for index in range(20)}, {})).error == 0
+    assert (
+        world.send_request(messages.CreateTopic("many", -1, -1, {index: [3, 1, 2] for index in range(20)}, {})).error
+        == 0
+    )
     host, topic_id = world.hosts[3], world.unlogged.topics["many"].topic_id
 
     def propose(index: int, sequence: int = 1) -> list:
-        wanted = messages.ProposeInSync(
+        expected = messages.ProposeInSync(
             topic_id, index, 0, 0, [(3, host.broker.broker_epoch), (1, world.unlogged.brokers[1].epoch)], sequence
         )
-        return [action.message for action in host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)]
+        return [
+            action.message for action in host.broker.handle(broker_core.InSyncProposed("w", expected), world.now_ms)
+        ]
 
     (first,) = propose(0)
     assert [propose(index) for index in range(1, 20)] == [[]] * 19
     result = broker_messages.InSyncResult(topic_id, 0, 1, 0, 3, 0, 1, [3, 1], 0)
     answer = broker_messages.AlterPartitionAnswer(world.epoch, 3, host.broker.broker_epoch, 0, [result])
-    told, rest = host.broker.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
-    assert told.answer.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
+    reported, rest = host.broker.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
+    assert reported.answer.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
     again = [
         action.message
         for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600)
@@ -269,14 +274,14 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
 
 
 def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(world: World) -> None:
-    """Found by chance (seed 5289): sequences begin anew with a leader epoch, and a late answer to
+    """Found by chance (seed 5289): sequences begin again with a leader epoch, and a late answer to
     the first proposal of the older one ended the first of this one.
     """
     partition = partitions(world)[0]
     host = world.hosts[partition.leader]
     topic_id = world.unlogged.topics["t"].topic_id
     world.kill_worker(host)
-    wanted = messages.ProposeInSync(
+    expected = messages.ProposeInSync(
         topic_id,
         0,
         partition.leader_epoch + 1,
@@ -284,12 +289,12 @@ def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(wo
         [(host.node, host.broker.broker_epoch)],
         1,
     )
-    host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)
-    for proposed_in, told in ((partition.leader_epoch, 0), (partition.leader_epoch + 1, 1)):
+    host.broker.handle(broker_core.InSyncProposed("w", expected), world.now_ms)
+    for proposed_in, reported in ((partition.leader_epoch, 0), (partition.leader_epoch + 1, 1)):
         result = broker_messages.InSyncResult(topic_id, 0, 1, int(E.INELIGIBLE_REPLICA), proposed_in=proposed_in)
         message = broker_messages.AlterPartitionAnswer(world.epoch, host.node, host.broker.broker_epoch, 0, [result])
         actions = host.broker.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
-        assert len([action for action in actions if isinstance(action, broker_core.ToWorker)]) == told
+        assert len([action for action in actions if isinstance(action, broker_core.ToWorker)]) == reported
 
 
 def test_a_host_whose_node_id_another_one_has_says_so_once_and_asks_on(world: World) -> None:

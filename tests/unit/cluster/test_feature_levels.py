@@ -28,7 +28,7 @@ def level(world: World, node: int) -> int:
 
 
 def raise_level(world: World, to: int = 1, validate_only: bool = False) -> messages.Answer:
-    return world.ask(
+    return world.send_request(
         messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, to, UPGRADE)]), validate_only=validate_only
     )
 
@@ -114,14 +114,14 @@ def test_what_older_hosts_cannot_read_is_not_written_until_all_are_upgraded(
     for node in (1, 2, 3):
         upgrade(world, node)
     count = len(world.log)
-    refused = world.ask(change)
+    refused = world.send_request(change)
     assert (
         refused.error == E.INVALID_UPDATE_VERSION
         and "mqd cluster upgrade" in refused.message
         and len(world.log) == count
     )
     assert raise_level(world).error == 0
-    assert world.ask(change).error == 0 and any(isinstance(record, GroupConfigured) for record in world.log)
+    assert world.send_request(change).error == 0 and any(isinstance(record, GroupConfigured) for record in world.log)
 
 
 def test_a_level_of_mqd_never_falls(world: World) -> None:
@@ -129,7 +129,7 @@ def test_a_level_of_mqd_never_falls(world: World) -> None:
         upgrade(world, node)
     assert raise_level(world).error == 0
     for how in (1, 2, 3):
-        answer = world.ask(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 0, how)]))
+        answer = world.send_request(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 0, how)]))
         assert answer.error == E.INVALID_UPDATE_VERSION and "stored already" in answer.message
 
 

@@ -291,7 +291,9 @@ def test_a_lost_host_is_replaced_beside_a_full_one() -> None:
     """
     world = World(7, 5, lossy=False)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", -1, -1, {index: [1, 2, 3] for index in range(4)}, {})).error == 0
+    assert (
+        world.send_request(messages.CreateTopic("t", -1, -1, {index: [1, 2, 3] for index in range(4)}, {})).error == 0
+    )
     host = world.hosts[5]
     world.on_broker(
         host,
@@ -300,7 +302,7 @@ def test_a_lost_host_is_replaced_beside_a_full_one() -> None:
         ),
     )
     run(world, 3_000)
-    assert world.ask(messages.CreateTopic("u", 4, 3, {}, {})).error == 0 and not any(
+    assert world.send_request(messages.CreateTopic("u", 4, 3, {}, {})).error == 0 and not any(
         5 in partition.replicas for partition in partitions(world, "u")
     )
     world.crash(1)

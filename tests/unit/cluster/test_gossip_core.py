@@ -110,7 +110,7 @@ class Bench:
     def wait(self, wait_ms: int) -> list:
         return [effect for _ in range(wait_ms) for effect in self.give(events.Tick(), 1)]
 
-    def say(self, number: int, *updates, **options) -> list:
+    def send(self, number: int, *updates, **options) -> list:
         return self.give(self.peers[number].says(*updates, **options))
 
     def state(self, number: int) -> str:
@@ -135,10 +135,10 @@ def test_precedence() -> None:
         for second in make:
             for step in (-1, 0, 1):
                 bench = Bench()
-                bench.say(2, alive(3, base))
-                bench.say(2, make[first](base))
+                bench.send(2, alive(3, base))
+                bench.send(2, make[first](base))
                 assert bench.state(3) == first
-                bench.say(2, make[second](base + step))
+                bench.send(2, make[second](base + step))
                 rank = [ALIVE, SUSPECT, DEAD, LEFT].index
                 if second == ALIVE:
                     expected = ALIVE if step > 0 else first
@@ -157,36 +157,36 @@ def test_what_is_said_of_this_host_is_refuted() -> None:
         Left(1, DIRECTORY, REFUTATIONS),
     ):
         bench = Bench()
-        packets = bench.packets(bench.say(2, slander))
+        packets = bench.packets(bench.send(2, slander))
         assert bench.core.membership.incarnation == REFUTATIONS + 1
         assert any(
             isinstance(update, Alive) and update.incarnation == REFUTATIONS + 1
             for packet in packets
             for update in packet.updates
         )
-        bench.say(2, slander)  # an old one
+        bench.send(2, slander)  # an old one
         assert bench.core.membership.incarnation == REFUTATIONS + 1
 
 
 def test_an_old_slander_in_a_ping_is_answered_with_the_truth() -> None:
     bench = Bench()
-    bench.say(2, Suspect(1, DIRECTORY, REFUTATIONS + 5, 3))
-    (packet,) = bench.packets(bench.say(4, Dead(1, DIRECTORY, REFUTATIONS, 4), body=Ping(7, "host-4", 9094)))
+    bench.send(2, Suspect(1, DIRECTORY, REFUTATIONS + 5, 3))
+    (packet,) = bench.packets(bench.send(4, Dead(1, DIRECTORY, REFUTATIONS, 4), body=Ping(7, "host-4", 9094)))
     assert packet.body == Ack(7) and packet.updates[0].incarnation == REFUTATIONS + 6
 
 
 def test_a_later_life_of_this_host_is_outlived_and_kept() -> None:
     bench = Bench()
-    effects = bench.say(2, Dead(1, DIRECTORY, 9 * REFUTATIONS + 3, 2))
+    effects = bench.send(2, Dead(1, DIRECTORY, 9 * REFUTATIONS + 3, 2))
     assert bench.core.membership.incarnation == 9 * REFUTATIONS + 4 or KeepLife(10) in effects
     bench = Bench()
-    assert KeepLife(10) in bench.say(2, Suspect(1, DIRECTORY, 10 * REFUTATIONS - 1, 2))
+    assert KeepLife(10) in bench.send(2, Suspect(1, DIRECTORY, 10 * REFUTATIONS - 1, 2))
     assert bench.core.membership.life == 10
 
 
 def test_the_last_incarnation_of_all_is_left_to_who_lies() -> None:
     bench = Bench()
-    bench.say(2, Suspect(1, DIRECTORY, (LIFE_MAX + 1) * REFUTATIONS - 1, 2))
+    bench.send(2, Suspect(1, DIRECTORY, (LIFE_MAX + 1) * REFUTATIONS - 1, 2))
     assert bench.core.membership.life == 1 and bench.core.counts["unrefutable"] == 1
 
 
@@ -215,9 +215,9 @@ def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
     for confirmers, expected in (((), 6_000), ((3,), 3_500), ((3, 4), 2_038), ((3, 4, 5), 1_000), ((3, 3, 3), 3_500)):
         bench = Bench(7, Settings(probe_interval_ms=500, confirmer_count=0))
         began = bench.now
-        bench.say(2, Suspect(7, directory(7), REFUTATIONS, 2))
+        bench.send(2, Suspect(7, directory(7), REFUTATIONS, 2))
         for by in confirmers:
-            bench.say(2, Suspect(7, directory(7), REFUTATIONS, by))
+            bench.send(2, Suspect(7, directory(7), REFUTATIONS, by))
         while bench.state(7) != DEAD:
             bench.give(events.Tick(), 1)
             for number in (2, 3, 4, 5, 6):  # they live
@@ -272,7 +272,7 @@ def test_repeated_or_misdirected_datagrams_change_nothing() -> None:
     bench = Bench()
     first = bench.peers[2].says(Suspect(3, directory(3), REFUTATIONS, 2))
     bench.give(first)
-    bench.say(2, alive(3, REFUTATIONS + 1))
+    bench.send(2, alive(3, REFUTATIONS + 1))
     for event in (
         first,
         bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to=directory(4)),
@@ -294,22 +294,22 @@ def test_a_stranger_is_answered_within_bounds_and_not_believed() -> None:
 
 def test_answers_are_bounded_whoever_asks() -> None:
     bench = Bench()
-    sent = sum(len(bench.packets(bench.say(2, body=Ping(5, "host-2", 9094)))) for _ in range(2_000))
+    sent = sum(len(bench.packets(bench.send(2, body=Ping(5, "host-2", 9094)))) for _ in range(2_000))
     assert sent <= bench.core.settings.response_burst + 5
 
 
 def test_the_table_is_bounded() -> None:
     bench = Bench(5, Settings(member_count_max=8))
-    bench.say(2, *(alive(number) for number in range(10, 30)))
+    bench.send(2, *(alive(number) for number in range(10, 30)))
     assert len(bench.core.membership.members) == 8 and bench.core.counts["table_full"] == 16
-    bench.say(2, Dead(3, directory(3), REFUTATIONS, 2))
-    bench.say(2, alive(50))
+    bench.send(2, Dead(3, directory(3), REFUTATIONS, 2))
+    bench.send(2, alive(50))
     assert bench.core.view(50) is not None and bench.core.view(3) is None
 
 
 def test_a_dead_member_is_forgotten_after_a_while() -> None:
     bench = Bench(5, Settings(dead_retention_ms=60_000))
-    bench.say(2, Dead(3, directory(3), REFUTATIONS, 2))
+    bench.send(2, Dead(3, directory(3), REFUTATIONS, 2))
     bench.core.membership.members[(3, directory(3))].since_ms -= 60_001
     bench.core.membership.sweep()
     assert bench.core.view(3) is None
@@ -321,7 +321,7 @@ def test_who_comes_back_when_called_is_told_of_everybody() -> None:
     """
     bench = Bench(5, Settings(push_pull_interval_ms=10**9))
     for number in (3, 4):
-        bench.say(2, Dead(number, directory(number), REFUTATIONS, 2))
+        bench.send(2, Dead(number, directory(number), REFUTATIONS, 2))
     called = None
     while called is None:
         bench.give(events.Tick(), 1)
@@ -329,7 +329,7 @@ def test_who_comes_back_when_called_is_told_of_everybody() -> None:
         assert bench.now < 60_000
     other = 7 - called[0]
     for number in (other, called[0]):
-        effects = bench.say(2, alive(number, 2 * REFUTATIONS)) + bench.wait(5)
+        effects = bench.send(2, alive(number, 2 * REFUTATIONS)) + bench.wait(5)
         exchanges = [(effect.host, effect.port) for effect in effects if isinstance(effect, events.PushPull)]
         assert exchanges == ([(f"host-{number}", 9094)] if number == called[0] else []), bench.state(number)
 
@@ -345,13 +345,13 @@ def test_probe_asks_others_and_tcp_before_it_suspects() -> None:
         isinstance(effect, events.ProbeStream) for effect in seen
     )
     (suspected,) = [effect for effect in seen if isinstance(effect, MemberChanged)]
-    told = [
+    reported = [
         packet
         for packet in bench.packets(seen)
         if packet.to_directory_id == suspected.member.directory_id
         and any(isinstance(update, Suspect) for update in packet.updates)
     ]
-    assert told, "the suspect hears of it itself"
+    assert reported, "the suspect hears of it itself"
 
 
 def test_nacks_count_against_the_target_not_against_this_host() -> None:
@@ -364,7 +364,7 @@ def test_nacks_count_against_the_target_not_against_this_host() -> None:
         bench.wait(200)
         for number in (2, 3, 4, 5):
             if with_nacks and number != target:
-                bench.say(number, body=Nack(probe_id))
+                bench.send(number, body=Nack(probe_id))
         bench.wait(300)
         assert bench.core.health.score == expected
 
@@ -377,28 +377,28 @@ def test_an_answer_that_was_not_asked_for_counts_for_nothing() -> None:
     (probe_id,) = bench.core.prober.probes
     target = bench.core.prober.probes[probe_id].identity[0]
     other = next(number for number in (2, 3, 4, 5) if number != target)
-    bench.say(other, body=Ack(probe_id))  # not the target, and not asked to help
-    bench.say(target, body=Ack(probe_id + 1))
+    bench.send(other, body=Ack(probe_id))  # not the target, and not asked to help
+    bench.send(target, body=Ack(probe_id + 1))
     assert bench.core.prober.probes
-    bench.say(target, body=Ack(probe_id))
+    bench.send(target, body=Ack(probe_id))
     assert not bench.core.prober.probes and bench.core.health.score == 3
 
 
 def test_relayed_ping() -> None:
     bench = Bench(5)
     request = PingRequest(99, "host-2", 9094, 3, directory(3), 1, "host-3", 9094, 150)
-    (ping,) = bench.packets(bench.say(2, body=request))
+    (ping,) = bench.packets(bench.send(2, body=request))
     assert isinstance(ping.body, Ping) and ping.to_directory_id == directory(3)
-    (ack,) = bench.packets(bench.say(3, body=Ack(ping.body.probe_id)))
+    (ack,) = bench.packets(bench.send(3, body=Ack(ping.body.probe_id)))
     assert ack.body == Ack(99) and ack.to_directory_id == directory(2)
-    (ping,) = bench.packets(bench.say(2, body=request))
+    (ping,) = bench.packets(bench.send(2, body=request))
     assert any(packet.body == Nack(99) for packet in bench.packets(bench.wait(151)))
 
 
 def test_controller_hint_rises_only() -> None:
     bench = Bench()
-    assert events.ControllerSeen(3, 5) in bench.say(2, controller=(5, 3))
-    assert bench.say(4, controller=(4, 2)) == [] and bench.core.controller == events.ControllerSeen(3, 5)
+    assert events.ControllerSeen(3, 5) in bench.send(2, controller=(5, 3))
+    assert bench.send(4, controller=(4, 2)) == [] and bench.core.controller == events.ControllerSeen(3, 5)
     bench.give(events.ControllerKnown(2, 6))
     packets = bench.packets(bench.wait(1_000))
     assert len([packet for packet in packets if (packet.controller_epoch, packet.controller_id) == (6, 2)]) >= 9, (
@@ -408,8 +408,8 @@ def test_controller_hint_rises_only() -> None:
 
 def test_load_rides_along_and_only_the_newest_counts() -> None:
     bench = Bench()
-    bench.say(2, Load(3, directory(3), 1, 5, cpu_permille=500))
-    bench.say(2, Load(3, directory(3), 1, 4, cpu_permille=100), Load(88, directory(88), 1, 1))
+    bench.send(2, Load(3, directory(3), 1, 5, cpu_permille=500))
+    bench.send(2, Load(3, directory(3), 1, 4, cpu_permille=100), Load(88, directory(88), 1, 1))
     assert bench.core.view(3).load.cpu_permille == 500
     bench.give(events.LoadMeasured(cpu_permille=77, metadata_version=12))
     packets = []
@@ -417,7 +417,7 @@ def test_load_rides_along_and_only_the_newest_counts() -> None:
         packets += bench.packets(bench.give(events.Tick(), 90))
         for number in (2, 3, 4, 5):
             for probe_id in list(bench.core.prober.probes):
-                bench.say(number, body=Ack(probe_id))
+                bench.send(number, body=Ack(probe_id))
     for _ in range(40):
         packets += bench.packets(bench.give(events.Tick(), 90))
     own = [
@@ -428,7 +428,7 @@ def test_load_rides_along_and_only_the_newest_counts() -> None:
 
 def test_two_of_one_node_id_are_told_to_the_operator() -> None:
     bench = Bench()
-    effects = bench.say(2, Alive(3, directory(333), REFUTATIONS, "host-3b", 9094))
+    effects = bench.send(2, Alive(3, directory(333), REFUTATIONS, "host-3b", 9094))
     assert any(isinstance(effect, NodeIdTwice) and effect.node_id == 3 for effect in effects)
 
 
@@ -441,7 +441,7 @@ def test_leaving() -> None:
         done += bench.give(events.Tick(), 1)
     assert (
         done.count(events.LeaveDone()) == 1
-        and bench.say(2, Dead(1, DIRECTORY, REFUTATIONS, 2), body=Ping(1, "host-2", 9094)) == []
+        and bench.send(2, Dead(1, DIRECTORY, REFUTATIONS, 2), body=Ping(1, "host-2", 9094)) == []
     )
 
 
@@ -455,8 +455,10 @@ def test_exchanges_are_bounded_and_given_up() -> None:
         [("seed", 1)],
     )
     core.handle(events.Started(), 0)
-    asked = sum(isinstance(effect, PushPull) for now in range(1, 4_000) for effect in core.handle(events.Tick(), now))
-    assert asked == EXCHANGE_COUNT_MAX
+    requested = sum(
+        isinstance(effect, PushPull) for now in range(1, 4_000) for effect in core.handle(events.Tick(), now)
+    )
+    assert requested == EXCHANGE_COUNT_MAX
 
 
 def test_the_longest_datagram() -> None:

@@ -85,7 +85,7 @@ class Host:
         topics = () if "removed" in publish else tuple(self.state.topics.values())
         return self.give(Publish(self.state.version, **{"topics": topics, **publish}))
 
-    def told(self, client: str = "acceptor") -> list:
+    def report(self, client: str = "acceptor") -> list:
         """What this subscriber was told since the last question, in order."""
         found = [
             part
@@ -120,7 +120,7 @@ def host() -> Host:
 def test_partitions_elsewhere_have_no_slot_and_are_told(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2)), partition(1, (1, 3)), partition(2, (2, 3))))
     for client in ("acceptor", "w0", "w1"):
-        (put,) = host.told(client)
+        (put,) = host.report(client)
         images = put.topic.partitions
         assert [image.leader for image in images] == [1, 1, 2] and [image.slot >= 0 for image in images] == [
             True,
@@ -134,10 +134,10 @@ def test_partitions_elsewhere_have_no_slot_and_are_told(host: Host) -> None:
 def test_a_replica_that_leaves_gives_its_slot_back_when_all_workers_know(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2)), partition(1, (2, 3))))
     host.apply_all()
-    host.told()
+    host.report()
     change = PartitionChange(0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3))
     host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
-    (put,) = host.told()
+    (put,) = host.report()
     assert isinstance(put, messages.PartitionsPut) and [
         (image.index, image.slot, image.owner) for image in put.partitions
     ] == [(0, -1, OWNER_NONE)]
@@ -155,9 +155,9 @@ def test_a_replica_that_comes_chooses_a_directory_before_it_has_a_slot(host: Hos
     assert [action for action in actions if isinstance(action, host_core.RecordMove)] == [
         host_core.RecordMove(TOPIC, 0, DIRECTORY)
     ]
-    assert not host.slots and host.told()[-1].partitions[0].slot == -1
+    assert not host.slots and host.report()[-1].partitions[0].slot == -1
     host.commit(ReplicaMoved(TOPIC, 0, NODE, DIRECTORY), partitions=(("t", (0,)),))
-    image = host.told()[-1].partitions[0]
+    image = host.report()[-1].partitions[0]
     assert image.slot in host.slots and image.owner != OWNER_NONE and image.adding == [2]
     assert not any(isinstance(action, host_core.RecordMove) for action in host.actions)
 
@@ -169,7 +169,7 @@ def test_a_new_leader_epoch_reaches_the_slot_whoever_leads(host: Host) -> None:
         partitions=(("t", (0,)),),
     )
     assert [entry[3] for entry in host.slots.values()] == [1]
-    image = host.told()[-1].partitions[0]
+    image = host.report()[-1].partitions[0]
     assert (image.leader, image.leader_epoch, image.in_sync_replicas, image.partition_epoch) == (2, 1, [2], 1)
 
 
@@ -180,21 +180,21 @@ def test_the_acceptor_is_told_which_topics_are_withheld_before_what_follows_from
     host = Host(slot_count=3)
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1))))
     host.apply_all()
-    host.told(), host.told("w0")
+    host.report(), host.report("w0")
     other = TopicCreated(TopicState("u", b"u" * 16, (partition(0, (2, 3)), partition(1, (2, 3))), {}))
     host.commit(other)
-    first, *rest = host.told()
+    first, *rest = host.report()
     assert isinstance(first, messages.SettingsPut) and first.withheld == ["u"] and first.version < host.state.version
     assert not any(isinstance(part, messages.TopicPut) and part.topic.name == "u" for part in rest)
-    assert not any(isinstance(part, messages.SettingsPut) for part in host.told("w0")), "workers have no use for it"
+    assert not any(isinstance(part, messages.SettingsPut) for part in host.report("w0")), "workers have no use for it"
     host.give(host_core.SubscriberJoined("acceptor", messages.Subscribe("acceptor", 0, 1)))
-    assert host.told()[-1].withheld == ["u"]
+    assert host.report()[-1].withheld == ["u"]
     change = PartitionChange(
         0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3), leader=1
     )
     host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
     host.apply_all()
-    *before, put, last = host.told()
+    *before, put, last = host.report()
     assert isinstance(put, messages.TopicPut) and put.topic.name == "u" and len(put.topic.partitions) == 2
     assert (
         isinstance(last, messages.SettingsPut)
@@ -205,9 +205,9 @@ def test_the_acceptor_is_told_which_topics_are_withheld_before_what_follows_from
 
 def test_vanished_partitions_lose_their_slots(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1)), partition(2, (1, 3))))
-    assert host.told()[-1].topic.first_leader_epoch == 0
+    assert host.report()[-1].topic.first_leader_epoch == 0
     host.commit(PartitionsVanished(TOPIC, 1))
-    (put,) = host.told()
+    (put,) = host.report()
     assert len(put.topic.partitions) == 1 and put.topic.partition_count == 1
     assert put.topic.first_leader_epoch == host.state.topics["t"].first_leader_epoch > 0
     host.apply_all()
@@ -223,9 +223,9 @@ def test_a_dead_worker_s_led_partitions_need_new_epochs_its_followed_ones_go_on(
         (1, 0)
     ], "its successor owns what it followed, at once"
     host.give(host_core.SubscriberJoined("w0.2", messages.Subscribe("worker", 0, 2)))
-    assert host.told("w0.2") == [], "it may not serve what its predecessor led"
+    assert host.report("w0.2") == [], "it may not serve what its predecessor led"
     host.commit(LeaderEpochsRaised(TOPIC, (0,)), partitions=(("t", (0,)),))
-    assert isinstance(host.told("w0.2")[0], messages.Image)
+    assert isinstance(host.report("w0.2")[0], messages.Image)
 
 
 def test_leaders_that_moved_away_meanwhile_hold_no_worker(host: Host) -> None:
@@ -237,7 +237,7 @@ def test_leaders_that_moved_away_meanwhile_hold_no_worker(host: Host) -> None:
         PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=1, in_sync_replicas=(1,)),)),
         partitions=(("t", (0,)),),
     )
-    assert isinstance(host.told("w0.2")[0], messages.Image)
+    assert isinstance(host.report("w0.2")[0], messages.Image)
 
 
 def test_a_controller_that_starts_again_takes_stale_slots_of_followers_over(host: Host) -> None:
@@ -277,14 +277,14 @@ def test_brokers_and_topics_of_one_version_come_in_one_message(host: Host) -> No
 
 def test_a_new_controller_is_told_to_the_acceptor_alone(host: Host) -> None:
     host.give(host_core.ControllerChanged(3))
-    assert [message.controller_id for message in host.told()] == [3] and not host.sent
+    assert [message.controller_id for message in host.report()] == [3] and not host.sent
     assert host.give(host_core.ControllerChanged(3)) == []
 
 
 def test_a_snapshot_replaces_everything(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1))))
     host.apply_all()
-    host.told()
+    host.report()
     other = MetadataState()
     other.apply(ClusterCreated("cluster", 0))
     for _ in range(8):
@@ -293,7 +293,7 @@ def test_a_snapshot_replaces_everything(host: Host) -> None:
     for name in MetadataState.__slots__:
         setattr(host.state, name, getattr(other, name))
     host.give(host_core.StateReplaced())
-    (image,) = host.told()
+    (image,) = host.report()
     assert [topic.name for topic in image.topics] == ["u"]
     host.apply_all()
     assert {entry[0] for entry in host.slots.values()} == {b"u" * 16}

@@ -72,13 +72,13 @@ def test_no_more_partitions_than_an_image_of_them_can_be_told(monkeypatch: pytes
         limits, "IMAGE_BYTES_MAX", limits.image_bytes(state) + 10 * (limits.PARTITION_BYTES + 3 * limits.REPLICA_BYTES)
     )
     assert create(state, creation(10, 3)) and add_partitions(state, AddPartitions("t", 110, None), place(state))
-    for ask in (
+    for request in (
         lambda: create(state, creation(11, 3)),
         lambda: add_partitions(state, AddPartitions("t", 111, None), place(state)),
         lambda: create(state, creation(1_000_000, 3)),
     ):
         with pytest.raises(Refusal, match="The cluster has 100 partitions; .*Delete topics first") as refusal:
-            ask()
+            request()
         assert refusal.value.error == E.INVALID_PARTITIONS
 
 
@@ -140,7 +140,7 @@ def host_with(count: int) -> tuple[MetadataState, Placement]:
     return state, Placement(1, View(state, NONE), Directories(state, {}), PARTITIONS_MAX)
 
 
-def ask(state: MetadataState, where: Placement, name: str, count: int, assigned: bool = False):
+def send_request(state: MetadataState, where: Placement, name: str, count: int, assigned: bool = False):
     change = (
         CreateTopic(name, -1, -1, {index: [1] for index in range(count)}, {})
         if assigned
@@ -155,13 +155,13 @@ def test_a_host_full_of_partitions_has_slots_for_internal_topics(assigned: bool)
     assert PARTITIONS_MAX == 16_384
     state, where = host_with(PARTITIONS_MAX)
     with pytest.raises(Refusal, match="room for 0 more") as refusal:
-        ask(state, where, "one-more", 1, assigned)
+        send_request(state, where, "one-more", 1, assigned)
     assert refusal.value.error == E.INVALID_PARTITIONS
     for name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
-        (record,) = ask(state, where, name, 50, assigned)
+        (record,) = send_request(state, where, name, 50, assigned)
         state.apply(record)
         with pytest.raises(Refusal, match="room for 0 more"):
-            ask(state, where, "one-more", 1, assigned)
+            send_request(state, where, "one-more", 1, assigned)
     with pytest.raises(Refusal, match="room for 0 more"):
         add_partitions(state, AddPartitions("t", PARTITIONS_MAX + 1, None), where)
 
@@ -169,8 +169,8 @@ def test_a_host_full_of_partitions_has_slots_for_internal_topics(assigned: bool)
 @pytest.mark.parametrize("assigned", [False, True])
 def test_internal_topics_take_nothing_of_what_users_may_have(assigned: bool) -> None:
     state, where = host_with(10)
-    (record,) = ask(state, where, "__consumer_offsets", 50, assigned)
+    (record,) = send_request(state, where, "__consumer_offsets", 50, assigned)
     state.apply(record)
-    assert ask(state, where, "rest", PARTITIONS_MAX - 10, assigned)
+    assert send_request(state, where, "rest", PARTITIONS_MAX - 10, assigned)
     with pytest.raises(Refusal, match="room for 16374 more"):
-        ask(state, where, "rest", PARTITIONS_MAX - 9, assigned)
+        send_request(state, where, "rest", PARTITIONS_MAX - 9, assigned)

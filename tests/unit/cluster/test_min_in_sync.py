@@ -43,11 +43,14 @@ def test_a_smaller_minimum_does_not_forget_who_is_eligible() -> None:
 def test_what_the_controllers_file_says_goes_into_the_log() -> None:
     world = World(5, 3, static={"cluster.seeds": "127.0.0.1:9094", "min.insync.replicas": "1"})
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
     assert world.unlogged.topics["t"].config == {"min.insync.replicas": "1"}
     plain = World(5, 3)
     plain.settle(20)
-    assert plain.ask(messages.CreateTopic("t", 1, 3, {}, {})).error == 0 and plain.unlogged.topics["t"].config == {}
+    assert (
+        plain.send_request(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
+        and plain.unlogged.topics["t"].config == {}
+    )
 
 
 def test_a_new_topic_of_two_replicas_goes_on_with_one() -> None:
@@ -61,8 +64,8 @@ def test_a_new_topic_of_two_replicas_goes_on_with_one() -> None:
         messages.CreateTopic("by-hand", -1, -1, {0: [2, 1]}, {}),
         messages.CreateTopic("set", 1, 2, {}, {"min.insync.replicas": "2"}),
     ):
-        assert world.ask(change).error == 0
-    assert world.ask(messages.CreateTopic("__consumer_offsets", 1, 2, {}, {})).error == 0
+        assert world.send_request(change).error == 0
+    assert world.send_request(messages.CreateTopic("__consumer_offsets", 1, 2, {}, {})).error == 0
     topics = world.unlogged.topics
     assert {name: topics[name].config.get("min.insync.replicas") for name in topics} == {
         "t": "1",

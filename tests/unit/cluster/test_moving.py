@@ -1,4 +1,4 @@
-"""Reassignments while hosts are lost: no move lets go of the last who has acknowledged records, and
+"""Reassignments while hosts are lost: no move releases the last who has acknowledged records, and
 none waits for a host that cannot take it, by single traces of the rules.
 """
 
@@ -26,7 +26,7 @@ from tests.unit.controller.controller_world import World
 
 
 def returned(state: MetadataState, node: int, clean: bool = False, anew: str = "") -> PartitionState:
-    """The host's next start: `anew`, with other disks; or on the same, and not `clean` is a start
+    """The host's next start: `again`, with other disks; or on the same, and not `clean` is a start
     after which memory may be gone.
     """
     old = state.brokers[node]
@@ -301,16 +301,19 @@ def retired(hosts: int, *replicas: int, count: int = 2, reached: int = 2) -> Wor
     world = World(7, hosts, lossy=False)
     world.settle(20)
     assert (
-        world.ask(messages.CreateTopic("t", -1, -1, {index: list(replicas) for index in range(count)}, {})).error == 0
+        world.send_request(
+            messages.CreateTopic("t", -1, -1, {index: list(replicas) for index in range(count)}, {})
+        ).error
+        == 0
     )
-    assert world.ask(messages.RetirePartitions("t", 1)).error == 0
+    assert world.send_request(messages.RetirePartitions("t", 1)).error == 0
     until(world, lambda: phases(world)[1] >= reached, 20_000)
     assert together(world)
     return world
 
 
 def reassign(world: World, *replicas: int) -> None:
-    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment("t", 0, list(replicas))]))
+    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 0, list(replicas))]))
     assert [result.error for result in answer.results] == [0]
 
 
@@ -335,7 +338,7 @@ def test_they_are_together_while_a_large_one_is_copied(how: str) -> None:
     world = retired(4, 1, 2, 3)
     slow = Slow(world, (4, 1))
     if how == "drain":
-        assert world.ask(messages.DrainBroker(1)).error == 0
+        assert world.send_request(messages.DrainBroker(1)).error == 0
     else:
         reassign(world, 4, 2, 3)
     assert apart_ms(world, 60_000) <= 1_100
@@ -393,7 +396,7 @@ def test_a_reassignment_is_called_off_for_all() -> None:
     reassign(world, 4, 5, 6)
     run(world, 3_000)
     assert all(partition.adding_replicas for partition in partitions(world))
-    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment("t", 0, None)]))
+    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 0, None)]))
     assert answer.results[0].error == 0
     assert apart_ms(world, 5_000) <= 1_100 and moved_to(world, 1, 2, 3)
 

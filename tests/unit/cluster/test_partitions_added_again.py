@@ -40,7 +40,7 @@ WAY_OUT = ("mqd topic reassign", "--election-type unclean", "lost permanently")
 def retired(world: World, name: str, to: int) -> list[PartitionState]:
     """The whole way; the partitions as they were last."""
     topic_id = world.unlogged.topics[name].topic_id
-    assert world.ask(messages.RetirePartitions(name, to)).error == 0
+    assert world.send_request(messages.RetirePartitions(name, to)).error == 0
     last, end = list(partitions(world, name)), world.now_ms + 120_000
     while len(partitions(world, name)) > to:
         assert world.now_ms < end
@@ -60,21 +60,26 @@ def test_partitions_that_are_added_after_a_retirement_begin_above_every_leader_e
     """
     world = World(7, 4, lossy=False)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
     topic_id = world.unlogged.topics["t"].topic_id
     highest = 0
     for to in (2, 1):
         gone = retired(world, "t", to)
         assert min(partition.leader_epoch for partition in gone) > 0
         highest = max(highest, *(partition.leader_epoch for partition in gone))
-        assert world.ask(messages.AddPartitions("t", 4, None, world.unlogged.topics["t"].first_leader_epoch)).error == 0
+        assert (
+            world.send_request(
+                messages.AddPartitions("t", 4, None, world.unlogged.topics["t"].first_leader_epoch)
+            ).error
+            == 0
+        )
         run(world, 500)
         added = partitions(world)[to:]
         assert world.unlogged.topics["t"].topic_id == topic_id and len(added) == 4 - to
         assert all(partition.leader_epoch > highest for partition in added), (highest, added)
     assert all(host.core.committed.topics["t"].first_leader_epoch > highest - 1 for host in world.hosts.values())
-    assert world.ask(messages.CreateTopic("u", 2, 3, {}, {})).error == 0
-    assert world.ask(messages.AddPartitions("u", 4, None)).error == 0
+    assert world.send_request(messages.CreateTopic("u", 2, 3, {}, {})).error == 0
+    assert world.send_request(messages.AddPartitions("u", 4, None)).error == 0
     run(world, 500)
     assert [partition.leader_epoch for partition in partitions(world, "u")] == [0] * 4
 
@@ -104,8 +109,8 @@ def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_
     """
     proposals, state = Proposals(), topic(cluster(), count=2)
 
-    def judge(wanted) -> int:
-        return proposals.judge(View(state), 1, 10, wanted)[0].error
+    def judge(expected) -> int:
+        return proposals.judge(View(state), 1, 10, expected)[0].error
 
     old = proposal([1, 2], sequence=9, index=1)
     assert judge(old) == 0
@@ -125,20 +130,22 @@ def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
     """
     world = World(7, 4, lossy=False)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
     known = [0]
     for to in (2, 1):
         retired(world, "t", to)
         known.append(world.unlogged.topics["t"].first_leader_epoch)
         for old in known[:-1]:
-            answer = world.ask(messages.AddPartitions("t", 4, None, old))
+            answer = world.send_request(messages.AddPartitions("t", 4, None, old))
             assert (
                 answer.error == E.LEADER_NOT_AVAILABLE
                 and "try again" in answer.message
                 and len(partitions(world)) == to
             )
-    assert known == sorted(set(known)) and world.ask(messages.AddPartitions("t", 4, None, known[-1])).error == 0
-    assert world.ask(messages.AddPartitions("t", 5, None, known[-1])).error == 0, (
+    assert (
+        known == sorted(set(known)) and world.send_request(messages.AddPartitions("t", 4, None, known[-1])).error == 0
+    )
+    assert world.send_request(messages.AddPartitions("t", 5, None, known[-1])).error == 0, (
         "it may have asked before others were added: those are none of the gone"
     )
 
@@ -149,17 +156,17 @@ def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_a
     """
     world = World(7, 4, lossy=False)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", -1, -1, {0: [1], 1: [4]}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", -1, -1, {0: [1], 1: [4]}, {})).error == 0
     world.crash(4)
     if world.active < 0:
         world.elect(2)
     run(world, 30_000)
     assert [partition.leader for partition in partitions(world)] == [1, -1]
-    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment("t", 1, [2])]))
+    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 1, [2])]))
     assert [result.error for result in answer.results] == [0] and partitions(world)[1].leader == -1, (
         "nothing is given up by that alone"
     )
-    answer = world.ask(messages.ElectLeaders(ELECT_UNCLEAN, [("t", 1)]))
+    answer = world.send_request(messages.ElectLeaders(ELECT_UNCLEAN, [("t", 1)]))
     assert [result.error for result in answer.results] == [0]
     run(world, 2_000)
     lost = partitions(world)[1]
@@ -168,8 +175,8 @@ def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_a
 
 def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_path: Path) -> None:
     """Partitions are not added to a topic that has shrunk while a leader cannot say whether a
-    transaction is open; where it is lost for good that was for ever, and the refusal said only: try
-    again.
+    transaction is open; where it is lost permanently that was for ever, and the refusal said only:
+    try again.
     """
 
     async def scenario() -> None:
@@ -178,14 +185,14 @@ def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_
             image = msgspec.structs.replace(broker.metadata.topics["t"], first_leader_epoch=7)
             lost = msgspec.structs.replace(image.partitions[1], leader=-1)
             withheld = msgspec.structs.replace(image, partitions=image.partitions[:1])
-            for told, words in (
+            for reported, words in (
                 (
                     msgspec.structs.replace(image, partitions=[image.partitions[0], lost]),
                     ("Partition 1 of t has no leader", *WAY_OUT),
                 ),
                 (withheld, ("1 of the 2 partitions of t", "another broker")),
             ):
-                broker.metadata.topics["t"] = told
+                broker.metadata.topics["t"] = reported
                 error, text = await add(broker, 3)
                 assert error == E.LEADER_NOT_AVAILABLE and all(word in text for word in words), text
             broker.metadata.topics["t"] = image
@@ -205,7 +212,7 @@ def test_what_the_refusal_names_is_where_operators_look() -> None:
 
 
 async def add(broker: HandlerBroker, count: int) -> tuple[int, str | None]:
-    answer = await broker.ask(
+    answer = await broker.send_request(
         CreatePartitionsRequest(
             topics=[CreatePartitionsRequest.Topic(name="t", count=count, assignments=None)], timeout_ms=1000
         ),
@@ -227,10 +234,10 @@ def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_
             await create(broker, "t", 2)
             topic = broker.metadata.topics["t"]
             views = broker.owners.views
-            request, asked = broker.request, []
+            request, requested = broker.request, []
 
             async def noted(change: messages.Change, *arguments: object) -> messages.Answer:
-                asked.append(change.first_leader_epoch)
+                requested.append(change.first_leader_epoch)
                 return await request(change, *arguments)
 
             broker.request = noted
@@ -254,6 +261,8 @@ def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_
                 producer(79, 4),
             ]
             assert await add(broker, 4) == (0, None), "over; of a partition that was there before; not redirected"
-            assert len(broker.metadata.topics["t"].partitions) == 4 and asked == [0, 7], "what it knew when it asked"
+            assert len(broker.metadata.topics["t"].partitions) == 4 and requested == [0, 7], (
+                "what it knew when it asked"
+            )
 
     asyncio.run(scenario())

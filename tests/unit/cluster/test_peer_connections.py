@@ -48,9 +48,9 @@ class Host:
         self.port = self.listener.getsockname()[1]
         self.node_id, self.cluster_id = node_id, cluster_id
         self.directory_id = f"directory-{node_id}"
-        self.strangers: set[str] = set()  # directory ids
+        self.unknown_peers: set[str] = set()  # directory ids
         self.voters: set[str] = set()
-        self.heard: list[tuple[int, object]] = []
+        self.received: list[tuple[int, object]] = []
         self.streams: list[bytes] = []
         self.news = asyncio.Event()
         self.peers = Peers(
@@ -72,10 +72,10 @@ class Host:
         return self.identity()
 
     def is_strange(self, identity: Identity) -> str:
-        return "it is another host" if identity.directory_id in self.strangers else ""
+        return "it is another host" if identity.directory_id in self.unknown_peers else ""
 
     def on_message(self, connection: Connection, message: object) -> None:
-        self.heard.append((connection.identity.node_id, message))
+        self.received.append((connection.identity.node_id, message))
         self.news.set()
 
     async def on_stream(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,10 +84,10 @@ class Host:
 
     async def wait(self, count: int) -> list[tuple[int, object]]:
         async with asyncio.timeout(10):
-            while len(self.heard) + len(self.streams) < count:
+            while len(self.received) + len(self.streams) < count:
                 await self.news.wait()
                 self.news.clear()
-        return self.heard
+        return self.received
 
     async def __aenter__(self) -> "Host":
         await self.peers.listen(self.listener)
@@ -106,11 +106,11 @@ def test_who_answers_in_anothers_name_is_passed_over():
     async def work():
         async with Host(1) as one, Host(2) as two, Host(2) as impostor:
             impostor.directory_id = "another"
-            one.strangers.add("another")
+            one.unknown_peers.add("another")
             one.peers.know(2, "127.0.0.1", two.port)
             one.peers.know(2, "127.0.0.1", impostor.port)  # the newest address is tried first
             one.peers.send(2, heartbeat(7))
-            assert (await two.wait(1))[0] == (1, heartbeat(7)) and not impostor.heard
+            assert (await two.wait(1))[0] == (1, heartbeat(7)) and not impostor.received
 
     run(work)
 
@@ -144,7 +144,7 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     broker = BrokerState(
         2, "h", 9092, None, 5, 1, {}, controller_host="127.0.0.2", controller_port=9094, directory_id="directory-2"
     )
-    heard = []
+    received = []
     shell = SimpleNamespace(
         core=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})),
         quorum=SimpleNamespace(
@@ -157,7 +157,7 @@ def test_a_node_id_in_service_belongs_to_one_directory():
                 log=SimpleNamespace(epoch_before=lambda offset: 7 if offset >= 40 else 6),
             )
         ),
-        on_peer=lambda node_id, message: heard.append((node_id, message)),
+        on_peer=lambda node_id, message: received.append((node_id, message)),
     )
     host = object.__new__(Membership)
     host._key, host._cluster_id, host.address, host._shell, host.gossip, host._forming = (
@@ -179,8 +179,8 @@ def test_a_node_id_in_service_belongs_to_one_directory():
         assert connection.ended == isinstance(answer, Refusal), "so is what was let in before"
         return not connection.ended
 
-    assert let_in("directory-2") and heard == [(2, heartbeat(1, 2))]
-    assert not let_in("another") and not let_in("another", cluster_id="") and len(heard) == 1
+    assert let_in("directory-2") and received == [(2, heartbeat(1, 2))]
+    assert not let_in("another") and not let_in("another", cluster_id="") and len(received) == 1
     shell.quorum.core.leader = -1
     assert let_in("another"), "who knows no leader cannot tell whom the cluster means"
     shell.quorum.core.leader, shell.quorum.core.applied_offset = 3, 39
@@ -203,8 +203,8 @@ def test_messages_go_both_ways_over_one_connection_in_order():
             one.peers.know(2, "127.0.0.1", two.port)
             for number in range(20):
                 one.peers.send(2, heartbeat(number))
-            heard = await two.wait(20)
-            assert [(node, message.sent_ms) for node, message in heard] == [(1, number) for number in range(20)]
+            received = await two.wait(20)
+            assert [(node, message.sent_ms) for node, message in received] == [(1, number) for number in range(20)]
             two.peers.send(1, heartbeat(99, 2))  # nobody told node 2 where node 1 is: it has a connection
             assert (await one.wait(1))[0] == (2, heartbeat(99, 2))
             assert one.peers.connected() == [2] and two.peers.connected() == [1]
@@ -240,16 +240,16 @@ def test_a_host_that_was_away_is_reached_again():
             assert not one.peers._nodes[2].pending  # what waited is lost: the cores say it again
             async with Host(2, port=port) as two:
                 async with asyncio.timeout(10):
-                    while not two.heard:
+                    while not two.received:
                         one.peers.send(2, heartbeat(2))
                         await asyncio.sleep(0.02)
-                assert {message.sent_ms for _, message in two.heard} == {2}
+                assert {message.sent_ms for _, message in two.received} == {2}
             async with asyncio.timeout(10):
                 while one.peers.connected():
                     await asyncio.sleep(0.005)
             async with Host(2, port=port) as two:
                 async with asyncio.timeout(10):
-                    while not two.heard:
+                    while not two.received:
                         one.peers.send(2, heartbeat(3))
                         await asyncio.sleep(0.02)
 
@@ -269,7 +269,7 @@ def test_strangers_are_turned_away():
             with contextlib.suppress(OSError):
                 assert await reader.read() == b""
             writer.close()
-            assert one.heard == [] and one.peers.connected() == []
+            assert one.received == [] and one.peers.connected() == []
 
     run(work)
 
@@ -281,7 +281,7 @@ def test_a_message_that_is_none_ends_the_connection():
             connection.writer.write((5).to_bytes(4, "big") + b"\xc1\xc1\xc1\xc1\xc1")
             with pytest.raises((EOFError, OSError)):
                 await connection.receive()
-            assert one.heard == []
+            assert one.received == []
 
     run(work)
 
@@ -294,7 +294,7 @@ def test_the_wrong_host_at_an_address_is_not_taken_for_the_right_one():
             async with asyncio.timeout(10):
                 while one.peers._nodes[2].failure_count == 0:
                     await asyncio.sleep(0.005)
-            assert three.heard == []
+            assert three.received == []
 
     run(work)
 
@@ -380,8 +380,8 @@ def test_messages_between_secured_hosts_are_not_in_clear(tmp_path):
                 one.peers.know(2, "127.0.0.1", wire.address[1])
                 for size in (1, 100, 200_000):
                     one.peers.send(2, long_name("MARKER", size))
-                heard = await two.wait(3)
-                assert [len(message.directories[0].directory_id) for _, message in heard] == [6, 600, 1_200_000]
+                received = await two.wait(3)
+                assert [len(message.directories[0].directory_id) for _, message in received] == [6, 600, 1_200_000]
                 two.peers.send(1, heartbeat(8, 2))  # over the same connection
                 assert await one.wait(1) == [(2, heartbeat(8, 2))]
                 assert one.peers.connected() == [2] and two.peers.connected() == [1]
@@ -428,11 +428,11 @@ def test_a_host_that_must_use_tls_refuses_one_that_cannot(tmp_path, mine, theirs
                 with pytest.raises(HandshakeRefused, match=r"has cluster.tls=required.*mqd up --secure") as refused:
                     await one.peers.open("127.0.0.1", two.port, "controller")
                 assert refused.value.code == handshake.REFUSED_TLS
-            assert two.heard == [] and two.peers.connected() == []
+            assert two.received == [] and two.peers.connected() == []
 
     run(work)
-    said = [record for record in caplog.records if "was turned away" in record.getMessage()]
-    assert len(said) == 1, "once, though it tried twice"
+    logged = [record for record in caplog.records if "was turned away" in record.getMessage()]
+    assert len(logged) == 1, "once, though it tried twice"
 
 
 def test_a_rolling_restart(tmp_path):
@@ -467,19 +467,19 @@ def test_a_wrong_hosts_certificate_is_refused_and_both_say_so(tmp_path, thief, c
             async with asyncio.timeout(10):
                 while one.peers._nodes[2].failure_count == 0:
                     await asyncio.sleep(0.005)
-            assert two.heard == [] and one.peers.connected() == two.peers.connected() == []
+            assert two.received == [] and one.peers.connected() == two.peers.connected() == []
             reason = f"node {thief} shows a certificate of mqd://node/3"
             assert reason in one.peers._nodes[2].logged_failure
             bad = (one, two)[thief - 1].peers._credentials.host
             impose(bad, tmp_path / str(thief), pki.issue_host(authority(), thief, NOW))
             async with asyncio.timeout(10):
-                while not two.heard:
+                while not two.received:
                     one.peers.send(2, heartbeat(2))
                     await asyncio.sleep(0.02)
 
     run(work)
-    said = [record for record in caplog.records if "was turned away" in record.getMessage()]
-    assert len(said) == 1
+    logged = [record for record in caplog.records if "was turned away" in record.getMessage()]
+    assert len(logged) == 1
 
 
 def test_certificates_rotate_under_load(tmp_path):
@@ -502,7 +502,7 @@ def test_certificates_rotate_under_load(tmp_path):
                 connection = await two.peers.open("127.0.0.1", one.port, "gossip")
                 seen.add(connection.writer._tls._ssl.getpeercert()["serialNumber"])
                 connection.writer.transport.abort()
-            assert [message.sent_ms for _, message in two.heard] == [
+            assert [message.sent_ms for _, message in two.received] == [
                 turn * 100 + number for turn in range(6) for number in range(20)
             ]
             assert len(seen) == 3, "new connections use the new certificate"

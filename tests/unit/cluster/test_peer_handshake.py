@@ -191,11 +191,11 @@ def test_tls_cannot_be_taken_away_without_the_key():
 
 
 def test_decide_is_not_asked_before_the_proof():
-    asked = []
-    initiator, responder = pair(key_a=b"wrong" * 7, decide=lambda hello: asked.append(hello) or B)
+    requests = []
+    initiator, responder = pair(key_a=b"wrong" * 7, decide=lambda hello: requests.append(hello) or B)
     with pytest.raises(HandshakeFailed):
         run(initiator, responder)
-    assert asked == []
+    assert requests == []
 
 
 def test_a_recorded_connection_cannot_be_replayed():

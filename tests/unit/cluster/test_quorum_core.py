@@ -159,14 +159,14 @@ def test_a_shorter_log_gets_no_vote() -> None:
 
 def test_a_follower_does_not_vote_while_its_promise_lasts() -> None:
     driver = follower()
-    asked = messages(driver.effects, Fetch)[-1]
-    driver.receive(2, FetchResponse(1, 4, 2, key(2), asked.sequence, 55, 0))
+    requested = messages(driver.effects, Fetch)[-1]
+    driver.receive(2, FetchResponse(1, 4, 2, key(2), requested.sequence, 55, 0))
     driver.disk()
-    ask = VoteRequest(1, 9, key(3), key(1), 9, 9, False, 7)
+    request = VoteRequest(1, 9, key(3), key(1), 9, 9, False, 7)
     driver.now += 2 * SECOND - 1
-    assert messages(driver.receive(3, ask), VoteResponse)[0].granted is False and driver.core.epoch == 4
+    assert messages(driver.receive(3, request), VoteResponse)[0].granted is False and driver.core.epoch == 4
     driver.now += 1
-    driver.receive(3, ask)
+    driver.receive(3, request)
     assert messages(driver.disk(), VoteResponse)[0].granted is True
 
 
@@ -350,10 +350,10 @@ def test_logs_that_part_are_cut_at_a_batch_and_never_below_what_is_committed() -
 
 def test_an_answer_to_an_older_question_is_ignored() -> None:
     driver = follower()
-    asked = messages(driver.effects, Fetch)[-1]
+    requested = messages(driver.effects, Fetch)[-1]
     driver.after(0.8)
     effects = driver.receive(
-        2, FetchResponse(1, 4, 2, key(2), asked.sequence, 77, 5, (leader_change_batch(0, 4, key(2)),))
+        2, FetchResponse(1, 4, 2, key(2), requested.sequence, 77, 5, (leader_change_batch(0, 4, key(2)),))
     )
     assert not of(effects, events.AppendLog) and not driver.core.promise.holds(driver.now)
 

@@ -231,9 +231,9 @@ def test_a_snapshot_that_is_gone_is_asked_for_anew() -> None:
     driver(events.PeersKnown((2,)))
     driver.receive(2, FetchResponse(1, 4, 2, key(2), 0, 0))
     driver.disk()
-    asked = messages(driver.effects, Fetch)[-1]
+    requested = messages(driver.effects, Fetch)[-1]
     newer = meta(2, offset=9, epoch=3)
-    driver.receive(2, FetchResponse(1, 4, 2, key(2), asked.sequence, 77, snapshot=newer, snapshot_bytes=10))
+    driver.receive(2, FetchResponse(1, 4, 2, key(2), requested.sequence, 77, snapshot=newer, snapshot_bytes=10))
     wish = messages(driver.disk(), FetchSnapshot)[0]
     assert (wish.snapshot_offset, wish.snapshot_epoch, wish.position) == (9, 3, 0)
     driver.receive(2, SnapshotChunk(1, 4, key(2), wish.sequence, 78, 0, b"", 0))
@@ -247,9 +247,9 @@ def test_a_long_log_asks_for_a_snapshot_once() -> None:
     for number in range(8):
         driver(events.Propose(number, (b"x" * 30,), driver.core.next_offset))
         driver.disk()
-    wanted = of(driver.effects, events.SnapshotWanted)
-    assert len(wanted) == 1
-    driver(events.SnapshotStored(driver.core.snapshot_meta(wanted[0].offset), 5))
+    expected = of(driver.effects, events.SnapshotWanted)
+    assert len(expected) == 1
+    driver(events.SnapshotStored(driver.core.snapshot_meta(expected[0].offset), 5))
     assert driver.core.log.start_offset > 1
 
 

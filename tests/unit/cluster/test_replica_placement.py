@@ -147,7 +147,7 @@ def test_what_was_counted_on_disk_stays_eligible_when_the_disk_fails() -> None:
 def test_a_failed_disk_is_told_until_others_lead() -> None:
     world = World(7, 3)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
     topic_id = world.unlogged.topics["t"].topic_id
     led = [partition.index for partition in partitions(world) if partition.leader == 2]
     # the link lost it
@@ -183,7 +183,7 @@ def test_a_replica_on_a_full_disk_leaves_where_enough_are_in_sync_without_it() -
 def test_full_directories_are_left_by_their_owners_replicas_until_there_is_space() -> None:
     world = World(7, 3)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 12, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 12, 3, {}, {})).error == 0
     topic_id, host = world.unlogged.topics["t"].topic_id, world.hosts[2]
     mine = [
         partition.index
@@ -206,7 +206,7 @@ def test_full_directories_are_left_by_their_owners_replicas_until_there_is_space
 def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
     world = World(7, 3)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
     host = world.hosts[2]
     lost = [
         partition.index
@@ -223,7 +223,7 @@ def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
         world.now_ms,
     )
     fetch, world.fetch = world.fetch, lambda *_: None
-    assert world.ask(messages.CreateTopic("u", 1, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("u", 1, 3, {}, {})).error == 0
     run(world, 2_000)
     assert 0 < len(lost) < 6 and all(
         partitions(world)[index].leader not in (2, -1) and 2 not in partitions(world)[index].in_sync_replicas

@@ -209,9 +209,11 @@ def test_only_so_many_move_at_a_time() -> None:
 def test_reassignments_by_request_have_a_result_each() -> None:
     world = World(5, 4)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", -1, -1, {0: [1, 2], 1: [2, 3]}, {})).error == 0
-    wanted = [("t", 0, [3, 4]), ("t", 1, None), ("t", 7, [1]), ("u", 0, [1]), ("t", 0, [1]), ("t", 1, [9])]
-    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment(*entry) for entry in wanted]))
+    assert world.send_request(messages.CreateTopic("t", -1, -1, {0: [1, 2], 1: [2, 3]}, {})).error == 0
+    expected = [("t", 0, [3, 4]), ("t", 1, None), ("t", 7, [1]), ("u", 0, [1]), ("t", 0, [1]), ("t", 1, [9])]
+    answer = world.send_request(
+        messages.AlterReassignments([messages.PartitionReassignment(*entry) for entry in expected])
+    )
     assert [result.error for result in answer.results] == [0, 85, 3, 3, 42, 42], (
         "the last two name partitions that were named before"
     )
@@ -287,14 +289,14 @@ def _led_by_two(index: int):
 
 
 def refused(world: World, change) -> int:
-    return world.ask(change).error
+    return world.send_request(change).error
 
 
 @pytest.fixture
 def world() -> World:
     world = World(7, 3)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 6, -1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 6, -1, {}, {})).error == 0
     return world
 
 
@@ -314,17 +316,17 @@ def phases(world: World) -> list[int]:
 def test_a_topic_that_is_compacted_by_the_brokers_default_keeps_its_partitions(world: World) -> None:
     """What is never deleted from would never become empty."""
     operations = [messages.ConfigOperation("log.cleanup.policy", "set", "compact")]
-    assert world.ask(messages.AlterConfig(RESOURCE_BROKER, "", operations, False)).error == 0
-    refused = world.ask(messages.RetirePartitions("t", 3))
+    assert world.send_request(messages.AlterConfig(RESOURCE_BROKER, "", operations, False)).error == 0
+    refused = world.send_request(messages.RetirePartitions("t", 3))
     assert refused.error == E.POLICY_VIOLATION and "never deleted from" in refused.message
     operations = [messages.ConfigOperation("cleanup.policy", "set", "compact,delete")]
-    assert world.ask(messages.AlterConfig(RESOURCE_TOPIC, "t", operations, False)).error == 0
-    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    assert world.send_request(messages.AlterConfig(RESOURCE_TOPIC, "t", operations, False)).error == 0
+    assert world.send_request(messages.RetirePartitions("t", 3)).error == 0
 
 
 def test_partitions_are_sealed_then_redirected_then_hidden_then_gone(world: World) -> None:
     epochs = [partition.leader_epoch for partition in partitions(world)]
-    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    assert world.send_request(messages.RetirePartitions("t", 3)).error == 0
     assert phases(world) == [0] * 6, "not before they lie where their records will go"
     until(world, lambda: phases(world) == [0, 0, 0, 1, 1, 1])
     assert [partition.redirect for partition in partitions(world)] == [-1, -1, -1, 0, 1, 2]
@@ -358,7 +360,7 @@ def test_partitions_are_sealed_then_redirected_then_hidden_then_gone(world: Worl
 
 
 def test_consumers_that_have_read_end_the_wait(world: World) -> None:
-    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    assert world.send_request(messages.RetirePartitions("t", 3)).error == 0
     until(world, lambda: phases(world)[5] == 1)
     client = world.request(messages.ReleaseRetired("t"), node=world.active)
     run(world, 200)
@@ -366,7 +368,7 @@ def test_consumers_that_have_read_end_the_wait(world: World) -> None:
 
 
 def test_a_partition_that_was_emptied_in_an_older_epoch_may_hold_records_again(world: World) -> None:
-    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    assert world.send_request(messages.RetirePartitions("t", 3)).error == 0
     run(world, 5_000)
     stale = [
         (world.unlogged.topics["t"].topic_id, index, partitions(world)[index].leader_epoch - 1) for index in (3, 4, 5)
@@ -390,8 +392,8 @@ def test_retired_partitions_follow_the_ones_that_take_their_records() -> None:
     world = World(7, 5)
     world.settle(20)
     assignments = {0: [1, 2, 3], 1: [2, 3, 4], 2: [4, 5, 1], 3: [5, 3, 2]}
-    assert world.ask(messages.CreateTopic("t", -1, -1, assignments, {})).error == 0
-    assert world.ask(messages.RetirePartitions("t", 2)).error == 0
+    assert world.send_request(messages.CreateTopic("t", -1, -1, assignments, {})).error == 0
+    assert world.send_request(messages.RetirePartitions("t", 2)).error == 0
     until(world, lambda: phases(world) == [0, 0, 1, 1], 20_000)
     assert (
         together(world)
@@ -406,7 +408,7 @@ def test_retired_partitions_follow_the_ones_that_take_their_records() -> None:
     until(world, lambda: partitions(world)[0].leader not in (lost, -1), 10_000)
     run(world, 400)
     assert together(world)
-    answer = world.ask(messages.ElectLeaders(0, [("t", 0)]))
+    answer = world.send_request(messages.ElectLeaders(0, [("t", 0)]))
     run(world, 2_500)
     assert answer.error == 0 and together(world)
 
@@ -431,7 +433,7 @@ def together(world: World) -> bool:
     [("t", 6, 37), ("t", 7, 37), ("t", 0, 37), ("t", 4, 37), ("u", 1, 3), ("__consumer_offsets", 1, 44)],
 )
 def test_retirements_that_are_refused(world: World, name: str, count: int, error: int) -> None:
-    assert world.ask(messages.CreateTopic("__consumer_offsets", 5, -1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("__consumer_offsets", 5, -1, {}, {})).error == 0
     assert refused(world, messages.RetirePartitions(name, count)) == error
 
 
@@ -440,11 +442,11 @@ def test_what_else_is_refused_while_partitions_go(world: World) -> None:
     assert refused(world, messages.RetirePartitions("t", 4)) == 0, "said again"
     assert refused(world, messages.RetirePartitions("t", 2)) == 37
     assert refused(world, messages.AddPartitions("t", 8, None)) == 37
-    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment("t", 5, [1])]))
+    answer = world.send_request(messages.AlterReassignments([messages.PartitionReassignment("t", 5, [1])]))
     assert answer.results[0].error == 42
     assert refused(world, messages.DeleteTopic("t", None)) == 0
 
 
 def test_a_compacted_topic_does_not_become_empty(world: World) -> None:
-    assert world.ask(messages.CreateTopic("c", 4, -1, {}, {"cleanup.policy": "compact"})).error == 0
+    assert world.send_request(messages.CreateTopic("c", 4, -1, {}, {"cleanup.policy": "compact"})).error == 0
     assert refused(world, messages.RetirePartitions("c", 2)) == 44

@@ -95,8 +95,8 @@ def proposal(
     )
 
 
-def judge(state: MetadataState, wanted, node: int = 1, epoch: int = 10, proposals: Proposals | None = None):
-    result, change = (proposals or Proposals()).judge(View(state), node, epoch, wanted)
+def judge(state: MetadataState, expected, node: int = 1, epoch: int = 10, proposals: Proposals | None = None):
+    result, change = (proposals or Proposals()).judge(View(state), node, epoch, expected)
     if change is not None:
         do(state, [PartitionsChanged(TOPIC, (change[1],))])
     return result
@@ -106,7 +106,7 @@ def judge(state: MetadataState, wanted, node: int = 1, epoch: int = 10, proposal
 
 
 @pytest.mark.parametrize(
-    ("wanted", "node", "epoch", "error"),
+    ("expected", "node", "epoch", "error"),
     [
         (proposal([1, 2]), 1, 10, 0),
         (proposal([1, 2]), 1, 9, E.STALE_BROKER_EPOCH),
@@ -125,10 +125,10 @@ def judge(state: MetadataState, wanted, node: int = 1, epoch: int = 10, proposal
         (msgspec.structs.replace(proposal([1]), topic_id=b"x" * 16), 1, 10, E.UNKNOWN_TOPIC_ID),
     ],
 )
-def test_a_proposal_rests_on_what_is_so(wanted, node: int, epoch: int, error: int) -> None:
+def test_a_proposal_rests_on_what_is_so(expected, node: int, epoch: int, error: int) -> None:
     state = topic(cluster(4))
     before = state.copy()
-    result = judge(state, wanted, node, epoch)
+    result = judge(state, expected, node, epoch)
     assert result.error == error
     assert (state == before) == (error != 0)
     if error == 0:
@@ -154,11 +154,11 @@ def _late_copy() -> PartitionState:
     then it is back, and the first one comes.
     """
     state, proposals = topic(cluster(), in_sync_replicas=(1, 2)), Proposals()
-    wanted = proposal([1, 2, 3])
+    expected = proposal([1, 2, 3])
     do(state, broker_rules.fence(state, [3]))
-    assert judge(state, wanted, proposals=proposals).error == E.INELIGIBLE_REPLICA
+    assert judge(state, expected, proposals=proposals).error == E.INELIGIBLE_REPLICA
     do(state, broker_rules.unfence(state, 3))
-    judge(state, wanted, proposals=proposals)
+    judge(state, expected, proposals=proposals)
     return state.topics["t"].partitions[0]
 
 

@@ -13,7 +13,7 @@ from tests.unit.controller.controller_world import World
 def history(seed: int, steps: int) -> World:
     world = World(seed, 4, racks=seed % 3)
     world.settle(20)
-    world.ask(messages.CreateTopic("topic-9", 2, 3, {}, {}))
+    world.send_request(messages.CreateTopic("topic-9", 2, 3, {}, {}))
     for _ in range(steps):
         world.step()
         world.check()

@@ -73,7 +73,7 @@ class Host:
         self.logs: dict[tuple[bytes, int], list[int]] = {}
         self.leaders: dict[tuple[bytes, int], Leader] = {}
         self.lost: dict[tuple[bytes, int], int] = {}
-        self.said: broker_core.SetBroker | None = None
+        self.sent: broker_core.SetBroker | None = None
         self.features = FEATURES
         self.refused = ""
         self.core: metadata_core.MetadataCore
@@ -122,7 +122,7 @@ class World(Chance, Checks):
             state, host.node, rules, lambda: self.random.randbytes(16), 10_000, active=False, options=self.options
         )
         host.broker = broker_core.BrokerCore(host.node, host.core.committed, self.options)
-        host.up, host.ended, host.said = True, False, None
+        host.up, host.ended, host.sent = True, False, None
         host.leaders, host.lost = {}, {}
         reports = [
             broker_messages.DirectoryReport(f"{host.directory_id}-{name}", f"/{name}", 1000, True)
@@ -187,7 +187,7 @@ class World(Chance, Checks):
         """
         host = self.hosts[self.active]
         for _ in range(self.random.randint(0, len(self.proposed))):
-            self.commit(tell=False)
+            self.commit(report=False)
         self.proposed.clear()
         self.active = -1
         if host.up:
@@ -212,8 +212,8 @@ class World(Chance, Checks):
         self.lease_until_ms = self.now_ms + LEASE_MS
         self.metadata(self.hosts[self.active], metadata_core.LeaseChanged(self.lease_until_ms))
 
-    def commit(self, tell: bool = True) -> None:
-        """The oldest proposal; the active controller hears of it at once."""
+    def commit(self, report: bool = True) -> None:
+        """The oldest proposal; the active controller learns of it at once."""
         persist = self.proposed.pop(0)
         assert persist.base_offset == len(self.log)
         before = {topic_id: self.unlogged.topics[name] for topic_id, name in self.unlogged.topics_by_id.items()}
@@ -224,7 +224,7 @@ class World(Chance, Checks):
         self.batch_ends.append(len(self.log))
         self.check_epochs(before, brokers, persist.records)
         self.unlogged.check()
-        if tell and self.active >= 0:
+        if report and self.active >= 0:
             self.learn(self.hosts[self.active])
 
     def learn(self, host: Host) -> None:
@@ -258,12 +258,12 @@ class World(Chance, Checks):
         host.core.check()
         for node, broker in host.core.tail.brokers.items():
             if broker.fenced and node in before and not before[node].fenced:
-                said = self.hosts[node].said
+                message = self.hosts[node].sent
                 assert (
-                    said is None
+                    message is None
                     or not self.hosts[node].up
-                    or said.lease_until_ms <= self.now_ms
-                    or said.broker_epoch != broker.epoch
+                    or message.lease_until_ms <= self.now_ms
+                    or message.broker_epoch != broker.epoch
                 ), f"L2: broker {node} is fenced and has a lease"
 
     def on_broker(self, host: Host, event) -> None:
@@ -272,7 +272,7 @@ class World(Chance, Checks):
                 case broker_core.SendPeer():
                     self.send(host.node, action.node_id, action.message)
                 case broker_core.SetBroker():
-                    host.said = action
+                    host.sent = action
                 case broker_core.ToWorker():
                     self.on_in_sync_answer(host, action.answer)
                 case broker_core.Reply():
@@ -454,22 +454,22 @@ class World(Chance, Checks):
         if partition is None or partition.leader != host.node or partition.leader_epoch != leader.epoch:
             return
         brokers = host.core.committed.brokers
-        wanted = set(leader.committed)
+        expected = set(leader.committed)
         for node in partition.replicas:
             position, epoch = leader.followers.get(node, (-1, -1))
             current = node in brokers and brokers[node].epoch == epoch and not brokers[node].fenced
             if (
-                node not in wanted
+                node not in expected
                 and position >= max(leader.high_watermark, leader.start)
                 and current
                 and self.random.random() < 0.7
             ):
-                wanted.add(node)
-            elif node in wanted and node != host.node and self.random.random() < (0 if self.quiet else 0.15):
-                wanted.discard(node)
-        if wanted == set(leader.committed):
+                expected.add(node)
+            elif node in expected and node != host.node and self.random.random() < (0 if self.quiet else 0.15):
+                expected.discard(node)
+        if expected == set(leader.committed):
             return
-        leader.proposed = tuple(sorted(wanted))
+        leader.proposed = tuple(sorted(expected))
         leader.sequence += 1
         members = [
             (
@@ -510,7 +510,7 @@ class World(Chance, Checks):
             self.on_broker(host, broker_core.ChangeRequested(client, request))
         return client
 
-    def ask(self, change, node: int | None = None, validate_only: bool = False) -> messages.Answer:
+    def send_request(self, change, node: int | None = None, validate_only: bool = False) -> messages.Answer:
         self.quiet = True
         client = self.request(change, node, validate_only)
         for _ in range(200):

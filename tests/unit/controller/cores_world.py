@@ -38,7 +38,7 @@ class World:
         self.generations = dict.fromkeys(range(worker_count), 1)
         self.alive: set[int] = set(range(worker_count))
         self.views: dict[int, dict] = {}  # what each worker process has applied
-        self.told: dict[int, dict] = {}  # what each worker was told to serve: (topic id, index) -> leader epoch
+        self.reported: dict[int, dict] = {}  # what each worker was told to serve: (topic id, index) -> leader epoch
         self.lost: dict[int, dict] = {}  # the same of its predecessors
         self.request_id = 0
         self.start()
@@ -142,15 +142,15 @@ class World:
             if isinstance(message, messages.Image)
             else [part.topic for part in parts if isinstance(part, messages.TopicPut)]
         )
-        told = [(topic.topic_id, partition) for topic in topics for partition in topic.partitions]
-        told += [
+        reported = [(topic.topic_id, partition) for topic in topics for partition in topic.partitions]
+        reported += [
             (part.topic_id, partition)
             for part in parts
             if isinstance(part, messages.PartitionsPut)
             for partition in part.partitions
         ]
         index = self.subscribed.get(send.client)
-        for topic_id, partition in told:
+        for topic_id, partition in reported:
             if partition.owner == index:
                 key = (topic_id, partition.index)
                 dead = partition.leader_epoch <= self.lost.get(index, {}).get(key, -1)
@@ -163,7 +163,7 @@ class World:
                     f"{type(message).__name__}: worker {index} is to serve partition {partition.index} in epoch"
                     f" {partition.leader_epoch}, which died with its predecessor"
                 )
-                self.told.setdefault(index, {})[key] = partition.leader_epoch
+                self.reported.setdefault(index, {})[key] = partition.leader_epoch
 
     def flush_log(self, fail: bool = False, started: bool = True) -> None:
         """What is queued goes to disk in one go, or not at all."""
@@ -203,7 +203,7 @@ class World:
         """The worker takes in everything that was sent, then answers."""
         index = self.subscribed[client]
         view = self.views[index]
-        told = False
+        reported = False
         flat = [
             part
             for message in self.inbox.pop(client, [])
@@ -249,17 +249,17 @@ class World:
                         del view["slots"][key]
             assert not isinstance(message, messages.CredentialsPut), "not for workers"
             assert view["version"] <= message.version
-            view["version"], told = message.version, True
+            view["version"], reported = message.version, True
         for slot in view["slots"].values():  # it has opened its partitions: native/server/command.c
             entry = self.slots.get(slot)
             if entry is not None and entry[2] == index:
                 self.slots[slot] = (*entry[:5], self.generations[index])
-        if told:
+        if reported:
             self.on_host(host_core.WorkerApplied(client, messages.Applied(view["version"], {})))
 
     def die(self, index: int, notice: bool = True) -> None:
         generation = self.generations[index]
-        self.lost.setdefault(index, {}).update(self.told.pop(index, {}))
+        self.lost.setdefault(index, {}).update(self.reported.pop(index, {}))
         self.generations[index] += 1
         self.alive.discard(index)
         for client in [client for client, other in self.subscribed.items() if other == index]:
@@ -292,7 +292,7 @@ class World:
             for client in list(self.subscribed):
                 self.apply(client)
 
-    def ask(self, change, validate_only: bool = False) -> messages.Answer:
+    def send_request(self, change, validate_only: bool = False) -> messages.Answer:
         number = self.request(change, validate_only)
         self.settle()
         return self.answers[number]

@@ -41,14 +41,14 @@ def events(tmp_path: Path, *changes: messages.Change, error: int = 0) -> list[di
 
     server = Server(path, on_message, lambda _: None, Audit(tmp_path / "audit.log"))
 
-    def ask() -> None:
+    def request() -> None:
         for change in changes:
             local_controller.change(path, change, 10)
 
     async def run() -> None:
         await server.start()
         try:
-            await asyncio.to_thread(ask)
+            await asyncio.to_thread(request)
         finally:
             await server.stop()
 

@@ -16,7 +16,7 @@ def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no
     """
     world = World(7, 3)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
     world.settle(20)
     core = world.hosts[2].broker
 
@@ -28,7 +28,7 @@ def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no
             )
         )
 
-    def told() -> list[broker_messages.ReplicasFailed]:
+    def report() -> list[broker_messages.ReplicasFailed]:
         world.now_ms += 10_000
         actions = [
             action for step in range(1, 40) for action in core.handle(broker_core.Tick(), world.now_ms + 100 * step)
@@ -39,15 +39,15 @@ def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no
             if isinstance(getattr(action, "message", None), broker_messages.ReplicasFailed)
         ]
 
-    assert not told()
+    assert not report()
     core.handle(seen(False), world.now_ms)
-    heard = told()
-    assert heard and all(message.partitions for message in heard)
+    received = report()
+    assert received and all(message.partitions for message in received)
     core.handle(seen(True), world.now_ms)
-    assert not told()
+    assert not report()
 
 
-def told_by(world: World, node: int, *reports: broker_messages.DirectoryReport) -> set[tuple[bytes, int]]:
+def reported_by(world: World, node: int, *reports: broker_messages.DirectoryReport) -> set[tuple[bytes, int]]:
     """What this host says it does not serve, with these directories."""
     core = world.hosts[node].broker
     core.handle(broker_core.DirectoriesSeen(reports), world.now_ms)
@@ -64,7 +64,7 @@ def test_what_nobody_leads_is_told_of_by_everybody_who_cannot_serve_it_in_sync_o
     """Else an unclean election chooses it."""
     world = World(7, 3)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
     world.settle(20)
     topic = world.unlogged.topics["t"]
     key, leader = (topic.topic_id, 0), topic.partitions[0].leader
@@ -81,9 +81,9 @@ def test_what_nobody_leads_is_told_of_by_everybody_who_cannot_serve_it_in_sync_o
         broker_messages.DirectoryReport(f"meta-{other}-a", "/a", 0, False),
         broker_messages.DirectoryReport(f"meta-{other}-b", "/b", 0, False),
     )
-    assert told_by(world, other, *lost) == set(), "nobody counts on it"
+    assert reported_by(world, other, *lost) == set(), "nobody counts on it"
     now(in_sync_replicas=(), leader=-1, eligible_leader_replicas=(leader,))
-    assert told_by(world, other, lost[0]) == {key}
+    assert reported_by(world, other, lost[0]) == {key}
 
 
 def test_what_lies_in_a_directory_that_is_no_entry_any_more_fails_too() -> None:
@@ -92,7 +92,7 @@ def test_what_lies_in_a_directory_that_is_no_entry_any_more_fails_too() -> None:
     """
     world = World(7, 3)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
+    assert world.send_request(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
     world.settle(20)
     core = world.hosts[2].broker
     led = {
@@ -103,7 +103,7 @@ def test_what_lies_in_a_directory_that_is_no_entry_any_more_fails_too() -> None:
     }
     core._state = core._state.copy()
     core._state.brokers[2] = msgspec.structs.replace(core._state.brokers[2], directories={"new": "/a"})
-    assert led and told_by(world, 2, broker_messages.DirectoryReport("new", "/a", 0, False)) == led
+    assert led and reported_by(world, 2, broker_messages.DirectoryReport("new", "/a", 0, False)) == led
 
 
 def test_a_new_controller_hears_of_the_directories_at_once() -> None:

@@ -107,7 +107,7 @@ def random_history(seed: int, security: float = 0) -> None:
     if security:
         world.settle()
         level = messages.FeatureUpdate(features.MQD_VERSION, 3, settings_rules.UPGRADE)
-        assert world.ask(messages.UpdateFeatures([level])).error == 0
+        assert world.send_request(messages.UpdateFeatures([level])).error == 0
     blocks: list[tuple[int, int]] = []
     allocations: dict[int, int] = {}
     for _ in range(250):
@@ -212,7 +212,7 @@ def test_dead_worker_is_not_waited_for(world: World) -> None:
 
 def test_after_a_controller_restart_a_change_waits_for_workers_that_have_not_subscribed_again(world: World) -> None:
     """Nobody subscribed is not everybody served: the workers live, and are on their way back."""
-    world.ask(create("orders", 3))
+    world.send_request(create("orders", 3))
     live = sorted(set(world.subscribed.values()))
     world.start()
     number = world.request(create("other", 3))
@@ -245,7 +245,7 @@ def test_stuck_worker_ends_in_a_timeout(world: World) -> None:
 
 
 def test_successor_of_a_dead_worker_gets_its_image_with_new_epochs(world: World) -> None:
-    world.ask(create("orders", 3))
+    world.send_request(create("orders", 3))
     world.die(2)
     world.alive.add(2)
     client = world.join(2)
@@ -261,7 +261,7 @@ def test_successor_of_a_dead_worker_gets_its_image_with_new_epochs(world: World)
 
 
 def test_new_epoch_is_tried_again_when_the_disk_was_full(world: World) -> None:
-    world.ask(create("orders", 3))
+    world.send_request(create("orders", 3))
     world.die(2)
     world.alive.add(2)
     client = world.join(2)
@@ -273,7 +273,7 @@ def test_new_epoch_is_tried_again_when_the_disk_was_full(world: World) -> None:
 
 
 def test_death_before_a_controller_restart_is_noticed(world: World) -> None:
-    world.ask(create("orders", 3))
+    world.send_request(create("orders", 3))
     world.die(0, notice=False)
     world.start()
     world.settle()
@@ -282,8 +282,8 @@ def test_death_before_a_controller_restart_is_noticed(world: World) -> None:
 
 
 def test_death_is_still_known_when_the_next_controller_dies_too(world: World) -> None:
-    """Found by seed 35: assigning the slot anew, in the old epoch, erased the trace of the death."""
-    world.ask(create("orders", 3))
+    """Found by seed 35: assigning the slot again, in the old epoch, erased the trace of the death."""
+    world.send_request(create("orders", 3))
     world.die(0, notice=False)
     world.start()
     world.start()  # before the new epoch was written
@@ -296,7 +296,7 @@ def test_image_is_not_sent_between_two_publications_of_one_commit(world: World) 
     """Found by seed 57: the committed state was ahead of what subscribers know, and a successor got
     the epoch that had died.
     """
-    world.ask(create("orders", 3))
+    world.send_request(create("orders", 3))
     world.request(create("other", 1))
     world.die(0)
     world.alive.add(0)
@@ -313,7 +313,7 @@ def test_image_is_not_sent_between_two_publications_of_one_commit(world: World) 
 
 
 def test_controller_restart_changes_nothing(world: World) -> None:
-    world.ask(create("orders", 3))
+    world.send_request(create("orders", 3))
     slots, log = dict(world.slots), list(world.log)
     world.start()
     world.settle()
@@ -321,7 +321,7 @@ def test_controller_restart_changes_nothing(world: World) -> None:
 
 
 def test_host_restart_raises_every_leader_epoch(world: World) -> None:
-    world.ask(create("orders", 3))
+    world.send_request(create("orders", 3))
     world.incarnation += 1
     world.slots.clear()
     world.start()
@@ -330,7 +330,7 @@ def test_host_restart_raises_every_leader_epoch(world: World) -> None:
 
 
 def test_slot_is_reused_only_after_every_worker_let_go(world: World) -> None:
-    topic = world.ask(create("orders", 1)).topic
+    topic = world.send_request(create("orders", 1)).topic
     slot = topic.partitions[0].slot
     number = world.request(messages.DeleteTopic("orders", None))
     world.flush_log()
@@ -340,11 +340,11 @@ def test_slot_is_reused_only_after_every_worker_let_go(world: World) -> None:
     assert slot in world.slots and number not in world.answers
     world.apply(clients[-1])
     assert slot not in world.slots and world.answers[number].error == 0
-    assert world.ask(create("other", 1)).topic.partitions[0].slot == slot
+    assert world.send_request(create("other", 1)).topic.partitions[0].slot == slot
 
 
 def test_slots_of_a_deletion_that_the_old_controller_did_not_finish(world: World) -> None:
-    world.ask(create("orders", 2))
+    world.send_request(create("orders", 2))
     world.request(messages.DeleteTopic("orders", None))
     world.flush_log()
     assert len(world.slots) == 2
@@ -359,7 +359,7 @@ def test_slots_of_a_deletion_that_the_old_controller_did_not_finish(world: World
 
 
 def test_full_table_waits_for_slots_of_a_deletion(world: World) -> None:
-    world.ask(create("orders", 38))
+    world.send_request(create("orders", 38))
     deletion = world.request(messages.DeleteTopic("orders", None))
     creation = world.request(create("other", 5))
     world.flush_log()
@@ -384,7 +384,7 @@ def moved_by_its_owner(world: World) -> tuple[messages.TopicImage, messages.Part
     """A topic of one partition, as it was before its owner said that it lies in the other
     directory; nothing of that is written yet.
     """
-    image = world.ask(create("orders", 1)).topic
+    image = world.send_request(create("orders", 1)).topic
     (partition,) = image.partitions
     worker = next(client for client, index in world.subscribed.items() if index == partition.owner)
     world.on_host(host_core.MoveEnded(worker, messages.MoveCompleted(image.topic_id, 0, 1 - partition.log_dir)))
@@ -432,7 +432,7 @@ def test_a_move_does_not_hide_the_death_of_who_moved_it(world: World, noticed: b
 def test_a_log_directory_that_is_usable_to_the_next_controller_alone_decides_who_owns_its_partitions(
     world: World, was_offline: bool
 ) -> None:
-    image = world.ask(create("orders", 1)).topic
+    image = world.send_request(create("orders", 1)).topic
     (partition,) = image.partitions
     owner, place = (host_core.OWNER_NONE, 0) if was_offline else (partition.owner, partition.log_dir)
     usable = {"directory-a": 0, "directory-b": 1} if was_offline else {}
@@ -454,7 +454,7 @@ def test_a_log_directory_that_is_usable_to_the_next_controller_alone_decides_who
 
 
 def test_torn_slot_goes_to_the_partition_that_lacks_one(world: World) -> None:
-    image = world.ask(create("orders", 2)).topic
+    image = world.send_request(create("orders", 2)).topic
     host = host_core.HostCore(NODE, NODE, 3, 40, {"directory-a": 0, "directory-b": 1})
     whole, torn = image.partitions
     seen = host_core.SlotSeen(whole.slot, image.topic_id, 0, 0, whole.owner, False, whole.log_dir)
@@ -469,7 +469,7 @@ def test_failed_write_leaves_nothing_behind(world: World) -> None:
     world.flush_log(fail=True)
     assert world.answers[first].error == world.answers[second].error == ErrorCode.KAFKA_STORAGE_ERROR
     assert not world.core.committed.topics and not world.slots
-    assert world.ask(create("orders")).error == 0
+    assert world.send_request(create("orders")).error == 0
 
 
 def test_refusal_that_rests_on_an_unwritten_record_waits_for_it(world: World) -> None:
@@ -524,15 +524,15 @@ def test_refusal_that_rests_on_an_unwritten_record_waits_for_it(world: World) ->
     ],
 )
 def test_refusals(world: World, change, error: int, part: str) -> None:
-    world.ask(create("orders.eu"))
+    world.send_request(create("orders.eu"))
     before = list(world.log)
-    answer = world.ask(change)
+    answer = world.send_request(change)
     assert (answer.error, part in (answer.message or "")) == (error, True), answer
     assert world.log == before
 
 
 def test_validate_only_changes_nothing_and_shows_the_topic(world: World) -> None:
-    answer = world.ask(create("orders", 3, config={"retention.ms": "5"}), validate_only=True)
+    answer = world.send_request(create("orders", 3, config={"retention.ms": "5"}), validate_only=True)
     assert (
         answer.error == 0
         and answer.topic is not None
@@ -543,17 +543,19 @@ def test_validate_only_changes_nothing_and_shows_the_topic(world: World) -> None
 
 
 def test_topic_configuration(world: World) -> None:
-    world.ask(create("orders", 1, config={"retention.ms": "5"}))
+    world.send_request(create("orders", 1, config={"retention.ms": "5"}))
     assert (
-        world.ask(alter("orders", [("segment.bytes", "set", "1048576"), ("cleanup.policy", "append", "delete")])).error
+        world.send_request(
+            alter("orders", [("segment.bytes", "set", "1048576"), ("cleanup.policy", "append", "delete")])
+        ).error
         == 0
     )
     config = world.core.committed.topics["orders"].config
     assert config == {"retention.ms": "5", "segment.bytes": "1048576", "cleanup.policy": "delete"}
-    assert world.ask(alter("orders", [("flush.ms", "set", "9")], replace=True)).error == 0
+    assert world.send_request(alter("orders", [("flush.ms", "set", "9")], replace=True)).error == 0
     assert world.core.committed.topics["orders"].config == {"flush.ms": "9"}
-    assert world.ask(alter("orders", [("flush.ms", "delete", None)])).error == 0
-    assert world.ask(alter("orders", [("nothing.of.the.kind", "delete", None)])).error == 0, "as in Kafka"
+    assert world.send_request(alter("orders", [("flush.ms", "delete", None)])).error == 0
+    assert world.send_request(alter("orders", [("nothing.of.the.kind", "delete", None)])).error == 0, "as in Kafka"
     # what kafka-reassign-partitions does to brokers
     for verb, value in (("set", "1000000"), ("delete", None), ("delete", None)):
         throttles = (
@@ -561,20 +563,20 @@ def test_topic_configuration(world: World) -> None:
             "follower.replication.throttled.rate",
             "replica.alter.log.dirs.io.max.bytes.per.second",
         )
-        assert world.ask(alter("1", [(name, verb, value) for name in throttles], kind=4)).error == 0
+        assert world.send_request(alter("1", [(name, verb, value) for name in throttles], kind=4)).error == 0
     assert world.core.committed.topics["orders"].config == {}
 
 
 def test_broker_configuration_of_one_goes_over_that_of_all(world: World) -> None:
-    assert world.ask(alter("", [("log.retention.ms", "set", "1000")], kind=4)).error == 0
-    assert world.ask(alter("1", [("log.retention.ms", "set", "2000")], kind=4)).error == 0
+    assert world.send_request(alter("", [("log.retention.ms", "set", "1000")], kind=4)).error == 0
+    assert world.send_request(alter("1", [("log.retention.ms", "set", "2000")], kind=4)).error == 0
     assert world.core.committed.broker_config(NODE) == {"log.retention.ms": "2000"}
-    assert world.ask(alter("1", [("log.retention.ms", "delete", None)], kind=4)).error == 0
+    assert world.send_request(alter("1", [("log.retention.ms", "delete", None)], kind=4)).error == 0
     assert world.core.committed.broker_config(NODE) == {"log.retention.ms": "1000"}
 
 
 def test_deletion_can_be_disabled() -> None:
     world = World(static={"delete.topic.enable": "false"})
     world.settle()
-    world.ask(create("orders"))
-    assert world.ask(messages.DeleteTopic("orders", None)).error == ErrorCode.TOPIC_DELETION_DISABLED
+    world.send_request(create("orders"))
+    assert world.send_request(messages.DeleteTopic("orders", None)).error == ErrorCode.TOPIC_DELETION_DISABLED

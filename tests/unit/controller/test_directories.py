@@ -34,14 +34,14 @@ class FileSystems:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hung: set[str] = set()
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self._changed = threading.Condition()
         monkeypatch.setattr(directories, "measure", self.measure)
         monkeypatch.setattr(directories, "ANSWER_S", 0.05)
 
     def measure(self, entry: Directory) -> Directory:
         with self._changed:
-            self.asked.append(entry.path)
+            self.requested.append(entry.path)
             assert self._changed.wait_for(lambda: entry.path not in self.hung, 60)
         return entry._replace(free_bytes=FREE)
 
@@ -77,7 +77,7 @@ def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are
         systems.hung.add("/a")
         for _ in range(3):
             assert seen(await measures.take()) == [("a", 0, False), ("b", FREE, True)]
-        assert systems.asked.count("/a") == 2, "a hung disk takes one thread"
+        assert systems.requested.count("/a") == 2, "a hung disk takes one thread"
         systems.let_go()
         while not (found := await measures.take())[0].usable:
             pass
@@ -104,7 +104,7 @@ def test_a_host_whose_metadata_were_lost_with_its_disks_begins_with_the_director
     tmp_path: Path, own: str
 ) -> None:
     """What an earlier host of that number had there is not its own, and its replicas are placed
-    anew. With its metadata it misses the disk.
+    again. With its metadata it misses the disk.
     """
     place = str(tmp_path / "log")
     (tmp_path / "log").mkdir()
@@ -124,7 +124,7 @@ def test_what_has_no_identity_is_not_asked(systems: FileSystems) -> None:
 
     async def scenario() -> None:
         nameless = Directory("", "/x", 0, False)
-        assert await Measures([nameless]).take() == [nameless] and not systems.asked
+        assert await Measures([nameless]).take() == [nameless] and not systems.requested
 
     run(scenario())
 
@@ -222,11 +222,11 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
     systems.hung.add("/a")
 
     async def scenario() -> None:
-        heard: list[object] = []
+        received: list[object] = []
         one = object.__new__(shells.Shell)
         one.directories = [entry("a")]
         one._measures = Measures(one.directories)
-        one.on_broker = one.metadata = one.on_host = heard.append  # type: ignore[method-assign, assignment]
+        one.on_broker = one.metadata = one.on_host = received.append  # type: ignore[method-assign, assignment]
         one._voters, one._maybe_back, one._pause_s = SimpleNamespace(tick=lambda: None), lambda: None, lambda: 0.001  # type: ignore[assignment, method-assign]
 
         async def restored() -> None:
@@ -234,17 +234,19 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
 
         one.quorum = SimpleNamespace(maybe_retry_snapshot=lambda: None, disk=SimpleNamespace(restore_reserve=restored))
         ticking = asyncio.create_task(one.tick())
-        while not systems.asked:
+        while not systems.requested:
             await asyncio.sleep(0.001)
-        before = sum(isinstance(event, metadata_core.Tick) for event in heard)
+        before = sum(isinstance(event, metadata_core.Tick) for event in received)
         while (
-            sum(isinstance(event, metadata_core.Tick) for event in heard) < before + 20
-            or sum(isinstance(event, broker_core.Tick) for event in heard) < before + 20
+            sum(isinstance(event, metadata_core.Tick) for event in received) < before + 20
+            or sum(isinstance(event, broker_core.Tick) for event in received) < before + 20
         ):
             await asyncio.sleep(0.001)
-        assert systems.asked == ["/a"] and not any(isinstance(event, metadata_core.DirectoriesSeen) for event in heard)
+        assert systems.requested == ["/a"] and not any(
+            isinstance(event, metadata_core.DirectoriesSeen) for event in received
+        )
         systems.let_go()
-        while not any(isinstance(event, metadata_core.DirectoriesSeen) for event in heard):
+        while not any(isinstance(event, metadata_core.DirectoriesSeen) for event in received):
             await asyncio.sleep(0.001)
         assert one.directories[0].free_bytes == FREE
         ticking.cancel()
@@ -273,15 +275,15 @@ def test_the_load_that_gossip_tells_of_waits_for_no_file_system() -> None:
     async def work() -> None:
         gossip, answered = object.__new__(HostGossip), threading.Event()
         gossip._used_bytes, gossip._disk_check = 5, None
-        asked = []
+        requests = []
 
         def disk(which: int) -> int:
-            asked.append(which)
+            requests.append(which)
             answered.wait(60)
             return 7
 
         gossip._disk = disk  # type: ignore[method-assign]
-        assert [gossip._used() for _ in range(3)] == [5, 5, 5] and len(asked) <= 1, "one that hangs is asked once"
+        assert [gossip._used() for _ in range(3)] == [5, 5, 5] and len(requests) <= 1, "one that hangs is asked once"
         answered.set()
         async with asyncio.timeout(10):
             while gossip._used() != 7:
@@ -334,8 +336,8 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
     run(scenario())
     assert time.monotonic() - began < 10
     assert remembered == ([(9, True)] if hangs == "nothing" else [])
-    said = [record for record in caplog.records if "not remembered as a clean end" in record.getMessage()]
-    assert len(said) == (hangs != "nothing") and all(str(place) in str(vars(record)) for record in said)
+    logged = [record for record in caplog.records if "not remembered as a clean end" in record.getMessage()]
+    assert len(logged) == (hangs != "nothing") and all(str(place) in str(vars(record)) for record in logged)
     let_go.set()
 
 

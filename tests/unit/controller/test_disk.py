@@ -77,21 +77,21 @@ def append(sequence: int, offset: int) -> events.AppendLog:
 
 def run(work: list, failures: list[Exception | None] = ()) -> tuple[list[tuple], list, list[str]]:
     """(what the store was asked, what the quorum heard, why the process had to end)"""
-    store, heard, ended = Store(), [], []
+    store, received, ended = Store(), [], []
 
     async def act() -> None:
         store.failures = list(failures)
-        disk = Disk(store, heard.append, ended.append, lambda: 7)  # type: ignore[arg-type]
+        disk = Disk(store, received.append, ended.append, lambda: 7)  # type: ignore[arg-type]
         for one in work:
             disk.submit(one)
         await disk.stop()
 
     asyncio.run(act())
-    return store.calls, heard, ended
+    return store.calls, received, ended
 
 
 def test_what_waits_behind_an_append_is_flushed_with_it():
-    calls, heard, ended = run(
+    calls, received, ended = run(
         [
             append(1, 0),
             append(2, 1),
@@ -104,34 +104,36 @@ def test_what_waits_behind_an_append_is_flushed_with_it():
         ]
     )
     assert calls == [("append", [0, 1, 2], 7), ("vote", 5), ("append", [3], 7), ("truncate", 2), ("append", [2, 3], 7)]
-    assert heard == [events.DiskDone(number) for number in (3, 4, 5, 6, 8)] and not ended
+    assert received == [events.DiskDone(number) for number in (3, 4, 5, 6, 8)] and not ended
 
 
 def test_what_is_refused_takes_with_it_what_waits_behind_it():
     full = OSError(errno.ENOSPC, "no space left on device")
     meta = SnapshotMeta(0, 0, (), 1)
     snapshot = StoreSnapshot(meta, MetadataState())
-    calls, heard, ended = run(
+    calls, received, ended = run(
         [append(1, 0), events.PersistVote(2, VoteState(5)), append(3, 1), snapshot, append(4, 2)], [None, full]
     )
     assert calls == [("append", [0], 7), ("vote", 5), ("snapshot", 0)]
-    assert heard[0] == events.DiskDone(1) and isinstance(heard[1], events.DiskRefused) and heard[1].sequence == 2
-    assert isinstance(heard[2], events.SnapshotStored) and not ended
+    assert (
+        received[0] == events.DiskDone(1) and isinstance(received[1], events.DiskRefused) and received[1].sequence == 2
+    )
+    assert isinstance(received[2], events.SnapshotStored) and not ended
 
 
 def test_a_failed_flush_ends_the_process_and_nothing_follows():
-    calls, heard, ended = run(
+    calls, received, ended = run(
         [append(1, 0), events.TruncateLog(2, 0), append(3, 0)], [FlushFailed("input/output error")]
     )
-    assert calls == [("append", [0], 7)] and heard == [] and "unknown" in ended[0]
+    assert calls == [("append", [0], 7)] and received == [] and "unknown" in ended[0]
 
 
 def test_a_snapshot_that_cannot_be_read_is_refused_and_anything_else_of_that_kind_is_a_fault():
     install = events.InstallSnapshot(1, SnapshotMeta(9, 1, (), 1), b"")
-    _, heard, ended = run([install], [ValueError("no state")])
-    assert isinstance(heard[0], events.DiskRefused) and not ended
-    _, heard, ended = run([append(1, 0)], [ValueError("append at offset 0, the log ends at 5")])
-    assert heard == [] and ended
+    _, received, ended = run([install], [ValueError("no state")])
+    assert isinstance(received[0], events.DiskRefused) and not ended
+    _, received, ended = run([append(1, 0)], [ValueError("append at offset 0, the log ends at 5")])
+    assert received == [] and ended
 
 
 def broker(node_id: int, **changes) -> BrokerState:

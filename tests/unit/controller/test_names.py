@@ -25,12 +25,12 @@ class Resolver:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dead, self.unknown = {"dead.example"}, {"unknown.example"}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self._close_held = threading.Event()
         monkeypatch.setattr(socket, "getaddrinfo", self.look_up)
 
     def look_up(self, host: str, port: int, *_arguments: object, **_named: object) -> list[tuple]:
-        self.asked.append(host)
+        self.requested.append(host)
         if host in self.dead:
             assert self._close_held.wait(60)
         if host in self.unknown:
@@ -74,11 +74,11 @@ def test_a_name_is_looked_up_once_at_a_time_and_keeps_no_other_waiting(resolver:
         names.send("sound.example", 9093, b"b")
         names.send("sound.example", 9093, b"c")
         await until(lambda: sent)
-        assert sent == [(b"c", ("10.0.0.13", 9093))] and resolver.asked.count("dead.example") == 1
+        assert sent == [(b"c", ("10.0.0.13", 9093))] and resolver.requested.count("dead.example") == 1
         names.send("dead.example", 9093, b"d")
         resolver.let_go()
         await until(lambda: len(sent) == 2)
-        assert sent[1] == (b"d", ("10.0.0.12", 9093)) and resolver.asked.count("dead.example") == 1
+        assert sent[1] == (b"d", ("10.0.0.12", 9093)) and resolver.requested.count("dead.example") == 1
 
     run(scenario(), resolver)
 
@@ -156,7 +156,7 @@ def test_a_doubt_is_remembered_at_once(resolver: Resolver, caplog: pytest.LogCap
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         looking = asyncio.ensure_future(loop.getaddrinfo("dead.example", 1))
-        await until(lambda: resolver.asked)
+        await until(lambda: resolver.requested)
         one = object.__new__(Shell)
         one.present = loop.create_future()
         one.present.set_result(None)

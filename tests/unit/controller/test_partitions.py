@@ -28,7 +28,7 @@ def client_of(world: World, worker: int) -> str:
 
 
 def test_a_moved_partition_counts_when_it_is_on_disk_and_all_are_told(world: World) -> None:
-    image = world.ask(create("orders", 1)).topic
+    image = world.send_request(create("orders", 1)).topic
     (before,) = image.partitions
     client = client_of(world, before.owner)
     moved(world, image, client)
@@ -45,7 +45,7 @@ def test_a_moved_partition_counts_when_it_is_on_disk_and_all_are_told(world: Wor
 
 
 def test_only_the_worker_that_lives_and_owns_it_says_where_a_partition_lies(world: World) -> None:
-    image = world.ask(create("orders", 1)).topic
+    image = world.send_request(create("orders", 1)).topic
     owner = image.partitions[0].owner
     log = list(world.log)
     moved(world, image, client_of(world, (owner + 1) % 3))
@@ -60,7 +60,7 @@ def test_only_the_worker_that_lives_and_owns_it_says_where_a_partition_lies(worl
 
 
 def test_a_successor_is_told_of_the_move_that_its_predecessor_completed(world: World) -> None:
-    image = world.ask(create("orders", 1)).topic
+    image = world.send_request(create("orders", 1)).topic
     owner = image.partitions[0].owner
     moved(world, image, client_of(world, owner))
     world.die(owner)
@@ -75,8 +75,8 @@ def test_a_successor_is_told_of_the_move_that_its_predecessor_completed(world: W
 
 
 def test_a_replica_is_moved_by_its_owner(world: World) -> None:
-    image = world.ask(create("orders", 1)).topic
-    assert world.ask(messages.MoveReplica("orders", 0, 7)).error == ErrorCode.KAFKA_STORAGE_ERROR, (
+    image = world.send_request(create("orders", 1)).topic
+    assert world.send_request(messages.MoveReplica("orders", 0, 7)).error == ErrorCode.KAFKA_STORAGE_ERROR, (
         "nobody could record that it lies there"
     )
     world.request(messages.MoveReplica("orders", 0, 1))
@@ -95,9 +95,9 @@ def test_quotas_and_features_are_told_to_all(world: World) -> None:
     world.settle()
     assert world.answers[number].error == 0
     log = list(world.log)
-    assert world.ask(quota).error == 0 and world.log == log
+    assert world.send_request(quota).error == 0 and world.log == log
     assert (
-        world.ask(
+        world.send_request(
             messages.UpdateFeatures(
                 [messages.FeatureUpdate("metadata.version", 28, 2), messages.FeatureUpdate("nothing", 1, 1)]
             )
@@ -108,7 +108,7 @@ def test_quotas_and_features_are_told_to_all(world: World) -> None:
 
 
 def test_delete_records_goes_to_the_owner_and_back(world: World) -> None:
-    image = world.ask(create("orders", 3)).topic
+    image = world.send_request(create("orders", 3)).topic
     number = world.request(messages.DeleteRecords("orders", 1, 77))
     client, command = next(
         (client, box[-1]) for client, box in world.inbox.items() if box and isinstance(box[-1], messages.Command)
@@ -126,15 +126,15 @@ def test_delete_records_goes_to_the_owner_and_back(world: World) -> None:
 
 
 def test_delete_records_ends_with_its_worker(world: World) -> None:
-    image = world.ask(create("orders", 1)).topic
+    image = world.send_request(create("orders", 1)).topic
     number = world.request(messages.DeleteRecords("orders", 0, -1))
     world.die(image.partitions[0].owner)
     assert world.answers[number].error == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert world.ask(messages.DeleteRecords("orders", 4, -1)).error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert world.send_request(messages.DeleteRecords("orders", 4, -1)).error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_partition_in_a_directory_that_is_gone_has_no_owner(world: World) -> None:
-    world.ask(create("orders", 2))
+    world.send_request(create("orders", 2))
     host = host_core.HostCore(NODE, NODE, 3, 40, {"directory-a": 0})
     actions = host.handle(host_core.Started(world.core.committed, (), (), {}), 0)
     owners = sorted(action.owner for action in actions if isinstance(action, host_core.AssignSlot))

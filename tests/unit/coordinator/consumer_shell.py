@@ -55,7 +55,7 @@ class ConsumerShell(GroupShell):
             self._do(action)
         self.core.check()
 
-    def ask(self, make) -> object:
+    def send_request(self, make) -> object:
         """The response to an event that is answered at once."""
         self.number += 1
         self.handle(make(self.number))
@@ -69,13 +69,15 @@ class ConsumerShell(GroupShell):
             ]
         reader = Reader(self.principal, "10.0.0.1") if self.principal else None
         message = ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **fields)
-        return self.ask(lambda number: ConsumerHeartbeat(number, "client", "/10.0.0.1", message, "made-up", reader))
+        return self.send_request(
+            lambda number: ConsumerHeartbeat(number, "client", "/10.0.0.1", message, "made-up", reader)
+        )
 
     def enter(self, member_id: str, *names: str, **fields: object):
         fields = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": list(names or ("a",)), **fields}
         return self.heartbeat(member_id, 0, {}, **fields)
 
-    def told(self, response) -> dict[str, tuple[int, ...]] | None:
+    def report(self, response) -> dict[str, tuple[int, ...]] | None:
         if response.assignment is None:
             return None
         return {
@@ -110,7 +112,7 @@ class ConsumerShell(GroupShell):
         return self.number
 
     def describe(self):
-        return self.ask(ConsumerDescribe)
+        return self.send_request(ConsumerDescribe)
 
     @property
     def consumer(self):

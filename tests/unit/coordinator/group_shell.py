@@ -63,7 +63,7 @@ class GroupShell:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _ask(self, make) -> int:
+    def _send_request(self, make) -> int:
         self.number += 1
         self.handle(make(self.number))
         return self.number
@@ -94,7 +94,7 @@ class GroupShell:
             protocol_type=kind,
             protocols=offered,
         )
-        return self._ask(
+        return self._send_request(
             lambda number: JoinGroup(number, version, "client", "/10.0.0.1", message, f"{instance or 'm'}-{number}")
         )
 
@@ -126,14 +126,14 @@ class GroupShell:
             protocol_name=protocol,
             assignments=given,
         )
-        return self._ask(lambda number: SyncGroup(number, message))
+        return self._send_request(lambda number: SyncGroup(number, message))
 
     def beat(self, member_id: str, generation: int, instance: str | None = None) -> int:
         """The error code."""
         message = HeartbeatRequest(
             group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance
         )
-        return self.reply(self._ask(lambda number: Heartbeat(number, message))).error_code
+        return self.reply(self._send_request(lambda number: Heartbeat(number, message))).error_code
 
     def leave(self, *members: tuple[str, str | None]) -> list[int]:
         named = [
@@ -141,10 +141,12 @@ class GroupShell:
             for member_id, instance in members
         ]
         message = LeaveGroupRequest(group_id="g", members=named)
-        return [one.error_code for one in self.reply(self._ask(lambda number: LeaveGroup(number, message))).members]
+        return [
+            one.error_code for one in self.reply(self._send_request(lambda number: LeaveGroup(number, message))).members
+        ]
 
     def delete(self) -> int:
-        return self.reply(self._ask(DeleteGroup))
+        return self.reply(self._send_request(DeleteGroup))
 
     def stable(self, count: int, instances: bool = False, **options) -> list[str]:
         """A stable group of that many members; the first one leads. Each has the assignment a0, a1

@@ -1,5 +1,5 @@
 """Records with a right checksum and wrong contents: what is replayed of them either names what is
-wrong, or gives a core that goes on.
+wrong, or gives a core that continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""group.coordinator.memory.bytes: what is counted, what is refused, and what goes on."""
+"""group.coordinator.memory.bytes: what is counted, what is refused, and what continues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class World:
         )
         self.shard.on_loaded(0)
 
-    def ask(self, group: str, make) -> object:
+    def send_request(self, group: str, make) -> object:
         """The refusal, or the reply once everything is written."""
         self.number += 1
         event = make(self.number)
@@ -74,26 +74,30 @@ class World:
             protocol_type="consumer",
             protocols=protocols,
         )
-        return self.ask(group, lambda number: JoinGroup(number, version, "c", "/h", request, f"{group}-{number}"))
+        return self.send_request(
+            group, lambda number: JoinGroup(number, version, "c", "/h", request, f"{group}-{number}")
+        )
 
     def sync(self, group: str, member_id: str, generation: int, size: int) -> object:
         assignment = [SyncGroupRequest.Assignment(member_id=member_id, assignment=bytes(size))]
         request = SyncGroupRequest(
             group_id=group, generation_id=generation, member_id=member_id, assignments=assignment
         )
-        return self.ask(group, lambda number: SyncGroup(number, request))
+        return self.send_request(group, lambda number: SyncGroup(number, request))
 
     def heartbeat(self, group: str, member_id: str, generation: int) -> object:
         request = HeartbeatRequest(group_id=group, generation_id=generation, member_id=member_id)
-        return self.ask(group, lambda number: Heartbeat(number, request))
+        return self.send_request(group, lambda number: Heartbeat(number, request))
 
     def leave(self, group: str, member_id: str) -> object:
         request = LeaveGroupRequest(group_id=group, members=[LeaveGroupRequest.MemberIdentity(member_id=member_id)])
-        return self.ask(group, lambda number: LeaveGroup(number, request))
+        return self.send_request(group, lambda number: LeaveGroup(number, request))
 
     def commit(self, group: str, *partitions: int, metadata: str = "", producer_id: int = -1) -> object:
         offsets = tuple(CommittedOffset("t", partition, 1, -1, metadata) for partition in partitions)
-        return self.ask(group, lambda number: CommitOffsets(number, 9, "", None, -1, offsets, -1, producer_id, 0))
+        return self.send_request(
+            group, lambda number: CommitOffsets(number, 9, "", None, -1, offsets, -1, producer_id, 0)
+        )
 
     def used(self) -> int:
         assert self.budget.used_bytes == sum(core.size_bytes for _, core in self.shard.items())
@@ -121,7 +125,7 @@ def test_what_goes_is_given_back() -> None:
     assert world.used() < MB
     assert world.commit("g", *range(100), metadata="m" * 4000).error == 0 and world.used() > 400_000
     assert world.commit("g", *range(100)).error == 0 and world.used() < 100_000
-    assert world.ask("g", DeleteGroup) == 0
+    assert world.send_request("g", DeleteGroup) == 0
     assert world.used() == 0
     world.join("h", MB, version=4)  # an id that its client does not come back with
     assert 0 < world.used() < 20_000
@@ -193,7 +197,7 @@ def test_members_of_the_consumer_protocol() -> None:
             rebalance_timeout_ms=1000,
             topic_partitions=[],
         )
-        return world.ask(group, lambda number: ConsumerHeartbeat(number, "c", "/h", message))
+        return world.send_request(group, lambda number: ConsumerHeartbeat(number, "c", "/h", message))
 
     names = [f"topic-{number}" for number in range(1000)]
     assert heartbeat("g", "m", 0, names).error_code == 0

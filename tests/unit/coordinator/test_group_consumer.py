@@ -24,7 +24,7 @@ def shell() -> ConsumerShell:
 
 def test_the_first_member_has_everything_at_once(shell: ConsumerShell) -> None:
     answer = shell.enter("m1")
-    assert (answer.error_code, answer.member_id, answer.member_epoch, shell.told(answer)) == (
+    assert (answer.error_code, answer.member_id, answer.member_epoch, shell.report(answer)) == (
         0,
         "m1",
         1,
@@ -40,16 +40,16 @@ def test_version_0_gets_its_member_id(shell: ConsumerShell) -> None:
 def test_a_second_member_waits_for_what_the_first_lets_go(shell: ConsumerShell) -> None:
     shell.enter("m1")
     second = shell.enter("m2")
-    assert (second.member_epoch, shell.told(second)) == (2, {})
+    assert (second.member_epoch, shell.report(second)) == (2, {})
     assert second.heartbeat_interval_ms < shell.heartbeat("m1", 1).heartbeat_interval_ms, "who waits comes sooner"
     first = shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)})
     assert first.member_epoch == 1 and shell.consumer.members["m1"].assigned != shell.consumer.members["m1"].revoking
     kept = tuple(shell.consumer.members["m1"].assigned.values())[0]
     assert len(kept) == 2, "what it keeps it keeps all the time"
-    assert shell.told(shell.heartbeat("m2", 2)) is None, "nothing is free yet"
+    assert shell.report(shell.heartbeat("m2", 2)) is None, "nothing is free yet"
     done = shell.heartbeat("m1", 1, {"a": kept})
     assert done.member_epoch == 2
-    assert shell.told(shell.heartbeat("m2", 2)) == {"a": tuple(index for index in range(4) if index not in kept)}
+    assert shell.report(shell.heartbeat("m2", 2)) == {"a": tuple(index for index in range(4) if index not in kept)}
     assert shell.core.state_name == "Stable"
 
 
@@ -57,15 +57,15 @@ def test_an_answer_that_was_lost(shell: ConsumerShell) -> None:
     """The old epoch with nothing that is not its own: told again. With something else: fenced."""
     shell.enter("m1")
     shell.enter("m2")
-    kept = shell.told(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
+    kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
     assert shell.heartbeat("m1", 1, kept).member_epoch == 2
     again = shell.heartbeat("m1", 1, kept)
-    assert (again.error_code, again.member_epoch, shell.told(again)) == (0, 2, kept)
+    assert (again.error_code, again.member_epoch, shell.report(again)) == (0, 2, kept)
     assert shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}).error_code == E.FENCED_MEMBER_EPOCH
     assert shell.heartbeat("m1", 1).error_code == E.FENCED_MEMBER_EPOCH
     assert shell.heartbeat("m1", 3).error_code == E.FENCED_MEMBER_EPOCH
     back = shell.enter("m1")
-    assert (back.error_code, back.member_epoch, shell.told(back)) == (0, 2, kept)
+    assert (back.error_code, back.member_epoch, shell.report(back)) == (0, 2, kept)
 
 
 def test_strangers(shell: ConsumerShell) -> None:
@@ -81,7 +81,7 @@ def test_leaving(shell: ConsumerShell) -> None:
     shell.enter("m2")
     gone = shell.heartbeat("m1", -1)
     assert (gone.error_code, gone.member_epoch) == (0, -1)
-    assert shell.told(shell.heartbeat("m2", 2)) == {"a": (0, 1, 2, 3)}
+    assert shell.report(shell.heartbeat("m2", 2)) == {"a": (0, 1, 2, 3)}
     shell.heartbeat("m2", -1)
     assert shell.core.state_name == "Empty" and shell.core.exists
     assert shell.enter("m3").member_epoch == 5, "epochs go on"
@@ -107,7 +107,7 @@ def test_who_is_not_heard_of_is_put_out(shell: ConsumerShell) -> None:
     shell.heartbeat("m2", 2)
     shell.advance(1)
     assert set(shell.consumer.members) == {"m2"}
-    assert shell.told(shell.heartbeat("m2", 2)) == {"a": (0, 1, 2, 3)}
+    assert shell.report(shell.heartbeat("m2", 2)) == {"a": (0, 1, 2, 3)}
     assert shell.heartbeat("m1", 1).error_code == E.UNKNOWN_MEMBER_ID
 
 
@@ -147,7 +147,7 @@ def test_who_holds_a_rebalance_up(shell: ConsumerShell) -> None:
 def test_a_static_member_comes_back_and_nobody_moves(shell: ConsumerShell) -> None:
     shell.enter("m1", instance_id="i1")
     shell.enter("m2", instance_id="i2")
-    kept = shell.told(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
+    kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
     shell.heartbeat("m1", 1, kept)
     shell.heartbeat("m2", 2)
     assert shell.enter("m3", instance_id="i1").error_code == E.UNRELEASED_INSTANCE_ID
@@ -156,7 +156,7 @@ def test_a_static_member_comes_back_and_nobody_moves(shell: ConsumerShell) -> No
     assert shell.heartbeat("m1", 2, instance_id="i1").error_code == E.FENCED_MEMBER_EPOCH
     epoch = shell.consumer.epoch
     back = shell.enter("m3", instance_id="i1")
-    assert (back.error_code, back.member_epoch, shell.told(back)) == (0, 2, kept)
+    assert (back.error_code, back.member_epoch, shell.report(back)) == (0, 2, kept)
     assert shell.consumer.epoch == epoch
     assert shell.heartbeat("m1", 2, instance_id="i1").error_code == E.FENCED_INSTANCE_ID
     assert shell.heartbeat("m1", -1, instance_id="i1").error_code == E.FENCED_INSTANCE_ID
@@ -176,7 +176,7 @@ def test_a_static_member_changes_to_the_consumer_protocol_within_its_session(she
     entered = shell.enter("new", instance_id="i")
     assert (
         entered.error_code == 0
-        and shell.told(entered) == {"a": (0, 1, 2, 3)}
+        and shell.report(entered) == {"a": (0, 1, 2, 3)}
         and list(shell.consumer.members) == ["new"]
     )
     assert shell.beat(old.member_id, old.generation_id, instance="i") == E.FENCED_INSTANCE_ID
@@ -199,10 +199,10 @@ def test_expressions(shell: ConsumerShell) -> None:
     shell.cluster.set("orders-1", 2)
     shell.cluster.set("orders", 1)
     answer = shell.enter("m1", subscribed_topic_names=None, subscribed_topic_regex="orders-.*")
-    assert shell.told(answer) == {"orders-1": (0, 1)}
+    assert shell.report(answer) == {"orders-1": (0, 1)}
     shell.cluster.set("orders-2", 1)
     answer = shell.heartbeat("m1", 1)
-    assert (answer.member_epoch, shell.told(answer)) == (2, {"orders-1": (0, 1), "orders-2": (0,)})
+    assert (answer.member_epoch, shell.report(answer)) == (2, {"orders-1": (0, 1), "orders-2": (0,)})
     shell.cluster.set("others", 1)
     assert shell.heartbeat("m1", 2).member_epoch == 2, "what it does not match is none of its business"
     bad = shell.heartbeat("m1", 2, subscribed_topic_regex="(?<=a)b")
@@ -217,9 +217,9 @@ def test_an_expression_matches_what_its_member_may_describe(shell: ConsumerShell
         shell.cluster.set(name, 1)
     shell.cluster.hidden = {"User:alice": {"orders-1", "orders-2"}, "User:bob": {"orders-1"}}
     shell.principal = "User:alice"
-    assert shell.told(shell.enter("alice", **expression)) == {"orders-3": (0,)}
+    assert shell.report(shell.enter("alice", **expression)) == {"orders-3": (0,)}
     shell.principal = "User:bob"
-    assert shell.told(shell.enter("bob", **expression)) == {"orders-2": (0,)}
+    assert shell.report(shell.enter("bob", **expression)) == {"orders-2": (0,)}
     held = {member.member_id: member.assigned for member in shell.consumer.members.values()}
     shell.restart()
     assert {member.member_id: member.assigned for member in shell.consumer.members.values()} == held
@@ -228,12 +228,12 @@ def test_an_expression_matches_what_its_member_may_describe(shell: ConsumerShell
     shell.cluster.hidden["User:bob"] = {"orders-2"}
     shell.cluster.version += 1
     answer = shell.heartbeat("bob", 2)
-    assert shell.told(answer) in ({}, {"orders-1": (0,)})
-    assert "orders-2" not in (shell.told(answer) or {})
+    assert shell.report(answer) in ({}, {"orders-1": (0,)})
+    assert "orders-2" not in (shell.report(answer) or {})
 
     shell.principal = "User:alice"  # a member that has authenticated as another user
     answer = shell.heartbeat("bob", answer.member_epoch, {})
-    assert "orders-1" not in (shell.told(answer) or {})
+    assert "orders-1" not in (shell.report(answer) or {})
     shell.core.check()
 
 
@@ -256,19 +256,19 @@ def test_an_expression_that_would_take_for_ever() -> None:
 def test_topics_change(shell: ConsumerShell) -> None:
     shell.enter("m1", "a", "b")
     shell.cluster.set("a", 5)
-    assert shell.told(shell.heartbeat("m1", 1)) == {"a": (0, 1, 2, 3, 4)}
+    assert shell.report(shell.heartbeat("m1", 1)) == {"a": (0, 1, 2, 3, 4)}
     shell.cluster.set("b", 1)
     assert shell.heartbeat("m1", 2).member_epoch == 3
     shell.cluster.set("a", 0)
     answer = shell.heartbeat("m1", 3, {"a": (0, 1, 2, 3, 4), "b": (0,)} if "a" in shell.cluster.topics else {"b": (0,)})
-    assert (answer.member_epoch, shell.told(answer)) == (4, {"b": (0,)})
+    assert (answer.member_epoch, shell.report(answer)) == (4, {"b": (0,)})
 
 
 def test_a_topic_that_is_made_anew_is_another_one(shell: ConsumerShell) -> None:
     old = shell.enter("m1").assignment.topic_partitions[0].topic_id
     shell.cluster.set("a", 2)
     answer = shell.heartbeat("m1", 1, {})
-    assert answer.assignment.topic_partitions[0].topic_id != old and shell.told(answer) == {"a": (0, 1)}
+    assert answer.assignment.topic_partitions[0].topic_id != old and shell.report(answer) == {"a": (0, 1)}
 
 
 def test_most_members_choose_the_assignor(shell: ConsumerShell) -> None:
@@ -298,7 +298,7 @@ def test_commits_are_held_against_the_epoch(shell: ConsumerShell) -> None:
     shell.enter("m1")
 
     def commit(member_id: str, epoch: int, version: int = 9) -> int:
-        answer = shell.ask(
+        answer = shell.send_request(
             lambda number: CommitOffsets(number, version, member_id, None, epoch, (CommittedOffset("a", 0, 7),))
         )
         return answer.error or answer.errors[0]
@@ -311,7 +311,7 @@ def test_commits_are_held_against_the_epoch(shell: ConsumerShell) -> None:
         "a transaction whose producer does not tell of its consumer"
     )
     fetch = lambda member_id, epoch: (
-        shell.ask(lambda number: FetchOffsets(number, None, member_id=member_id, member_epoch=epoch)).error
+        shell.send_request(lambda number: FetchOffsets(number, None, member_id=member_id, member_epoch=epoch)).error
     )  # noqa: E731
     assert (fetch("m1", 1), fetch(None, -1), fetch("m1", 3), fetch("m2", 1), fetch("", -1)) == (
         0,
@@ -338,7 +338,7 @@ def test_a_restart_in_the_middle_of_a_rebalance(shell: ConsumerShell) -> None:
     before = {name: member.current for name, member in shell.consumer.members.items()}
     shell.restart()
     assert {name: member.current for name, member in shell.consumer.members.items()} == before
-    assert shell.told(shell.heartbeat("m2", 2)) is None
+    assert shell.report(shell.heartbeat("m2", 2)) is None
     shell.advance(10_000)
     assert set(shell.consumer.members) == {"m2"}, (
         "whoever does not let go has no longer than its time for it after a restart either"
@@ -348,7 +348,7 @@ def test_a_restart_in_the_middle_of_a_rebalance(shell: ConsumerShell) -> None:
 def test_a_damaged_log_never_gives_a_partition_to_two(shell: ConsumerShell) -> None:
     shell.enter("m1")
     shell.enter("m2")
-    kept = shell.told(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
+    kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
     old = {key: value for key, value in shell.log if key[:2] == b"\x00\x08" and key.endswith(b"m1")}
     shell.heartbeat("m1", 1, kept)
     shell.heartbeat("m2", 2)
@@ -413,7 +413,7 @@ def test_upgrade_and_downgrade(shell: ConsumerShell) -> None:
             joined = shell.reply(shell.classic_join(name, "a", owned=kept))
             assert shell.reply(shell.sync(name, joined.generation_id)).error_code == 0
         assert shell.beat(name, joined.generation_id) == 0
-    assert shell.told(shell.heartbeat("new", answer.member_epoch)) is not None
+    assert shell.report(shell.heartbeat("new", answer.member_epoch)) is not None
     assert shell.core.state_name == "Stable"
     shell.restart()
     assert shell.core.kind == "consumer" and shell.core.state_name == "Stable"
@@ -460,30 +460,30 @@ def test_an_empty_group_changes_its_kind_without_more_ado(shell: ConsumerShell) 
 
 def test_a_classic_member_gets_its_id_before_its_subscription_is_read(shell: ConsumerShell) -> None:
     shell.enter("m1")
-    asked = shell.reply(shell.classic_join("", version=4, metadata=b""))
-    assert asked.error_code == E.MEMBER_ID_REQUIRED
-    joined = shell.reply(shell.classic_join(asked.member_id, version=4, metadata=b""))
+    requested = shell.reply(shell.classic_join("", version=4, metadata=b""))
+    assert requested.error_code == E.MEMBER_ID_REQUIRED
+    joined = shell.reply(shell.classic_join(requested.member_id, version=4, metadata=b""))
     assert joined.error_code == E.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_a_classic_member_joins_a_consumer_group(shell: ConsumerShell) -> None:
     shell.enter("m1")
-    asked = shell.reply(shell.classic_join("", "a", version=4))
-    assert asked.error_code == E.MEMBER_ID_REQUIRED and asked.member_id
-    joined = shell.reply(shell.classic_join(asked.member_id, "a", version=4))
+    requested = shell.reply(shell.classic_join("", "a", version=4))
+    assert requested.error_code == E.MEMBER_ID_REQUIRED and requested.member_id
+    joined = shell.reply(shell.classic_join(requested.member_id, "a", version=4))
     assert (joined.error_code, joined.generation_id, joined.protocol_name, joined.leader) == (0, 2, "range", "")
-    assert decode_assignment(shell.reply(shell.sync(asked.member_id, 2)).assignment) == {}
-    kept = shell.told(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
-    assert shell.beat(asked.member_id, 2) == 0, "nothing is free for it yet"
+    assert decode_assignment(shell.reply(shell.sync(requested.member_id, 2)).assignment) == {}
+    kept = shell.report(shell.heartbeat("m1", 1, {"a": (0, 1, 2, 3)}))
+    assert shell.beat(requested.member_id, 2) == 0, "nothing is free for it yet"
     shell.heartbeat("m1", 1, kept)
-    assert shell.beat(asked.member_id, 2) == E.REBALANCE_IN_PROGRESS
-    again = shell.reply(shell.classic_join(asked.member_id, "a", owned={}))
-    assert decode_assignment(shell.reply(shell.sync(asked.member_id, again.generation_id)).assignment)["a"]
-    assert shell.beat(asked.member_id, 1) == E.ILLEGAL_GENERATION
+    assert shell.beat(requested.member_id, 2) == E.REBALANCE_IN_PROGRESS
+    again = shell.reply(shell.classic_join(requested.member_id, "a", owned={}))
+    assert decode_assignment(shell.reply(shell.sync(requested.member_id, again.generation_id)).assignment)["a"]
+    assert shell.beat(requested.member_id, 1) == E.ILLEGAL_GENERATION
     assert shell.beat("m1", 2) == E.UNKNOWN_MEMBER_ID, "it speaks the other protocol"
     wrong = shell.reply(shell.classic_join("", "a", protocol="sticky"))
     assert wrong.error_code == E.INCONSISTENT_GROUP_PROTOCOL
-    left = shell.leave((asked.member_id, None), ("m1", None), ("nobody", None))
+    left = shell.leave((requested.member_id, None), ("m1", None), ("nobody", None))
     assert left == [0, 0, E.UNKNOWN_MEMBER_ID], "members of either protocol leave so"
 
 

@@ -43,7 +43,7 @@ class Driver:
         self.actions: list[Action] = []
         self.markers: list[WriteMarkers] = []
 
-    def tell(self, event: object) -> list[Action]:
+    def report(self, event: object) -> list[Action]:
         self.actions = self.core.handle(event, self.now)
         self.core.check()
         for action in self.actions:
@@ -60,10 +60,10 @@ class Driver:
             again.replay(key, value)
         return again
 
-    def ask(self, kind: type, *arguments: object, **options: object) -> object:
+    def send_request(self, kind: type, *arguments: object, **options: object) -> object:
         """The response; None when it waits."""
         self.number += 1
-        self.tell(kind(self.number, *arguments, **options))
+        self.report(kind(self.number, *arguments, **options))
         return self.answer(self.number)
 
     def answer(self, number: int) -> object:
@@ -72,30 +72,30 @@ class Driver:
         )
 
     def enlist(self, batch: int, run: str = "run", timeout_ms: int = 5_000) -> JointAnswer | None:
-        found = self.ask(events.Enlist, batch, run, timeout_ms)
+        found = self.send_request(events.Enlist, batch, run, timeout_ms)
         if isinstance(found, JointAnswer) and found.error == NEED_PRODUCER_ID:
             self.spare += 1
-            found = self.ask(events.Enlist, batch, run, timeout_ms, spare_producer_id=self.spare)
+            found = self.send_request(events.Enlist, batch, run, timeout_ms, spare_producer_id=self.spare)
         return found
 
     def child(self, batch: int, *partitions: tuple[str, int], run: str = "run") -> tuple[int, int]:
         found = self.enlist(batch, run)
         assert found is not None and found.error == 0
         if partitions:
-            assert self.ask(events.AddPartitions, found.producer_id, found.producer_epoch, partitions, 2) == 0
+            assert self.send_request(events.AddPartitions, found.producer_id, found.producer_epoch, partitions, 2) == 0
         return found.producer_id, found.producer_epoch
 
     def end(self, batch: int, *winners: tuple[int, int], committed: bool = True, run: str = "run") -> object:
-        return self.ask(events.EndJoint, batch, run, committed, winners)
+        return self.send_request(events.EndJoint, batch, run, committed, winners)
 
     def written(self) -> None:
         markers, self.markers = self.markers, []
         for one in markers:
-            self.tell(events.MarkersWritten(one.attempt))
+            self.report(events.MarkersWritten(one.attempt))
 
     def wait(self, milliseconds: int) -> None:
         self.now += milliseconds
-        self.tell(TimerFired("due"))
+        self.report(TimerFired("due"))
 
 
 def error(code: int, committed: int = -1) -> JointAnswer:
@@ -114,11 +114,11 @@ def test_winners_are_committed_and_all_others_aborted() -> None:
     kinds = [type(action) for action in it.actions]
     assert kinds.index(Persist) < kinds.index(WriteMarkers)
     first, second = it.markers
-    it.tell(events.MarkersWritten(first.attempt))
+    it.report(events.MarkersWritten(first.attempt))
     assert it.answer(number) is None and it.core.state == State.PREPARE_COMMIT
-    it.tell(events.MarkersWritten(second.attempt))
+    it.report(events.MarkersWritten(second.attempt))
     assert it.answer(number) == error(0, 0) and it.core.state == State.COMPLETE_COMMIT
-    assert it.ask(events.AddPartitions, *idle, (A,), 2) == FENCED
+    assert it.send_request(events.AddPartitions, *idle, (A,), 2) == FENCED
     assert {it.child(1)[1] for _ in range(3)} == {1}, "the same producer ids, with the next epoch"
 
 
@@ -157,13 +157,13 @@ def test_a_transaction_ends_when_nothing_is_heard_of_it() -> None:
     child = it.child(0, A)
     it.wait(4_999)
     assert it.core.state == State.ONGOING
-    assert it.ask(events.Enlist, 0, "run", 5_000, *child) == JointAnswer(0, *child, -1)
+    assert it.send_request(events.Enlist, 0, "run", 5_000, *child) == JointAnswer(0, *child, -1)
     it.wait(4_999)
     assert it.core.state == State.ONGOING
     it.wait(1)
     assert it.core.state == State.PREPARE_ABORT
     it.written()
-    assert it.ask(events.Enlist, 0, "run", 5_000, *child) == error(FENCED)
+    assert it.send_request(events.Enlist, 0, "run", 5_000, *child) == error(FENCED)
     assert it.end(0, child) == error(INVALID_STATE)
     again = it.child(0, A)
     assert it.end(0, child) == error(UNKNOWN_PRODUCER) and it.end(0, again) is None

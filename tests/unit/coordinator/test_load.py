@@ -172,13 +172,13 @@ def test_blocks_end_anywhere(files: Files, monkeypatch: pytest.MonkeyPatch) -> N
         files.put((b"k%d" % number, bytes(number * 7)), (b"l%d" % number, b"x"))
     files.put((b"k-large", bytes(20_000)))
     files.put((b"k-last", b"z"))
-    wanted = files.load()
+    expected = files.load()
     for block_bytes in (4096, 5000, 61 + 1500):
         monkeypatch.setattr(loading, "BLOCK_BYTES", block_bytes)
         got = files.load()
-        assert lines(got) == lines(wanted) and lines(got, "l") == lines(wanted, "l") and got.skipped_count == 0
+        assert lines(got) == lines(expected) and lines(got, "l") == lines(expected, "l") and got.skipped_count == 0
     monkeypatch.setattr(loading, "RECORDS_AT_ONCE", 3)
-    assert lines(files.load()) == lines(wanted)
+    assert lines(files.load()) == lines(expected)
 
 
 @pytest.mark.parametrize("at", [61 + 8, 20, 57])

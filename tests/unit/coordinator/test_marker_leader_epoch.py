@@ -34,7 +34,7 @@ async def _marked(broker: HandlerBroker, topic: str, leader_epoch: int) -> tuple
         coordinator_epoch=0,
         leader_epoch=leader_epoch,
     )
-    answer = await broker.ask(WriteTxnMarkersRequest(markers=[marker]), 2, OF_ANOTHER_HOST)
+    answer = await broker.send_request(WriteTxnMarkersRequest(markers=[marker]), 2, OF_ANOTHER_HOST)
     return answer.markers[0].topics[0].partitions[0].error_code, len(broker.owners.batches) - before
 
 
@@ -45,7 +45,7 @@ def test_it_is_written_in_that_leader_epoch_alone(tmp_path: Path, topic: str, re
     async def scenario() -> None:
         async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "1"}) as broker:
             await create(broker, "t", 1)
-            await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g"]), 4)
+            await broker.send_request(FindCoordinatorRequest(key="g", coordinator_keys=["g"]), 4)
             while topic == GROUPS and broker.broker.coordinators.groups.places[0].shard is None:
                 await asyncio.sleep(0.001)
             epoch = broker.metadata.topics[topic].partitions[0].leader_epoch

@@ -80,16 +80,16 @@ def test_an_error_of_the_first_that_is_tried_again_ends_it() -> None:
 
 
 def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
-    """Their partition is being retired now: nothing of them goes on, and the number that it would
+    """Their partition is being retired now: nothing of them continues, and the number that it would
     be is that of another partition's records.
     """
     there = redirected_producer(7, 5)
     assert run((0, 1), marker=MARKER._replace(producer_id=there)) == ([(13, there)], 20)
 
 
-def topic_of(told: int, count: int, first_leader_epoch: int = 0) -> messages.TopicImage:
+def topic_of(reported: int, count: int, first_leader_epoch: int = 0) -> messages.TopicImage:
     """A topic of `count` partitions, of which this host's processes are told of `told`."""
-    partitions = [messages.PartitionImage(index, index, 0, 0, 1, 0, [1], [1]) for index in range(told)]
+    partitions = [messages.PartitionImage(index, index, 0, 0, 1, 0, [1], [1]) for index in range(reported)]
     return messages.TopicImage(
         "t", b"t" * 16, partitions, {}, partition_count=count, first_leader_epoch=first_leader_epoch
     )
@@ -97,7 +97,7 @@ def topic_of(told: int, count: int, first_leader_epoch: int = 0) -> messages.Top
 
 class Written:
     """A coordinator that has one transaction to end, and a log whose first answer is `error`; ours
-    hears of `then` at the same time.
+    learns of `then` at the same time.
     """
 
     def __init__(self, error: int, *then: messages.FromController) -> None:

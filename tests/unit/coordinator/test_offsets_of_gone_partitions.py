@@ -28,7 +28,7 @@ OTHER = NODE + 1
 
 
 async def delete(broker: HandlerBroker, name: str = "t") -> None:
-    answer = await broker.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=1000), 5)
+    answer = await broker.send_request(DeleteTopicsRequest(topic_names=[name], timeout_ms=1000), 5)
     assert answer.responses[0].error_code == 0
     await until(lambda: name not in broker.metadata.topics)
 
@@ -124,7 +124,7 @@ def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(
                 deliver(self, number, message) if number != ACCEPTOR or isinstance(message, messages.Answer) else None
             ),
         )
-        await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
+        await broker.send_request(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
         if anew:
             await create(broker, "t", 4)
         monkeypatch.undo()
@@ -154,7 +154,7 @@ def test_what_is_committed_for_the_topic_that_was_made_anew_stays_however_soon_i
     run(tmp_path, scenario)
 
 
-async def made_anew(broker: HandlerBroker) -> None:
+async def recreated(broker: HandlerBroker) -> None:
     await delete(broker)
     await create(broker, "t", 4)
 
@@ -178,7 +178,7 @@ def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(
         epoch = shard_of(broker, "g").leader_epoch
         await not_served(broker, monkeypatch)
         broker.broker.coordinators.groups.look()  # more than once
-        await made_anew(broker)
+        await recreated(broker)
         await served_again(broker, monkeypatch)
         assert shard_of(broker, "g").leader_epoch == epoch and await fetch(broker) == (0, -1), (
             "the group would skip what is written to the new topic"
@@ -193,14 +193,14 @@ def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(
 def test_what_another_host_has_coordinated_meanwhile_is_not_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has heard of the deletion, and what it took commits for is the new topic."""
+    """It has learned of the deletion, and what it took commits for is the new topic."""
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
         await not_served(broker, monkeypatch)
         monkeypatch.setattr(InternalPartitions, "is_elsewhere", lambda *_: True)
         broker.broker.coordinators.groups.look()
-        await made_anew(broker)
+        await recreated(broker)
         await served_again(broker, monkeypatch)
         assert await fetch(broker) == (0, 5)
 
@@ -237,7 +237,7 @@ def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(
         store(broker, GROUPS, partition_for("g", 3))
         broker._deliver(ACCEPTOR, led_by(broker, -1))
         assert shard_of(broker, "g") is None
-        await made_anew(broker)
+        await recreated(broker)
         lead(broker, led_by(broker, NODE))
         await until(lambda: shard_of(broker, "g") is not None)
         assert shard_of(broker, "g").leader_epoch == epoch + 2 and await fetch(broker) == (0, -1), (
@@ -248,10 +248,10 @@ def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("told", ["at once", "skipped", "before", "after"])
-def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_told(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("reported", ["at once", "skipped", "before", "after"])
+def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_told(tmp_path: Path, reported: str) -> None:
     """`at once`: that it led and that this host leads again come in one message. `skipped`: only
-    the second, for there were too many to tell. `before` the topic was made anew it led, or
+    the second, for there were too many to tell. `before` the topic was made again it led, or
     `after`.
     """
 
@@ -259,16 +259,16 @@ def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_told(
         assert await commit(broker, 5) == [0]
         store(broker, GROUPS, partition_for("g", 3))
         broker._deliver(ACCEPTOR, led_by(broker, -1))
-        if told == "before":
+        if reported == "before":
             broker._deliver(ACCEPTOR, led_by(broker, OTHER))
-        await made_anew(broker)
+        await recreated(broker)
         await asyncio.sleep(0.01)
-        if told == "after":
+        if reported == "after":
             broker._deliver(ACCEPTOR, led_by(broker, OTHER))
-        if told == "at once":
+        if reported == "at once":
             lead(broker, messages.Several(broker.metadata.version, [led_by(broker, OTHER), led_by(broker, NODE, 2)]))
         else:
-            lead(broker, led_by(broker, NODE, 2 if told == "skipped" else 1))
+            lead(broker, led_by(broker, NODE, 2 if reported == "skipped" else 1))
         await until(lambda: shard_of(broker, "g") is not None)
         assert await fetch(broker) == (0, 5)
 
@@ -293,7 +293,7 @@ def test_a_partition_is_not_loaded_for_an_epoch_that_the_metadata_do_not_know_of
 def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    """All cores of the partition are thrown away with it, those that have heard of it and those
+    """All cores of the partition are thrown away with it, those that have learned of it and those
     that have not.
     """
 
@@ -303,11 +303,11 @@ def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(
         names = {"g": "g", "other": other}
         bad, handle = names.pop(fails), Group.handle
         (good,) = names.values()
-        told: list[str] = []
+        reported: list[str] = []
 
         def failing(self: Group, event: object, now_ms: int) -> object:
             if isinstance(event, PartitionsGone):
-                told.append(self.group_id)
+                reported.append(self.group_id)
                 if self.group_id == bad:
                     raise RuntimeError("a fault of its core")
             return handle(self, event, now_ms)
@@ -315,10 +315,10 @@ def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(
         monkeypatch.setattr(Group, "handle", failing)
         shard = shard_of(broker, "g")
         store(broker, GROUPS, partition_for("g", 3))
-        await made_anew(broker)
+        await recreated(broker)
         await until(lambda: shard_of(broker, "g") not in (None, shard))
         assert await fetch(broker, group=good) == (0, -1)
-        assert told.count(bad) == 1, "it would fail of it for ever"
+        assert reported.count(bad) == 1, "it would fail of it for ever"
         assert await commit(broker, 1, group=good) == [0]
         await reloaded(broker, monkeypatch)
         assert await fetch(broker, group=good) == (0, 1)

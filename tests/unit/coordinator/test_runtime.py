@@ -48,7 +48,7 @@ def run(tmp_path: Path, scenario, config: dict[str, str] | None = None) -> None:
 
 
 async def find(broker: HandlerBroker, version: int = 4):
-    return await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version)
+    return await broker.send_request(FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version)
 
 
 async def commit(
@@ -61,25 +61,25 @@ async def commit(
     **fields: object,
 ) -> list[int]:
     image = broker.metadata.topics.get(topic)
-    asked = OffsetCommitRequest.Topic(
+    requested = OffsetCommitRequest.Topic(
         name=topic,
         topic_id=image.topic_id if image else bytes(16),
         partitions=[OffsetCommitRequest.Partition(partition_index=one, committed_offset=offset) for one in partitions],
     )
     fields.setdefault("generation_id_or_member_epoch", -1)
-    answer = await broker.ask(OffsetCommitRequest(group_id=group, topics=[asked], **fields), version)
+    answer = await broker.send_request(OffsetCommitRequest(group_id=group, topics=[requested], **fields), version)
     return [one.error_code for one in answer.topics[0].partitions]
 
 
 async def fetch(broker: HandlerBroker, group: str = "g", version: int = 8, partition: int = 0) -> tuple[int, int]:
     """(error, offset)"""
     topic_id = broker.metadata.topics["t"].topic_id
-    asked = OffsetFetchRequest.Group(
+    requested = OffsetFetchRequest.Group(
         group_id=group,
         topics=[OffsetFetchRequest.GroupTopic(name="t", topic_id=topic_id, partition_indexes=[partition])],
     )
     old = [OffsetFetchRequest.Topic(name="t", partition_indexes=[partition])]
-    answer = await broker.ask(OffsetFetchRequest(group_id=group, topics=old, groups=[asked]), version)
+    answer = await broker.send_request(OffsetFetchRequest(group_id=group, topics=old, groups=[requested]), version)
     if version >= 8:
         answer = answer.groups[0]
     one = answer.topics[0].partitions[0] if answer.topics else None
@@ -145,7 +145,7 @@ def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:
             assert [(one.error_code, one.node_id, one.host, one.port) for one in ones] == [
                 (0, 1, "10.1.2.3", 9092)
             ] * len(ones)
-        metadata = await broker.ask(MetadataRequest(topics=[MetadataRequest.Topic(name=GROUPS)]), 9)
+        metadata = await broker.send_request(MetadataRequest(topics=[MetadataRequest.Topic(name=GROUPS)]), 9)
         assert metadata.topics[0].is_internal
 
     run(tmp_path, scenario)
@@ -153,14 +153,14 @@ def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:
 
 def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        wanted = [CreateTopicsRequest.Topic(name=TRANSACTIONS, num_partitions=1, replication_factor=1)]
+        expected = [CreateTopicsRequest.Topic(name=TRANSACTIONS, num_partitions=1, replication_factor=1)]
         if TRANSACTIONS not in broker.metadata.topics:
-            assert (await broker.ask(CreateTopicsRequest(topics=wanted, timeout_ms=100), 5)).topics[
+            assert (await broker.send_request(CreateTopicsRequest(topics=expected, timeout_ms=100), 5)).topics[
                 0
             ].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-        deleted = await broker.ask(DeleteTopicsRequest(topic_names=[GROUPS], timeout_ms=100), 5)
+        deleted = await broker.send_request(DeleteTopicsRequest(topic_names=[GROUPS], timeout_ms=100), 5)
         assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
-        deleted = await broker.ask(
+        deleted = await broker.send_request(
             DeleteTopicsRequest(
                 topics=[DeleteTopicsRequest.TopicState(topic_id=broker.metadata.topics[GROUPS].topic_id)],
                 timeout_ms=100,
@@ -169,7 +169,7 @@ def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path)
         )
         assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
         more = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=GROUPS, count=9)], timeout_ms=100)
-        assert (await broker.ask(more, 1)).results[0].error_code == ErrorCode.POLICY_VIOLATION
+        assert (await broker.send_request(more, 1)).results[0].error_code == ErrorCode.POLICY_VIOLATION
         cut = DeleteRecordsRequest(
             topics=[
                 DeleteRecordsRequest.Topic(
@@ -178,7 +178,9 @@ def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path)
             ],
             timeout_ms=100,
         )
-        assert (await broker.ask(cut, 1)).topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert (await broker.send_request(cut, 1)).topics[0].partitions[
+            0
+        ].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
     run(tmp_path, scenario)
 
@@ -193,11 +195,11 @@ def test_commit_in_every_version(tmp_path: Path, version: int) -> None:
         assert await commit(broker, 5, version=version, partitions=(0, 3, 4, -1)) == [0, 0, unknown, unknown]
         gone = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else unknown
         assert await commit(broker, 5, version=version, topic="nowhere") == [gone]
-        for asking in range(1, 11):
-            assert await fetch(broker, version=asking, partition=3) == (0, 5) and await fetch(
-                broker, version=asking, partition=2
+        for pending in range(1, 11):
+            assert await fetch(broker, version=pending, partition=3) == (0, 5) and await fetch(
+                broker, version=pending, partition=2
             ) == (0, -1)
-            assert await fetch(broker, group="unknown", version=asking) == (0, -1)
+            assert await fetch(broker, group="unknown", version=pending) == (0, -1)
 
     run(tmp_path, scenario)
 
@@ -206,7 +208,7 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5, partitions=(0, 2))
         for version in range(2, 11):
-            answer = await broker.ask(
+            answer = await broker.send_request(
                 OffsetFetchRequest(
                     group_id="g",
                     topics=None,
@@ -219,10 +221,10 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
             assert topic.topic_id == broker.metadata.topics["t"].topic_id if version >= 10 else topic.name == "t"
             assert [(one.partition_index, one.committed_offset) for one in topic.partitions] == [(0, 5), (2, 5)]
             assert all(one.topics == [] and one.error_code == 0 for one in answers[1:])
-        await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
+        await broker.send_request(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
         # they go with their topic; the group can still be deleted
         await until(lambda: shard_of(broker, "g").core("g").offsets.is_empty)
-        deleted = await broker.ask(DeleteGroupsRequest(groups_names=["g", "g", "x"]), 2)
+        deleted = await broker.send_request(DeleteGroupsRequest(groups_names=["g", "g", "x"]), 2)
         assert {(one.group_id, one.error_code) for one in deleted.results} >= {
             ("g", 0),
             ("x", int(ErrorCode.GROUP_ID_NOT_FOUND)),
@@ -248,12 +250,14 @@ def test_members_that_do_not_exist(tmp_path: Path) -> None:
 def test_offset_delete(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         def delete(group: str, *partitions: int) -> OffsetDeleteRequest:
-            asked = [OffsetDeleteRequest.Partition(partition_index=one) for one in partitions]
-            return OffsetDeleteRequest(group_id=group, topics=[OffsetDeleteRequest.Topic(name="t", partitions=asked)])
+            requests = [OffsetDeleteRequest.Partition(partition_index=one) for one in partitions]
+            return OffsetDeleteRequest(
+                group_id=group, topics=[OffsetDeleteRequest.Topic(name="t", partitions=requests)]
+            )
 
-        assert (await broker.ask(delete("g", 0), 0)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        assert (await broker.send_request(delete("g", 0), 0)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
         await commit(broker, 5, partitions=(0, 1))
-        answer = await broker.ask(delete("g", 0, 9, 2), 0)
+        answer = await broker.send_request(delete("g", 0, 9, 2), 0)
         assert answer.error_code == 0 and [one.error_code for one in answer.topics[0].partitions] == [
             0,
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -289,16 +293,16 @@ def test_nobody_is_answered_before_the_write_and_reads_of_it_wait_too(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("refusal", "told"),
+    ("refusal", "reported"),
     [(ErrorCode.KAFKA_STORAGE_ERROR, NOT_AVAILABLE), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)],
 )
-def test_a_write_that_fails_throws_the_cores_away(tmp_path: Path, refusal: int, told: int) -> None:
+def test_a_write_that_fails_throws_the_cores_away(tmp_path: Path, refusal: int, reported: int) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5)
-        # no segment files: what is loaded anew is nothing
+        # no segment files: what is loaded again is nothing
         broker.place(GROUPS, partition_for("g", 3)).mkdir(parents=True)
         broker.owners.refuse = int(refusal)
-        assert await commit(broker, 6) == [told]
+        assert await commit(broker, 6) == [reported]
         assert shard_of(broker, "g") is None
         assert (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
         broker.owners.refuse = 0

@@ -104,7 +104,7 @@ def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(t
     from mqd.coordinator.transaction.records import State, decode_value
 
     async def scenario(broker: HandlerBroker) -> None:
-        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        await broker.send_request(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
         transactions = broker.broker.coordinators.transactions
         await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
@@ -177,7 +177,7 @@ def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pyt
     from mqd.coordinator.transaction.records import State
 
     async def scenario(broker: HandlerBroker) -> None:
-        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        await broker.send_request(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
         transactions = broker.broker.coordinators.transactions
         markers = broker.broker.transactions.markers
         await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))

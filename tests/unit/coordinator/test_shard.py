@@ -61,7 +61,7 @@ class Puppets:
 
 class World:
     def __init__(self, loaded: Loaded | None = None) -> None:
-        self.said: list[object] = []
+        self.sent: list[object] = []
         self.wakes = 0
         self.alarms: list[int] = []
         self.cores = Puppets()
@@ -69,8 +69,8 @@ class World:
             self.cores,
             loaded or Loaded(100),
             7,
-            lambda number, response: self.said.append((number, response)),
-            lambda name, effect: self.said.append((name, effect.text)),
+            lambda number, response: self.sent.append((number, response)),
+            lambda name, effect: self.sent.append((name, effect.text)),
             self._wake,
             self.alarms.append,
         )
@@ -99,9 +99,9 @@ def test_a_reply_waits_for_what_its_core_persisted_before_and_for_nothing_else()
     world.do("a", Reply(1, "early"), Persist(record("a1")), Reply(2, "late"), Shout("after"))
     world.do("b", Reply(3, "other"))
     world.do("a", Reply(4, "later still"))
-    assert world.said == [(1, "early"), (3, "other")]
+    assert world.sent == [(1, "early"), (3, "other")]
     assert world.write() == [[(b"a1", b"v")]]
-    assert world.said[2:] == [(2, "late"), ("a", "after"), (4, "later still")]
+    assert world.sent[2:] == [(2, "late"), ("a", "after"), (4, "later still")]
     assert world.shard.end_offset == 101
 
 
@@ -113,11 +113,11 @@ def test_what_waits_together_is_written_together_one_unit_at_a_time() -> None:
     for number in range(2, 6):
         world.do(f"core-{number}", Persist(record(f"r{number}")), Reply(number, ""))
     world.do("a", Persist(record("a2")), Reply(9, ""))
-    assert world.shard.next_unit() is None and world.said == []
+    assert world.shard.next_unit() is None and world.sent == []
     world.shard.written()
-    assert world.said == [(1, "")]
+    assert world.sent == [(1, "")]
     assert world.write() == [[(b"r2", b"v"), (b"r3", b"v"), (b"r4", b"v"), (b"r5", b"v"), (b"a2", b"v")]]
-    assert world.said[1:] == [(2, ""), (3, ""), (4, ""), (5, ""), (9, "")]
+    assert world.sent[1:] == [(2, ""), (3, ""), (4, ""), (5, ""), (9, "")]
     assert world.shard.next_unit() is None
 
 
@@ -148,7 +148,7 @@ def test_a_marker_reaches_the_cores_of_its_transaction_alone() -> None:
     unit = world.shard.next_unit()
     assert unit is not None and [batch.marker for batch in unit.batches] == [None, None, (3, True)]
     world.shard.written()
-    assert ended == [None] and world.said == [(1, "after the marker")]
+    assert ended == [None] and world.sent == [(1, "after the marker")]
     assert world.shard.end_offset == 104
     world.shard.end_transaction(5, 0, 3, True, 0, ended.append)
     assert sum(event in core.seen for core in world.cores.made) == 2  # nothing is pending any more
@@ -158,55 +158,55 @@ def test_a_marker_that_comes_late_leaves_what_is_open_alone() -> None:
     """A bumped one (KIP-890) has the epoch of the next transaction."""
     world = World()
     world.do("a", Persist(record("t1"), 5, 3))
-    told: list[object] = []
+    reported: list[object] = []
     for epoch, is_bumped in ((2, False), (3, True)):
-        world.shard.end_transaction(5, epoch, 3, True, 0, told.append, is_bumped)
-    assert told == [INVALID_PRODUCER_EPOCH] * 2 and not any(
+        world.shard.end_transaction(5, epoch, 3, True, 0, reported.append, is_bumped)
+    assert reported == [INVALID_PRODUCER_EPOCH] * 2 and not any(
         isinstance(event, TransactionEnded) for event in world.cores.made[0].seen
     )
     world.write()
-    world.shard.end_transaction(5, 4, 3, True, 0, told.append, True)
+    world.shard.end_transaction(5, 4, 3, True, 0, reported.append, True)
     # its answer was lost: nothing is open, so it does no harm
-    world.shard.end_transaction(5, 4, 3, True, 0, told.append, True)
+    world.shard.end_transaction(5, 4, 3, True, 0, reported.append, True)
     assert sum(isinstance(event, TransactionEnded) for event in world.cores.made[0].seen) == 1
     world.write()
-    assert told[2:] == [None, None]
+    assert reported[2:] == [None, None]
 
 
 def test_a_marker_that_the_owner_refuses_takes_no_offset() -> None:
     world = World()
-    told: list[object] = []
-    world.shard.end_transaction(5, 0, 3, False, 0, told.append)
+    reported: list[object] = []
+    world.shard.end_transaction(5, 0, 3, False, 0, reported.append)
     world.do("a", Persist(record("a1")))
     unit = world.shard.next_unit()
     assert unit is not None and world.shard.refuse(unit.batches[0], 47) and not world.shard.refuse(unit.batches[1], 47)
     world.shard.written()
-    assert told == [47] and world.shard.end_offset == 101
+    assert reported == [47] and world.shard.end_offset == 101
     world.do("a", Persist(record("t1"), 6, 0))
     world.write()
-    world.shard.end_transaction(6, 0, 3, False, 0, told.append)
+    world.shard.end_transaction(6, 0, 3, False, 0, reported.append)
     unit = world.shard.next_unit()
     assert unit is not None and not world.shard.refuse(unit.batches[0], 52), (
         "its cores have ended something that is open in the log"
     )
     world.shard.fail(15)
-    assert told == [47, 52]
+    assert reported == [47, 52]
 
 
 def test_what_is_lazy_waits_for_company_and_nobody_for_it() -> None:
     world = World()
     world.do("a", Persist(record("a1"), is_lazy=True), Reply(1, "at once"))
-    assert world.said == [(1, "at once")] and world.shard.is_lazy and world.shard.next_unit() is None
+    assert world.sent == [(1, "at once")] and world.shard.is_lazy and world.shard.next_unit() is None
     world.do("b", Persist(record("b1")), Reply(2, "later"))
     assert not world.shard.is_lazy and world.write() == [[(b"a1", b"v"), (b"b1", b"v")]]
-    assert world.said[1:] == [(2, "later")]
+    assert world.sent[1:] == [(2, "later")]
     world.do("a", Persist(record("a2"), is_lazy=True))
     late = world.shard.next_unit(is_late=True)
     assert late is not None and [batch.records for batch in late.batches] == [[(b"a2", b"v")]]
     world.do("a", Persist(record("a3"), is_lazy=True), Persist(record("a4")), Reply(3, ""))
     world.shard.check()
     world.shard.written()
-    assert world.write() == [[(b"a3", b"v"), (b"a4", b"v")]] and world.said[2:] == [(3, "")]
+    assert world.write() == [[(b"a3", b"v"), (b"a4", b"v")]] and world.sent[2:] == [(3, "")]
 
 
 def test_what_is_lazy_does_not_hold_up_another_unit() -> None:

@@ -34,7 +34,7 @@ def run(tmp_path: Path, share_groups: None) -> Callable[..., None]:
             async with HandlerBroker(tmp_path, CONFIG) as broker:
                 await create(broker, "t", 2)
                 await broker.enable_share_groups()
-                await broker.ask(m.FindCoordinatorRequest(coordinator_keys=["g"]), 4)
+                await broker.send_request(m.FindCoordinatorRequest(coordinator_keys=["g"]), 4)
                 await scenario(broker)
 
         asyncio.run(body())
@@ -53,18 +53,20 @@ async def until(condition: Callable[[], Any]) -> None:
 async def beat(broker: HandlerBroker, epoch: int = 0, **fields: Any) -> Any:
     """A first heartbeat names the topic `t`."""
     given = {"group_id": "g", "member_id": "m", "subscribed_topic_names": ["t"] if epoch == 0 else None, **fields}
-    return await broker.ask(m.ShareGroupHeartbeatRequest(member_epoch=epoch, **given), 1)
+    return await broker.send_request(m.ShareGroupHeartbeatRequest(member_epoch=epoch, **given), 1)
 
 
 async def alter(broker: HandlerBroker, offsets: dict[int, int], topic: str = "t", group: str = "g") -> Any:
     partitions = [Alter.Partition(partition_index=index, start_offset=start) for index, start in offsets.items()]
-    return await broker.ask(Alter(group_id=group, topics=[Alter.Topic(topic_name=topic, partitions=partitions)]), 0)
+    return await broker.send_request(
+        Alter(group_id=group, topics=[Alter.Topic(topic_name=topic, partitions=partitions)]), 0
+    )
 
 
 async def offsets(broker: HandlerBroker, topics: dict[str, list[int]] | None = None, version: int = 1) -> Any:
     """The group's entry."""
     named = None if topics is None else [Describe.Topic(topic_name=name, partitions=topics[name]) for name in topics]
-    response = await broker.ask(Describe(groups=[Describe.Group(group_id="g", topics=named)]), version)
+    response = await broker.send_request(Describe(groups=[Describe.Group(group_id="g", topics=named)]), version)
     (group,) = response.groups
     assert group.group_id == "g"
     return group
@@ -83,9 +85,9 @@ def test_share_groups_are_off_until_every_host_has_them(tmp_path: Path) -> None:
             assert (await beat(broker)).error_code == E.UNSUPPORTED_VERSION
             assert (await offsets(broker)).error_code == E.UNSUPPORTED_VERSION
             assert (await alter(broker, {0: 1})).error_code == E.UNSUPPORTED_VERSION
-            described = await broker.ask(m.ShareGroupDescribeRequest(group_ids=["g"]), 1)
+            described = await broker.send_request(m.ShareGroupDescribeRequest(group_ids=["g"]), 1)
             assert described.groups[0].error_code == E.UNSUPPORTED_VERSION
-            assert (await broker.ask(Delete(group_id="g"), 0)).error_code == E.UNSUPPORTED_VERSION
+            assert (await broker.send_request(Delete(group_id="g"), 0)).error_code == E.UNSUPPORTED_VERSION
 
     asyncio.run(scenario())
 
@@ -122,23 +124,23 @@ def test_a_member_joins_is_described_and_leaves(run: Callable[..., None]) -> Non
         groups = broker.broker.coordinators.groups
         await until(lambda: groups.core("g").share.states.initialized)
         assert (await beat(broker, 1)).assignment.topic_partitions[0].partitions == [0, 1]
-        ask = m.ShareGroupDescribeRequest(group_ids=["g", "none", ""], include_authorized_operations=True)
-        group, none, empty = (await broker.ask(ask, 1)).groups
+        request = m.ShareGroupDescribeRequest(group_ids=["g", "none", ""], include_authorized_operations=True)
+        group, none, empty = (await broker.send_request(request, 1)).groups
         assert (group.group_state, group.assignor_name, group.group_epoch) == ("Stable", "simple", 2)
         assert group.members[0].assignment.topic_partitions[0].topic_name == "t"
         assert group.authorized_operations & (1 << 8)
         assert (none.error_code, empty.error_code) == (E.GROUP_ID_NOT_FOUND, E.INVALID_GROUP_ID)
-        listed = (await broker.ask(m.ListGroupsRequest(types_filter=["Share"]), 5)).groups
+        listed = (await broker.send_request(m.ListGroupsRequest(types_filter=["Share"]), 5)).groups
         assert [(one.group_id, one.group_type, one.group_state) for one in listed] == [("g", "share", "Stable")]
-        classic = (await broker.ask(m.DescribeGroupsRequest(groups=["g"]), 6)).groups[0]
+        classic = (await broker.send_request(m.DescribeGroupsRequest(groups=["g"]), 6)).groups[0]
         assert (classic.error_code, classic.group_state) == (E.GROUP_ID_NOT_FOUND, "Dead")
-        assert (await broker.ask(m.DeleteGroupsRequest(groups_names=["g"]), 2)).results[
+        assert (await broker.send_request(m.DeleteGroupsRequest(groups_names=["g"]), 2)).results[
             0
         ].error_code == E.NON_EMPTY_GROUP
         assert (await alter(broker, {0: 1})).error_code == E.NON_EMPTY_GROUP
-        assert (await broker.ask(Delete(group_id="g"), 0)).error_code == E.NON_EMPTY_GROUP
+        assert (await broker.send_request(Delete(group_id="g"), 0)).error_code == E.NON_EMPTY_GROUP
         assert (await beat(broker, -1)).error_code == 0
-        assert (await broker.ask(m.DeleteGroupsRequest(groups_names=["g"]), 2)).results[0].error_code == 0
+        assert (await broker.send_request(m.DeleteGroupsRequest(groups_names=["g"]), 2)).results[0].error_code == 0
 
     run(scenario)
 
@@ -166,7 +168,7 @@ def test_offsets_are_altered_described_with_lag_and_deleted(run: Callable[..., N
         (missing,) = (await offsets(broker, {"none": [0]})).topics
         assert (missing.partitions[0].start_offset, missing.topic_id) == (-1, bytes(16))
         assert (await offsets(broker, {})).topics == []
-        deleted = await broker.ask(
+        deleted = await broker.send_request(
             Delete(group_id="g", topics=[Delete.Topic(topic_name=name) for name in ("t", "t", "none")]), 0
         )
         assert {one.topic_name: one.error_code for one in deleted.responses} == {
@@ -175,7 +177,7 @@ def test_offsets_are_altered_described_with_lag_and_deleted(run: Callable[..., N
         }
         assert (await offsets(broker)).topics == []
         assert (await alter(broker, {0: 1}, group="")).error_code == E.INVALID_GROUP_ID
-        assert (await broker.ask(Delete(group_id="none"), 0)).error_code == E.GROUP_ID_NOT_FOUND
+        assert (await broker.send_request(Delete(group_id="none"), 0)).error_code == E.GROUP_ID_NOT_FOUND
 
     run(scenario)
 
@@ -214,10 +216,12 @@ def test_lag_of_partitions_that_another_host_leads(run: Callable[..., None]) -> 
 def test_the_coordinator_of_a_share_partition(run: Callable[..., None]) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         key = f"g:{'A' * 22}:0"
-        ask = m.FindCoordinatorRequest(key_type=2, coordinator_keys=[key, "g", "g:topic:0"])
-        found, *invalid = (await broker.ask(ask, 6)).coordinators
+        request = m.FindCoordinatorRequest(key_type=2, coordinator_keys=[key, "g", "g:topic:0"])
+        found, *invalid = (await broker.send_request(request, 6)).coordinators
         assert (found.key, found.node_id, found.error_code) == (key, broker.broker.node_id, 0)
         assert [one.error_code for one in invalid] == [E.INVALID_REQUEST] * 2
-        assert [one.error_code for one in (await broker.ask(ask, 5)).coordinators] == [E.INVALID_REQUEST] * 3
+        assert [one.error_code for one in (await broker.send_request(request, 5)).coordinators] == [
+            E.INVALID_REQUEST
+        ] * 3
 
     run(scenario)

@@ -38,10 +38,10 @@ class Driver:
         self.timers: dict[str, int | None] = {}
         self.now = 1_000
 
-    def ask(self, kind: type, *fields: object):
-        return self.tell(kind(7, *fields))
+    def send_request(self, kind: type, *fields: object):
+        return self.report(kind(7, *fields))
 
-    def tell(self, event: object):
+    def report(self, event: object):
         reply = None
         for action in self.core.handle(event, self.now):
             match action:
@@ -55,11 +55,11 @@ class Driver:
         return reply
 
     def write(self, *runs: Run, start: int = -1, epoch: int = 4, complete: int = 0):
-        return self.ask(Write, 3, epoch, start, complete, runs)
+        return self.send_request(Write, 3, epoch, start, complete, runs)
 
     def started(self) -> Driver:
-        assert self.ask(Initialize, 3, -1).error_code == 0
-        assert self.ask(Read, 4).start_offset == -1
+        assert self.send_request(Initialize, 3, -1).error_code == 0
+        assert self.send_request(Read, 4).start_offset == -1
         return self
 
 
@@ -128,26 +128,26 @@ def test_what_is_no_state_batch(run: Run) -> None:
 def test_before_it_is_initialized_and_after_its_end() -> None:
     driver = Driver()
     for _ in range(2):
-        assert (driver.ask(Read, 0).error_code, driver.write().error_code) == (42, 42)
-        summary = driver.ask(ReadSummary)
+        assert (driver.send_request(Read, 0).error_code, driver.write().error_code) == (42, 42)
+        summary = driver.send_request(ReadSummary)
         assert (summary.error_code, summary.start_offset, summary.delivery_complete_count) == (0, -1, -1)
         driver.started()
-        assert driver.ask(Delete).error_code == 0
-        assert driver.ask(Delete).error_code == 0  # as in Kafka
+        assert driver.send_request(Delete).error_code == 0
+        assert driver.send_request(Delete).error_code == 0  # as in Kafka
         assert driver.core.is_empty
         assert driver.log[-1] == (driver.log[0][0], None)
 
 
 def test_a_leader_fences_the_one_before_it_and_an_administrator_both() -> None:
     driver = Driver().started()
-    assert driver.ask(Read, 5).error_code == 0
+    assert driver.send_request(Read, 5).error_code == 0
     assert driver.write(Run(0, 0, 2, 1)).error_code == 74
-    assert driver.ask(Read, 4).error_code == 74
+    assert driver.send_request(Read, 4).error_code == 74
     assert driver.write(Run(0, 0, 2, 1), epoch=5).error_code == 0
-    assert driver.ask(Initialize, 2, 7).error_code == 124
-    assert driver.ask(Initialize, 4, 7).error_code == 0
+    assert driver.send_request(Initialize, 2, 7).error_code == 124
+    assert driver.send_request(Initialize, 4, 7).error_code == 0
     assert driver.write(Run(8, 8, 2, 1), epoch=5).error_code == 124
-    found = driver.ask(Read, 5)
+    found = driver.send_request(Read, 5)
     assert (found.state_epoch, found.start_offset, found.state_batches) == (4, 7, [])
 
 
@@ -155,9 +155,9 @@ def test_an_initialization_that_is_repeated_changes_nothing() -> None:
     driver = Driver().started()
     driver.write(Run(3, 4, ACKNOWLEDGED, 1), start=3)
     before, records_before = driver.core.durable(), len(driver.log)
-    assert driver.ask(Initialize, 3, -1).error_code == 0
+    assert driver.send_request(Initialize, 3, -1).error_code == 0
     assert (driver.core.durable(), len(driver.log)) == (before, records_before)
-    assert driver.ask(Initialize, 3, 9).error_code == 0
+    assert driver.send_request(Initialize, 3, 9).error_code == 0
     assert driver.core.start_offset == 9
 
 
@@ -178,7 +178,7 @@ def test_snapshots_after_so_many_updates_and_so_long_a_time() -> None:
     assert driver.timers == {SNAPSHOT_TIMER: None}
     driver.write(Run(9, 9, ACKNOWLEDGED, 1))
     assert driver.timers == {SNAPSHOT_TIMER: 1_050}
-    driver.tell(TimerFired(SNAPSHOT_TIMER))
+    driver.report(TimerFired(SNAPSHOT_TIMER))
     value = records.SHARE_SNAPSHOT.decode_value(driver.log[-1][1])
     assert (value.snapshot_epoch, len(value.state_batches)) == (2, 2)
 
@@ -199,7 +199,7 @@ def test_a_log_is_loaded_in_order(tmp_path: Path) -> None:
     driver = Driver().started()
     for offset in range(0, 100, 2):
         driver.write(Run(offset, offset, ACKNOWLEDGED, 1), complete=offset)
-    driver.ask(Read, 9)
+    driver.send_request(Read, 9)
     segment = bytearray()
     for number, (key, value) in enumerate(driver.log):
         batch = bytearray(records_batch([(key, value)], 1_000, -1, -1))
@@ -212,7 +212,7 @@ def test_a_log_is_loaded_in_order(tmp_path: Path) -> None:
     assert (loaded.record_count, loaded.skipped_count) == (len(driver.log), 0)
     assert core.durable() == driver.core.durable()
     assert core.on_loaded(5) == [Timer(SNAPSHOT_TIMER, 300_005)]
-    driver.ask(Delete)
+    driver.send_request(Delete)
     segment += b"".join(
         number.to_bytes(8, "big") + bytes(records_batch([record], 1_000, -1, -1))[8:]
         for number, record in enumerate(driver.log[-1:], len(driver.log) - 1)

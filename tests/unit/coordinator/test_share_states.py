@@ -61,7 +61,7 @@ def states_of(broker: HandlerBroker) -> ShareStates:
     return broker.broker.coordinators.share_states
 
 
-async def ask(
+async def send_request(
     broker: HandlerBroker, api_key: int, partition: int = 0, group: str = "g", topic: str = "t", **fields: Any
 ):
     """The partition of the response, by bodies as a worker sends them."""
@@ -89,7 +89,7 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
         message = IncrementalAlterConfigsRequest
         configs = [message.Config(name=name.replace("_", "."), value=value) for name, value in values.items()]
         request = message(resources=[message.Resource(resource_type=32, resource_name="g", configs=configs)])
-        return (await broker.ask(request, 1)).responses[0].error_code
+        return (await broker.send_request(request, 1)).responses[0].error_code
 
     async def scenario(broker: HandlerBroker) -> None:
         assert PACKED.size == 24
@@ -108,7 +108,7 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
             assert await alter(broker, **refused) == 40
         described = DescribeConfigsRequest
         request = described(resources=[described.Resource(resource_type=32, resource_name="g")], include_synonyms=True)
-        found = {one.name: one for one in (await broker.ask(request, 4)).results[0].configs}
+        found = {one.name: one for one in (await broker.send_request(request, 4)).results[0].configs}
         assert (found["share.auto.offset.reset"].value, found["share.auto.offset.reset"].config_source) == (
             "by_duration:PT2M",
             8,
@@ -123,12 +123,12 @@ def test_a_share_partition_begins_by_duration(tmp_path: Path) -> None:
     """Where READ has no start, the offset is looked up, and an error of that is retriable."""
 
     async def scenario(broker: HandlerBroker) -> None:
-        asked: list[tuple[bytes, int, int]] = []
+        requests: list[tuple[bytes, int, int]] = []
         found = [(17, 0), (-1, 0), (-1, 56)]
 
         async def first_since(topic_id: bytes, partition: int, since_ms: int) -> tuple[int, int]:
-            asked.append((topic_id, partition, since_ms))
-            return found[len(asked) - 1]
+            requests.append((topic_id, partition, since_ms))
+            return found[len(requests) - 1]
 
         async def read(partition: int) -> tuple[int, int]:
             message, topic_id = message_class(READ, "Request"), broker.metadata.topics["t"].topic_id
@@ -141,15 +141,17 @@ def test_a_share_partition_begins_by_duration(tmp_path: Path) -> None:
         states_of(broker).first_since = first_since
         message = IncrementalAlterConfigsRequest
         configs = [message.Config(name="share.auto.offset.reset", value="by_duration:PT2M")]
-        await broker.ask(message(resources=[message.Resource(resource_type=32, resource_name="g", configs=configs)]), 1)
-        await ask(broker, INITIALIZE, state_epoch=0, start_offset=-1)
+        await broker.send_request(
+            message(resources=[message.Resource(resource_type=32, resource_name="g", configs=configs)]), 1
+        )
+        await send_request(broker, INITIALIZE, state_epoch=0, start_offset=-1)
         assert await read(0) == (17, 0)
         assert await read(0) == (-1, 0)
         assert await read(0) == (-1, 15)
-        await ask(broker, INITIALIZE, partition=1, state_epoch=0, start_offset=5)
+        await send_request(broker, INITIALIZE, partition=1, state_epoch=0, start_offset=5)
         assert await read(1) == (0, 0)
-        assert [one[:2] for one in asked] == [(broker.metadata.topics["t"].topic_id, 0)] * 3
-        assert abs(asked[0][2] + 120_000 - time.time() * 1000) < 60_000
+        assert [one[:2] for one in requests] == [(broker.metadata.topics["t"].topic_id, 0)] * 3
+        assert abs(requests[0][2] + 120_000 - time.time() * 1000) < 60_000
 
     run(tmp_path, scenario)
 
@@ -164,36 +166,36 @@ async def until(condition) -> None:
 
 def test_a_worker_reads_and_writes(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        assert (await ask(broker, READ, leader_epoch=1)).error_code == 42
+        assert (await send_request(broker, READ, leader_epoch=1)).error_code == 42
         topic = broker.metadata.topics[SHARE_STATES]
         assert topic.internal and len(topic.partitions) == 3
         assert (topic.config["cleanup.policy"], topic.config["retention.ms"]) == ("delete", "-1")
-        assert (await ask(broker, INITIALIZE, state_epoch=2, start_offset=-1)).error_code == 0
-        assert (await ask(broker, READ, leader_epoch=1)).start_offset == -1
+        assert (await send_request(broker, INITIALIZE, state_epoch=2, start_offset=-1)).error_code == 0
+        assert (await send_request(broker, READ, leader_epoch=1)).start_offset == -1
         batches = [_StateBatch(5, 9, 2, 1), _StateBatch(12, 12, 4, 5)]
         write = {"state_epoch": 2, "leader_epoch": 1, "start_offset": 4, "delivery_complete_count": 6}
-        assert (await ask(broker, WRITE, state_batches=batches, **write)).error_code == 0
-        found = await ask(broker, READ, leader_epoch=3)
+        assert (await send_request(broker, WRITE, state_batches=batches, **write)).error_code == 0
+        found = await send_request(broker, READ, leader_epoch=3)
         assert (found.start_offset, found.state_epoch) == (4, 2)
         assert [(one.first_offset, one.last_offset) for one in found.state_batches] == [(5, 9), (12, 12)]
-        assert (await ask(broker, WRITE, **write)).error_code == 74
-        summary = await ask(broker, READ_SUMMARY)
+        assert (await send_request(broker, WRITE, **write)).error_code == 74
+        summary = await send_request(broker, READ_SUMMARY)
         assert (summary.leader_epoch, summary.start_offset, summary.delivery_complete_count) == (3, 4, 6)
-        assert (await ask(broker, DELETE)).error_code == 0
-        assert (await ask(broker, WRITE, **write)).error_code == 42
+        assert (await send_request(broker, DELETE)).error_code == 0
+        assert (await send_request(broker, WRITE, **write)).error_code == 42
 
     run(tmp_path, scenario)
 
 
 def test_what_is_refused_before_a_core_sees_it(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        assert (await ask(broker, READ, topic="none")).error_code == 3
-        assert (await ask(broker, READ, partition=2)).error_code == 3
-        assert (await ask(broker, READ, partition=-1)).error_code == 42
-        assert (await ask(broker, READ, group="")).error_code == 42
-        await ask(broker, INITIALIZE, state_epoch=0, start_offset=0)
+        assert (await send_request(broker, READ, topic="none")).error_code == 3
+        assert (await send_request(broker, READ, partition=2)).error_code == 3
+        assert (await send_request(broker, READ, partition=-1)).error_code == 42
+        assert (await send_request(broker, READ, group="")).error_code == 42
+        await send_request(broker, INITIALIZE, state_epoch=0, start_offset=0)
         upside_down = [_StateBatch(9, 5, 2, 1)]
-        assert (await ask(broker, WRITE, state_batches=upside_down)).error_code == 42
+        assert (await send_request(broker, WRITE, state_batches=upside_down)).error_code == 42
         for api_key in VERSIONS:
             for body in (b"", b"\x02g", b"\xff" * 40):
                 with pytest.raises(ProtocolError):
@@ -207,39 +209,39 @@ def test_another_host_coordinates(tmp_path: Path) -> None:
 
     class Peers:
         def __init__(self) -> None:
-            self.asked: list[tuple[int, object, int]] = []
+            self.requested: list[tuple[int, object, int]] = []
 
         async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
-            self.asked.append((node_id, request, version))
-            if len(self.asked) > 1:
+            self.requested.append((node_id, request, version))
+            if len(self.requested) > 1:
                 raise PeerError("gone")
             response = message_class(READ, "Response")
             one = response.Partition(partition=0, start_offset=77)
             return response(results=[response.Topic(topic_id=bytes(16), partitions=[one])])
 
     async def scenario(broker: HandlerBroker) -> None:
-        await ask(broker, INITIALIZE, state_epoch=0, start_offset=0)
+        await send_request(broker, INITIALIZE, state_epoch=0, start_offset=0)
         name = core_name("g", broker.metadata.topics["t"].topic_id, 0)
         partitions = broker.metadata.topics[SHARE_STATES].partitions
         index = partition_for(name, 3)
         partitions[index] = msgspec.structs.replace(partitions[index], leader=9)
         peers = states_of(broker).peers = Peers()  # type: ignore[assignment]
-        assert (await ask(broker, READ, leader_epoch=1)).start_offset == 77
-        (node_id, request, version) = peers.asked[0]
+        assert (await send_request(broker, READ, leader_epoch=1)).start_offset == 77
+        (node_id, request, version) = peers.requested[0]
         assert (node_id, version) == (9, 0) and isinstance(request, ReadShareGroupStateRequest)
-        assert (await ask(broker, READ, leader_epoch=1)).error_code == 15
+        assert (await send_request(broker, READ, leader_epoch=1)).error_code == 15
         # asked by a host that takes this one for the leader, it does not pass the question on
         frame = encode_request(request, 0, 5)
         _, response = decode_response(await states_of(broker).serve(frame), READ, 0)
         assert response.results[0].partitions[0].error_code == 16
-        assert len(peers.asked) == 2
+        assert len(peers.requested) == 2
 
     run(tmp_path, scenario)
 
 
 def test_a_share_group_from_its_first_heartbeat_to_its_deletion(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        await broker.ask(FindCoordinatorRequest(coordinator_keys=["g"]), 4)
+        await broker.send_request(FindCoordinatorRequest(coordinator_keys=["g"]), 4)
         coordinators = broker.broker.coordinators
         assert coordinators is not None
         groups = coordinators.groups
@@ -257,26 +259,26 @@ def test_a_share_group_from_its_first_heartbeat_to_its_deletion(tmp_path: Path) 
         second = await heartbeat(1)
         (assigned,) = second.assignment.topic_partitions
         assert (second.member_epoch, assigned.partitions) == (2, [0, 1])
-        assert (await ask(broker, READ, partition=1, leader_epoch=0)).state_epoch == 1
+        assert (await send_request(broker, READ, partition=1, leader_epoch=0)).state_epoch == 1
         assert await groups.request("g", DeleteGroup) == 68
         assert (await heartbeat(-1)).error_code == 0
         assert await groups.request("g", DeleteGroup) == 0
         assert groups.core("g") is None
-        assert (await ask(broker, READ, leader_epoch=0)).error_code == 42
+        assert (await send_request(broker, READ, leader_epoch=0)).error_code == 42
 
     run(tmp_path, scenario)
 
 
 def test_a_deleted_topic_is_forgotten(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
-        assert (await ask(broker, INITIALIZE, state_epoch=0, start_offset=0)).error_code == 0
+        assert (await send_request(broker, INITIALIZE, state_epoch=0, start_offset=0)).error_code == 0
         await create(broker, "other", 1)
-        assert (await ask(broker, INITIALIZE, topic="other", state_epoch=0, start_offset=0)).error_code == 0
+        assert (await send_request(broker, INITIALIZE, topic="other", state_epoch=0, start_offset=0)).error_code == 0
         share = broker.broker.coordinators.share
         assert len(list(share.items())) == 2
-        await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1_000), 5)
+        await broker.send_request(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1_000), 5)
         await until(lambda: len(list(share.items())) == 1)
-        assert (await ask(broker, READ, topic="other", leader_epoch=0)).error_code == 0
+        assert (await send_request(broker, READ, topic="other", leader_epoch=0)).error_code == 0
 
     run(tmp_path, scenario)
 
@@ -307,12 +309,14 @@ def test_what_is_before_the_snapshots_is_deleted(tmp_path: Path, monkeypatch: py
             return Answer(1, 0, "")
 
         for group in ("g", "idle"):
-            await ask(broker, INITIALIZE, group=group, state_epoch=2, start_offset=5)
+            await send_request(broker, INITIALIZE, group=group, state_epoch=2, start_offset=5)
         name = core_name("g", broker.metadata.topics["t"].topic_id, 0)
         place = share.places[share.partition_for(name)]
         write = {"state_epoch": 2, "leader_epoch": 1, "start_offset": -1, "delivery_complete_count": 1}
         for offset in range(8, 14):
-            assert not (await ask(broker, WRITE, state_batches=[_StateBatch(offset, offset, 2, 1)], **write)).error_code
+            assert not (
+                await send_request(broker, WRITE, state_batches=[_StateBatch(offset, offset, 2, 1)], **write)
+            ).error_code
         monkeypatch.setattr(broker.broker, "controller", SimpleNamespace(request=request))
         assert await pruning.prune(place) == -1 and not deleted  # too little
         monkeypatch.setattr(share_pruning, "RECORDS_MIN", 6)
@@ -325,7 +329,7 @@ def test_what_is_before_the_snapshots_is_deleted(tmp_path: Path, monkeypatch: py
             assert await pruned == -1 and not deleted
             return
         # what is written meanwhile
-        written = ask(broker, WRITE, state_batches=[_StateBatch(20, 20, 4, 5)], **write)
+        written = send_request(broker, WRITE, state_batches=[_StateBatch(20, 20, 4, 5)], **write)
         assert await pruned == end_offset == deleted[0].offset
         assert (deleted[0].name, deleted[0].partition) == (SHARE_STATES, place.index)
         assert state_after(broker, place.index, end_offset, name)[2:] == before[2:]

@@ -40,11 +40,11 @@ def test_timers_fire_once_and_in_order(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_deadlines_fire_once(seed: int) -> None:
     chance, found = random.Random(seed), Deadlines()
-    everybody = [Watched(f"m{number}") for number in range(40)]
+    every_process = [Watched(f"m{number}") for number in range(40)]
     model: dict[str, int] = {}
     now = 0
     for _ in range(20_000):
-        one = chance.choice(everybody)
+        one = chance.choice(every_process)
         if chance.random() < 0.1:
             found.drop(one)
             model.pop(one.member_id, None)
@@ -59,9 +59,9 @@ def test_deadlines_fire_once(seed: int) -> None:
             assert {watched.member_id for watched in found.expired(now)} == due
             for name in due:
                 del model[name]
-        found.check(everybody)
-        assert len(found._heap) <= 2 * len(everybody) + 2 * classic_members.HEAP_SLACK
-    assert all((one.deadline_ms != NEVER) == (one.member_id in model) for one in everybody)
+        found.check(every_process)
+        assert len(found._heap) <= 2 * len(every_process) + 2 * classic_members.HEAP_SLACK
+    assert all((one.deadline_ms != NEVER) == (one.member_id in model) for one in every_process)
 
 
 def test_times_that_come_nearer_and_nearer_leave_nothing_behind() -> None:

@@ -36,7 +36,7 @@ class Driver:
         self.actions: list[Action] = []
         self.attempt = 0
 
-    def tell(self, event: object) -> list[Action]:
+    def report(self, event: object) -> list[Action]:
         self.actions = self.core.handle(event, self.now)
         self.core.check()
         for action in self.actions:
@@ -50,10 +50,10 @@ class Driver:
         assert again.durable() == self.core.durable()
         return self.actions
 
-    def ask(self, kind: type, *arguments: object, **options: object) -> object:
+    def send_request(self, kind: type, *arguments: object, **options: object) -> object:
         """The response; None when it waits."""
         self.number += 1
-        self.tell(kind(self.number, *arguments, **options))
+        self.report(kind(self.number, *arguments, **options))
         return self.answer(self.number)
 
     def answer(self, number: int) -> object:
@@ -62,19 +62,19 @@ class Driver:
         )
 
     def markers_written(self) -> list[Action]:
-        return self.tell(events.MarkersWritten(self.attempt))
+        return self.report(events.MarkersWritten(self.attempt))
 
     def wait(self, milliseconds: int) -> list[Action]:
         self.now += milliseconds
-        return self.tell(TimerFired("due"))
+        return self.report(TimerFired("due"))
 
     def add(self, epoch: int, *partitions: tuple[str, int], producer_id: int = PID, version: int = 2) -> object:
-        return self.ask(events.AddPartitions, producer_id, epoch, partitions or (A,), version)
+        return self.send_request(events.AddPartitions, producer_id, epoch, partitions or (A,), version)
 
     def end(
         self, epoch: int, committed: bool = True, producer_id: int = PID, version: int = 2, spare: int = -1
     ) -> object:
-        return self.ask(events.EndTransaction, producer_id, epoch, committed, version, spare)
+        return self.send_request(events.EndTransaction, producer_id, epoch, committed, version, spare)
 
 
 def identity(error: int = 0, producer_id: int = -1, epoch: int = -1) -> Identity:
@@ -83,8 +83,8 @@ def identity(error: int = 0, producer_id: int = -1, epoch: int = -1) -> Identity
 
 def test_a_transaction_of_version_2() -> None:
     it = Driver()
-    assert it.ask(events.InitProducerId, 5_000) == identity(NEED_PRODUCER_ID)
-    assert it.ask(events.InitProducerId, 5_000, spare_producer_id=PID) == identity(0, PID, 0)
+    assert it.send_request(events.InitProducerId, 5_000) == identity(NEED_PRODUCER_ID)
+    assert it.send_request(events.InitProducerId, 5_000, spare_producer_id=PID) == identity(0, PID, 0)
     assert it.add(0, A) == 0 and it.add(0, A, B) == 0
     assert it.end(0) is None, "answered when the markers are written"
     number = it.number
@@ -140,7 +140,7 @@ def test_who_was_fenced_is_not_taken_for_one_that_repeats(epoch: int) -> None:
     assert it.end(epoch, committed=False) == identity(FENCED)
     it.markers_written()
     assert it.end(epoch, committed=False) == it.end(epoch) == identity(FENCED)
-    answer = it.ask(events.InitProducerId, 5_000, spare_producer_id=NEXT)
+    answer = it.send_request(events.InitProducerId, 5_000, spare_producer_id=NEXT)
     assert answer.error == 0 and answer.producer_epoch < EPOCH_MAX
     assert answer.producer_id == (NEXT if epoch >= EPOCH_MAX - 3 else PID)
 
@@ -148,9 +148,9 @@ def test_who_was_fenced_is_not_taken_for_one_that_repeats(epoch: int) -> None:
 def test_init_waits_for_the_abort_of_what_is_under_way() -> None:
     it = Driver(3)
     it.add(3)
-    assert it.ask(events.InitProducerId, 5_000) is None
+    assert it.send_request(events.InitProducerId, 5_000) is None
     first = it.number
-    assert it.ask(events.InitProducerId, 5_000) is None
+    assert it.send_request(events.InitProducerId, 5_000) is None
     it.markers_written()
     assert it.answer(first) == identity(0, PID, 6) and it.answer(first + 1) == identity(0, PID, 7), (
         "the later one fences the earlier"
@@ -160,26 +160,26 @@ def test_init_waits_for_the_abort_of_what_is_under_way() -> None:
 def test_a_late_recovery_does_not_abort_the_next_transaction() -> None:
     """InitProducerId of epoch 3, repeated when its producer works with epoch 4 already."""
     it = Driver(3)
-    assert it.ask(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
-    assert it.ask(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
+    assert it.send_request(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
+    assert it.send_request(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
     assert it.add(4) == 0
-    assert it.ask(events.InitProducerId, 5_000, PID, 3) == identity(FENCED)
+    assert it.send_request(events.InitProducerId, 5_000, PID, 3) == identity(FENCED)
     assert it.core.state == State.ONGOING
 
 
 def test_recovery_in_the_middle_of_a_transaction() -> None:
     it = Driver(3)
     it.add(3)
-    assert it.ask(events.InitProducerId, 5_000, PID, 3) is None
+    assert it.send_request(events.InitProducerId, 5_000, PID, 3) is None
     it.markers_written()
     assert it.answer(it.number) == identity(0, PID, 5)
 
 
 def test_recovery_at_the_last_epoch_changes_the_producer_id() -> None:
     it = Driver(EPOCH_MAX - 1)
-    assert it.ask(events.InitProducerId, 5_000, PID, EPOCH_MAX - 1, NEXT) == identity(0, NEXT, 0)
-    assert it.ask(events.InitProducerId, 5_000, PID, EPOCH_MAX - 1, 99) == identity(0, NEXT, 0), "its retry"
-    assert it.ask(events.InitProducerId, 5_000, PID, EPOCH_MAX - 2) == identity(FENCED)
+    assert it.send_request(events.InitProducerId, 5_000, PID, EPOCH_MAX - 1, NEXT) == identity(0, NEXT, 0)
+    assert it.send_request(events.InitProducerId, 5_000, PID, EPOCH_MAX - 1, 99) == identity(0, NEXT, 0), "its retry"
+    assert it.send_request(events.InitProducerId, 5_000, PID, EPOCH_MAX - 2) == identity(FENCED)
 
 
 def test_markers_that_take_long() -> None:
@@ -198,7 +198,7 @@ def test_markers_that_take_long() -> None:
     for _ in range(HELD_MAX):
         assert it.add(4) is None
     assert it.add(4) == CONCURRENT, "the waiting list is full"
-    assert it.ask(events.VerifyPartitions, PID, 4, (A,)) == (CONCURRENT,)
+    assert it.send_request(events.VerifyPartitions, PID, 4, (A,)) == (CONCURRENT,)
     assert it.add(4, version=0) == CONCURRENT, "of this client it could be a repetition"
     it.markers_written()
     assert sum(isinstance(action, Reply) for action in it.actions) == HELD_MAX
@@ -228,7 +228,7 @@ def test_old_markers_do_not_complete_the_next_transaction() -> None:
     it.markers_written()
     it.add(3, version=0)
     it.end(3, version=0)
-    it.tell(events.MarkersWritten(old))
+    it.report(events.MarkersWritten(old))
     assert it.core.state == State.PREPARE_COMMIT
     it.markers_written()
     assert it.core.state == State.COMPLETE_COMMIT
@@ -241,8 +241,8 @@ def test_an_idle_id_expires() -> None:
     it.wait(1)
     assert it.core.is_empty and it.log[-1] == (encode_key("id"), None)
     assert it.add(3) == UNKNOWN_PRODUCER and it.end(3) == identity(UNKNOWN_PRODUCER)
-    assert it.ask(events.Describe) is None and it.core.is_empty
-    assert it.ask(events.InitProducerId, 5_000, PID, 3, NEXT) == identity(0, NEXT, 0), (
+    assert it.send_request(events.Describe) is None and it.core.is_empty
+    assert it.send_request(events.InitProducerId, 5_000, PID, 3, NEXT) == identity(0, NEXT, 0), (
         "a producer that is still there begins anew"
     )
 
@@ -265,10 +265,10 @@ def test_nothing_is_added_twice() -> None:
 
 def test_an_administrator_aborts() -> None:
     it = Driver(3)
-    assert it.ask(events.AbortByAdministrator, PID) == 0, "nothing is under way"
+    assert it.send_request(events.AbortByAdministrator, PID) == 0, "nothing is under way"
     it.add(3)
-    assert it.ask(events.AbortByAdministrator, 99) == UNKNOWN_PRODUCER
-    assert it.ask(events.AbortByAdministrator, PID) is None
+    assert it.send_request(events.AbortByAdministrator, 99) == UNKNOWN_PRODUCER
+    assert it.send_request(events.AbortByAdministrator, PID) is None
     it.markers_written()
     assert it.answer(it.number) == 0 and it.core.state == State.COMPLETE_ABORT
     assert it.end(3) == identity(FENCED)
@@ -359,4 +359,4 @@ def test_the_last_epoch_is_nobodys(version: int) -> None:
     it = Driver(epoch=32767, state=State.COMPLETE_ABORT)
     assert it.add(32767, version=version) == FENCED
     assert it.end(32767, committed=False, version=2, spare=77).error == FENCED
-    assert it.ask(events.InitProducerId, 5_000, spare_producer_id=77) == identity(producer_id=77, epoch=0)
+    assert it.send_request(events.InitProducerId, 5_000, spare_producer_id=77) == identity(producer_id=77, epoch=0)

@@ -61,7 +61,7 @@ def run(test: Coroutine[object, object, None]) -> None:
     asyncio.run(test)
 
 
-def wanted(*partitions: tuple[str, int]) -> WriteMarkers:
+def requested(*partitions: tuple[str, int]) -> WriteMarkers:
     return WriteMarkers(partitions, 7, 1, True, 4)
 
 
@@ -73,7 +73,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_core_is_told_when_all_are_written() -> None:
     async def test() -> None:
         world = World()
-        world.markers.carry_out("id", wanted(T0, T1, G3), 9)
+        world.markers.carry_out("id", requested(T0, T1, G3), 9)
         assert [partition for partition, _ in world.appends] == [T0, T1, G3] and not world.posted
         await world.settle()
         assert world.posted == [("id", MarkersWritten(4))] and world.markers.job_count == 0
@@ -84,7 +84,7 @@ def test_the_core_is_told_when_all_are_written() -> None:
 def test_what_fails_is_tried_again() -> None:
     async def test() -> None:
         world = World()
-        world.markers.carry_out("id", wanted(T0), 9)
+        world.markers.carry_out("id", requested(T0), 9)
         for error in (
             AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER),
             AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True),
@@ -102,7 +102,7 @@ def test_what_fails_is_tried_again() -> None:
 
 @pytest.mark.parametrize("in_the_call", [False, True])
 def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> None:
-    """Nobody tried its marker again before the coordinator was loaded anew. `in_the_call`: it is
+    """Nobody tried its marker again before the coordinator was loaded again. `in_the_call`: it is
     raised where the marker is given, not by what becomes of it.
     """
 
@@ -116,7 +116,7 @@ def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> Non
             return append(*marker)  # type: ignore[arg-type]
 
         world.markers._append = failing  # type: ignore[assignment]
-        world.markers.carry_out("id", wanted(T0), 9)
+        world.markers.carry_out("id", requested(T0), 9)
         if not in_the_call:
             assert await world.settle(KeyError("slot")) == [T0]
         for _ in range(1000):
@@ -138,13 +138,13 @@ def test_no_marker_leaves_for_a_core_that_has_gone_meanwhile(partition: tuple[st
     async def test() -> None:
         world = World()
         if partition is T0:
-            world.markers.carry_out("id", wanted(T0, T1), 9)
+            world.markers.carry_out("id", requested(T0, T1), 9)
             await world.settle(AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         else:
             ticket = world.commits.enter(7)
-            world.markers.carry_out("id", wanted(G3), 9)
+            world.markers.carry_out("id", requested(G3), 9)
         assert not world.appends
-        world.the_core = object()  # the partition of __transaction_state was loaded anew
+        world.the_core = object()  # the partition of __transaction_state was loaded again
         if partition is G3:
             world.commits.leave(7, ticket)
         for _ in range(1000):
@@ -160,7 +160,7 @@ def test_no_marker_leaves_for_a_core_that_has_gone_meanwhile(partition: tuple[st
 def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
     async def test() -> None:
         world = World()
-        world.markers.carry_out("id", wanted(T0), 9)
+        world.markers.carry_out("id", requested(T0), 9)
         world.partitions.clear()
         await world.settle(error)
         assert world.posted
@@ -171,7 +171,7 @@ def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
 def test_a_bumped_marker_that_comes_twice_is_done() -> None:
     async def test() -> None:
         world = World()
-        world.markers.carry_out("id", msgspec.structs.replace(wanted(T0, G3), is_bumped=True), 9)
+        world.markers.carry_out("id", msgspec.structs.replace(requested(T0, G3), is_bumped=True), 9)
         assert world.identities == [(7, 1, 9, True, True)] * 2
         await world.settle(AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True))
         while len(world.appends) < 2:
@@ -190,13 +190,13 @@ def test_a_bumped_marker_that_comes_twice_is_done() -> None:
 def test_a_core_that_was_loaded_anew_is_not_told(successor: object | None) -> None:
     async def test() -> None:
         world = World()
-        world.markers.carry_out("id", wanted(T0, T1), 9)
+        world.markers.carry_out("id", requested(T0, T1), 9)
         world.the_core = successor
         await world.settle(AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not world.appends and not world.posted and world.markers.job_count == 0
-        world.markers.carry_out("id", wanted(T0), 9)
+        world.markers.carry_out("id", requested(T0), 9)
         await world.settle()
         assert bool(world.posted) == (successor is not None)
 
@@ -211,7 +211,7 @@ def test_offsets_that_come_without_pause_do_not_keep_a_transaction_from_ending()
     async def test() -> None:
         world = World()
         before = world.commits.enter(7)
-        world.markers.carry_out("id", wanted(G3), 9)
+        world.markers.carry_out("id", requested(G3), 9)
         later = world.commits.enter(7)
         world.commits.leave(7, before)
         assert [partition for partition, _ in world.appends] == [G3]
@@ -225,7 +225,7 @@ def test_offsets_that_come_without_pause_do_not_keep_a_transaction_from_ending()
 def test_a_record_without_partitions_is_done_at_once() -> None:
     async def test() -> None:
         world = World()
-        world.markers.carry_out("id", wanted(), 9)
+        world.markers.carry_out("id", requested(), 9)
         assert world.posted == [("id", MarkersWritten(4))] and world.markers.job_count == 0
 
     run(test())
@@ -235,7 +235,7 @@ def test_offsets_under_way_come_before_the_marker() -> None:
     async def test() -> None:
         world = World()
         first, second, other = world.commits.enter(7), world.commits.enter(7), world.commits.enter(8)
-        world.markers.carry_out("id", wanted(T0, G3), 9)
+        world.markers.carry_out("id", requested(T0, G3), 9)
         assert [partition for partition, _ in world.appends] == [T0]
         world.commits.leave(8, other)
         world.commits.leave(7, first)
@@ -263,7 +263,7 @@ class Coordinator:
         return self.answer
 
 
-def told(answer: object, version: int, transactional_id: str = "id") -> tuple[list[int], object]:
+def report(answer: object, version: int, transactional_id: str = "id") -> tuple[list[int], object]:
     coordinator = Coordinator(answer)
     errors = asyncio.run(checks.check_produce(coordinator, transactional_id, 7, 1, version, [T0, None, T1]))
     return errors, coordinator.event
@@ -274,10 +274,10 @@ AGAIN = int(ErrorCode.NOT_ENOUGH_REPLICAS)
 
 
 def test_a_new_client_adds_and_an_old_one_is_verified() -> None:
-    assert told(0, 12) == ([0, UNKNOWN_ID, 0], AddPartitions(1, 7, 1, (T0, T1), 2))
-    assert told((0, 48), 10) == ([0, UNKNOWN_ID, 48], VerifyPartitions(1, 7, 1, (T0, T1)))
-    assert told((0, 48), 11)[0] == [0, UNKNOWN_ID, int(ErrorCode.TRANSACTION_ABORTABLE)]
-    assert told(0, 12, "") == ([int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * 3, None)
+    assert report(0, 12) == ([0, UNKNOWN_ID, 0], AddPartitions(1, 7, 1, (T0, T1), 2))
+    assert report((0, 48), 10) == ([0, UNKNOWN_ID, 48], VerifyPartitions(1, 7, 1, (T0, T1)))
+    assert report((0, 48), 11)[0] == [0, UNKNOWN_ID, int(ErrorCode.TRANSACTION_ABORTABLE)]
+    assert report(0, 12, "") == ([int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * 3, None)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_a_new_client_adds_and_an_old_one_is_verified() -> None:
     ],
 )
 def test_error_codes_are_those_that_clients_understand(error: int, old: int, new: int) -> None:
-    assert told((int(error),) * 2, 10)[0] == [old, UNKNOWN_ID, old]
-    assert told(int(error), 12)[0] == [new, UNKNOWN_ID, new]
+    assert report((int(error),) * 2, 10)[0] == [old, UNKNOWN_ID, old]
+    assert report(int(error), 12)[0] == [new, UNKNOWN_ID, new]
 
 
 @pytest.mark.parametrize(
@@ -302,4 +302,4 @@ def test_error_codes_are_those_that_clients_understand(error: int, old: int, new
 )
 @pytest.mark.parametrize("version", [10, 12])
 def test_a_coordinator_that_is_not_there_is_tried_again(error: int, version: int) -> None:
-    assert told(CoordinatorError(error), version)[0] == [AGAIN, UNKNOWN_ID, AGAIN]
+    assert report(CoordinatorError(error), version)[0] == [AGAIN, UNKNOWN_ID, AGAIN]

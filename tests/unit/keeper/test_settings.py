@@ -25,5 +25,5 @@ def test_the_default_number_of_workers_fits_the_shared_memory(
     monkeypatch.setattr(configuration, "usable_cpu_count", lambda: 4)
     config = {"receive.arena.bytes": str(arena_mebibytes << 20)}
     assert settings.resolve(config, layout(tmp_path)).worker_count == expected
-    told = settings.resolve({**config, "worker.count": "3"}, layout(tmp_path))
-    assert told.worker_count == 3  # and the keeper says what to do if that is too many
+    reported = settings.resolve({**config, "worker.count": "3"}, layout(tmp_path))
+    assert reported.worker_count == 3  # and the keeper says what to do if that is too many

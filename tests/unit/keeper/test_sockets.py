@@ -87,7 +87,7 @@ def test_the_keeper_rests_when_nobody_can_be_accepted(who: str, code: int) -> No
     for round_ in range(1, 4):
         for _ in range(5):
             turn()
-        assert listener.asked == round_ and len(keeper._timers) == 1
+        assert listener.requested == round_ and len(keeper._timers) == 1
         keeper._timers.pop()[2]()
     if who == "clients":  # an acceptor is back while it rests: the listener is the acceptor's
         turn()

@@ -30,7 +30,7 @@ def places(tmp_path: Path) -> Layout:
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """supervisord takes all handlers, for good; and what survive_full_disks() changes."""
+    """supervisord takes all handlers, permanently; and what survive_full_disks() changes."""
     monkeypatch.setattr(loggers.Handler, "handleError", loggers.Handler.handleError)
     monkeypatch.setattr(loggers.RotatingFileHandler, "doRollover", loggers.RotatingFileHandler.doRollover)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR2)

@@ -137,11 +137,11 @@ def test_free_space_spares_topics_without_the_delete_policy() -> None:
 
 
 @given(st.lists(st.tuples(segments, st.integers(0, 600)), max_size=5), st.integers(0, 10_000))
-def test_free_space_frees_enough_or_all_it_may(partitions: list[tuple[list[Segment], int]], wanted: int) -> None:
+def test_free_space_frees_enough_or_all_it_may(partitions: list[tuple[list[Segment], int]], expected: int) -> None:
     candidates = [
         Candidate(number, found, 0, high_watermark, True) for number, (found, high_watermark) in enumerate(partitions)
     ]
-    starts = free_space(candidates, wanted)
+    starts = free_space(candidates, expected)
     freed, possible = 0, 0
     for candidate in candidates:
         bases = [segment.base_offset for segment in candidate.segments]
@@ -150,4 +150,4 @@ def test_free_space_frees_enough_or_all_it_may(partitions: list[tuple[list[Segme
         freed += sum(segment.size_bytes for segment in candidate.segments if segment.base_offset < start)
         limit = max((base for base in bases if base <= candidate.high_watermark), default=0)
         possible += sum(segment.size_bytes for segment in candidate.segments if segment.base_offset < limit)
-    assert freed >= min(wanted, possible)
+    assert freed >= min(expected, possible)

@@ -56,7 +56,7 @@ def test_two_forget_the_same_directory() -> None:
 
 
 def test_what_is_found_after_the_directory_was_forgotten_is_not_kept() -> None:
-    """A topic is deleted while retention reads its segments; one that is made anew under its name
+    """A topic is deleted while retention reads its segments; one that is made again under its name
     has others.
     """
     ends = [1000, 2000]

@@ -27,8 +27,8 @@ def programs() -> list[str]:
 
 
 def test_all_programs_of_the_core_are_found() -> None:
-    said = subprocess.check_output(["make", "--no-print-directory", "-C", str(CORE_TESTS), "list"], text=True)
-    lists = dict(line.split(": ", 1) for line in said.splitlines())
+    output = subprocess.check_output(["make", "--no-print-directory", "-C", str(CORE_TESTS), "list"], text=True)
+    lists = dict(line.split(": ", 1) for line in output.splitlines())
     asan = [name.removeprefix("asan/") for name in programs() if name.startswith("asan/")]
     tsan = [name.removeprefix("tsan/") for name in programs() if name.startswith("tsan/")]
     assert sorted(asan) == sorted(lists["tests"].split()) and sorted(tsan) == sorted(lists["threads"].split())

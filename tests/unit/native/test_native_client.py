@@ -157,4 +157,4 @@ def test_outcomes_that_ctrl_c_kept_from_being_returned_are_returned_by_the_next_
     monkeypatch.setattr(native_client, "Delivery", interrupted)
     with pytest.raises(KeyboardInterrupt):
         producer.deliveries()
-    assert [told.batch for told in producer.deliveries()] == [1, 2, 3] and producer.deliveries() == []
+    assert [reported.batch for reported in producer.deliveries()] == [1, 2, 3] and producer.deliveries() == []

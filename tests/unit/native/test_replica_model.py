@@ -56,7 +56,7 @@ class History:
         self.broker_epochs = {node: 10 + node for node in range(2, 6)}
         self.members: tuple[Member, ...] = ()
         self.leader = -1
-        self.tell_log()
+        self.report_log()
 
     def step(self) -> None:
         kinds = [
@@ -69,7 +69,7 @@ class History:
             "propose",
             "propose",
             "answer",
-            "ask",
+            "send_request",
             "follow",
             "time",
             "start",
@@ -85,12 +85,12 @@ class History:
         assert set(core.maximal_in_sync) == model.maximal
         assert core.proposing == (model.proposal is not None)
         assert [(state.node_id, state.position, state.broker_epoch) for state in core.followers] == [
-            (node, heard.position, heard.broker_epoch) for node, heard in model.heard.items()
+            (node, received.position, received.broker_epoch) for node, received in model.received.items()
         ]
 
-    def tell_log(self) -> None:
-        told = self.log_start, len(self.log), self.durable, self.now_ms
-        assert self.core.log(*told) == self.model.log(*told)
+    def report_log(self) -> None:
+        reported = self.log_start, len(self.log), self.durable, self.now_ms
+        assert self.core.log(*reported) == self.model.log(*reported)
 
     def assign(self) -> None:
         rng = self.random
@@ -139,16 +139,16 @@ class History:
             self.log += [self.leader_epoch] * self.random.randrange(1, 4)
             if not self.flush_on_ack:
                 self.durable = min(len(self.log), max(self.durable, self.random.randrange(len(self.log) + 1)))
-            self.tell_log()
+            self.report_log()
 
     def flush(self) -> None:
         self.durable = len(self.log)
-        self.tell_log()
+        self.report_log()
 
     def start(self) -> None:
         if self.random.random() < 0.1:
             self.log_start = min(self.log_start + 1, self.model.high_watermark)
-            self.tell_log()
+            self.report_log()
 
     def time(self) -> None:
         self.now_ms += self.random.choice([1, 5, 40, 90, 150, 600])
@@ -181,15 +181,15 @@ class History:
         if self.model.proposal is not None:
             sequence = self.model.proposal.sequence - (self.random.random() < 0.1)
             error = self.random.choice([0, 0, 41, 55, 74, 95, 107])
-            told = sequence, self.leader_epoch - (self.random.random() < 0.1), error
-            assert self.core.answered(*told, self.now_ms, self.now_ms + 20) == self.model.answered(
-                *told, self.now_ms + 20
+            reported = sequence, self.leader_epoch - (self.random.random() < 0.1), error
+            assert self.core.answered(*reported, self.now_ms, self.now_ms + 20) == self.model.answered(
+                *reported, self.now_ms + 20
             )
 
-    def ask(self) -> None:
+    def send_request(self) -> None:
         for acks_all in (False, True):
-            told = acks_all, 500, self.random.choice([499, 500, 501])
-            assert self.core.may_append(*told) == self.model.may_append(*told)
+            reported = acks_all, 500, self.random.choice([499, 500, 501])
+            assert self.core.may_append(*reported) == self.model.may_append(*reported)
         assert self.core.latest() == self.model.latest()
 
     def follow(self) -> None:
@@ -218,13 +218,13 @@ class History:
         if step.action == Action.APPEND:
             self.log += [self.log[-1] if self.log else 0] * rng.randrange(3)
             self.durable = len(self.log) if rng.random() < 0.8 else self.durable
-            self.tell_log()
-            told = self.leader_epoch - (rng.random() < 0.1), answer.high_watermark
-            assert self.core.followed(*told) == self.model.followed(*told)
+            self.report_log()
+            reported = self.leader_epoch - (rng.random() < 0.1), answer.high_watermark
+            assert self.core.followed(*reported) == self.model.followed(*reported)
         elif step.action == Action.TRUNCATE and step.offset >= self.log_start:
             del self.log[step.offset :]
             self.durable = min(self.durable, len(self.log))
-            self.tell_log()
+            self.report_log()
 
 
 @pytest.mark.parametrize("block", range(8))

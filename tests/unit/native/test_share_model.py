@@ -71,8 +71,8 @@ class History:
         batches = [batch for batch in self.log if batch.last >= position][: self.random.choice([1, 3, 20])]
         member, records_max = self.random.choice(MEMBERS), self.random.choice([1, 4, 100, 500])
         strict = self.random.random() < 0.5
-        asked = (member, self.now_ms, records_max, strict, position, batches)
-        runs, expected = self.core.acquire(*asked), self.model.acquire(*asked)
+        requested = (member, self.now_ms, records_max, strict, position, batches)
+        runs, expected = self.core.acquire(*requested), self.model.acquire(*requested)
         got = [(offset, run.count) for run in runs for offset in range(run.first, run.last + 1)]
         assert got == expected
         skipped = {offset for batch in batches if batch.skipped for offset in range(batch.first, batch.last + 1)}

@@ -81,11 +81,11 @@ class MadeUpDriver:
 
     def __init__(self, rates: dict[str, float] | None = None) -> None:
         self.rates = rates or {}
-        self.asked: list[tuple] = []
+        self.requested: list[tuple] = []
         self.failing: dict[str, Exception] = {}
 
     def _do(self, what: str, peer: MadeUp, **words) -> None:
-        self.asked.append((what, peer.name, words))
+        self.requested.append((what, peer.name, words))
         if peer.name in self.failing:
             raise self.failing[peer.name]
 
@@ -111,11 +111,11 @@ class MadeUpDriver:
 def laboratory(
     peers: list[MadeUp], driver: MadeUpDriver, tools: MadeUpDriver | None = None, seconds: float = 1e6, **more
 ) -> Laboratory:
-    return Laboratory(peers, {"kafka": driver, "redis": driver}, tools, say=lambda line: None, seconds=seconds, **more)  # type: ignore[arg-type, list-item, dict-item]
+    return Laboratory(peers, {"kafka": driver, "redis": driver}, tools, log=lambda line: None, seconds=seconds, **more)  # type: ignore[arg-type, list-item, dict-item]
 
 
 def _who(driver: MadeUpDriver, what: str = "produce") -> list[str]:
-    return [name for kind, name, _ in driver.asked if kind == what]
+    return [name for kind, name, _ in driver.requested if kind == what]
 
 
 def test_peers_are_measured_in_turn_and_the_turn_changes() -> None:
@@ -131,7 +131,7 @@ def test_what_was_produced_is_read_back_whole_and_the_topic_goes() -> None:
     driver, peer = MadeUpDriver(), MadeUp("a")
     lab = laboratory([peer], driver)
     lab.run([THROUGHPUT], 1)
-    assert driver.asked[1] == ("consume", "a", {"records": 1006})
+    assert driver.requested[1] == ("consume", "a", {"records": 1006})
     assert peer.topics == []
     values = lab.samples[0].values
     assert (values["records_per_s"], values["pss_mb"], values["consume_records_per_s"]) == (1000.0, 5.0, 1006.0)
@@ -191,11 +191,11 @@ def test_the_lean_client_only_produces() -> None:
         {"kafka": driver, "redis": driver},
         None,
         {"kafka": lean},
-        say=lambda line: None,
+        log=lambda line: None,
         seconds=1e6,
     )  # type: ignore[list-item, dict-item]
     lab.run([Step(plan.PRODUCE, driver=LEAN, everyone=True)], 1)
-    assert [asked[:2] for asked in lean.asked] == [("produce", "a")] and not driver.asked, (
+    assert [requested[:2] for requested in lean.requested] == [("produce", "a")] and not driver.requested, (
         "and only whose protocol has one"
     )
     assert "consume_records_per_s" not in lab.samples[0].values
@@ -205,7 +205,7 @@ def test_rates_are_shares_of_the_own_maximum_or_of_the_lowest() -> None:
     driver = MadeUpDriver({"a": 8000.0, "b": 2000.0})
     lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
     lab.run([ALONG, Step(plan.LATENCY, share=0.25), Step(plan.LATENCY, share=0.5, common=True)], 1)
-    assert [(name, words["rate"]) for what, name, words in driver.asked if what == "latency"] == [
+    assert [(name, words["rate"]) for what, name, words in driver.requested if what == "latency"] == [
         ("a", 2000),
         ("b", 500),
         ("a", 1000),
@@ -225,10 +225,10 @@ def test_kafkas_tool_is_given_a_count_that_takes_seconds() -> None:
     driver, tools = MadeUpDriver({"a": 40_000.0}), MadeUpDriver({"a": 10_000.0})
     lab = laboratory([MadeUp("a")], driver, tools, bounds=Bounds(tools_seconds=4.0))
     lab.run([THROUGHPUT, Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)], 2)
-    assert [words["records"] for what, _, words in tools.asked if what == "produce"] == [80_000, 40_000], (
+    assert [words["records"] for what, _, words in tools.requested if what == "produce"] == [80_000, 40_000], (
         "half of the neutral rate first, then its own"
     )
-    assert [words["records"] for what, _, words in driver.asked if what == "produce"] == [
+    assert [words["records"] for what, _, words in driver.requested if what == "produce"] == [
         Bounds().payload_bytes // BASE.record_bytes
     ] * 2
 
@@ -270,14 +270,14 @@ def test_a_topic_that_will_not_go_takes_no_measurement_with_it() -> None:
         def drop_topic(self, name: str) -> None:
             raise PeerFailed("not now")
 
-    driver, said = MadeUpDriver(), []
-    lab = Laboratory([Keeping("a")], {"kafka": driver}, None, say=said.append, seconds=1e6)  # type: ignore[list-item, dict-item]
+    driver, message = MadeUpDriver(), []
+    lab = Laboratory([Keeping("a")], {"kafka": driver}, None, log=message.append, seconds=1e6)  # type: ignore[list-item, dict-item]
     lab.run([THROUGHPUT], 1)
     assert len(lab.samples) == 1 and not lab.failures
     driver.failing["a"] = LoadFailed("nothing came")
     lab.run([THROUGHPUT], 1)
     assert lab.failures[0].reason == "nothing came"
-    assert sum("stays: not now" in line for line in said) == 2
+    assert sum("stays: not now" in line for line in message) == 2
 
 
 def test_as_much_memory_is_touched_as_will_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

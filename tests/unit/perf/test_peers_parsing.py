@@ -46,18 +46,18 @@ def test_producer_performance_is_its_last_summary() -> None:
 
 
 def test_numbers_with_thousands_separated_are_numbers() -> None:
-    said = PRODUCED.replace("40037.368210", "40,037.37").replace("1148.00 ms max", "1,148.00 ms max")
-    assert parse_producer_performance(said)["acknowledged"]["max_us"] == 1_148_000
+    message = PRODUCED.replace("40037.368210", "40,037.37").replace("1148.00 ms max", "1,148.00 ms max")
+    assert parse_producer_performance(message)["acknowledged"]["max_us"] == 1_148_000
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["", PRODUCED.splitlines()[0], "Exception in thread main\n"],
     ids=["nothing", "progress only", "an exception"],
 )
-def test_a_producer_without_a_summary_has_failed(said: str) -> None:
+def test_a_producer_without_a_summary_has_failed(message: str) -> None:
     with pytest.raises(LoadFailed, match="no summary"):
-        parse_producer_performance(said)
+        parse_producer_performance(message)
 
 
 def test_consumer_performance_counts_fetching_not_joining() -> None:
@@ -75,13 +75,13 @@ def test_columns_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["", CONSUMED.splitlines()[0], CONSUMED.replace("2312", "0"), CONSUMED.replace(" 300000,", " 0,")],
     ids=["nothing", "header only", "no time", "no records"],
 )
-def test_a_consumer_that_read_nothing_has_failed(said: str) -> None:
+def test_a_consumer_that_read_nothing_has_failed(message: str) -> None:
     with pytest.raises(LoadFailed, match="ConsumerPerformance"):
-        parse_consumer_performance(said)
+        parse_consumer_performance(message)
 
 
 def test_end_to_end_latency_has_an_average_since_its_percentiles_are_whole_milliseconds() -> None:
@@ -96,7 +96,7 @@ def test_end_to_end_latency_has_an_average_since_its_percentiles_are_whole_milli
 
 
 @pytest.mark.parametrize(
-    ("said", "major"),
+    ("message", "major"),
     [
         ('openjdk version "17.0.15" 2025-04-15', 17),
         ('java version "1.8.0_391"', 8),
@@ -104,13 +104,13 @@ def test_end_to_end_latency_has_an_average_since_its_percentiles_are_whole_milli
         ("what?", 0),
     ],
 )
-def test_javas_version(said: str, major: int) -> None:
-    assert java_major(said) == major
+def test_javas_version(message: str, major: int) -> None:
+    assert java_major(message) == major
 
 
 def test_apts_reason_names_no_address() -> None:
-    said = "W: nothing\nE: Failed to fetch http://somewhere.example/x.deb  404  Not Found\nE: second\n"
-    assert apt_reason(said) == "Failed to fetch 404 Not Found"
+    message = "W: nothing\nE: Failed to fetch http://somewhere.example/x.deb  404  Not Found\nE: second\n"
+    assert apt_reason(message) == "Failed to fetch 404 Not Found"
     assert apt_reason("") == "apt gave no reason"
 
 
@@ -153,13 +153,13 @@ def _running(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", error: s
 
 def test_without_a_tool_the_reason_is_its_name(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    for ask, reason in (
+    for request, reason in (
         (maven.java, "no java"),
         (lambda: maven.jars(pom), "no mvn"),
         (lambda: debian.unpacked(["redis-server"]), "no apt-get"),
     ):
         with pytest.raises(Unavailable, match=reason):
-            ask()
+            request()
 
 
 def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,17 +130,17 @@ def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ({"rounds": 0}, "part of a round"),
         ({"rounds": 1}, "1 round,"),
         ({"rounds": 2, "busy_before": 0.37}, "Other programs used 37% of the CPUs"),
     ],
 )
-def test_a_cut_or_disturbed_run_says_so(how: dict, said: str) -> None:
+def test_a_cut_or_disturbed_run_says_so(how: dict, message: str) -> None:
     run = run_of(SAMPLES)
     run.line["run"] = how
-    assert said in joined(report.head_text(run))
+    assert message in joined(report.head_text(run))
     assert ("Other programs" in report.head_text(run)) == ("busy_before" in how)
 
 

@@ -225,6 +225,6 @@ def test_when_all_are_disturbed_the_calmest_counts_and_it_is_said() -> None:
 
 
 def test_quick_runs_repeat_twice() -> None:
-    said: list[str] = []
-    assert list(Bench(None, said.append, quick=True).repeat("case")) == [0, 1]  # type: ignore[arg-type]
-    assert said[1].endswith("case: 2 of 2")
+    message: list[str] = []
+    assert list(Bench(None, message.append, quick=True).repeat("case")) == [0, 1]  # type: ignore[arg-type]
+    assert message[1].endswith("case: 2 of 2")

@@ -52,13 +52,15 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("core_files", "sandbox", "said"),
+    ("core_files", "sandbox", "message"),
     [("true", "off", "nothing"), ("false", "off", "no core files"), ("true", "on", "no new privileges, seccomp")],
 )
-def test_what_the_kernel_lacks_is_left_out_and_said(tmp_path: Path, core_files: str, sandbox: str, said: str) -> None:
+def test_what_the_kernel_lacks_is_left_out_and_said(
+    tmp_path: Path, core_files: str, sandbox: str, message: str
+) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, core_files, sandbox, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
-    assert ran.stdout.splitlines()[-1] == said, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1] == message, ran.stdout + ran.stderr
     warned = "part of process.sandbox is not in force here" in ran.stdout
     assert warned == (sandbox == "on")

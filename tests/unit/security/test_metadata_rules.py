@@ -150,10 +150,10 @@ def test_older_hosts_get_no_record_that_they_cannot_read() -> None:
     world = World()
     world.settle()
     for change in (messages.CreateAcls([acl("a")]), messages.AlterScramCredentials([], [credential("u")])):
-        answer = world.ask(change)
+        answer = world.send_request(change)
         assert answer.error == E.INVALID_UPDATE_VERSION and "mqd cluster upgrade" in (answer.message or "")
     level = messages.FeatureUpdate(features.MQD_VERSION, 2, 1)
-    assert world.ask(messages.UpdateFeatures([level])).error == 0
+    assert world.send_request(messages.UpdateFeatures([level])).error == 0
     number = world.request(messages.CreateAcls([acl("a")]))
     world.flush_log()
     assert number not in world.answers, "a worker has not applied it"
@@ -167,8 +167,8 @@ def test_older_hosts_get_no_record_that_they_cannot_read() -> None:
         assert not {first, again} & world.answers.keys(), "a repetition is answered before its rule is in force"
         world.settle()
         assert world.answers[again].error == world.answers[first].error == 0
-        assert world.ask(messages.AllocateProducerIds(1)).error == 0  # nothing that workers are told
-        assert world.ask(change).error == 0
+        assert world.send_request(messages.AllocateProducerIds(1)).error == 0  # nothing that workers are told
+        assert world.send_request(change).error == 0
     number = world.request(messages.AlterScramCredentials([], [credential("u")]))
     world.flush_log()
     assert world.answers[number].error == 0, "workers have no credentials"
@@ -203,7 +203,7 @@ def test_workers_get_rules_and_the_acceptor_credentials_too() -> None:
     def publish(*records: object) -> dict[str, list]:
         for record in records:
             host.state.apply(record)  # type: ignore[arg-type]
-        told: dict[str, list] = {"worker": [], "acceptor": []}
+        reported: dict[str, list] = {"worker": [], "acceptor": []}
         event = Publish(
             host.state.version,
             acls_put=tuple(one for one in records if isinstance(one, AclCreated)),
@@ -214,21 +214,21 @@ def test_workers_get_rules_and_the_acceptor_credentials_too() -> None:
             ),
         )
         for action in host.core.handle(event, 0):
-            if isinstance(action, host_core.Send) and action.client in told:
-                told[action.client].append(action.message)
-        for message in told["acceptor"]:
+            if isinstance(action, host_core.Send) and action.client in reported:
+                reported[action.client].append(action.message)
+        for message in reported["acceptor"]:
             metadata.apply(message)
-        return told
+        return reported
 
-    told = publish(AclRemoved(b"0" * 16), AclCreated(b"1" * 16, acl("b")))
+    reported = publish(AclRemoved(b"0" * 16), AclCreated(b"1" * 16, acl("b")))
     assert (
-        told["worker"]
-        == told["acceptor"]
+        reported["worker"]
+        == reported["acceptor"]
         == [messages.AclsPut(host.state.version, [(b"1" * 16, acl("b"))], [b"0" * 16])]
     )
     assert metadata.rules.bindings == {b"1" * 16: acl("b")}
-    told = publish(ScramCredentialRemoved("u", 1), ScramCredentialSet(credential("v")))
-    assert not told["worker"] and metadata.scram_credentials == {("v", 1): credential("v")}
+    reported = publish(ScramCredentialRemoved("u", 1), ScramCredentialSet(credential("v")))
+    assert not reported["worker"] and metadata.scram_credentials == {("v", 1): credential("v")}
 
 
 def test_a_batch_that_removes_what_it_created_leaves_nothing() -> None:

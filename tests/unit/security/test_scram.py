@@ -98,10 +98,10 @@ def test_a_wrong_password_and_an_unknown_user_fail_alike():
 
 
 def test_the_names_of_users_are_unescaped():
-    asked = []
-    server = ScramExchange("SCRAM-SHA-256", lambda user, is_token: asked.append((user, is_token)), SEED)
+    requests = []
+    server = ScramExchange("SCRAM-SHA-256", lambda user, is_token: requests.append((user, is_token)), SEED)
     step(server, "n,,n=a=2Cb=3Dc,r=abc,tokenauth=true")
-    assert asked == [("a,b=c", True)]
+    assert requests == [("a,b=c", True)]
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,9 @@ def test_several_keys_in_one_file(tmp_path: Path, ca: Authority) -> None:
     one, two = ca.issue("one", "one.example"), ca.issue("two", "two.example")
     key_first = one.key_pem() + one.chain_pem() + two.key_pem() + two.chain_pem()
     chain_first = one.chain_pem() + one.key_pem() + two.chain_pem() + two.key_pem()
-    wanted = [(one.chain_pem(), one.key_pem()), (two.chain_pem(), two.key_pem())]
-    assert list(tls_files.split(key_first)) == wanted
-    assert list(tls_files.split(chain_first)) == wanted
+    expected = [(one.chain_pem(), one.key_pem()), (two.chain_pem(), two.key_pem())]
+    assert list(tls_files.split(key_first)) == expected
+    assert list(tls_files.split(chain_first)) == expected
     assert list(tls_files.split(b"# no PEM")) == []
     (tmp_path / "both.pem").write_bytes(chain_first)
     settings = tls_files.read(config(ssl_keystore_location=tmp_path / "both.pem"), SECURE)
@@ -172,14 +172,14 @@ def test_without_openssl_the_way_out_is_named(tmp_path: Path, broker: Identity) 
         "from mqd import native\nfrom mqd.native.tls import tls_version\n"
         "try:\n    tls_version()\nexcept native.NativeError as error:\n    print(error.strerror)\n"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "MQD_TEST_LIBSSL": "libnone.so.9"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert "libnone.so.9" in said and "TLS needs OpenSSL 3.0 or later" in said and "apt install libssl3" in said
+    assert "libnone.so.9" in output and "TLS needs OpenSSL 3.0 or later" in output and "apt install libssl3" in output
 
 
 def test_principal_rules_of_a_listener(tmp_path: Path, broker: Identity) -> None:

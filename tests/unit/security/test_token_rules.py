@@ -110,9 +110,9 @@ def test_expired_tokens_are_removed_by_the_active_controller(monkeypatch: pytest
     monkeypatch.setattr(tokens, "EXPIRED_MAX", 2)
     world = World()
     world.settle()
-    answer = world.ask(messages.CreateDelegationToken(token()))
+    answer = world.send_request(messages.CreateDelegationToken(token()))
     assert answer.error == E.INVALID_UPDATE_VERSION, "an older host could not read it"
-    assert world.ask(messages.UpdateFeatures([messages.FeatureUpdate(features.MQD_VERSION, 3, 1)])).error == 0
+    assert world.send_request(messages.UpdateFeatures([messages.FeatureUpdate(features.MQD_VERSION, 3, 1)])).error == 0
     for number in range(5):
         late = token(f"t{number}", NOW + 100 if number < 3 else NOW + 300)
         change = world.request(messages.CreateDelegationToken(late))
@@ -146,18 +146,18 @@ def test_the_acceptor_is_told_and_no_worker() -> None:
     host.core.handle(host_core.Started(host.state, (), (), {}), 0)
 
     def sent(event: host_core.Event) -> dict[str, list]:
-        told: dict[str, list] = {"worker": [], "acceptor": []}
+        reported: dict[str, list] = {"worker": [], "acceptor": []}
         for action in host.core.handle(event, 0):
             if isinstance(action, host_core.Send):
-                told[action.client].append(action.message)
-        for message in told["acceptor"]:
+                reported[action.client].append(action.message)
+        for message in reported["acceptor"]:
             metadata.apply(message)
-        return told
+        return reported
 
     sent(host_core.SubscriberJoined("acceptor", messages.Subscribe("acceptor", 0, 1)))
     (image,) = sent(host_core.SubscriberJoined("worker", messages.Subscribe("worker", 0, 1)))["worker"]
     assert image.delegation_tokens == [] and metadata.delegation_tokens == {"a": token("a")}
     for record in (DelegationTokenRemoved("a"), DelegationTokenSet(token("b"))):
         host.state.apply(record)
-    told = sent(Publish(host.state.version, tokens_put=(token("b"),), tokens_removed=("a",)))
-    assert not told["worker"] and metadata.delegation_tokens == {"b": token("b")}
+    reported = sent(Publish(host.state.version, tokens_put=(token("b"),), tokens_removed=("a",)))
+    assert not reported["worker"] and metadata.delegation_tokens == {"b": token("b")}

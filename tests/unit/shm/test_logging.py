@@ -66,8 +66,8 @@ def test_a_repeated_message_is_limited_and_counted(lines):
     log.warning("another message is not affected")
     now[0] = 1.0
     log.warning("again", number=10)
-    said = [line.split("worker-0 ")[1] for line in lines.getvalue().splitlines()]
-    assert said == [
+    message = [line.split("worker-0 ")[1] for line in lines.getvalue().splitlines()]
+    assert message == [
         "again  number=0",
         "again  number=1",
         "again  number=2",

@@ -128,7 +128,7 @@ def sweep_as_another(base: str, patch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_successor_waits_for_who_sweeps(base, monkeypatch):
-    """Hosts that lost power together start together: what one has made anew, another must not take
+    """Hosts that lost power together start together: what one has made again, another must not take
     for what it saw before.
     """
     segments.create(segments.control_name(base), 4096)
@@ -249,7 +249,7 @@ def test_read_only_shared_memory_is_named_with_the_way_out(base, monkeypatch):
         patched.setattr(segments.posix_ipc, "unlink_shared_memory", refuse)
         patched.setattr(segments.posix_ipc, "SharedMemory", refuse)
         for attempt in (lambda: segments.clean(base), lambda: segments.create(segments.control_name(base), 4096)):
-            with pytest.raises(segments.SegmentError) as told:
+            with pytest.raises(segments.SegmentError) as error:
                 attempt()
-            assert told.value.strerror.startswith("/dev/shm is read-only")
-            assert "mount -o remount,rw /dev/shm" in told.value.strerror
+            assert error.value.strerror.startswith("/dev/shm is read-only")
+            assert "mount -o remount,rw /dev/shm" in error.value.strerror

@@ -51,14 +51,14 @@ def offsets(root: Path, file: ArchivedFile, partition: int, start: int, end: int
 def test_each_topics_day_is_a_file_that_says_what_it_holds(tmp_path: Path) -> None:
     rows = [("a", 0, 0, 5), ("a", 0, 1, 3), ("a", 0, 2, DAY_MS + 1), ("b.x-1", 7, 40, 9)]
     made = written(iter([batch(rows), batch([("a", 0, 3, 8), ("a", 1, 9, 2)])]), str(tmp_path), "q-0")
-    told = {
+    reported = {
         (file.topic, file.date): [
             (span.partition, span.first, span.end, span.rows, span.min_timestamp, span.max_timestamp)
             for span in file.spans
         ]
         for file in made
     }
-    assert told == {
+    assert reported == {
         ("a", "1970-01-01"): [(0, 0, 4, 3, 3, 8), (1, 9, 10, 1, 2, 2)],
         ("a", "1970-01-02"): [(0, 2, 3, 1, DAY_MS + 1, DAY_MS + 1)],
         ("b.x-1", "1970-01-01"): [(7, 40, 41, 1, 9, 9)],
@@ -147,16 +147,16 @@ def test_groups_that_cannot_have_it_are_not_read(tmp_path: Path, monkeypatch: py
     assert offsets(tmp_path, file, 1, 2, 6) == [2, 3, 4, 5]
     assert offsets(tmp_path, file, 2, 7, 9) == [7]
     assert offsets(tmp_path, file, 2, 8, 9) == offsets(tmp_path, file, 3, 0, 9) == []
-    asked: list[list[int]] = []
+    requests: list[list[int]] = []
     kept = pq.ParquetFile.iter_batches
 
     def iter_batches(self: pq.ParquetFile, *given: object, **named: object) -> Iterator[pa.RecordBatch]:
-        asked.append(list(named["row_groups"]))  # type: ignore[call-overload]
+        requests.append(list(named["row_groups"]))  # type: ignore[call-overload]
         return kept(self, *given, **named)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
     offsets(tmp_path, file, 1, 2, 4)
-    assert asked == [[2]]
+    assert requests == [[2]]
 
 
 @pytest.mark.parametrize("batches", [[[3, 2]], [[2, 2]], [[1, 2], [2, 3]], [[4], [1]]])

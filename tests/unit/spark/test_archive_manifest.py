@@ -148,14 +148,14 @@ def test_a_batch_is_there_when_its_offsets_are(tmp_path: Path) -> None:
     assert not archive.has("other", 0, {"t": {"0": 20}})
     assert archive.has("q", 4, {"t": {"0": 11, "1": 0}})
     assert archive.has("q", 3)
-    for ends, said in (
+    for ends, message in (
         ({"t": {"0": 12, "1": 0}}, "t-0 ended at 11 there, at 12 now"),
         ({"t": {"1": 3}}, "t-1 ended at 0 there, at 3 now"),
         ({"u": {"0": 1}}, "u-0 ended at 0 there, at 1 now"),
     ):
         with pytest.raises(
             ArchiveError,
-            match=f"batch 0 of q is in .* already, but with other offsets .{said}.: the checkpoint was lost",
+            match=f"batch 0 of q is in .* already, but with other offsets .{message}.: the checkpoint was lost",
         ):
             archive.has("q", 0, ends)
     with pytest.raises(ArchiveError, match="t-0 ended at 11 there, at 12 now"):

@@ -81,9 +81,9 @@ def test_the_same_as_the_codec(version: int) -> None:
 
 
 def test_an_error_of_the_whole_request() -> None:
-    with pytest.raises(BrokerError) as told:
+    with pytest.raises(BrokerError) as error:
         parse_answer(memoryview(_frame(FetchResponse(error_code=71, session_id=0, responses=[]), 13)), 55, TOPIC, 7)
-    assert told.value.code == 71
+    assert error.value.code == 71
 
 
 def test_answers_to_something_else() -> None:
@@ -125,7 +125,7 @@ def test_servers() -> None:
 
 def test_what_was_read_locally_is_no_time_without_records_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     """The local part took longer than poll_timeout_s; the leader is away for a moment then."""
-    now, asked = [100.0], []
+    now, requested = [100.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(fetching, "time", clock)
 
@@ -140,7 +140,7 @@ def test_what_was_read_locally_is_no_time_without_records_over_tcp(monkeypatch: 
             """Nothing is open."""
 
     def metadata(_: Any) -> None:
-        asked.append(now[0])
+        requested.append(now[0])
         raise ConnectionError("the broker is starting")
 
     monkeypatch.setattr(reading, "_local", lambda *_: Near())
@@ -149,4 +149,4 @@ def test_what_was_read_locally_is_no_time_without_records_over_tcp(monkeypatch: 
     )
     with pytest.raises(MqdReadError, match="no records from offset 60 on .* within 5 s: the broker is starting"):
         list(reading._views(options, SimpleNamespace(metadata=metadata), Range("t", 0, 0, 100, TOPIC)))  # type: ignore[arg-type]
-    assert asked[0] == 700 and 5 <= asked[-1] - 700 <= 7 and len(asked) > 3
+    assert requested[0] == 700 and 5 <= requested[-1] - 700 <= 7 and len(requested) > 3

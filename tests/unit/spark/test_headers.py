@@ -42,8 +42,8 @@ def test_the_bytes_are_those_of_one_row_after_the_other(rows: list[Row], large: 
     around: list[Row] = [[("not", b"of it")], None, []]
     given = array(around[:before] + rows + around[:behind], large).slice(before, len(rows))
     column = headers.encode(given)
-    wanted = one_by_one(rows)
-    assert (bytes(column.data), column.sizes.tolist()) == (b"".join(wanted), [len(one) for one in wanted])
+    expected = one_by_one(rows)
+    assert (bytes(column.data), column.sizes.tolist()) == (b"".join(expected), [len(one) for one in expected])
     assert [decode_headers(section) if section != b"\0" else [] for section in column.items()] == [
         row or [] for row in rows
     ]

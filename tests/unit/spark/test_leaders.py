@@ -48,7 +48,7 @@ class World:
     def __init__(self) -> None:
         self.leader, self.topic_id, self.fetches = 1, TOPIC, []
         self.behind: set[int] = set()  # brokers whose metadata do not have the topic yet
-        self.asked: list[int] = []  # for metadata
+        self.requested: list[int] = []  # for metadata
         # bytes: the whole answer; a PartitionData: that
         self.lie: Callable[[int, int], Any] = lambda node, offset: None
         self._sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
@@ -97,7 +97,7 @@ class World:
                 MetadataResponse.Broker(node_id=number, host="127.0.0.1", port=one.getsockname()[1])
                 for number, one in enumerate(self._sockets, 1)
             ]
-            self.asked.append(node)
+            self.requested.append(node)
             if node in self.behind:
                 return MetadataResponse(
                     brokers=brokers,
@@ -115,10 +115,10 @@ class World:
                 topics=[MetadataResponse.Topic(name="orders", topic_id=self.topic_id, partitions=[part])],
             )
         if header.api_key == 2:
-            asked = request.topics[0].partitions[0]
-            offset = 0 if asked.timestamp == -2 else 50
+            requested = request.topics[0].partitions[0]
+            offset = 0 if requested.timestamp == -2 else 50
             part = ListOffsetsResponse.PartitionResponse(
-                partition_index=asked.partition_index,
+                partition_index=requested.partition_index,
                 error_code=0 if node == self.leader else 6,
                 offset=offset if node == self.leader else -1,
             )
@@ -206,11 +206,11 @@ def test_a_nearer_replica(world: World) -> None:
     ],
 )
 def test_a_peer_that_lies_once(world: World, answer: bytes) -> None:
-    told: list[int] = []
+    reported: list[int] = []
 
     def lie(node: int, offset: int) -> Any:
-        if offset == 20 and not told:
-            told.append(offset)
+        if offset == 20 and not reported:
+            reported.append(offset)
             return answer
         return None
 
@@ -273,10 +273,10 @@ def test_another_broker_is_asked_for_what_is_missing(world: World) -> None:
     )
     progress = Progress(options, Driver(options), pause=lambda seconds: None)
     end = progress.latest(progress.initial(), True)
-    world.behind, world.asked = {1}, []
-    assert progress.latest(end, True) == end and world.asked[:2] == [1, 2]
-    world.asked = []
-    assert progress.latest(end, True) == end and set(world.asked) == {2}
+    world.behind, world.requested = {1}, []
+    assert progress.latest(end, True) == end and world.requested[:2] == [1, 2]
+    world.requested = []
+    assert progress.latest(end, True) == end and set(world.requested) == {2}
     world.behind = {1, 2}
     with pytest.raises(MqdReadError, match="orders-0 is gone"):
         progress.latest(end, True)
@@ -287,7 +287,7 @@ def test_an_executor_does_not_take_one_broker_s_word_for_a_topic_that_is_missing
     """It stays cut off from the others for ever: no time makes it right."""
     world.behind = {1}
     assert _read(world, failOnDataLoss="false") == list(range(50))
-    assert set(world.asked) == {1, 2}
+    assert set(world.requested) == {1, 2}
 
 
 @pytest.mark.parametrize("poll_timeout_ms", ["1000", "60000"])
@@ -302,7 +302,7 @@ def test_a_topic_that_no_broker_has_is_skipped_after_5_seconds(
     )
     world.behind = {1, 2}
     assert _read(world, failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms}) == []
-    assert 5 <= now[0] - 100 <= 7 and world.asked.count(1) > 1 and world.asked.count(2) > 1
+    assert 5 <= now[0] - 100 <= 7 and world.requested.count(1) > 1 and world.requested.count(2) > 1
     with pytest.raises(MqdReadError, match="orders-0: the topic or partition is not there any more"):
         _read(world, **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms})
 
@@ -354,7 +354,7 @@ def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:
     for _ in range(4):
         assert cluster.metadata(["orders"]).topics["orders"].topic_id == TOPIC
         cluster.turn_away()
-    assert world.asked == [1, 2, 2, 1]  # the one that is away, too, has its turn
+    assert world.requested == [1, 2, 2, 1]  # the one that is away, too, has its turn
     cluster.close()
 
 

@@ -26,9 +26,9 @@ BASE = {"kafka.bootstrap.servers": "a:9092", "subscribe": "orders"}
 
 
 def _refused(text: str, streaming: bool = False, **given: str) -> None:
-    with pytest.raises(MqdOptionError) as told:
+    with pytest.raises(MqdOptionError) as error:
         source_options({**BASE, **given}, streaming)
-    assert text in str(told.value), str(told.value)
+    assert text in str(error.value), str(error.value)
 
 
 def test_defaults_are_kafkas() -> None:

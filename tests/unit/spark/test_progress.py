@@ -85,7 +85,7 @@ def _offsets(found: dict[str, Any]) -> dict[Key, int]:
 
 
 def _again(world: World) -> Progress:
-    """The query starts anew; the world stays."""
+    """The query starts again; the world stays."""
     return Progress(world.options, world, pause=_no_pause)
 
 
@@ -249,7 +249,7 @@ def test_nothing_is_published_without_a_group() -> None:
 
 
 def test_one_answer_that_is_behind_is_no_loss() -> None:
-    """A broker that has not heard yet of a topic, of its partitions, or that it was made anew:
+    """A broker that has not heard yet of a topic, of its partitions, or that it was made again:
     another one is asked.
     """
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest")
@@ -286,11 +286,11 @@ def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
     kept = world.logs.pop(("u", 0))
     without = progress.latest(end, True)
     assert without == end and progress.plan(end, without) == [] and len(world.losses) == 1
-    asked = world.turns
+    requested = world.turns
     world.grow("t", 0, 1)
     end = progress.latest(without, True)
     assert _offsets(end) == {("t", 0): 11, ("u", 0): 10}
-    assert world.turns == asked and len(world.losses) == 1, "told once, and waited for once"
+    assert world.turns == requested and len(world.losses) == 1, "told once, and waited for once"
     progress = _again(world) if restarted else progress
     world.logs["u", 0] = kept
     world.grow("u", 0, 2)
@@ -345,8 +345,8 @@ def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, anew: bool) -> None:
-    """Its beginning cannot be asked for any more; the batch goes on without it, instead of failing
-    again at every start.
+    """Its beginning cannot be asked for any more; the batch continues without it, instead of
+    failing again at every start.
     """
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     first = progress.latest(progress.initial(), True)

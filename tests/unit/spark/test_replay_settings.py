@@ -29,7 +29,7 @@ def archive(tmp_path: Path) -> Archive:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"to": {"T": "v"}}, "to: 'T' is not among the topics that are replayed; they are t, u"),
         ({"to": {"u": "v"}, "topics": ["t"]}, "to: 'u' is not among the topics that are replayed; they are t$"),
@@ -43,8 +43,8 @@ def archive(tmp_path: Path) -> Archive:
         ({"starting_timestamp": "yesterday"}, "starting_timestamp: 'yesterday' is not a time"),
     ],
 )
-def test_what_is_not_there_is_said(archive: Archive, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
+def test_what_is_not_there_is_said(archive: Archive, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         replay(None, archive, **{"topics": [], "to": {}, **given})  # type: ignore[arg-type]
 
 

@@ -174,12 +174,12 @@ class Files:
     ) -> None:
         self.groups = [[archived("a1"), archived("a2")], [archived("b1"), archived("b2")]]
         self.files = {file.path: file for group in self.groups for file in group}
-        self.asked: list[list[str]] = []
+        self.requested: list[list[str]] = []
         self._broken, self._error = broken, error
         monkeypatch.setattr(compacting, "compact", self._compact)
 
     def _compact(self, _spark: Any, _archive: Any, groups: list[list[ArchivedFile]]) -> None:
-        self.asked.append([group[0].path[-2:] for group in groups])
+        self.requested.append([group[0].path[-2:] for group in groups])
         for path in (file.path for group in groups for file in group):
             if path.endswith(self._broken):
                 raise self._error(f"{path} cannot be read")
@@ -188,9 +188,9 @@ class Files:
                 del self.files[file.path]
 
     def run(self, skipped: set[str]) -> list[list[str]]:
-        self.asked = []
+        self.requested = []
         running._compact(None, self, [group for group in self.groups if group[0].path in self.files], skipped)  # type: ignore[arg-type]
-        return self.asked
+        return self.requested
 
 
 def test_a_compaction_that_fails_is_told_and_left_alone(
@@ -220,7 +220,7 @@ def test_what_stops_a_query_stops_a_compaction(
     files = Files(monkeypatch, "b2", error=error)
     with pytest.raises(error):
         files.run(set())
-    assert files.asked == [["a1", "b1"]] and not caplog.records
+    assert files.requested == [["a1", "b1"]] and not caplog.records
 
 
 # -- a replay that is stopped ----------------------------------------------------------------------
@@ -266,9 +266,9 @@ class Job:
 )
 def test_a_replay_is_stopped(monkeypatch: pytest.MonkeyPatch, options: dict[str, str], expected: str) -> None:
     stop = threading.Event()
-    with pytest.raises(running.ReplayStoppedError, match=expected) as told:
+    with pytest.raises(running.ReplayStoppedError, match=expected) as error:
         running.run(Job(monkeypatch, stop.set), Replay(name="again", path="a", options=options), print, stop)  # type: ignore[arg-type]
-    assert running.explained(told.value) == str(told.value)
+    assert running.explained(error.value) == str(error.value)
 
 
 def test_a_replay_that_is_stopped_too_late_has_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,9 +301,9 @@ def test_the_command_says_what_became_of_a_replay(
             assert pipeline_command.command.main(["run", str(tmp_path / "again.toml")], standalone_mode=False) == 0
             assert capsys.readouterr().err.endswith("again: done\n")
             return
-        with pytest.raises(CliError, match="again: stopped before its end: nothing was written") as told:
+        with pytest.raises(CliError, match="again: stopped before its end: nothing was written") as error:
             pipeline_command.command.main(["run", str(tmp_path / "again.toml")], standalone_mode=False)
-        assert told.value.exit_code == 130 and "checkpoint" not in str(told.value)
+        assert error.value.exit_code == 130 and "checkpoint" not in str(error.value)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -315,15 +315,15 @@ def test_the_command_says_what_became_of_a_replay(
 def test_what_a_query_publishes_says_that_it_is_a_querys() -> None:
     """`mqd group seek` goes by it: see tests/interaction/cli/test_cli_group.py."""
     driver = Driver(source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", "groupId": "g"}, streaming=True))
-    asked: list[Any] = []
+    requests: list[Any] = []
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
     link = SimpleNamespace(
         request=lambda request, *_: (
-            asked.append(request),
-            coordinator if len(asked) == 1 else SimpleNamespace(topics=[]),
+            requests.append(request),
+            coordinator if len(requests) == 1 else SimpleNamespace(topics=[]),
         )[1]
     )
     driver.cluster = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={})  # type: ignore[assignment]
     driver.publish("g", {("t", 0): 7})
-    (partition,) = asked[1].topics[0].partitions
+    (partition,) = requests[1].topics[0].partitions
     assert (partition.committed_offset, partition.committed_metadata) == (7, "spark query")

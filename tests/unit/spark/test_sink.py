@@ -169,24 +169,24 @@ def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None
     )
     batches = [piece for part in (table.slice(0, cut), table.slice(cut)) for piece in part.to_batches()]
     found = records_of(encoded(options(kinds=kinds, **{"kafka__compression.type": codec}), *batches))
-    wanted: dict[int, list] = {}
+    expected: dict[int, list] = {}
     loose = []
     for key, value, partition in rows:
         if partition is None and key is None:
             loose.append(value)
             continue
         where = partition if partition is not None else partition_for(Partitioner.MURMUR2_RANDOM, key, 3)
-        wanted.setdefault(where, []).append((key, value))
+        expected.setdefault(where, []).append((key, value))
     got = {index: [(one.key, one.value) for one in records] for (_, index), records in found.items()}
     named = {(key, partition) for key, _, partition in rows if not (key is None and partition is None)}
-    for index, pairs in wanted.items():
+    for index, pairs in expected.items():
         rest = list(got[index])
         for pair in pairs:  # in this order, rows without a place of their own between them
             rest = rest[rest.index(pair) + 1 :]
     assert (
         sum(map(len, got.values())) == len(rows)
-        and len(loose) + sum(map(len, wanted.values())) == len(rows)
-        and (named or not wanted)
+        and len(loose) + sum(map(len, expected.values())) == len(rows)
+        and (named or not expected)
     )
 
 

@@ -114,14 +114,14 @@ def batches(*partitions: int) -> list[Batch]:
     return [Batch("t", partition, None, 0, 1, bytearray(100)) for partition in partitions]
 
 
-@pytest.mark.parametrize("asked_because", ["the metadata are old", "a leader has moved"])
+@pytest.mark.parametrize("requested_because", ["the metadata are old", "a leader has moved"])
 def test_rows_of_partitions_that_are_hidden_meanwhile_go_to_those_who_led_them(
-    cluster: Cluster, asked_because: str
+    cluster: Cluster, requested_because: str
 ) -> None:
     writing = producer()
     assert writing.partition_count("t") == 4
     cluster.topic = Topic("t", ID, {0: 1, 1: 2})
-    if asked_because == "the metadata are old":
+    if requested_because == "the metadata are old":
         cluster.now += METADATA_AGE_S + 1
     else:
         cluster.errors[1] = [int(ErrorCode.NOT_LEADER_OR_FOLLOWER)]
@@ -199,7 +199,7 @@ def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, 
     kafka.delivery.timeout.ms was over; or it was its turn, though another one had been asked.
     """
 
-    class Asked:
+    class Requested:
         closed = False
 
         def __init__(self, host: str) -> None:
@@ -220,7 +220,7 @@ def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, 
             )
 
     real = wire.Cluster(KafkaSettings("h1:1,h2:1"))
-    real._link = lambda address: real._links.get(address) or real._links.setdefault(address, Asked(address[0]))  # type: ignore[assignment,method-assign]
+    real._link = lambda address: real._links.get(address) or real._links.setdefault(address, Requested(address[0]))  # type: ignore[assignment,method-assign]
     writing = producer()
     writing._connections.cluster = real  # type: ignore[assignment]
     cluster.topic = Topic("t", ID, {0: 1})

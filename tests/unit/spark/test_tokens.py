@@ -61,7 +61,7 @@ class Played:
     def __init__(self, lives_ms: int = 60_000, max_ms: int = 600_000, says: tuple = (), error: int = 0) -> None:
         self.lives_ms, self.max_ms, self.error = lives_ms, max_ms, error
         self.says = list(says)
-        self.asked: list[Any] = []
+        self.requested: list[Any] = []
         self.renewed_at_s: list[float] = []
 
     def any_link(self) -> Played:
@@ -71,7 +71,7 @@ class Played:
         pass
 
     def request(self, request: Any) -> Any:
-        self.asked.append(request)
+        self.requested.append(request)
         now_ms = int(CLOCK.now_s * 1000)
         if isinstance(request, m.CreateDelegationTokenRequest):
             return m.CreateDelegationTokenResponse(
@@ -85,10 +85,10 @@ class Played:
         if isinstance(request, m.ExpireDelegationTokenRequest):
             return m.ExpireDelegationTokenResponse()
         self.renewed_at_s.append(CLOCK.now_s - NOW_S)
-        said = self.says.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return m.RenewDelegationTokenResponse(expiry_timestamp_ms=now_ms + said)
+        message = self.says.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return m.RenewDelegationTokenResponse(expiry_timestamp_ms=now_ms + message)
 
 
 def played(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Played:
@@ -100,8 +100,8 @@ def played(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Played:
 def test_the_options_have_the_token_in_place_of_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = played(monkeypatch, max_ms=60_000)
     with DelegationToken(OPTIONS, max_lifetime_s=90) as token:
-        assert cluster.asked[0].max_lifetime_ms == 90_000
-    assert cluster.asked[-1].hmac == b"hmac" and cluster.asked[-1].expiry_time_period_ms == -1
+        assert cluster.requested[0].max_lifetime_ms == 90_000
+    assert cluster.requested[-1].hmac == b"hmac" and cluster.requested[-1].expiry_time_period_ms == -1
     assert token.options == {
         **OPTIONS,
         "kafka.sasl.jaas.config": client.jaas("scram.ScramLoginModule", "id", "aG1hYw==", is_token=True),

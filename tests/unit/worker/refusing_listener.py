@@ -13,7 +13,7 @@ class RefusingListener:
     """
 
     def __init__(self, failures: list[int], ever: int = errno.EAGAIN) -> None:
-        self.failures, self.ever, self.asked = failures, ever, 0
+        self.failures, self.ever, self.requested = failures, ever, 0
         self._readable, self._other = socket.socketpair()
         self._other.send(b"x")
 
@@ -24,7 +24,7 @@ class RefusingListener:
         pass
 
     def accept(self) -> tuple[socket.socket, object]:
-        self.asked += 1
+        self.requested += 1
         code = self.failures.pop(0) if self.failures else self.ever
         raise OSError(code, os.strerror(code))
 

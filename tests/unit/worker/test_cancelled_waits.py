@@ -68,12 +68,12 @@ def test_cancelled_while_the_event_is_told(
     made: Callable[[], tuple[Coroutine[Any, Any, None], Callable[[], None]]], turns: int
 ) -> None:
     async def scenario() -> None:
-        work, tell = made()
+        work, report = made()
         task = asyncio.ensure_future(work)
         for _ in range(TURNS):
             await asyncio.sleep(0)
         assert not task.done()
-        tell()
+        report()
         for _ in range(turns):
             await asyncio.sleep(0)
         if not task.cancel():

@@ -60,10 +60,10 @@ def test_an_image_removes_what_it_does_not_name() -> None:
 
 
 def test_a_topic_created_anew_under_the_same_name_removes_the_old_one_first() -> None:
-    for told in (lambda c, t: c.on_topic_put(t), lambda c, t: c.on_image(image(t))):
+    for reported in (lambda c, t: c.on_topic_put(t), lambda c, t: c.on_image(image(t))):
         catalog = Catalog(0)
         catalog.on_image(image(topic("t", A, partition(0, 5))))
-        changes = told(catalog, topic("t", B, partition(0, 7)))
+        changes = reported(catalog, topic("t", B, partition(0, 7)))
         assert slots(changes) == {"delete": [5], "open": [7]}
         assert [gone.topic_id for gone in changes.forget_topics] == [A]
 
@@ -170,13 +170,13 @@ def test_the_defaults_are_kafkas() -> None:
 def test_a_log_flushes_what_its_replication_counts_as_flushed() -> None:
     broker = {"log.flush.on.ack": "false"}
     for internal, config in itertools.product((False, True), ({}, {"flush.on.ack": "true"}, {"flush.on.ack": "false"})):
-        told = TopicImage("t", A, [partition(0, 5)], config, internal)
+        reported = TopicImage("t", A, [partition(0, 5)], config, internal)
         catalog, given = Catalog(0), list[tuple[int, bool]]()
 
         async def run(_command: object, slot: int, options: native.LogOptions) -> None:
             given.append((slot, options.flush_on_ack))
 
-        opened = catalog.on_image(Image(1, "cluster", 1, [], [told], broker)).open[0]
+        opened = catalog.on_image(Image(1, "cluster", 1, [], [reported], broker)).open[0]
         partitions = PartitionSet(
             0,
             [],
@@ -192,7 +192,7 @@ def test_a_log_flushes_what_its_replication_counts_as_flushed() -> None:
         asyncio.run(partitions._set_options(opened))
         assert (
             given
-            == [(5, settings_of(told, Cluster(), broker).flush_on_ack)]
+            == [(5, settings_of(reported, Cluster(), broker).flush_on_ack)]
             == [(5, internal or config.get("flush.on.ack") == "true")]
         )
         assert partitions._log_options(opened).flush_on_ack == given[0][1], "when it is opened, too"
@@ -231,6 +231,8 @@ def test_listeners_that_want_authentication_are_known_to_the_reactor() -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    told = image(topic("t", A, partition(0, 5)))
+    reported = image(topic("t", A, partition(0, 5)))
     catalog = Catalog(0)
-    assert slots(catalog.on_image(msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=Image))) == {"open": [5]}
+    assert slots(catalog.on_image(msgspec.msgpack.decode(msgspec.msgpack.encode(reported), type=Image))) == {
+        "open": [5]
+    }

@@ -78,18 +78,18 @@ def catalog(*topics: TopicImage, brokers: list[BrokerImage] | None = None) -> tu
 def test_an_opened_replica_gets_its_assignment() -> None:
     _, changes = catalog(topic(partition(in_sync=(1, 3), partition_epoch=4), min_insync_replicas="2"))
     assert [owned.slot for owned in changes.open] == [5] and changes.open[0].replicated
-    ((owned, told),) = changes.assign
+    ((owned, reported),) = changes.assign
     assert owned == changes.open[0]
-    assert (told.node_id, told.broker_epoch, told.leader, told.leader_epoch, told.partition_epoch, told.min_insync) == (
-        2,
-        5,
-        1,
-        0,
-        4,
-        2,
-    )
-    assert told.members == (Member(1, True, True, 5), Member(2, False, True, 5), Member(3, True, True, 5))
-    assert told.leader_worker == owner_of(TOPIC, 0, 3) and told.flush_on_ack and told.lag_ms_max > 0
+    assert (
+        reported.node_id,
+        reported.broker_epoch,
+        reported.leader,
+        reported.leader_epoch,
+        reported.partition_epoch,
+        reported.min_insync,
+    ) == (2, 5, 1, 0, 4, 2)
+    assert reported.members == (Member(1, True, True, 5), Member(2, False, True, 5), Member(3, True, True, 5))
+    assert reported.leader_worker == owner_of(TOPIC, 0, 3) and reported.flush_on_ack and reported.lag_ms_max > 0
     assert [one.node_id for one in changes.brokers] == [1, 2, 3]
 
 
@@ -103,18 +103,18 @@ def test_the_only_replica_led_here_has_no_assignment_until_it_gets_company() -> 
             3, TOPIC, [partition(replicas=(2, 3), in_sync=(2,), leader=2, epoch=1, partition_epoch=2, adding=[3])]
         )
     )
-    ((owned, told),) = changes.assign
-    assert owned.replicated and told.min_insync == 1, "records are taken while the second replica comes"
+    ((owned, reported),) = changes.assign
+    assert owned.replicated and reported.min_insync == 1, "records are taken while the second replica comes"
     assert changes.open == changes.close == changes.set_epoch == []
     changes = made.on_message(PartitionsPut(4, TOPIC, [partition(replicas=(2,), leader=2, epoch=2, partition_epoch=3)]))
-    assert [told.leader_epoch for _, told in changes.assign] == [2], "once it had one, it gets them"
+    assert [reported.leader_epoch for _, reported in changes.assign] == [2], "once it had one, it gets them"
 
 
 def test_only_what_changed_is_assigned_anew() -> None:
     made, _ = catalog(topic(partition(0, 5), partition(1, 6)))
     assert made.on_image(image(topic(partition(0, 5), partition(1, 6)))).assign == []
     changes = made.on_message(PartitionsPut(2, TOPIC, [partition(1, 6, leader=2, epoch=1, partition_epoch=1)]))
-    assert [(owned.index, told.leader) for owned, told in changes.assign] == [(1, 2)]
+    assert [(owned.index, reported.leader) for owned, reported in changes.assign] == [(1, 2)]
     assert [put.name for put in changes.put_topics] == ["t"], "the reactor tells clients who leads"
     changes = made.on_message(
         PartitionsPut(3, TOPIC, [partition(1, 6, leader=2, epoch=1, in_sync=(2,), partition_epoch=2)])
@@ -127,20 +127,20 @@ def test_bounds_of_lag_that_change_while_the_topic_exists_are_assigned_to_who_le
         return topic(partition(0, 5, leader=NODE), partition(1, 6), **config)
 
     made, changes = catalog(topics())
-    assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, -1), (1, -1)]
+    assert [(reported.leader, reported.lag_records_max) for _, reported in changes.assign] == [(NODE, -1), (1, -1)]
     changes = made.on_message(TopicPut(2, topics(replica_lag_max_messages="100")))
-    assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, 100), (1, 100)]
+    assert [(reported.leader, reported.lag_records_max) for _, reported in changes.assign] == [(NODE, 100), (1, 100)]
     changes = made.on_message(TopicPut(3, topics()))
-    assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, -1), (1, -1)]
+    assert [(reported.leader, reported.lag_records_max) for _, reported in changes.assign] == [(NODE, -1), (1, -1)]
     changes = made.on_message(BrokerConfigPut(4, {"replica.lag.time.max.ms": "700"}))
-    assert [told.lag_ms_max for _, told in changes.assign] == [700, 700]
+    assert [reported.lag_ms_max for _, reported in changes.assign] == [700, 700]
 
 
 def test_brokers_decide_who_is_eligible() -> None:
     made, _ = catalog(topic(partition()))
     changes = made.on_message(BrokersPut(2, [broker(1), broker(2), broker(3, fenced=True)]))
-    ((_, told),) = changes.assign
-    assert [member.eligible for member in told.members] == [True, True, False]
+    ((_, reported),) = changes.assign
+    assert [member.eligible for member in reported.members] == [True, True, False]
     assert [one.node_id for one in changes.brokers] == [1, 2], "clients are not sent to a fenced one"
     changes = made.on_message(BrokersPut(3, [broker(1), broker(2), broker(3, epoch=9, in_controlled_shutdown=True)]))
     assert [(member.eligible, member.broker_epoch) for member in changes.assign[0][1].members] == [
@@ -195,4 +195,6 @@ def test_what_could_not_be_opened_is_assigned_when_it_is() -> None:
     made.failed(changes.open[0].key, may_pass=True)
     assert made.on_message(PartitionsPut(2, TOPIC, [partition(epoch=1)])).assign == []
     changes = made.retry()
-    assert [owned.slot for owned in changes.open] == [5] and [told.leader_epoch for _, told in changes.assign] == [1]
+    assert [owned.slot for owned in changes.open] == [5] and [
+        reported.leader_epoch for _, reported in changes.assign
+    ] == [1]

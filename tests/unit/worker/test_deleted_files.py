@@ -36,7 +36,7 @@ def remove_below(opened: OpenPartition, offset: int) -> bool:
     )  # type: ignore[arg-type]
 
 
-def made_anew(opened: OpenPartition, aside: Path) -> OpenPartition:
+def recreated(opened: OpenPartition, aside: Path) -> OpenPartition:
     """The topic is deleted, and made again under its name, by now with several segments."""
     opened.closing = True
     opened.path.rename(aside)
@@ -84,7 +84,7 @@ def test_segments_below_the_start_go_and_the_one_that_holds_it_stays(tmp_path: P
 
 def test_nothing_goes_of_a_partition_that_has_taken_the_name(tmp_path: Path) -> None:
     opened = partition(tmp_path / "t-0", 0, 50, 100)
-    made_anew(opened, tmp_path / "aside")
+    recreated(opened, tmp_path / "aside")
     assert not remove_below(opened, 100)
     assert segments.base_offsets(tmp_path / "t-0") == [0, 40, 90] and segments.base_offsets(tmp_path / "aside") == [
         0,
@@ -99,7 +99,7 @@ def test_nothing_goes_of_one_that_takes_the_name_meanwhile(tmp_path: Path, monke
 
     def deleted_meanwhile(path: Path) -> list[int]:
         if not opened.closing:
-            made_anew(opened, tmp_path / "aside")
+            recreated(opened, tmp_path / "aside")
         return listed(path)
 
     monkeypatch.setattr(upkeep.segments, "base_offsets", deleted_meanwhile)

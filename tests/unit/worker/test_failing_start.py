@@ -18,7 +18,7 @@ class Ended(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error, told",
+    "error, reported",
     [
         (
             NativeError(1, "io_uring is not available; set io.backend=auto"),
@@ -28,7 +28,7 @@ class Ended(BaseException):
     ],
 )
 def test_the_native_sides_reason_is_in_the_last_error(
-    error: Exception, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    error: Exception, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Worker:
         def __init__(self, *_: object) -> None:
@@ -40,7 +40,8 @@ def test_the_native_sides_reason_is_in_the_last_error(
     client = SimpleNamespace(config={}, control=SimpleNamespace(log_level=20))
     monkeypatch.setattr(program, "KeeperClient", SimpleNamespace(connect=lambda *_: client))
     monkeypatch.setattr(program, "keep_private", lambda: None)
-    monkeypatch.setattr(program.confinement, "confine", lambda *_, **__: "")  # this process goes on
+    # this process continues
+    monkeypatch.setattr(program.confinement, "confine", lambda *_, **__: "")
     monkeypatch.setattr(worker, "Worker", Worker)
     monkeypatch.setattr(program.os, "_exit", end)
     monkeypatch.setattr("sys.argv", ["worker", "0", "--data-dir", str(tmp_path)])
@@ -49,4 +50,4 @@ def test_the_native_sides_reason_is_in_the_last_error(
     log = tmp_path / "worker.log"
     captured = capfd.readouterr()
     log.write_text(captured.out + captured.err)
-    assert told in last_words(log, 0)
+    assert reported in last_words(log, 0)

@@ -66,7 +66,7 @@ async def forwarding(
         await leader.stop()
 
 
-def wanted(node: int, worker: int = 0, lane: int = 0) -> native.Event:
+def requested(node: int, worker: int = 0, lane: int = 0) -> native.Event:
     return native.Event(native.EventKind.RELAY_REQUESTED, native.SLOT_NONE, 0, 0, worker, node, 0, lane, None, "")
 
 
@@ -77,8 +77,8 @@ def test_dialled_when_wanted_and_not_before() -> None:
             subject.update(cluster(leader), "cluster")
             await asyncio.sleep(0.02)
             assert not leader.hellos
-            subject.on_requested(wanted(2, 3, 1))
-            subject.on_requested(wanted(2, 3, 1))  # once is enough
+            subject.on_requested(requested(2, 3, 1))
+            subject.on_requested(requested(2, 3, 1))  # once is enough
             await until(lambda: reactor.put)
             token, connection, way = reactor.put[0]
             assert way == (2, 3, 1) and [hello.worker for hello in leader.hellos] == [3]
@@ -87,7 +87,7 @@ def test_dialled_when_wanted_and_not_before() -> None:
             subject.on_ended(event(native.EventKind.RELAY_ENDED, token, "the leader closed the connection"))
             await asyncio.sleep(0.02)
             assert len(reactor.put) == 1  # nobody wants it
-            subject.on_requested(wanted(2, 3, 1))
+            subject.on_requested(requested(2, 3, 1))
             await until(lambda: len(reactor.put) == 2)
 
     run(scenario())
@@ -99,7 +99,7 @@ def test_the_reactor_continues_with_tls_where_both_hosts_use_it(tmp_path: Path, 
         leader = Leader(2, tls=handshake.TLS_ALLOWED)
         async with forwarding(leader, Credentials([SECRET], host(tmp_path, 1) if tls else None)) as (subject, reactor):
             subject.update(cluster(leader), "cluster")
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             await until(lambda: reactor.put)
             assert reactor.tls == [tls]
 
@@ -115,10 +115,10 @@ def test_what_is_wanted_in_the_turn_of_the_answer_is_dialled(reachable: bool) ->
     async def scenario() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):
-            wishes = [wanted(2)]
+            wishes = [requested(2)]
             subject._commands.before_done = lambda token: subject.on_requested(wishes.pop()) if wishes else None  # type: ignore[attr-defined]
             subject.update(cluster(leader, port=None if reachable else 1), "cluster")
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             answers = reactor.put if reachable else reactor.refused
             await until(lambda: len(answers) == 2)
             assert not wishes and len(leader.hellos) == (2 if reachable else 0)
@@ -132,13 +132,13 @@ def test_nothing_is_dialled_after_the_end() -> None:
         async with forwarding(leader) as (subject, reactor):
             ends: list[asyncio.Task[None]] = []
 
-            def want_and_end(token: int) -> None:
-                subject.on_requested(wanted(2))
+            def request_and_end(token: int) -> None:
+                subject.on_requested(requested(2))
                 ends.append(asyncio.ensure_future(subject.close()))
 
-            subject._commands.before_done = want_and_end  # type: ignore[attr-defined]
+            subject._commands.before_done = request_and_end  # type: ignore[attr-defined]
             subject.update(cluster(leader), "cluster")
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             await until(lambda: ends)
             await ends[0]
             assert not subject._dialling and len(reactor.put) == 1
@@ -153,7 +153,7 @@ def test_a_worker_that_is_no_more_is_stood_in_for() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):
             subject.update(cluster(leader), "cluster")
-            subject.on_requested(wanted(2, 7))
+            subject.on_requested(requested(2, 7))
             await until(lambda: reactor.put)
             assert leader.hellos[0].worker == 3 and reactor.put[0][2] == (2, 7, 0)
 
@@ -166,16 +166,16 @@ def test_who_cannot_be_reached_is_refused_for_longer_and_longer() -> None:
         async with forwarding(leader) as (subject, reactor):
             subject.update(cluster(leader, port=1), "cluster")
             for count in range(1, 8):
-                subject.on_requested(wanted(2))
+                subject.on_requested(requested(2))
                 await until(lambda count=count: len(reactor.refused) == count)
-            subject.on_requested(wanted(9))  # an unknown client
+            subject.on_requested(requested(9))  # an unknown client
             await until(lambda: len(reactor.refused) == 8)
             times = [ms for _, ms in reactor.refused[:7]]
             assert (
                 all(25 <= ms <= BACKOFF_MS_MAX for ms in times) and times[0] <= 50 and times[6] >= BACKOFF_MS_MAX // 2
             )
             subject.update(cluster(leader), "cluster")
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             await until(lambda: reactor.put)
             assert not reactor.removed or reactor.removed == [2]  # another port is another place
 
@@ -188,7 +188,7 @@ def test_a_host_of_no_name_is_refused_as_one_that_cannot_be_reached(host: str) -
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):
             subject.update(Cluster(1, {1: broker(1), 2: broker(2, host=host)}), "cluster")
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             await until(lambda: reactor.refused)
 
     run(scenario())
@@ -199,7 +199,7 @@ def test_a_host_with_another_key_gets_nothing() -> None:
         leader = Leader(2, secret=b"another secret of sixteen bytes")
         async with forwarding(leader) as (subject, reactor):
             subject.update(cluster(leader), "cluster")
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             await until(lambda: reactor.refused)
             assert not reactor.put
 
@@ -211,14 +211,14 @@ def test_connections_end_with_the_life_of_the_host() -> None:
         leader = Leader(2)
         async with forwarding(leader) as (subject, reactor):
             subject.update(cluster(leader), "cluster")
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             await until(lambda: reactor.put)
             subject.update(cluster(leader), "cluster")
             await asyncio.sleep(0.01)
             assert not reactor.removed
             subject.update(cluster(leader, epoch=6), "cluster")
             await until(lambda: reactor.removed == [2])
-            subject.on_requested(wanted(2))
+            subject.on_requested(requested(2))
             await until(lambda: len(reactor.put) == 2)
             subject.update(Cluster(1, {1: broker(1)}), "cluster")  # it was unregistered
             await until(lambda: reactor.removed == [2, 2])

@@ -245,8 +245,8 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
     began = time.monotonic()
     asyncio.run(scenario())
     assert time.monotonic() - began < 10
-    said = [str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()]
-    assert len(said) == 1 and str(here.paths[0]) in said[0] and str(here.paths[1]) not in said[0]
+    logged = [str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()]
+    assert len(logged) == 1 and str(here.paths[0]) in logged[0] and str(here.paths[1]) not in logged[0]
     held.set()
 
 
@@ -339,7 +339,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
 
 def test_settling_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
     held = threading.Event()
-    here.log_dirs[0].settle = lambda wanted: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
+    here.log_dirs[0].settle = lambda expected: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
     kept = object.__new__(Upkeep)
     vars(kept).update(
         _settle_at=1,

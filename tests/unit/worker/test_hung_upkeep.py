@@ -1,5 +1,5 @@
-"""Upkeep beside a log directory that does not answer: what is done for the others goes on. Nothing
-here may depend on speed: what is wanted is waited for.
+"""Upkeep beside a log directory that does not answer: what is done for the others continues.
+Nothing here may depend on speed: what is wanted is waited for.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Directory:
     def __init__(self, index: int, let_go: threading.Event) -> None:
         self.index, self.path, self.failure, self.settled = index, f"/directory-{index}", "", False
         self.guard = SimpleNamespace(full=False, reserve_bytes=0, on_free_bytes=lambda free, now_ms: False)
-        self.asked: Counter[str] = Counter()
+        self.requested: Counter[str] = Counter()
         self._close_held = let_go
 
     def answer(self, question: str, result: Any) -> Any:
         if self.index == HUNG:
             assert self._close_held.wait(60)
-        self.asked[question] += 1
+        self.requested[question] += 1
         return result
 
     def write_high_watermarks(self, entries: list) -> None:
@@ -102,19 +102,19 @@ def test_what_is_done_by_the_clock_goes_on_in_the_other_directories(
     async def scenario() -> None:
         subject.settle_when_applied(7)
         tasks = [asyncio.ensure_future(work) for work in subject.tasks()]
-        asked = directories[SOUND].asked
+        requested = directories[SOUND].requested
         await until(
             lambda: (
-                asked["settle"]
+                requested["settle"]
                 and all(
-                    asked[question] >= 3 * background.URGENT_COUNT
+                    requested[question] >= 3 * background.URGENT_COUNT
                     for question in ("high watermarks", "checkpoints", "free bytes", "retention")
                 )
             )
         )
-        assert not directories[HUNG].asked and not directories[HUNG].settled
+        assert not directories[HUNG].requested and not directories[HUNG].settled
         let_go.set()
-        await until(lambda: len(directories[HUNG].asked) == len(asked) == 5)
+        await until(lambda: len(directories[HUNG].requested) == len(requested) == 5)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -42,10 +42,10 @@ def test_the_only_replica_serves_what_it_has(tmp_path: Path, log_end: int) -> No
     assert not shortened.is_marked(made.path)
 
 
-@pytest.mark.parametrize(("start", "told"), [(4, True), (0, False)])
-def test_first_segments_that_are_gone_are_told_of(tmp_path: Path, start: int, told: bool) -> None:
+@pytest.mark.parametrize(("start", "reported"), [(4, True), (0, False)])
+def test_first_segments_that_are_gone_are_told_of(tmp_path: Path, start: int, reported: bool) -> None:
     made = Set(tmp_path)
     lines: list[str] = []
     made.partitions._log = SimpleNamespace(error=lambda text, **fields: lines.append(f"{text} {fields}"))  # type: ignore[assignment]
     assert check(made, native.Recovery(log_start_offset=start, log_end_offset=9), has_others=False) == []
-    assert bool(lines) == told and all("'from_offset': 0, 'to_offset': 3" in line for line in lines)
+    assert bool(lines) == reported and all("'from_offset': 0, 'to_offset': 3" in line for line in lines)

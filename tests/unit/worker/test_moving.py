@@ -79,7 +79,7 @@ class World:
             log_dir.path.mkdir()
             log_dir.open()
         self.partitions, self.catalog, self.background = Partitions(self.log_dirs), Catalog(0), Background()
-        self.said: list[MoveCompleted] = []
+        self.sent: list[MoveCompleted] = []
         view = SimpleNamespace(log_end_segment=0, log_end_position=1000, log_start_offset=LOG_START)
         control = SimpleNamespace(slot_view=lambda _slot: view, worker_count=2)
         self.mover = Mover(
@@ -89,7 +89,7 @@ class World:
             self.catalog,
             self.background,
             self.files,
-            self.said.append,
+            self.sent.append,
             asyncio.Lock(),
         )  # type: ignore[arg-type]
 
@@ -107,7 +107,7 @@ class World:
     async def switch(self) -> OpenPartition:
         opened = await self.serve()
         assert await self.mover.begin(opened, 1) == (0, "")
-        await self.until(lambda: self.said)
+        await self.until(lambda: self.sent)
         return opened
 
     def there(self, disk: int) -> list[str]:
@@ -133,16 +133,16 @@ def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
 def test_a_move_ends_when_the_metadata_says_so(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         opened = await world.switch()
-        assert world.partitions.open == {} and world.said == [MoveCompleted(TOPIC_ID, 0, 1)]
+        assert world.partitions.open == {} and world.sent == [MoveCompleted(TOPIC_ID, 0, 1)]
         world.mover.report_again()  # the metadata log was full, say
-        assert len(world.said) == 2
+        assert len(world.sent) == 2
         target = world.log_dirs[1].path / "t-0"
         assert moving.marked_log_start(target) == LOG_START and (target / f"{0:020d}.log").read_bytes() == b"r" * 1000
         await world.partitions.apply(world.catalog.on_topic_put(image(1)))
         await world.mover.on_applied(False)
         assert not opened.path.exists() and world.partitions.deleted == ["t-0"] and not moving.is_marked(target)
         world.mover.report_again()
-        assert len(world.said) == 2
+        assert len(world.sent) == 2
 
     run(tmp_path, scenario)
 
@@ -184,9 +184,9 @@ def test_whatever_fails_the_source_is_served_again_and_nothing_is_left(tmp_path:
         await world.until(lambda: not world.mover._moves)
         await world.until(lambda: world.there(1) in ([], ["t-0delete"]))
         (opened,) = world.partitions.open.values()
-        assert world.files.fails_in == 0 and world.said == [] and opened.owned.log_dir == 0
+        assert world.files.fails_in == 0 and world.sent == [] and opened.owned.log_dir == 0
         assert await world.mover.begin(opened, 1) == (0, "")
-        await world.until(lambda: world.said)
+        await world.until(lambda: world.sent)
 
     run(tmp_path, scenario)
 
@@ -201,7 +201,7 @@ def test_a_full_target_takes_no_copies(tmp_path: Path) -> None:
         assert (await world.mover.begin(opened, 1))[0] == 0
         guard.full = True  # by what others write meanwhile
         await world.until(lambda: not world.mover._moves and world.there(1) == ["t-0delete"])
-        assert world.said == [] and list(world.partitions.open) == [opened.owned.key]
+        assert world.sent == [] and list(world.partitions.open) == [opened.owned.key]
 
     run(tmp_path, scenario)
 
@@ -268,7 +268,7 @@ def test_copies_keep_to_the_rate(
         monkeypatch.setattr("mqd.worker.moving.asyncio.sleep", noted)
         assert await world.mover.begin(opened, 1) == (0, "")
         async with asyncio.timeout(20):
-            while not world.said:
+            while not world.sent:
                 await sleep(0.001)
         assert slept_s - 0.5 < sum(slept) <= slept_s
 

@@ -34,7 +34,7 @@ class Bench:
         self.opened = opened
         self.partitions = SimpleNamespace(open={owned.key: opened}, by_slot={owned.slot: opened})
         self.sent: list[object] = []
-        self.told: list[tuple] = []
+        self.reported: list[tuple] = []
         self.view = SimpleNamespace(log_start_offset=3, log_end_offset=9)
         reactor = SimpleNamespace(in_sync_answer="in_sync_answer")
         commands = SimpleNamespace(run=lambda *arguments: arguments)
@@ -47,7 +47,7 @@ class Bench:
             self.partitions,
             self.catalog,
             self.sent.append,
-            self.told.append,
+            self.reported.append,
             GRACE_S,
             lambda: self.now_s,
         )
@@ -70,7 +70,7 @@ def test_a_proposal_goes_to_the_controller_and_its_answer_to_the_reactor() -> No
     bench.propose()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5), (3, 5)], 1)]
     bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 55))
-    assert bench.told == [("in_sync_answer", 5, 1, 4, 55)]
+    assert bench.reported == [("in_sync_answer", 5, 1, 4, 55)]
     bench.reporter.look()
     assert len(bench.sent) == 1, "nothing else is to be said"
 
@@ -81,7 +81,7 @@ def test_of_what_is_closed_nothing_is_said() -> None:
     bench.propose()
     bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 0))
     bench.reporter.look()
-    assert bench.sent == bench.told == []
+    assert bench.sent == bench.reported == []
 
 
 def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> None:
@@ -90,7 +90,7 @@ def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> Non
         bench.reporter.look()
     assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5)], 0, True)] * 2
     bench.reporter.on_answer(InSyncAnswer(TOPIC, 0, 4, 0, 0))
-    assert bench.told == [], "the reactor has not asked"
+    assert bench.reported == [], "the reactor has not asked"
     bench.propose()
     assert bench.sent[-1].recovered and bench.sent[-1].sequence == 1
     bench.reporter.look()

@@ -168,7 +168,7 @@ class Host:
 
         return msgspec.msgpack.decode(exactly(int.from_bytes(exactly(4), "big")), type=messages.FromController)
 
-    def ask(self, change: messages.Change) -> messages.Answer:
+    def send_request(self, change: messages.Change) -> messages.Answer:
         self.requests += 1
         self._send(messages.Request(self.requests, change))
         while not isinstance(answer := self._receive(), messages.Answer):
@@ -176,7 +176,7 @@ class Host:
         return answer
 
     def create(self, name: str, partitions: int = 1, **config: str) -> messages.TopicImage:
-        answer = self.ask(
+        answer = self.send_request(
             messages.CreateTopic(
                 name, partitions, 1, {}, {key.replace("_", "."): value for key, value in config.items()}
             )
@@ -204,7 +204,7 @@ class Host:
         return base_offset
 
     def produce_when_led(self, topic: messages.TopicImage, partition: int, timestamps: list[int]) -> int:
-        """Base offset. What a worker did not serve may have lost its leader, which is elected anew
+        """Base offset. What a worker did not serve may have lost its leader, which is elected again
         some heartbeats after it is served again.
         """
         answers: list[tuple[int, int]] = []
@@ -322,7 +322,9 @@ def test_everything_killed_at_once_loses_nothing(tmp_path: Path) -> None:
         for name in list(host.processes):
             host.stop(name)
     with Host(tmp_path / "data", workers=3) as host:
-        topic = next(image for image in [host.ask(messages.AddPartitions("t", 3, None)).topic] if image is not None)
+        topic = next(
+            image for image in [host.send_request(messages.AddPartitions("t", 3, None)).topic] if image is not None
+        )
         wait_for(lambda: host.is_online(topic), "online with another number of workers")
         assert [host.view(topic, partition).log_end_offset for partition in range(3)] == [3, 3, 0]
         assert host.produce(topic, 1, [4]) == 3
@@ -332,7 +334,7 @@ def test_a_deleted_topic_leaves_no_file_and_its_name_is_free(host: Host) -> None
     old = host.create("t", 2)
     for partition in (0, 1):
         host.produce(old, partition, [1, 2, 3])
-    assert host.ask(messages.DeleteTopic("t", None)).error == 0
+    assert host.send_request(messages.DeleteTopic("t", None)).error == 0
     assert not [path.name for path in host.places.log_dir.glob("t-*") if not path.name.endswith("-delete")]
     wait_for(lambda: not list(host.places.log_dir.glob("t-*")), "files deleted in the background")
     new = host.create("t", 2)
@@ -343,8 +345,8 @@ def test_a_deleted_topic_leaves_no_file_and_its_name_is_free(host: Host) -> None
 def test_delete_records_moves_the_start_for_good(host: Host) -> None:
     topic = host.create("t", 1)
     host.produce(topic, 0, [1, 2, 3])
-    assert host.ask(messages.DeleteRecords("t", 0, 4)).error == 1, "beyond the high watermark"
-    answer = host.ask(messages.DeleteRecords("t", 0, 2))
+    assert host.send_request(messages.DeleteRecords("t", 0, 4)).error == 1, "beyond the high watermark"
+    answer = host.send_request(messages.DeleteRecords("t", 0, 2))
     assert (answer.error, answer.offset) == (0, 2)
     owner = topic.partitions[0].owner
     host.stop(f"worker-{owner}", signal.SIGKILL)
@@ -428,7 +430,7 @@ def test_a_restarted_controller_changes_nothing(host: Host) -> None:
         lambda: all("controller is back" in host.log(f"worker-{index}") for index in (0, 1)),
         "workers are subscribed again",
     )
-    more = host.ask(messages.AddPartitions("t", 4, None)).topic
+    more = host.send_request(messages.AddPartitions("t", 4, None)).topic
     assert more is not None
     assert host.produce(more, 3, [1]) == 0 and host.produce(more, 0, [3]) == 2
     assert host.view(topic).leader_epoch == 0, "nobody lost a partition"
@@ -445,8 +447,8 @@ def _is_full_and_recovers(host: Host) -> None:
     host.faults.write_text("write:ENOSPC:log/t-0/")
     assert host.try_produce(topic, 0, [2])[0] == STORAGE_ERROR
     wait_for(lambda: "log directory is full" in host.log(f"worker-{topic.partitions[0].owner}"), "said so")
-    assert host.ask(messages.DeleteRecords("t", 0, 1)).offset == 1, "what makes room still works"
-    assert host.ask(messages.DeleteTopic(doomed.name, None)).error == 0
+    assert host.send_request(messages.DeleteRecords("t", 0, 1)).offset == 1, "what makes room still works"
+    assert host.send_request(messages.DeleteTopic(doomed.name, None)).error == 0
     host.faults.write_text("")
     wait_for(lambda: host.try_produce(topic, 0, [2]) == (0, 1), "accepted again, and nothing of the refused is left")
     wait_for(lambda: "has space again" in host.log(f"worker-{topic.partitions[0].owner}"), "said so too")
@@ -468,7 +470,7 @@ def test_the_reserve_of_free_space_moves_at_run_time(tmp_path: Path) -> None:
         topic = host.create("t", 1)
         wait_for(lambda: host.try_produce(topic, 0, [1])[0] == STORAGE_ERROR, "refused")
         operation = messages.ConfigOperation("log.dirs.free.bytes.min", "set", "0")
-        assert host.ask(messages.AlterConfig(4, "1", [operation], False)).error == 0
+        assert host.send_request(messages.AlterConfig(4, "1", [operation], False)).error == 0
         wait_for(lambda: host.try_produce(topic, 0, [1])[0] == 0, "accepted")
 
 
@@ -518,7 +520,7 @@ def test_free_space_retention_deletes_the_oldest_closed_segments(tmp_path: Path)
         for _ in range(40):
             host.produce(topic, 0, [int(time.time() * 1000)] * 30)
         operation = messages.ConfigOperation("retention.free.bytes", "set", str(1 << 60))
-        assert host.ask(messages.AlterConfig(4, "1", [operation], False)).error == 0
+        assert host.send_request(messages.AlterConfig(4, "1", [operation], False)).error == 0
         wait_for(
             lambda: len(lookup.segments.base_offsets(host.directory(topic))) == 1,
             f"only the active segment is left\n{host.log('worker-0')}",

@@ -98,10 +98,10 @@ def test_what_is_in_sync_is_not_throttled(in_sync: bool, throttled: bool, lane: 
 def test_the_topic_lists_what_is_throttled(listed: str, throttled: list[int]) -> None:
     partitions = [PartitionImage(index, index, 0, 0, 1, 2, [2, 1], [2, 1]) for index in range(3)]
     topic = TopicImage("t", TOPIC, partitions, {"follower.replication.throttled.replicas": listed})
-    told = Cluster(1, {2: broker(2)})
-    settings = settings_of(topic, told, {})
+    reported = Cluster(1, {2: broker(2)})
+    settings = settings_of(topic, reported, {})
     assert [
-        partition.index for partition in partitions if assignment_of(topic, partition, told, settings).throttled
+        partition.index for partition in partitions if assignment_of(topic, partition, reported, settings).throttled
     ] == throttled
 
 
@@ -329,10 +329,10 @@ def test_who_is_not_the_leader_gets_nothing(wrong: str, monkeypatch: pytest.Monk
         async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
             if wrong == "identity":
                 leader.node_id = 9
-                told = Cluster(1, {1: broker(1), 2: broker(2, leader.port)})
+                reported = Cluster(1, {1: broker(1), 2: broker(2, leader.port)})
             else:
-                told = cluster(leader, port=1 if wrong == "nobody" else None)
-            subject.update(told, "cluster", {})
+                reported = cluster(leader, port=1 if wrong == "nobody" else None)
+            subject.update(reported, "cluster", {})
             await asyncio.sleep(0.2)
             assert reactor.put == []
             if wrong != "nobody":

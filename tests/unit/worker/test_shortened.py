@@ -122,7 +122,7 @@ def test_the_controller_hears_that_it_is_not_served_until_it_has_caught_up(tmp_p
 
 
 class Both:
-    """The controller, and the host of the only replica in sync, which is shortened: it is told what
+    """The controller, and the host of the only replica in sync, which is shortened: it learns what
     becomes of the partition, and says twice in each heartbeat what it does not serve.
     """
 
@@ -131,9 +131,9 @@ class Both:
         self.set = Set(path)
         shortened.mark(self.set.path, PlainFiles())
         self.set.open()
-        self.tell()
+        self.report()
 
-    def tell(self) -> Assignment:
+    def report(self) -> Assignment:
         partition = self.controller.partition
         members = tuple(
             Member(node, node in partition.in_sync_replicas, True, node * 10) for node in partition.replicas
@@ -158,9 +158,9 @@ class Both:
     def half_a_heartbeat(self) -> None:
         if self.set.partitions.failures:
             self.controller.fails(OWN)
-            self.tell()
+            self.report()
         self.controller.after(OPTIONS.heartbeat_ms // 2, lease_valid=True)
-        self.tell()
+        self.report()
 
 
 def test_the_only_one_in_sync_is_not_elected_and_deposed_again_and_again(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_an_unclean_election_gives_it_to_another_one_whenever_it_comes(tmp_path:
     for _ in range(halves):
         both.half_a_heartbeat()
     assert both.controller.elect() == [0] and both.controller.partition.leader == OTHER
-    assert both.tell().leader == OTHER and not both.set.partitions.failures
+    assert both.report().leader == OTHER and not both.set.partitions.failures
 
 
 def test_an_operator_may_choose_it_where_it_is_not_in_sync_and_nobody_else_is_left(tmp_path: Path) -> None:

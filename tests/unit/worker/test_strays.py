@@ -92,7 +92,8 @@ def look(disks: list[Path], image: Image) -> list[Path]:
 
 
 def test_of_a_move_the_copy_that_counts_stays_and_the_other_is_deleted(tmp_path: Path):
-    for counts in (0, 1):  # the copy on disk 1 was complete; the metadata did or did not hear of it
+    # the copy on disk 1 was complete; the metadata did or did not learn of it
+    for counts in (0, 1):
         disks = [tmp_path / f"{counts}-{number}" for number in range(2)]
         for disk in disks:
             disk.mkdir()
@@ -188,10 +189,10 @@ def test_a_replica_that_left_this_host_is_kept_until_the_metadata_are_of_the_pre
     for worker in range(WORKERS):
         assert set_strays_aside([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles()) == []
     assert names(tmp_path, "-stray") == names(tmp_path, "-delete") == set()
-    asked: list[tuple[bytes, int]] = []
+    requests: list[tuple[bytes, int]] = []
 
     def left_behind(topic: bytes, index: int) -> bool:
-        asked.append((topic, index))
+        requests.append((topic, index))
         return index < 2
 
     doomed = [
@@ -202,5 +203,5 @@ def test_a_replica_that_left_this_host_is_kept_until_the_metadata_are_of_the_pre
         )
     ]
     assert names(tmp_path, "-delete") == {"t-0", "t-1"} == {path.name.split(".")[0] for path in doomed}
-    assert sorted(asked) == [(topic_id(3), index) for index in range(4)], "each by one worker"
+    assert sorted(requests) == [(topic_id(3), index) for index in range(4)], "each by one worker"
     assert (tmp_path / "t-2").is_dir() and (tmp_path / "t-3").is_dir()

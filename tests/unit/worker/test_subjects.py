@@ -148,7 +148,7 @@ def test_segments_are_taken_back_when_a_right_may_be_gone() -> None:
 
     async def body(reactor: Reactor, rules: Authorizer, subjects: Subjects) -> None:
         reactor.go.set()
-        subjects._slots_of = lambda wanted: [slot for name, slot in topics.items() if wanted(name)]
+        subjects._slots_of = lambda expected: [slot for name, slot in topics.items() if expected(name)]
         denial = msgspec.structs.replace(rule("User:alice", "other"), permission=Permission.DENY)
         changes = [
             ({ID: rule("User:alice")}, (), []),  # a right that is given

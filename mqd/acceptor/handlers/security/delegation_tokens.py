@@ -2,10 +2,10 @@
 DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that a user gives to its programs
 instead of its own.
 
-A request needs a client that has proven itself by something else than a token. A principal creates
+A client that authenticated by a token may not send these requests. A principal creates
 tokens for itself, and for others with CREATE_TOKENS on the user; owner and renewers may renew and
-expire one; owner, requester and renewers see it, and who has DESCRIBE on the token or
-DESCRIBE_TOKENS on its owner.
+expire one; owner, requester and renewers see it, and so do principals with DESCRIBE on
+the token or DESCRIBE_TOKENS on its owner.
 """
 
 from mqd.acceptor.broker import Context

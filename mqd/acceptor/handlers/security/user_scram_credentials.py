@@ -2,7 +2,7 @@
 for which mechanism of SCRAM; and set or remove it.
 
 A client sends no password but the salted one, from which the broker computes what it keeps
-(mqd/security/scram.py). Nothing of that is ever told again but the number of iterations.
+(mqd/security/scram.py). Of that only the number of iterations can be read again.
 """
 
 from mqd.acceptor.broker import Context

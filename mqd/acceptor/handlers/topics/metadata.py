@@ -114,7 +114,7 @@ def _unauthorized(name: str | None, topic_id: bytes) -> MetadataResponse.Topic:
 
 
 async def _by_name(context: Context, name: str, may_create: bool) -> MetadataResponse.Topic:
-    """Whether a topic exists is told only to those who may describe it."""
+    """Whether a topic exists is shown only to clients that may describe it."""
     broker = context.broker
     if not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name):
         return _unauthorized(name, NO_ID)

@@ -1,6 +1,6 @@
 /* tsan */
 /* Clients through shared memory that behave: what TCP can do works, nothing is lost while either
- * side sleeps, limits are kept, all is given back. */
+ * side sleeps, limits are kept, all is returned. */
 #include "mqd_local_test.h"
 
 #include <sys/wait.h>
@@ -20,8 +20,8 @@ BOTH(a_record_goes_in_and_comes_out)
         struct produced produced = local_produce(&local, -1, &part, 1);
         CHECK_EQUAL(produced.error[0], 0);
         CHECK_EQUAL(produced.base_offset[0], 0);
-        struct asked asked = {partition, 0};
-        local_fetch(&local, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20}, &asked, 1, fetched);
+        struct fetch_position requested = {partition, 0};
+        local_fetch(&local, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20}, &requested, 1, fetched);
         CHECK_EQUAL(fetched->batch_count, 1);
         CHECK_EQUAL(fetched->batches[0].mark, 40 + partition);
     }
@@ -47,12 +47,12 @@ static void sizes(struct bench *b, uint64_t seed)
         struct part part = {partition, {.mark = test_random(&seed), .body_bytes = size_bytes}};
         struct produced produced = local_produce(&local, round % 2 ? -1 : 1, &part, 1);
         CHECK_EQUAL(produced.error[0], 0);
-        struct asked asked = {partition, produced.base_offset[0]};
+        struct fetch_position requested = {partition, produced.base_offset[0]};
         CHECK(produced.base_offset[0] >= next[partition]);
         next[partition] = produced.base_offset[0] + 1;
         local_fetch(&local,
                     (struct fetch){.correlation_id = 5, .bytes_max = 8 << 20, .wait_ms = LIMIT_MS, .bytes_min = 1},
-                    &asked, 1, fetched);
+                    &requested, 1, fetched);
         CHECK(fetched->batch_count >= 1);
         CHECK_EQUAL(fetched->batches[0].mark, part.batch.mark);
     }
@@ -100,7 +100,7 @@ BOTH(pipelined_in_order)
 }
 
 /* acks=0 and gone: as after TCP's FIN, what was submitted is written. */
-BOTH(what_was_submitted_before_the_end_is_written)
+BOTH(requests_submitted_before_the_end_are_written)
 {
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 12, 256});
@@ -114,17 +114,17 @@ BOTH(what_was_submitted_before_the_end_is_written)
     local_close(&local);
     local_wait_none(b);
     struct mqd_positions positions = {0};
-    /* the turn goes on after the close */
+    /* the turn continues after the close */
     for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
          positions.high_watermark < 200 && test_now_ns() < end_ns; poll(NULL, 0, 1))
         mqd_slot_positions(mqd_control_partition(b->control, 0), &positions);
     CHECK_EQUAL(positions.high_watermark, 200);
     struct client client = client_open(b, 1);
     struct fetched *fetched = calloc(1, sizeof *fetched);
-    struct asked asked = {0, 199};
+    struct fetch_position requested = {0, 199};
     client_fetch(&client,
-                 (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS}, &asked,
-                 1, fetched);
+                 (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS},
+                 &requested, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1);
     CHECK_EQUAL(fetched->batches[0].mark, 199);
     client_close(&client);
@@ -198,8 +198,8 @@ BOTH(positions_only)
     struct client client = client_open(b, 1);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct frame frame = {0};
-    struct asked asked = {1, 0};
-    put_fetch(&frame, (struct fetch){.correlation_id = 9, .wait_ms = LIMIT_MS, .bytes_min = 1}, &asked, 1);
+    struct fetch_position requested = {1, 0};
+    put_fetch(&frame, (struct fetch){.correlation_id = 9, .wait_ms = LIMIT_MS, .bytes_min = 1}, &requested, 1);
     CHECK_EQUAL(local_send(&local, &frame), 1);
     frame_free(&frame);
     struct part part = {1, {.mark = 6}};
@@ -214,12 +214,12 @@ BOTH(positions_only)
     for (int i = 0; i < 3; i++) {
         local_fetch(&local,
                     (struct fetch){.correlation_id = 10, .wait_ms = LIMIT_MS, .bytes_min = 1, .committed = i == 2},
-                    &asked, 1, fetched);
+                    &requested, 1, fetched);
         CHECK_EQUAL(fetched->high_watermark[0], 1);
         CHECK_EQUAL(fetched->batch_count, 0);
         CHECK_EQUAL(fetched->aborted_count, i == 2 ? 0 : -1);
     }
-    client_fetch(&client, (struct fetch){.correlation_id = 11, .wait_ms = LIMIT_MS, .bytes_min = 1}, &asked, 1,
+    client_fetch(&client, (struct fetch){.correlation_id = 11, .wait_ms = LIMIT_MS, .bytes_min = 1}, &requested, 1,
                  fetched);
     CHECK_EQUAL(fetched->batch_count, 1);
     client_close(&client);
@@ -236,8 +236,8 @@ BOTH(positions_only_in_a_session)
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, WISH);
     struct fetched *fetched = calloc(1, sizeof *fetched);
-    struct asked asked[2] = {{0, 0}, {1, 0}};
-    local_fetch(&local, (struct fetch){.correlation_id = 1, .bytes_min = 1}, asked, 2, fetched);
+    struct fetch_position requested[2] = {{0, 0}, {1, 0}};
+    local_fetch(&local, (struct fetch){.correlation_id = 1, .bytes_min = 1}, requested, 2, fetched);
     CHECK(fetched->session_id != 0);
     CHECK_EQUAL(fetched->partition_count, 2);
     int32_t session_id = fetched->session_id;
@@ -249,7 +249,7 @@ BOTH(positions_only_in_a_session)
                                  .bytes_min = 1,
                                  .session_id = session_id,
                                  .session_epoch = epoch},
-                  &(struct asked){1, epoch - 1}, epoch > 1);
+                  &(struct fetch_position){1, epoch - 1}, epoch > 1);
         struct part part = {1, {.mark = (uint64_t)epoch}};
         put_produce(&frame, 3, 1, LIMIT_MS, &part, 1); /* answered behind the fetch, which waits for it */
         CHECK_EQUAL(local_send(&local, &frame), 1);
@@ -276,7 +276,7 @@ static void check_place(struct local *local, int32_t partition, int64_t offset, 
     struct mqd_batch batch;
     uint8_t bytes[MQD_BATCH_HEADER_BYTES];
     int fd;
-    CHECK(local_ask(local, partition, offset, (uint32_t)offset + 3));
+    CHECK(local_query(local, partition, offset, (uint32_t)offset + 3));
     CHECK(local_answer(local, &answer, &fd));
     CHECK_EQUAL(answer.number, offset + 3);
     CHECK_EQUAL(answer.error, 0);
@@ -302,7 +302,7 @@ static void small_segments(struct bench *b)
     b->log_options.segment_bytes = 4096;
 }
 
-BOTH(questions)
+BOTH(segment_queries)
 {
     struct bench *b = local_bench(backend, small_segments);
     struct local local = local_open(b, 1, WISH); /* partition 0 is another worker's */
@@ -326,13 +326,13 @@ BOTH(questions)
     } wrong[] = {{0, -1, 1}, {0, 1 << 20, 1}, {0, INT64_MIN, 1}, {0, INT64_MAX, 1},
                  {5, 0, 3},  {-1, 0, 3},      {INT32_MAX, 0, 3}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        CHECK(local_ask(&local, wrong[i].partition, wrong[i].offset, 1));
+        CHECK(local_query(&local, wrong[i].partition, wrong[i].offset, 1));
         CHECK(local_answer(&local, &answer, &fd));
         CHECK_EQUAL(answer.error, wrong[i].error);
     }
     uint8_t unknown[16] = {99};
     memcpy(b->topic_id, unknown, 16);
-    CHECK(local_ask(&local, 0, 0, 1));
+    CHECK(local_query(&local, 0, 0, 1));
     CHECK(local_answer(&local, &answer, &fd));
     CHECK_EQUAL(answer.error, 100);
     local_close(&local);
@@ -399,8 +399,8 @@ BOTH(the_end_of_a_worker)
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, WISH);
     struct frame frame = {0};
-    struct asked asked = {0, 0};
-    put_fetch(&frame, (struct fetch){.correlation_id = 9, .wait_ms = LIMIT_MS, .bytes_min = 1}, &asked, 1);
+    struct fetch_position requested = {0, 0};
+    put_fetch(&frame, (struct fetch){.correlation_id = 9, .wait_ms = LIMIT_MS, .bytes_min = 1}, &requested, 1);
     CHECK_EQUAL(local_send(&local, &frame), 1);
     frame_free(&frame);
     CHECK(mqd_reactor_stop(b->reactors[0]) == 0);
@@ -448,7 +448,7 @@ static void let_go(struct local *local, int keep, int child)
         CHECK(close(child) == 0 && wait(NULL) > 0);
 }
 
-BOTH(memory_that_is_kept_counts_until_it_is_gone)
+BOTH(retained_memory_counts_until_released)
 {
     struct bench *b = local_bench(backend, NULL);
     for (int keep = 0; keep < 3; keep++) {

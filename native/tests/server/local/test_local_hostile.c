@@ -45,7 +45,7 @@ static uint64_t some_number(uint64_t *seed)
 
 /* ---- what they do ---- */
 
-static void lie_about_a_place(struct hostile *h, uint64_t *seed)
+static void send_wrong_position(struct hostile *h, uint64_t *seed)
 {
     struct local *local = &h->local;
     bool inside = test_random(seed) % 2;
@@ -63,7 +63,7 @@ static void send_rubbish(struct hostile *h, uint64_t *seed)
     struct frame frame = {0};
     struct part part = {(int32_t)(test_random(seed) % 6),
                         {.mark = test_random(seed), .body_bytes = (int32_t)(test_random(seed) % 20000 + 64)}};
-    struct asked asked = {(int32_t)(test_random(seed) % 6), (int64_t)(test_random(seed) % 100)};
+    struct fetch_position requested = {(int32_t)(test_random(seed) % 6), (int64_t)(test_random(seed) % 100)};
     if (test_random(seed) % 2)
         put_produce(&frame, 1, (int)(test_random(seed) % 3) - 1, 1000, &part, 1);
     else
@@ -72,7 +72,7 @@ static void send_rubbish(struct hostile *h, uint64_t *seed)
                                  .wait_ms = (int32_t)(test_random(seed) % 50),
                                  .bytes_min = 1,
                                  .bytes_max = (int32_t)(test_random(seed) % 2 * (1 << 20))},
-                  &asked, 1);
+                  &requested, 1);
     uint32_t size_bytes = frame.size_bytes - 4;
     for (uint32_t i = 0; i < test_random(seed) % 3; i++)
         frame.bytes[4 + test_random(seed) % size_bytes] = (uint8_t)test_random(seed);
@@ -103,7 +103,7 @@ static void scribble(struct hostile *h, uint64_t *seed)
     case 3: /* what is the worker's: it keeps its own */
         mqd_store_release(&header->submission_head, some_number(seed));
         mqd_store_release(&header->reply_tail, some_number(seed));
-        mqd_store_release(&header->worker_wants_room, (uint32_t)some_number(seed));
+        mqd_store_release(&header->worker_needs_room, (uint32_t)some_number(seed));
         break;
     case 4:
         for (uint64_t i = 0; i < 16; i++) /* the sizes and places above all */
@@ -127,10 +127,10 @@ static void talk(struct hostile *h, uint64_t *seed)
         break;
     case 1:
         for (uint32_t i = 0; i < 100; i++) { /* nobody takes the answers */
-            struct mqd_local_ask ask = {
-                .kind = MQD_LOCAL_ASK_SEGMENT, .partition_index = (int32_t)(i % 5), .offset = (int64_t)(i % 3)};
-            memcpy(ask.topic_id, h->local.b->topic_id, 16);
-            if (send(fd, &ask, sizeof ask, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+            struct mqd_local_query query = {
+                .kind = MQD_LOCAL_QUERY_SEGMENT, .partition_index = (int32_t)(i % 5), .offset = (int64_t)(i % 3)};
+            memcpy(query.topic_id, h->local.b->topic_id, 16);
+            if (send(fd, &query, sizeof query, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
                 break;
         }
         break;
@@ -159,7 +159,7 @@ static void leave(struct hostile *h, uint64_t *seed)
 {
     if (!h->open)
         return;
-    for (int i = 0; i < MQD_LOCAL_FD_COUNT && h->kept_count < 4; i++) /* some go on living somewhere else */
+    for (int i = 0; i < MQD_LOCAL_FD_COUNT && h->kept_count < 4; i++) /* some continue living somewhere else */
         if (test_random(seed) % 4 == 0)
             h->kept[h->kept_count++] = dup(h->local.fds[i]);
     local_close(&h->local);
@@ -187,7 +187,7 @@ static void act(struct bench *b, struct hostile *h, uint64_t *seed)
     switch (test_random(seed) % 16) {
     case 0:
     case 1:
-        lie_about_a_place(h, seed);
+        send_wrong_position(h, seed);
         break;
     case 2:
         scribble(h, seed);
@@ -248,7 +248,7 @@ static void serve_acceptor(struct bench *b)
     uint32_t from;
     while (bench_take(b, ACCEPTOR, &descriptor, &from, 0))
         if (descriptor.kind == MQD_LINK_REQUEST)
-            bench_say(b, ACCEPTOR, from, (struct mqd_descriptor){.kind = MQD_LINK_CLOSE, .token = descriptor.token});
+            bench_put(b, ACCEPTOR, from, (struct mqd_descriptor){.kind = MQD_LINK_CLOSE, .token = descriptor.token});
 }
 
 static void serve_fake(struct bench *b)
@@ -257,7 +257,7 @@ static void serve_fake(struct bench *b)
     uint32_t from;
     while (bench_take(b, FAKE, &descriptor, &from, 0))
         if (descriptor.kind == MQD_LINK_PRODUCE)
-            bench_say(
+            bench_put(
                 b, FAKE, from,
                 (struct mqd_descriptor){
                     .kind = MQD_LINK_PRODUCED, .token = descriptor.token, .offset = descriptor.offset, .error = 6});
@@ -269,9 +269,9 @@ static void others_are_served(struct bench *b, struct local *good, struct client
     struct part part = {(int32_t)(mark % 4), {.mark = mark}};
     struct produced produced = local_produce(good, 1, &part, 1);
     CHECK_EQUAL(produced.error[0], 0);
-    struct asked asked = {part.partition, produced.base_offset[0]};
+    struct fetch_position requested = {part.partition, produced.base_offset[0]};
     client_fetch(tcp, (struct fetch){.correlation_id = 1, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS},
-                 &asked, 1, fetched);
+                 &requested, 1, fetched);
     CHECK(fetched->batch_count >= 1);
     CHECK_EQUAL(fetched->batches[0].mark, mark);
 }
@@ -334,7 +334,7 @@ BOTH(hostile_clients)
 
 /* The client is gone, its socket with it, but its last request waits for an answer that does not
  * come: the memory does not wait. */
-BOTH(who_has_left_is_not_kept_by_what_he_asked)
+BOTH(a_closed_client_is_freed_despite_its_requests)
 {
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, (struct local_wish){1 << 17, 1 << 12, 1024});
@@ -354,16 +354,16 @@ BOTH(who_has_left_is_not_kept_by_what_he_asked)
 
 /* Answers that nobody takes: others do not feel it, and when they are taken at last they are in
  * order. */
-BOTH(who_never_reads)
+BOTH(a_client_that_never_reads)
 {
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 12, 4096});
     struct part part = {0, {.mark = 1, .body_bytes = 100000}};
     CHECK_EQUAL(local_produce(&local, 1, &part, 1).error[0], 0);
     struct frame frame = {0};
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     for (int32_t i = 0; i < 3000; i++)
-        put_fetch(&frame, (struct fetch){.correlation_id = i, .bytes_max = 1 << 20}, &asked, 1);
+        put_fetch(&frame, (struct fetch){.correlation_id = i, .bytes_max = 1 << 20}, &requested, 1);
     CHECK_EQUAL(local_send(&local, &frame), 1);
     frame_free(&frame);
     struct local other = local_open(b, 0, (struct local_wish){1 << 20, 1 << 12, 16});

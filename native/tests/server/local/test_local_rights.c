@@ -24,14 +24,14 @@ BOTH(a_descriptor_needs_the_right_to_read)
     struct local local = local_as(b, "User:alice");
     struct mqd_local_segment answer;
     int fd;
-    CHECK(local_ask(&local, 0, 0, 1)); /* before the rights are known: it waits */
+    CHECK(local_query(&local, 0, 0, 1)); /* before the rights are known: it waits */
     struct mqd_event event = rights_event(b, MQD_EVENT_SUBJECT_REQUESTED);
     CHECK(strcmp(event.text, "127.0.0.1 User:alice") == 0);
     const uint16_t masks[] = {READ, (uint16_t)~READ, READ};
     for (int i = 0; i < 3; i++) {
-        CHECK_EQUAL(rights_give(b, event.token, masks[i], 0), 0);
+        CHECK_EQUAL(rights_grant(b, event.token, masks[i], 0), 0);
         if (i)
-            CHECK(local_ask(&local, 0, 0, (uint32_t)i + 1));
+            CHECK(local_query(&local, 0, 0, (uint32_t)i + 1));
         CHECK(local_answer(&local, &answer, &fd));
         CHECK_EQUAL(answer.error, masks[i] & READ ? 0 : DENIED);
         CHECK_EQUAL(fd >= 0, (masks[i] & READ) != 0);
@@ -65,7 +65,7 @@ static bool has_active(struct local *local, int32_t partition, uint32_t number)
 {
     struct mqd_local_segment answer;
     int fd;
-    CHECK_OR(local_ask(local, partition, 1, number) && local_answer(local, &answer, &fd), abort());
+    CHECK_OR(local_query(local, partition, 1, number) && local_answer(local, &answer, &fd), abort());
     CHECK_OR(answer.error == 0 && fd >= 0, abort());
     close(fd);
     return answer.next_base_offset == INT64_MAX;
@@ -73,7 +73,7 @@ static bool has_active(struct local *local, int32_t partition, uint32_t number)
 
 /* What is appended to a partition after its segments were taken back is in another file, whichever
  * worker owns it; an empty file rolls with its first batch. Segments that no client has stay. */
-BOTH(a_segment_that_was_given_out_is_rolled)
+BOTH(a_handed_out_segment_is_rolled)
 {
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_as(b, NULL);

@@ -63,7 +63,7 @@ enum happening {
 };
 enum ending { CLOSED, RESET, SILENT, ZEROS };
 
-struct asked {
+struct sent_request {
     int32_t partition;
     uint32_t client;
     int16_t acks;
@@ -98,7 +98,7 @@ static struct {
     bool ended;
     uint32_t ends; /* that Python is told of */
     uint64_t seed;
-    struct asked asked[REQUESTS_MAX];
+    struct sent_request requests[REQUESTS_MAX];
     uint32_t due[CLIENTS][REQUESTS_MAX], due_count[CLIENTS], due_at[CLIENTS];
 } model;
 
@@ -131,28 +131,28 @@ ssize_t send(int fd, const void *buffer, size_t size_bytes, int flags)
 
 static void decide(uint32_t i, int16_t error, const struct mqd_relay_answer *answer)
 {
-    struct asked *asked = &model.asked[i];
-    if (asked->decided)
+    struct sent_request *sent_request = &model.requests[i];
+    if (sent_request->decided)
         return;
-    asked->decided = true;
-    asked->error = error;
-    asked->answered = answer != NULL;
+    sent_request->decided = true;
+    sent_request->error = error;
+    sent_request->answered = answer != NULL;
     if (answer)
-        asked->answer = *answer;
-    if (asked->acks && !(asked->client && model.gone))
-        model.due[asked->client][model.due_count[asked->client]++] = i;
+        sent_request->answer = *answer;
+    if (sent_request->acks && !(sent_request->client && model.gone))
+        model.due[sent_request->client][model.due_count[sent_request->client]++] = i;
 }
 
-static void model_end(bool told)
+static void model_end(bool reported)
 {
     if (model.ended)
         return;
     model.ended = true;
-    model.ends += told;
+    model.ends += reported;
     for (; model.oldest < model.count; model.oldest++)
         decide(model.oldest,
-               model.asked[model.oldest].end > wire.sent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
-                                                         : MQD_KAFKA_REQUEST_TIMED_OUT,
+               model.requests[model.oldest].end > wire.sent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
+                                                            : MQD_KAFKA_REQUEST_TIMED_OUT,
                NULL);
 }
 
@@ -160,14 +160,14 @@ static bool model_frame(const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_relay_answer answer;
     uint32_t i = model.oldest;
-    if (i == model.count || model.asked[i].end > wire.sent || mqd_get_be32(frame) != model.first_id + i)
+    if (i == model.count || model.requests[i].end > wire.sent || mqd_get_be32(frame) != model.first_id + i)
         return false;
     uint8_t *alone = malloc(size_bytes);
     memcpy(alone, frame, size_bytes);
     int result = mqd_relay_parse(alone, size_bytes, model.version, &answer);
     free(alone);
     NEED(mqd_relay_parse(frame, size_bytes, model.version, &answer) == result); /* its texts stay */
-    if (result < 0 || answer.partition_index != model.asked[i].partition)
+    if (result < 0 || answer.partition_index != model.requests[i].partition)
         return false;
     NEED(answer.record_error_count <= MQD_RECORD_ERROR_COUNT_MAX && answer.error >= -1 &&
          (answer.error || answer.base_offset >= -1));
@@ -192,34 +192,38 @@ static void model_take(uint32_t there)
 
 /* ---- what clients are told ---- */
 
-static void same_text(struct mqd_text got, struct mqd_text said, size_t bytes_max)
+static void same_text(struct mqd_text got, struct mqd_text reported_id, size_t bytes_max)
 {
-    size_t size_bytes = said.size_bytes < 0                   ? 0
-                        : (size_t)said.size_bytes < bytes_max ? (size_t)said.size_bytes
-                                                              : bytes_max;
-    size_bytes = size_bytes ? strnlen((const char *)said.bytes, size_bytes) : 0;
-    NEED(got.size_bytes == (int32_t)size_bytes && (!size_bytes || memcmp(got.bytes, said.bytes, size_bytes) == 0));
+    size_t size_bytes = reported_id.size_bytes < 0                   ? 0
+                        : (size_t)reported_id.size_bytes < bytes_max ? (size_t)reported_id.size_bytes
+                                                                     : bytes_max;
+    size_bytes = size_bytes ? strnlen((const char *)reported_id.bytes, size_bytes) : 0;
+    NEED(got.size_bytes == (int32_t)size_bytes &&
+         (!size_bytes || memcmp(got.bytes, reported_id.bytes, size_bytes) == 0));
 }
 
-static void compare(const struct asked *asked, const struct mqd_relay_answer *got)
+static void compare(const struct sent_request *sent_request, const struct mqd_relay_answer *got)
 {
-    const struct mqd_relay_answer *said = &asked->answer;
-    NEED(got->partition_index == asked->partition && got->error == asked->error);
-    NEED(got->base_offset == (asked->error ? -1 : said->base_offset));
-    NEED(got->log_append_time_ms == (asked->answered ? said->log_append_time_ms : -1));
-    NEED(got->log_start_offset == (asked->answered ? said->log_start_offset : -1));
-    bool refused = asked->answered && asked->error && (said->message.size_bytes > 0 || said->record_error_count);
-    NEED(got->record_error_count == (refused && !model.heap_full ? said->record_error_count : 0));
+    const struct mqd_relay_answer *reported_id = &sent_request->answer;
+    NEED(got->partition_index == sent_request->partition && got->error == sent_request->error);
+    NEED(got->base_offset == (sent_request->error ? -1 : reported_id->base_offset));
+    NEED(got->log_append_time_ms == (sent_request->answered ? reported_id->log_append_time_ms : -1));
+    NEED(got->log_start_offset == (sent_request->answered ? reported_id->log_start_offset : -1));
+    bool refused = sent_request->answered && sent_request->error &&
+                   (reported_id->message.size_bytes > 0 || reported_id->record_error_count);
+    NEED(got->record_error_count == (refused && !model.heap_full ? reported_id->record_error_count : 0));
     if (model.version < 8)
         return;
     if (!refused || model.heap_full) {
-        NEED(asked->answered && !refused ? got->message.size_bytes < 0 : got->message.size_bytes > 0);
+        NEED(sent_request->answered && !refused ? got->message.size_bytes < 0 : got->message.size_bytes > 0);
         return;
     }
-    same_text(got->message, said->message, sizeof((struct mqd_refusal *)0)->message - 1);
-    NEED(memcmp(got->record_errors, said->record_errors, said->record_error_count * sizeof *said->record_errors) == 0);
-    if (said->record_error_count)
-        same_text(got->record_message, said->record_message, sizeof((struct mqd_refusal *)0)->record_message - 1);
+    same_text(got->message, reported_id->message, sizeof((struct mqd_refusal *)0)->message - 1);
+    NEED(memcmp(got->record_errors, reported_id->record_errors,
+                reported_id->record_error_count * sizeof *reported_id->record_errors) == 0);
+    if (reported_id->record_error_count)
+        same_text(got->record_message, reported_id->record_message,
+                  sizeof((struct mqd_refusal *)0)->record_message - 1);
 }
 
 static void take_answers(uint32_t client)
@@ -232,7 +236,7 @@ static void take_answers(uint32_t client)
         uint32_t size_bytes = mqd_get_be32(frame - 4), i = model.due[client][model.due_at[client]++];
         NEED(size_bytes <= c->out.size_bytes - at - 4 && mqd_get_be32(frame) == CLIENT_ID + i);
         NEED(mqd_relay_parse(frame, size_bytes, model.version, &got) == 0);
-        compare(&model.asked[i], &got);
+        compare(&model.requests[i], &got);
         at += 4 + size_bytes;
     }
     c->out_sent = c->out_base += c->out.size_bytes;
@@ -263,12 +267,12 @@ static void look(void)
     MQD_LIST_EACH(node, spare, &relay->entries)
         entries++;
     for (uint32_t i = model.oldest; i < model.count; i++)
-        relaying[model.asked[i].client] += !model.asked[i].decided;
+        relaying[model.requests[i].client] += !model.requests[i].decided;
     NEED((relay->socket.fd < 0) == model.ended && entries == model.count - model.oldest);
     NEED(model.ended ? !relay->in && !relay->out.size_bytes
                      : relay->in_bytes == model.there - model.at && relay->out_sent == wire.sent);
     for (uint32_t client = 0; client < CLIENTS; client++) {
-        const struct asked *last = &model.asked[model.count - 1];
+        const struct sent_request *last = &model.requests[model.count - 1];
         bool blocked = model.large && last->client == client && !last->decided && last->end > wire.sent;
         NEED(model.due_at[client] == model.due_count[client]);
         NEED((client && model.gone) ||
@@ -326,12 +330,12 @@ static void pass(int64_t elapsed_ms)
 {
     r->now_ms += elapsed_ms;
     for (uint32_t i = model.oldest; i < model.count; i++)
-        if (model.asked[i].acks == -1)
+        if (model.requests[i].acks == -1)
             decide(i, MQD_KAFKA_REQUEST_TIMED_OUT, NULL);
     mqd_timers_run(r);
     answer_all();
     if (model.oldest < model.count &&
-        r->now_ms > BEGAN_MS + ANSWER_MS + (model.asked[model.oldest].acks == -1 ? REQUEST_MS : 0))
+        r->now_ms > BEGAN_MS + ANSWER_MS + (model.requests[model.oldest].acks == -1 ? REQUEST_MS : 0))
         model_end(true);
     mqd_relays_run(r);
     look();
@@ -342,7 +346,7 @@ static void leave(struct mqd_connection *c)
     struct mqd_request *request = c->head, *next;
     model.gone = true;
     for (uint32_t i = model.oldest; i < model.count; i++)
-        model.asked[i].decided |= model.asked[i].client == 1;
+        model.requests[i].decided |= model.requests[i].client == 1;
     for (; request; request = next) { /* as mqd_connection_close */
         next = request->next;
         mqd_request_orphan(r, request);
@@ -359,7 +363,7 @@ static void place(int32_t leader)
     int64_t now_ms = r->now_ms;
     places[1] = places[0];
     places[1].leader = leader;
-    NEED(mqd_reactor_topic_place(r, ++token, topic_id, "quick", places, 2) == 0);
+    NEED(mqd_reactor_topic_put_partitions(r, ++token, topic_id, "quick", places, 2) == 0);
     r->now_ms = now_ms;
 }
 
@@ -375,7 +379,7 @@ static void happen(enum happening what)
     case OTHER_LEADS:
         place(OTHER);
         for (uint32_t i = model.oldest; i < model.count; i++)
-            if (model.asked[i].partition == 1)
+            if (model.requests[i].partition == 1)
                 decide(i, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, NULL);
         model.elsewhere = true;
         break;
@@ -453,17 +457,17 @@ static void open_client(struct mqd_connection *c)
 static void submit(uint32_t i)
 {
     static uint8_t records[MQD_RELAY_UNSENT_BYTES + 1];
-    struct asked *asked = &model.asked[i];
+    struct sent_request *sent_request = &model.requests[i];
     bool large = model.large && i == model.count - 1;
     struct mqd_relay_request request = {.correlation_id = (int32_t)(CLIENT_ID + i),
                                         .version = model.version,
                                         .client_id = {(const uint8_t *)"c", 1},
                                         .transactional_id = {NULL, -1},
-                                        .acks = asked->acks,
+                                        .acks = sent_request->acks,
                                         .timeout_ms = REQUEST_MS,
                                         .topic = {(const uint8_t *)"quick", 5},
                                         .topic_id = topic_id,
-                                        .partition_index = asked->partition,
+                                        .partition_index = sent_request->partition,
                                         .records = records,
                                         .records_bytes = large ? sizeof records : 70};
     /* the entry refuses at once what is not one whole batch; the rest of it is the leader's to judge */
@@ -474,10 +478,11 @@ static void submit(uint32_t i)
     int64_t offset = mqd_arena_allocate(r->arena, frame.size_bytes);
     NEED(!frame.failed && offset >= 0);
     memcpy(r->options.arenas[0] + offset, frame.bytes, frame.size_bytes);
-    mqd_frame_on(r, &clients[asked->client], r->options.arenas[0] + offset + 4, frame.size_bytes - 4, offset + 4);
+    mqd_frame_on(r, &clients[sent_request->client], r->options.arenas[0] + offset + 4, frame.size_bytes - 4,
+                 offset + 4);
     mqd_arena_release(r->arena, (uint64_t)offset);
     mqd_buffer_free(&frame);
-    asked->end = r->relays->relay[0]->out.size_bytes;
+    sent_request->end = r->relays->relay[0]->out.size_bytes;
 }
 
 static void begin(const uint8_t *data)
@@ -497,11 +502,11 @@ static void begin(const uint8_t *data)
         relay->correlation_id = INT32_MAX - 3;
     model.first_id = relay->correlation_id + 1;
     for (uint32_t i = 0; i < model.count; i++) {
-        model.asked[i] = (struct asked){.partition = data[1] >> i & 1,
-                                        .client = i % CLIENTS,
-                                        .acks = data[2] >> i & 1 ? 0
-                                                : i & 1          ? -1
-                                                                 : 1};
+        model.requests[i] = (struct sent_request){.partition = data[1] >> i & 1,
+                                                  .client = i % CLIENTS,
+                                                  .acks = data[2] >> i & 1 ? 0
+                                                          : i & 1          ? -1
+                                                                           : 1};
         submit(i);
     }
     if ((data[3] & 63) < 63)

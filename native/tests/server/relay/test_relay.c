@@ -17,10 +17,10 @@ BOTH(written_at_the_leader)
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct part first = one_record(1, 41, 64);
     submit(&local, 1, -1, first);
-    struct mqd_event wanted = relay_event(b, MQD_EVENT_RELAY_REQUESTED);
-    CHECK_EQUAL(wanted.offset, LEADER);
-    CHECK_EQUAL(wanted.log_dir, 1);
-    CHECK_EQUAL(wanted.level, MQD_RELAY_LANE_PLAIN);
+    struct mqd_event expected = relay_event(b, MQD_EVENT_RELAY_REQUESTED);
+    CHECK_EQUAL(expected.offset, LEADER);
+    CHECK_EQUAL(expected.log_dir, 1);
+    CHECK_EQUAL(expected.level, MQD_RELAY_LANE_PLAIN);
     relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS);
     struct produced produced = outcome(&local);
     CHECK_EQUAL(produced.correlation_id, 1);
@@ -33,10 +33,10 @@ BOTH(written_at_the_leader)
     for (int i = 0; i < 4; i++) {
         CHECK_EQUAL(produced.error[i], 0);
         CHECK_EQUAL(produced.base_offset[i], four[i].partition == 1);
-        struct asked asked = {four[i].partition, four[i].partition == 1};
+        struct fetch_position requested = {four[i].partition, four[i].partition == 1};
         client_fetch(&reader,
                      (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS},
-                     &asked, 1, fetched);
+                     &requested, 1, fetched);
         CHECK_EQUAL(fetched->batch_count, 1);
         CHECK_EQUAL(fetched->batches[0].mark, four[i].batch.mark);
     }
@@ -148,7 +148,7 @@ BOTH(a_batch_that_never_fits_is_too_large)
 }
 
 /* The connection ends: what had left may be written, what had not is not. */
-BOTH(told_apart_at_the_end_of_a_connection)
+BOTH(unsent_and_unknown_differ_at_a_connections_end)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, WISH);
@@ -216,7 +216,7 @@ BOTH(another_leader)
 }
 
 /* L4: a leader that takes nothing holds the client up after a bounded number of bytes; when it
- * takes them, all of it goes on, in order. */
+ * takes them, all of it continues, in order. */
 BOTH(held_back_while_the_leader_takes_nothing)
 {
     enum { BODY = 60000, COUNT = 120 };
@@ -269,9 +269,9 @@ BOTH(a_silent_leader_holds_up_nothing_else)
     CHECK_EQUAL(outcome(&local).correlation_id, 1);
     answer(&leader, (struct answer){second, 3, 0, 0});
     CHECK_EQUAL(outcome(&local).correlation_id, 2);
-    struct asked asked = {0, 0}; /* nothing is left over */
+    struct fetch_position requested = {0, 0}; /* nothing is left over */
     local_fetch(&local, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS},
-                &asked, 1, fetched);
+                &requested, 1, fetched);
     CHECK(fetched->batch_count >= 1);
     client_close(&leader);
     local_close(&local);
@@ -282,7 +282,7 @@ BOTH(a_silent_leader_holds_up_nothing_else)
 
 /* More leaders in a worker's life than it has places for: those that nobody writes to any more make
  * room. */
-BOTH(places_are_used_again)
+BOTH(entries_are_reused)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, WISH);
@@ -308,7 +308,7 @@ BOTH(places_are_used_again)
 
 /* A client that has gone: its batches are written, their answers find nobody. TCP clients are sent
  * to the leader, as ever. */
-BOTH(gone_clients_and_others)
+BOTH(closed_clients_and_others)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, WISH);
@@ -341,7 +341,7 @@ BOTH(nothing_is_sent_on_without_the_lease)
 {
     struct bench *b = relay_bench_of(backend, rights);
     struct local local = local_open_as(b, 0, WISH, "User:alice");
-    CHECK_EQUAL(rights_give(b, rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token, WRITE, 0), 0);
+    CHECK_EQUAL(rights_grant(b, rights_event(b, MQD_EVENT_SUBJECT_REQUESTED).token, WRITE, 0), 0);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     for (int lease = 0; lease < 2; lease++) {
         mqd_control_set_broker(b->control, 1, 1, lease ? INT64_MAX : 1 /* long over */);

@@ -16,12 +16,12 @@ static void answered_with(struct bench *b, struct local *local, const uint8_t *g
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     for (int32_t i = 0; i < UNDER_WAY; i++) {
         submit(local, i, 1, one_record(1, (uint64_t)i, 64));
-        uint32_t id = (uint32_t)relayed(&leader).correlation_id, said;
+        uint32_t id = (uint32_t)relayed(&leader).correlation_id, sent;
         if (i || size_bytes < 8)
             continue;
-        memcpy(&said, bytes + 4, 4);
-        said = htobe32(be32toh(said) + id - 1);
-        memcpy(bytes + 4, &said, 4);
+        memcpy(&sent, bytes + 4, 4);
+        sent = htobe32(be32toh(sent) + id - 1);
+        memcpy(bytes + 4, &sent, 4);
     }
     CHECK_OR(send(leader.fd, bytes, size_bytes, MSG_NOSIGNAL) == (ssize_t)size_bytes, abort());
     shutdown(leader.fd, SHUT_WR);
@@ -34,13 +34,13 @@ static void answered_with(struct bench *b, struct local *local, const uint8_t *g
     client_close(&leader);
 }
 
-static void whole_answer(struct frame *frame, struct answer told)
+static void complete_answer(struct frame *frame, struct answer reported)
 {
     frame->size_bytes = 0;
-    put_answer(frame, told);
+    put_answer(frame, reported);
 }
 
-BOTH(what_is_no_answer)
+BOTH(malformed_answers_end_the_connection)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, WISH);
@@ -54,24 +54,24 @@ BOTH(what_is_no_answer)
                              {1, 1, -4, 0},
                              {1, 1, 0, -7}};
     for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        whole_answer(&frame, wrong[i]);
+        complete_answer(&frame, wrong[i]);
         answered_with(b, &local, frame.bytes, frame.size_bytes, TIMED_OUT);
     }
     for (uint32_t size = 0; size < 12; size++) { /* sizes that cannot be, and the beginning of one that is too large */
-        static const uint32_t said[12] = {
+        static const uint32_t sent[12] = {
             0, 1, 7,  0x7fffffff, 0x80000000, 0xffffffff, MQD_RELAY_ANSWER_BYTES_MAX, MQD_RELAY_ANSWER_BYTES_MAX - 3,
             8, 9, 12, 20};
-        uint8_t bytes[64] = {(uint8_t)(said[size] >> 24),
-                             (uint8_t)(said[size] >> 16),
-                             (uint8_t)(said[size] >> 8),
-                             (uint8_t)said[size],
+        uint8_t bytes[64] = {(uint8_t)(sent[size] >> 24),
+                             (uint8_t)(sent[size] >> 16),
+                             (uint8_t)(sent[size] >> 8),
+                             (uint8_t)sent[size],
                              0,
                              0,
                              0,
                              1};
         answered_with(b, &local, bytes, sizeof bytes, TIMED_OUT);
     }
-    whole_answer(&frame, (struct answer){1, 1, 0, 9});
+    complete_answer(&frame, (struct answer){1, 1, 0, 9});
     for (uint32_t cut = 0; cut < frame.size_bytes; cut++) { /* cut off: by the connection, and by its own length */
         answered_with(b, &local, frame.bytes, cut, TIMED_OUT);
         if (cut < 12)

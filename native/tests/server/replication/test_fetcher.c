@@ -61,7 +61,7 @@ BOTH(records_are_acknowledged_when_the_follower_has_them)
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == positions_of(two, 0).high_watermark);
     check_same_files(two, 0);
     check_same_files(two, 2);
-    CHECK_EQUAL(two->tale.ended, 0);
+    CHECK_EQUAL(two->observed.ended, 0);
     frame_free(&frame);
     client_close(&client);
     two_stop(two);
@@ -126,7 +126,7 @@ static int64_t hold(struct two *two, int32_t how)
 }
 
 /* A record that only the old leader has goes when the new one's epoch is known. */
-BOTH(what_the_leader_does_not_have_is_cut_off)
+BOTH(records_unknown_to_the_leader_are_cut_off)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0);
@@ -135,7 +135,7 @@ BOTH(what_the_leader_does_not_have_is_cut_off)
     connect_to_leader(two);
     CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0); /* both have 0..4 of epoch 1 */
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 5);
-    /* Node 2 leads in epoch 2 and takes 3 records that node 1 never hears of. */
+    /* Node 2 leads in epoch 2 and takes 3 records that node 1 never learns of. */
     struct role elsewhere = {
         .leader = 2, .leader_epoch = 2, .partition_epoch = 2, .min_insync = 2, .in_sync = 6, .leader_worker = 1};
     assign_leader(two, 0, elsewhere);
@@ -167,22 +167,22 @@ BOTH(what_the_leader_does_not_have_is_cut_off)
         usleep(1000);
         listen_to(two);
     }
-    CHECK_EQUAL(two->tale.truncated, 0);
+    CHECK_EQUAL(two->observed.truncated, 0);
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).log_end_offset, 8);
     CHECK_EQUAL(hold(two, 0), 0);
-    UNTIL(two->tale.truncated == 1);
+    UNTIL(two->observed.truncated == 1);
     CHECK_EQUAL(hold(two, -1), 1); /* what was read before is not to be put into place */
-    CHECK_EQUAL(two->tale.offset, 5);
+    CHECK_EQUAL(two->observed.offset, 5);
     UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 6);
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 6);
     check_same_files(two, 0);
-    CHECK_EQUAL(two->tale.ended, 0);
+    CHECK_EQUAL(two->observed.ended, 0);
     client_close(&client);
     two_stop(two);
 }
 
 /* The leader's log begins later than the follower's ends. */
-BOTH(a_follower_that_was_away_too_long_begins_anew)
+BOTH(a_follower_behind_the_log_start_restarts_its_log)
 {
     struct two *two = two_start(backend, small_segments);
     struct client client = client_open(two->b, 0);
@@ -201,16 +201,16 @@ BOTH(a_follower_that_was_away_too_long_begins_anew)
     UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 200);
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 200);
     CHECK(positions_of(two, FOLLOWED(0)).log_start_offset >= 150);
-    UNTIL(two->tale.truncated >= 1);
+    UNTIL(two->observed.truncated >= 1);
     CHECK_EQUAL(mqd_reactor_advance_start(two->b->reactors[0], ++two->b->token, 0, 180), 0);
     CHECK_EQUAL(bench_done(two->b, 0, two->b->token).offset, 180);
-    UNTIL(two->tale.log_start >= 1); /* the follower's Python hears of it */
-    CHECK(two->tale.offset >= 155);
+    UNTIL(two->observed.log_start >= 1); /* the follower's Python learns of it */
+    CHECK(two->observed.offset >= 155);
     client_close(&client);
     two_stop(two);
 }
 
-/* Everything else goes on while one partition changes its leader, its epoch, or is closed; and
+/* Everything else continues while one partition changes its leader, its epoch, or is closed; and
  * connections end and come back. */
 BOTH(connections_end_and_come_back)
 {
@@ -247,11 +247,11 @@ BOTH(connections_end_and_come_back)
         if (round % 2) {
             shutdown(mine, SHUT_RDWR);
             ended++;
-            UNTIL(two->tale.ended == ended);
+            UNTIL(two->observed.ended == ended);
         } /* else it is replaced */
         close(mine);
     }
-    CHECK_EQUAL(two->tale.ended, ended);
+    CHECK_EQUAL(two->observed.ended, ended);
     check_same_files(two, 0);
     check_same_files(two, 2);
     client_close(&client);
@@ -264,7 +264,7 @@ static void slow_follower(struct bench *b)
 }
 
 /* A follower stands still: the flush must be over before it says that it has the records. */
-TEST(positions_are_told_when_they_are_flushed)
+TEST(positions_are_reported_when_flushed)
 {
     struct two *two = two_start(MQD_BACKEND_EPOLL, slow_follower);
     struct client client = client_open(two->b, 0);
@@ -295,7 +295,7 @@ static void set_options(struct two *two, uint32_t worker, uint32_t slot)
     CHECK_EQUAL((worker ? done(two, two->b->token) : bench_done(two->b, 0, two->b->token)).error, 0);
 }
 
-/* What it has is being flushed when it is told that this counts from now on: until that is over it
+/* What it has is being flushed when it learns that this counts from now on: until that is over it
  * does not say how far it is, then it does. */
 BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_on)
 {
@@ -314,7 +314,7 @@ BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_o
     role.partition_epoch++;
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);
-    /* the fetcher has asked anew: the first partition left its session, unless its flush is over
+    /* the fetcher has asked again: the first partition left its session, unless its flush is over
      * already */
     CHECK_EQUAL(client_produce(&client, -1, &parts[1], 1).error[0], 0);
     produced = client_produce(&client, -1, parts, 1);
@@ -374,7 +374,7 @@ BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
 }
 
 /* The throttled lane is bounded; those of replicas in sync, and of others that catch up, are not. */
-BOTH(only_what_is_throttled_is_slow)
+BOTH(only_throttled_replicas_are_slow)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0);
@@ -418,7 +418,7 @@ BOTH(only_what_is_throttled_is_slow)
 
 /* Two replicas catch up beside each other; the bound is for the one that is throttled, and for that
  * one until it is said that it is not. */
-BOTH(what_catches_up_unthrottled_is_not_bounded)
+BOTH(an_unthrottled_catch_up_has_no_rate_limit)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0);
@@ -456,7 +456,7 @@ static void set_rate(struct two *two, int64_t bytes_per_second_max)
 }
 
 /* Each batch is owed for longer than the test waits. */
-BOTH(who_raises_or_removes_the_bound_need_not_wait_for_what_is_owed)
+BOTH(raising_or_removing_the_rate_ends_the_wait)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0), link = client_open_as(two->b, 0, 2);

@@ -6,7 +6,7 @@ struct mqd_reactor;
 bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event);
 
 /* The leader says it once. */
-BOTH(where_a_log_starts_is_told_when_there_is_room_again)
+BOTH(a_log_start_is_reported_when_there_is_room_again)
 {
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
@@ -20,14 +20,14 @@ BOTH(where_a_log_starts_is_told_when_there_is_room_again)
         ;
     answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .log_start = 2}}, 1);
     CHECK(receive(&fake, &request)); /* it has been taken */
-    UNTIL(two->tale.log_start == 1);
-    CHECK_EQUAL(two->tale.offset, 2);
+    UNTIL(two->observed.log_start == 1);
+    CHECK_EQUAL(two->observed.offset, 2);
     fake_stop(&fake);
 }
 
 /* It comes with records, and with the news that all is committed: as long as these are not written,
  * less is so here. */
-BOTH(where_a_log_starts_is_told_when_what_it_came_with_is_written)
+BOTH(a_log_start_is_reported_after_its_records_are_written)
 {
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
@@ -40,15 +40,15 @@ BOTH(where_a_log_starts_is_told_when_what_it_came_with_is_written)
            (struct piece[]){
                {.partition = 0, .high_watermark = 4, .log_start = 2, .records = bytes, .records_bytes = size_bytes}},
            1);
-    UNTIL(two->tale.log_start == 1);
-    CHECK_EQUAL(two->tale.offset, 2);
+    UNTIL(two->observed.log_start == 1);
+    CHECK_EQUAL(two->observed.offset, 2);
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 4);
     fake_stop(&fake);
 }
 
 /* What was not told yet was the old leader's word. The new one, elected although it was behind, has
  * other records below that. */
-BOTH(where_the_log_of_an_earlier_leader_began_is_not_told_of_its_successors)
+BOTH(an_earlier_leaders_log_start_is_not_attributed_to_its_successors)
 {
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
@@ -76,14 +76,14 @@ BOTH(where_the_log_of_an_earlier_leader_began_is_not_told_of_its_successors)
                {.partition = 2, .high_watermark = 3, .log_start = 1, .records = bytes, .records_bytes = size_bytes}},
            1);
     /* what is untold is looked through in the order of slots: partition 0 comes before 2 */
-    UNTIL(two->tale.log_start > 0);
-    CHECK_EQUAL(two->tale.log_start, 1);
-    CHECK_EQUAL(two->tale.offset, 1);
+    UNTIL(two->observed.log_start > 0);
+    CHECK_EQUAL(two->observed.log_start, 1);
+    CHECK_EQUAL(two->observed.offset, 1);
     fake_stop(&fake);
 }
 
 /* The new one's log may begin below what was told of the old one's. */
-BOTH(where_a_log_begins_is_told_also_when_an_earlier_leaders_began_later)
+BOTH(a_log_start_is_reported_also_when_an_earlier_leaders_was_higher)
 {
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
@@ -94,8 +94,8 @@ BOTH(where_a_log_begins_is_told_also_when_an_earlier_leaders_began_later)
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 3);
     CHECK(receive(&fake, &request));
     answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .log_start = 2}}, 1);
-    UNTIL(two->tale.log_start == 1);
-    CHECK_EQUAL(two->tale.offset, 2);
+    UNTIL(two->observed.log_start == 1);
+    CHECK_EQUAL(two->observed.offset, 2);
     role.leader = 3, role.leader_epoch = 5, role.partition_epoch = 2;
     assign_follower(two, 0, role);
     CHECK(receive(&fake, &request));
@@ -106,7 +106,7 @@ BOTH(where_a_log_begins_is_told_also_when_an_earlier_leaders_began_later)
     answer(&fake, &request, NULL, 0);
     CHECK(receive(&fake, &request) && request.one[0].there && request.one[0].epoch == 6);
     answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .log_start = 1}}, 1);
-    UNTIL(two->tale.log_start == 2);
-    CHECK_EQUAL(two->tale.offset, 1);
+    UNTIL(two->observed.log_start == 2);
+    CHECK_EQUAL(two->observed.offset, 1);
     fake_stop(&fake);
 }

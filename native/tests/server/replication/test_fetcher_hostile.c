@@ -33,7 +33,7 @@ BOTH(a_leader_is_urged)
     fake_stop(&fake);
 }
 
-BOTH(only_what_has_changed_is_asked_again)
+BOTH(only_changed_partitions_are_sent_again)
 {
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
@@ -72,7 +72,7 @@ BOTH(only_what_has_changed_is_asked_again)
     answer(&fake, &request, NULL, 0);
     CHECK(receive(&fake, &request));
     CHECK(request.count == 1 && request.one[2].epoch == 6);
-    /* away and back before the leader hears of either: it must not forget it */
+    /* away and back before the leader learns of either: it must not forget it */
     elsewhere.leader = 3, elsewhere.leader_epoch = 7, elsewhere.partition_epoch = 4;
     assign_follower(two, 2, elsewhere);
     elsewhere.leader = 1, elsewhere.leader_epoch = 8, elsewhere.partition_epoch = 5;
@@ -87,7 +87,7 @@ BOTH(only_what_has_changed_is_asked_again)
     fake_stop(&fake);
 }
 
-BOTH(a_lost_session_is_begun_anew)
+BOTH(a_lost_session_is_started_again)
 {
     struct fake fake = fake_start(backend);
     struct request request;
@@ -117,12 +117,12 @@ BOTH(a_lost_session_is_begun_anew)
         client_send(&fake.link, &frame);
         frame_free(&frame);
     }
-    CHECK_EQUAL(fake.two->tale.ended, 0);
+    CHECK_EQUAL(fake.two->observed.ended, 0);
     fake_stop(&fake);
 }
 
-/* A partition that is refused leaves the session for a while; the other goes on. */
-BOTH(what_is_refused_is_put_off)
+/* A partition that is refused leaves the session for a while; the other continues. */
+BOTH(a_refused_partition_is_put_off)
 {
     struct fake fake = fake_start(backend);
     struct request request;
@@ -150,7 +150,7 @@ BOTH(what_is_refused_is_put_off)
 }
 
 /* A leader that may not know yet that it leads: asked again at once, and less and less often. */
-BOTH(a_leader_that_does_not_know_it_yet_is_asked_again_soon)
+BOTH(a_leader_that_does_not_know_the_partition_yet_is_retried_soon)
 {
     struct fake fake = fake_start(backend);
     struct request request;
@@ -227,12 +227,12 @@ BOTH(wrong_records_harm_no_other_partition)
         }
         CHECK_EQUAL(request.one[0].offset, end + 2);
     }
-    CHECK_EQUAL(two->tale.ended, 0);
+    CHECK_EQUAL(two->observed.ended, 0);
     fake_stop(&fake);
 }
 
 /* Not asked for, of another epoch, twice, behind the follower: nothing is taken of it. */
-BOTH(what_was_not_asked_for_is_not_taken)
+BOTH(unrequested_partitions_are_refused)
 {
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
@@ -261,8 +261,8 @@ BOTH(what_was_not_asked_for_is_not_taken)
     answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
     CHECK(receive(&fake, &request));
     CHECK_EQUAL(log_end(&fake, 0), 2);
-    CHECK_EQUAL(two->tale.ended, 0);
-    CHECK_EQUAL(two->tale.truncated, 0);
+    CHECK_EQUAL(two->observed.ended, 0);
+    CHECK_EQUAL(two->observed.truncated, 0);
     fake_stop(&fake);
 }
 
@@ -342,7 +342,7 @@ static void damage(struct frame *frame, int kind)
     }
 }
 
-/* The connection ends, Python hears of it, the logs are as they were, and the next connection
+/* The connection ends, Python learns of it, the logs are as they were, and the next connection
  * works. */
 BOTH(an_answer_that_is_none_ends_the_connection)
 {
@@ -363,8 +363,8 @@ BOTH(an_answer_that_is_none_ends_the_connection)
         damage(&frame, kind);
         client_send(&fake.link, &frame);
         frame_free(&frame);
-        UNTIL(two->tale.ended == (uint32_t)kind + 1);
-        CHECK(two->tale.error != 0);
+        UNTIL(two->observed.ended == (uint32_t)kind + 1);
+        CHECK(two->observed.error != 0);
         client_close(&fake.link);
         fake_connect(&fake);
     }
@@ -375,13 +375,13 @@ BOTH(an_answer_that_is_none_ends_the_connection)
 
 static void slow_writes(struct bench *b)
 {
-    b->log_options.flush_on_ack = 0; /* it asks again when it has written */
+    b->log_options.flush_on_ack = 0; /* it retries when it has written */
     CHECK_EQUAL(mqd_file_watch(NULL, "write:DELAY:follower-0:ms=150"), 0);
 }
 
 /* Half an answer and the end come while the follower writes: one event tells of both, and there is
  * no other. */
-BOTH(an_end_right_behind_what_came_before_it_is_seen)
+BOTH(an_end_of_stream_behind_an_answer_is_seen)
 {
     struct fake fake = fake_start_with(backend, slow_writes);
     struct two *two = fake.two;
@@ -399,14 +399,14 @@ BOTH(an_end_right_behind_what_came_before_it_is_seen)
     client_send(&fake.link, &half);
     frame_free(&half);
     shutdown(fake.link.fd, SHUT_WR);
-    UNTIL(two->tale.ended == 1);
-    CHECK_EQUAL(two->tale.error, ECONNRESET);
+    UNTIL(two->observed.ended == 1);
+    CHECK_EQUAL(two->observed.error, ECONNRESET);
     CHECK_EQUAL(log_end(&fake, 0), 1);
     fake_stop(&fake);
 }
 
 /* A leader that says nothing more is given up. */
-TEST(a_silent_leader_is_given_up)
+TEST(a_silent_leader_times_out)
 {
     struct fake fake = {.two = two_start(MQD_BACKEND_AUTO, NULL)};
     struct two *two = fake.two;
@@ -420,8 +420,8 @@ TEST(a_silent_leader_is_given_up)
     fetcher_put(two, ends[1], options);
     struct request request;
     CHECK(receive(&fake, &request));
-    UNTIL(two->tale.ended == 1);
-    CHECK_EQUAL(two->tale.error, ETIMEDOUT);
+    UNTIL(two->observed.ended == 1);
+    CHECK_EQUAL(two->observed.error, ETIMEDOUT);
     fake_stop(&fake);
 }
 

@@ -45,7 +45,7 @@ static void throttled_free(struct mqd_reactor *r)
 static const int64_t rates[] = {1, 3, 100, 500, 900, 1500, 20000, 1000000};
 
 /* Less than a byte a millisecond, too. */
-TEST(a_bound_on_catching_up_grants_what_it_says_however_often_the_reactor_turns)
+TEST(the_catch_up_rate_holds_however_often_the_reactor_turns)
 {
     for (uint32_t i = 0; i < sizeof rates / sizeof *rates; i++) {
         struct mqd_fetcher fetcher;
@@ -62,7 +62,7 @@ TEST(a_bound_on_catching_up_grants_what_it_says_however_often_the_reactor_turns)
     }
 }
 
-TEST(who_may_not_ask_yet_sleeps_until_he_may)
+TEST(a_throttled_fetcher_sleeps_until_it_may_fetch)
 {
     for (uint32_t i = 0; i < sizeof rates / sizeof *rates; i++)
         /* a reactor sleeps no longer than some seconds */
@@ -91,7 +91,7 @@ static void set_rate(struct mqd_reactor *r, int64_t rate)
     mqd_fetcher_command(r, &(struct mqd_command){.kind = MQD_COMMAND_FETCHER_RATE, .offset = rate});
 }
 
-TEST(what_is_owed_is_forgiven_when_the_bound_changes_not_when_it_is_said_again)
+TEST(debt_is_cancelled_by_a_new_rate_not_by_the_same_rate)
 {
     struct mqd_fetcher fetcher;
     struct mqd_reactor *r = throttled(&fetcher, 2000);

@@ -178,13 +178,13 @@ BOTH(records_are_replicated_and_none_in_clear)
     check_same_files();
     CHECK(__atomic_load_n(&network->bytes, __ATOMIC_SEQ_CST) > 8 * 900000);
     CHECK_EQUAL(__atomic_load_n(&network->clear, __ATOMIC_SEQ_CST), 0);
-    CHECK_EQUAL(two->tale.ended, 0);
+    CHECK_EQUAL(two->observed.ended, 0);
     hosts_stop(two);
     mqd_tls_key_records_max = 1u << 23;
     network_close(network);
 }
 
-/* A connection that is cut or damaged anywhere ends; the next one goes on where it was. */
+/* A connection that is cut or damaged anywhere ends; the next one continues where it was. */
 BOTH(cut_and_damaged)
 {
     if (!tls_works())
@@ -196,10 +196,10 @@ BOTH(cut_and_damaged)
         CHECK_EQUAL(client_produce(&client, 1, &part, 1).error[0], 0);
     static const int64_t at[] = {0, 100, 700, 1000, 20000, 60000};
     for (uint32_t i = 0; i < 2 * sizeof at / sizeof *at; i++) {
-        uint32_t ended = two->tale.ended;
+        uint32_t ended = two->observed.ended;
         struct network *network = network_open(two, i % 2 ? -1 : at[i / 2], i % 2 ? at[i / 2] : -1);
-        UNTIL(two->tale.ended > ended);
-        CHECK(two->tale.error == ECONNRESET || two->tale.error == EPROTO || two->tale.error == EPIPE);
+        UNTIL(two->observed.ended > ended);
+        CHECK(two->observed.error == ECONNRESET || two->observed.error == EPROTO || two->observed.error == EPIPE);
         network_close(network);
     }
     connect_secure(two);
@@ -214,16 +214,16 @@ static void refused(struct two *two, uint32_t worker, struct tls_identity bad, c
 {
     struct client client = client_open(two->b, 0);
     struct part part = {0, {.mark = 1, .record_count = 1}};
-    uint32_t ended = two->tale.ended;
+    uint32_t ended = two->observed.ended;
     CHECK_EQUAL(mqd_reactor_fetcher_remove(two->b->reactors[1], ++two->b->token, 1, 0, MQD_LANE_IN_SYNC), 0);
     CHECK_EQUAL(done(two, two->b->token).error, 0);
     int64_t before = positions_of(two, FOLLOWED(0)).log_end_offset;
     CHECK_EQUAL(client_produce(&client, 1, &part, 1).error[0], 0);
     use_certificate(two, worker, &bad, &authority);
     connect_secure(two);
-    UNTIL(two->tale.ended > ended);
-    CHECK_EQUAL(two->tale.error, EPROTO);
-    CHECK_CONTAINS(two->tale.text, worker ? there : here); /* the follower's words */
+    UNTIL(two->observed.ended > ended);
+    CHECK_EQUAL(two->observed.error, EPROTO);
+    CHECK_CONTAINS(two->observed.text, worker ? there : here); /* the follower's words */
     struct mqd_event event;
     int64_t limit_ns = test_now_ns() + LIMIT_MS * 1000000ll;
     bool logged = false; /* the leader's */
@@ -272,7 +272,7 @@ BOTH(new_certificates_for_new_connections)
     replicated(two, 1, 100000);
     use_certificate(two, 1, &other, &next);
     replicated(two, 1, 100);
-    CHECK_EQUAL(two->tale.ended, 0);
+    CHECK_EQUAL(two->observed.ended, 0);
     connect_secure(two); /* replaces the first one */
     replicated(two, 3, 100000);
     tls_identity_free(&next), tls_identity_free(&one), tls_identity_free(&other);
@@ -296,10 +296,10 @@ BOTH(without_a_certificate_nothing_goes_in_clear)
     nodes[2] = tls_node(&authority, "URI:mqd://node/2", 2);
     use_certificate(two, 1, &nodes[2], &authority);
     connect_secure(two); /* the leader has none */
-    UNTIL(two->tale.ended == 1);
-    CHECK_CONTAINS(two->tale.text, "the TLS handshake");
+    UNTIL(two->observed.ended == 1);
+    CHECK_CONTAINS(two->observed.text, "the TLS handshake");
     fetcher_put(two, client_open_as(two->b, 0, 2).fd, options); /* the leader speaks plain text */
-    UNTIL(two->tale.ended == 2);
+    UNTIL(two->observed.ended == 2);
     hosts_stop(two);
 }
 
@@ -314,17 +314,17 @@ BOTH(a_leader_that_does_not_shake_hands)
     CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, abort());
     fetcher_put(two, pair[1], secure_options(MQD_LANE_IN_SYNC));
     uint64_t turns = mqd_counter_read(two->b->control, 1, MQD_COUNT_LOOPS);
-    UNTIL(two->tale.ended == 1);
-    CHECK_EQUAL(two->tale.error, ETIMEDOUT);
-    CHECK_CONTAINS(two->tale.text, "did not end in time");
+    UNTIL(two->observed.ended == 1);
+    CHECK_EQUAL(two->observed.error, ETIMEDOUT);
+    CHECK_CONTAINS(two->observed.text, "did not end in time");
     CHECK(mqd_counter_read(two->b->control, 1, MQD_COUNT_LOOPS) - turns < 1000); /* it sleeps meanwhile */
     close(pair[0]);
     mqd_secure_handshake_ms = 10000;
     CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, abort());
     fetcher_put(two, pair[1], secure_options(MQD_LANE_IN_SYNC));
     CHECK(write(pair[0], "\0\0\0\x10plain text it is", 20) == 20);
-    UNTIL(two->tale.ended == 2);
-    CHECK_CONTAINS(two->tale.text, "plain text from the other host");
+    UNTIL(two->observed.ended == 2);
+    CHECK_CONTAINS(two->observed.text, "plain text from the other host");
     close(pair[0]);
     hosts_stop(two);
 }
@@ -348,7 +348,7 @@ BOTH(replaced_during_handshakes)
         if (test_random(&seed) % 4 == 0)
             usleep((useconds_t)(test_random(&seed) % 3000));
     }
-    CHECK_EQUAL(two->tale.ended, 0);
+    CHECK_EQUAL(two->observed.ended, 0);
     connect_secure(two);
     replicated(two, 3, 50000);
     for (int i = 0; i < 3; i++) /* and the end comes during some */

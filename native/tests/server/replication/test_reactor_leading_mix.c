@@ -25,7 +25,7 @@ struct follower {
     struct mix *m;
     uint64_t seed;
     int64_t broker_epoch;
-    uint32_t rounds, told_nothing;
+    uint32_t rounds, empty_rounds;
 };
 
 struct mix {
@@ -49,9 +49,9 @@ static uint32_t below(uint64_t *seed, uint32_t limit)
 /* ---- followers ---- */
 
 /* As take_told, but what comes is kept. False: the connection has ended. */
-static bool take_copy(struct follower *f, struct client *client, struct told *out)
+static bool take_copy(struct follower *f, struct client *client, struct fetch_response *out)
 {
-    *out = (struct told){.diverging_epoch = -1, .diverging_end = -1, .next_offset = -1};
+    *out = (struct fetch_response){.diverging_epoch = -1, .diverging_end = -1, .next_offset = -1};
     if (client_receive(client) != 1)
         return false;
     take(client, 4), take_varint(client), take(client, 4);
@@ -89,28 +89,28 @@ static void *follow_for_ever(void *argument)
         struct client client = client_open_as(m->b, 0, f->node);
         int32_t session_id = 0, session_epoch = below(&f->seed, 3) ? 0 : -1;
         for (uint32_t rounds = 1 + below(&f->seed, 60); rounds && !m->followers_stop; rounds--) {
-            struct told told;
+            struct fetch_response response;
             f->broker_epoch = m->broker_epoch[f->node];
             m->followers[f->node].position = f->end; /* before the leader can know */
             follower_send(m->b, &client,
-                          (struct ask){.node = f->node,
-                                       .leader_epoch = m->leader_epoch,
-                                       .last_epoch = -1,
-                                       .offset = f->end,
-                                       .wait_ms = (int32_t)below(&f->seed, 40),
-                                       .session_id = session_id,
-                                       .session_epoch = session_epoch,
-                                       .broker_epoch = f->broker_epoch},
+                          (struct follower_fetch){.node = f->node,
+                                                  .leader_epoch = m->leader_epoch,
+                                                  .last_epoch = -1,
+                                                  .offset = f->end,
+                                                  .wait_ms = (int32_t)below(&f->seed, 40),
+                                                  .session_id = session_id,
+                                                  .session_epoch = session_epoch,
+                                                  .broker_epoch = f->broker_epoch},
                           1);
             f->rounds++;
             if (below(&f->seed, 40) == 0)
                 break; /* it leaves in the middle */
-            CHECK_OR(take_copy(f, &client, &told), abort());
-            if (told.top_error) {
+            CHECK_OR(take_copy(f, &client, &response), abort());
+            if (response.top_error) {
                 session_id = 0, session_epoch = 0;
             } else if (session_epoch >= 0) {
-                session_epoch = told.session_id ? session_epoch + 1 : 0;
-                session_id = told.session_id;
+                session_epoch = response.session_id ? session_epoch + 1 : 0;
+                session_id = response.session_id;
             }
             if (below(&f->seed, 30) == 0)
                 usleep(below(&f->seed, 3000));
@@ -179,15 +179,15 @@ static void *consume_for_ever(void *argument)
     struct producer *p = argument;
     struct client client = client_open(p->m->b, p->worker);
     struct fetched *fetched = calloc(1, sizeof *fetched);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     while (!p->m->stop) {
         client_fetch(&client, (struct fetch){.wait_ms = 20, .bytes_min = 1, .bytes_max = 1 << 18, .session_epoch = -1},
-                     &asked, 1, fetched);
+                     &requested, 1, fetched);
         CHECK_OR(fetched->partition_count == 1, abort());
         for (uint32_t i = 0; i < fetched->batch_count; i++)
             CHECK_OR(fetched->batches[i].offset + 1 <= high_watermark(p->m->b), abort());
         if (fetched->error[0] == 0 && fetched->batch_count)
-            asked.offset = fetched->batches[fetched->batch_count - 1].offset + 1;
+            requested.offset = fetched->batches[fetched->batch_count - 1].offset + 1;
     }
     free(fetched);
     client_close(&client);
@@ -197,7 +197,7 @@ static void *consume_for_ever(void *argument)
 /* ---- the controller ---- */
 
 struct state {
-    struct wanted wanted;
+    struct target_replicas target;
     bool leads;
 };
 
@@ -205,30 +205,30 @@ static void change(struct mix *m, struct state *state)
 {
     m->version++;
     m->in_sync = 0;
-    m->leader_epoch = state->wanted.leader_epoch;
+    m->leader_epoch = state->target.leader_epoch;
     struct mqd_replica_assignment assignment = {.node_id = 1,
                                                 .broker_epoch = EPOCH_OF(1),
-                                                .leader = state->wanted.leader,
-                                                .leader_epoch = state->wanted.leader_epoch,
-                                                .partition_epoch = ++state->wanted.partition_epoch,
-                                                .min_insync = state->wanted.min_insync,
+                                                .leader = state->target.leader,
+                                                .leader_epoch = state->target.leader_epoch,
+                                                .partition_epoch = ++state->target.partition_epoch,
+                                                .min_insync = state->target.min_insync,
                                                 .lag_ms_max = 20,
                                                 .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND,
                                                 .flush_on_ack = 1,
                                                 .member_count = NODES};
     for (int32_t node = 1; node <= NODES; node++)
         assignment.members[node - 1] =
-            (struct mqd_replica_member){node, state->wanted.in_sync >> node & 1, 1, m->broker_epoch[node]};
+            (struct mqd_replica_member){node, state->target.in_sync >> node & 1, 1, m->broker_epoch[node]};
     CHECK_OR(mqd_reactor_replica_set(m->b->reactors[0], ++m->b->token, SLOT, &assignment, 0) == 0, abort());
     CHECK_OR(bench_done(m->b, 0, m->b->token).error == 0, abort());
-    m->in_sync = state->wanted.leader == 1 ? state->wanted.in_sync : 0;
+    m->in_sync = state->target.leader == 1 ? state->target.in_sync : 0;
     m->version++;
 }
 
 static void decide(struct mix *m, struct state *state, const struct mqd_replica_proposal *proposal)
 {
-    bool current = proposal->leader_epoch == state->wanted.leader_epoch &&
-                   proposal->partition_epoch == state->wanted.partition_epoch;
+    bool current = proposal->leader_epoch == state->target.leader_epoch &&
+                   proposal->partition_epoch == state->target.partition_epoch;
     uint32_t set = 0, roll = below(&m->seed, 10);
     for (uint32_t i = 0; i < proposal->member_count; i++) {
         set |= 1u << proposal->node_id[i];
@@ -238,7 +238,7 @@ static void decide(struct mix *m, struct state *state, const struct mqd_replica_
     if (roll == 0)
         return; /* lost on the way */
     if (current && roll < 8) {
-        state->wanted.in_sync = set;
+        state->target.in_sync = set;
         change(m, state);
     }
     CHECK_OR(mqd_reactor_in_sync_answer(m->b->reactors[0], ++m->b->token, SLOT, proposal->sequence,
@@ -261,21 +261,21 @@ static void control(struct mix *m, struct state *state)
         }
     uint32_t roll = below(&m->seed, 200);
     if (roll == 0) { /* the same leader in another epoch */
-        state->wanted.leader_epoch++;
+        state->target.leader_epoch++;
         change(m, state);
     } else if (roll == 1) { /* away and back; nobody else writes meanwhile, so nothing has to be cut */
-        state->wanted.leader = below(&m->seed, 2) ? -1 : 2, state->wanted.leader_epoch++;
+        state->target.leader = below(&m->seed, 2) ? -1 : 2, state->target.leader_epoch++;
         change(m, state);
         usleep(below(&m->seed, 3000));
-        state->wanted.leader = 1, state->wanted.leader_epoch++;
+        state->target.leader = 1, state->target.leader_epoch++;
         change(m, state);
     } else if (roll == 2) { /* another life of a follower: out of the set until it has caught up */
         int32_t node = 2 + (int32_t)below(&m->seed, 2);
         m->broker_epoch[node] += 1000;
-        state->wanted.in_sync &= ~(1u << node);
+        state->target.in_sync &= ~(1u << node);
         change(m, state);
     } else if (roll == 3) {
-        state->wanted.min_insync = 1 + (int32_t)below(&m->seed, 2);
+        state->target.min_insync = 1 + (int32_t)below(&m->seed, 2);
         change(m, state);
     }
     usleep(1000);
@@ -296,14 +296,14 @@ static void finish(struct mix *m, struct state *state)
         pthread_join(m->followers[node].thread, NULL);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     int64_t end = view(m->b).positions.log_end_offset, at = 0;
-    state->wanted.in_sync = 1 << 1, state->wanted.min_insync = 1; /* so that all of it may be read */
+    state->target.in_sync = 1 << 1, state->target.min_insync = 1; /* so that all of it may be read */
     change(m, state);
     struct client client = client_open(m->b, 1);
     while (at < end) {
-        struct asked asked = {0, at};
+        struct fetch_position requested = {0, at};
         client_fetch(&client,
                      (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 18, .session_epoch = -1},
-                     &asked, 1, fetched);
+                     &requested, 1, fetched);
         CHECK_OR(fetched->batch_count, abort());
         for (uint32_t i = 0; i < fetched->batch_count; i++) {
             int64_t offset = fetched->batches[i].offset;
@@ -327,7 +327,7 @@ static void mix(int backend, uint64_t seed)
     struct mix *m = calloc(1, sizeof *m);
     struct producer producers[PRODUCERS + 2] = {0};
     struct state state = {
-        .wanted = {.leader = 1, .leader_epoch = 1, .min_insync = 2, .in_sync = 1 << 1 | 1 << 2 | 1 << 3}};
+        .target = {.leader = 1, .leader_epoch = 1, .min_insync = 2, .in_sync = 1 << 1 | 1 << 2 | 1 << 3}};
     m->b = bench_start(backend, NULL);
     m->seed = seed;
     m->by_offset = calloc(OFFSETS, sizeof *m->by_offset);
@@ -346,7 +346,7 @@ static void mix(int backend, uint64_t seed)
     while (test_now_ns() < until_ns)
         control(m, &state);
     m->stop = true;
-    state.wanted.leader_epoch++; /* whoever still waits is told */
+    state.target.leader_epoch++; /* whoever still waits is told */
     change(m, &state);
     for (uint32_t i = 0; i < PRODUCERS + 2; i++)
         pthread_join(producers[i].thread, NULL);

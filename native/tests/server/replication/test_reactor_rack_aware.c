@@ -21,10 +21,10 @@ BOTH(a_consumer_is_sent_to_the_replica_in_its_rack)
         CHECK_EQUAL(mqd_reactor_brokers_put(b->reactors[worker], ++b->token, 1, addresses, 3), 0);
         CHECK_EQUAL(bench_done(b, worker, b->token).error, 0);
     }
-    struct wanted wanted = all_in_sync;
-    assign(b, wanted);
+    struct target_replicas target = all_in_sync;
+    assign(b, target);
     CHECK_EQUAL(produce(&client, 1, 1), 0);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     const struct {
         const char *rack;
         int32_t node;
@@ -37,15 +37,15 @@ BOTH(a_consumer_is_sent_to_the_replica_in_its_rack)
                                     .bytes_max = 1 << 20,
                                     .session_epoch = -1,
                                     .rack = expected[i].rack},
-                     &asked, 1, fetched);
+                     &requested, 1, fetched);
         CHECK_EQUAL(fetched->error[0], 0);
         CHECK_EQUAL(fetched->preferred[0], expected[i].node);
     }
-    wanted.in_sync = 1 << 1 | 1 << 3, wanted.partition_epoch = 2;
-    assign(b, wanted);
+    target.in_sync = 1 << 1 | 1 << 3, target.partition_epoch = 2;
+    assign(b, target);
     client_fetch(&consumer,
                  (struct fetch){.wait_ms = 1, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1, .rack = "b"},
-                 &asked, 1, fetched);
+                 &requested, 1, fetched);
     CHECK_EQUAL(fetched->preferred[0], -1); /* not in sync any more */
     free(fetched);
     client_close(&client), client_close(&consumer);

@@ -89,8 +89,8 @@ def test_what_becomes_too_much_is_stopped(codec: int, monkeypatch: pytest.Monkey
     """Also by who has the keys: neither the size that is said nor the bytes decide alone."""
     monkeypatch.setattr(envelope, "VALUE_BYTES_MAX", 1 << 16)
     bomb = compress(codec, bytes(1 << 20))
-    for said, why in ((1 << 20, "65536 are the most"), (1 << 16, "more than 65536 bytes"), (1, "more than 1 bytes")):
-        vector = sealed("bomb", codec=codec, text=said.to_bytes(4, "big") + bomb)
+    for message, why in ((1 << 20, "65536 are the most"), (1 << 16, "more than 65536 bytes"), (1, "more than 1 bytes")):
+        vector = sealed("bomb", codec=codec, text=message.to_bytes(4, "big") + bomb)
         with pytest.raises(PayloadError, match=why):
             _open(vector)
 
@@ -113,8 +113,8 @@ _VALUES = st.one_of(st.binary(max_size=300), st.binary(min_size=1, max_size=4).m
 @settings(max_examples=60)
 def test_what_is_sealed_is_opened(topic: str, rows: list, codec: int, key_id: str) -> None:
     provider = Keys({key_id: new_key()}, "memory")
-    told = Encryption(provider, codec=codec)
-    sealer, opener = Sealer(told, provider), Opener(told, provider)
+    reported = Encryption(provider, codec=codec)
+    sealer, opener = Sealer(reported, provider), Opener(reported, provider)
     for key, value in rows:
         if value is not None:
             found = sealer.seal(topic, key, value)

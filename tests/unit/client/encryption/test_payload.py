@@ -72,7 +72,7 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    "wrong, message",
     [
         ({"encryption.topics": "*"}, "encryption.key.provider says where the keys are"),
         ({"encryption.key.provder": "file:/keys"}, 'No such configuration property: "encryption.key.provder"'),
@@ -82,15 +82,15 @@ def test_settings() -> None:
         ({**FILE, "encryption.topic.names": "copy.*=orders"}, "COPY=ORIGINAL"),
     ],
 )
-def test_settings_that_cannot_be(wrong: dict, said: str) -> None:
+def test_settings_that_cannot_be(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         take(wrong)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_which_topics_and_by_which_name() -> None:
-    told = Encryption("", ("orders", "*.orders"), (("dc1.*", "*"), ("old.orders", "orders")))
-    names = {name: told.bound_name(name) for name in ("orders", "dc1.orders", "old.orders", "dc2.orders", "pay")}
+    reported = Encryption("", ("orders", "*.orders"), (("dc1.*", "*"), ("old.orders", "orders")))
+    names = {name: reported.bound_name(name) for name in ("orders", "dc1.orders", "old.orders", "dc2.orders", "pay")}
     assert names == {
         "orders": b"orders",
         "dc1.orders": b"orders",
@@ -140,11 +140,11 @@ def test_a_data_key_ends_by_count_and_by_time(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_value_has_a_nonce_of_its_own() -> None:
     """Of the kernel, at each call: a copy of the process has no nonce in store."""
-    asked: list[int] = []
+    requests: list[int] = []
     provider = Provider("a")
 
     def random_bytes(count: int) -> bytes:
-        asked.append(count)
+        requests.append(count)
         return os.urandom(count)
 
     sealer = Sealer(Encryption(provider), provider, random_bytes=random_bytes)
@@ -153,7 +153,7 @@ def test_every_value_has_a_nonce_of_its_own() -> None:
 
     found |= set(sealer.seal_column("t", pack([b"v"] * 100, "values"), None).items())
     assert len({data[-29:-17] for data in found}) == 200
-    assert sorted(asked) == [12] * 100 + [32] + [1200]
+    assert sorted(requests) == [12] * 100 + [32] + [1200]
 
 
 def test_a_provider_that_fails_when_sealing(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,9 +166,9 @@ def test_a_provider_that_fails_when_sealing(caplog: pytest.LogCaptureFixture) ->
     first = _data_key(sealer.seal("t", None, b"v"))
     provider.problem = OSError("the service is away")
     clock.now += payload.DATA_KEY_S
-    asked = provider.wrapped
+    requested = provider.wrapped
     assert {_data_key(sealer.seal("t", None, b"v")) for _ in range(9)} == {first}  # time is over, the count is not
-    assert provider.wrapped == asked + 1 and "beyond its time" in caplog.text
+    assert provider.wrapped == requested + 1 and "beyond its time" in caplog.text
     provider.problem = None
     clock.now += payload.AGAIN_S
     assert _data_key(sealer.seal("t", None, b"v")) != first
@@ -237,7 +237,7 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("", "has no key"),
         ("# nothing", "has no key"),
@@ -248,10 +248,10 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
         (keys.text_of({"one": bytes(32)}) * 2, "line 2: there are two keys 'one'"),
     ],
 )
-def test_text_that_has_no_keys(text: str, said: str) -> None:
+def test_text_that_has_no_keys(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         keys.parse(text, "the file")
-    assert said in str(raised.value) and "c2hv" not in str(raised.value)
+    assert message in str(raised.value) and "c2hv" not in str(raised.value)
 
 
 def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(keys.provider("env:MQD_KEYS").keys()) == ["a", "b:c"]  # type: ignore[attr-defined]
     assert isinstance(keys.provider(f"{__name__}:make_custom"), Provider)
     assert keys.provider(own := Provider("x")) is own
-    for told, said in (
+    for reported, message in (
         ("env:MQD_NO_SUCH", "the environment variable MQD_NO_SUCH has no key"),
         (f"file:{tmp_path}/none", "cannot read the keys in"),
         ("/keys", "neither file:PATH, env:NAME nor"),
@@ -268,5 +268,5 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (7, "int has no methods wrap and unwrap"),
     ):
         with pytest.raises(ConfigError) as raised:
-            keys.provider(told)
-        assert said in str(raised.value)
+            keys.provider(reported)
+        assert message in str(raised.value)

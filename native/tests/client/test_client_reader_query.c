@@ -35,20 +35,20 @@ static void send_answer(int socket_fd, const struct mqd_local_segment *answer, i
     sendmsg(socket_fd, &message, MSG_NOSIGNAL);
 }
 
-static void answer_one(struct worker *worker, const struct mqd_local_ask *ask)
+static void answer_one(struct worker *worker, const struct mqd_local_query *query)
 {
     struct log *log = &worker->log;
     int number = log->segment_count - 1;
-    while (number > 0 && log->segments[number].base_offset > ask->offset)
+    while (number > 0 && log->segments[number].base_offset > query->offset)
         number--;
     const struct log_segment *segment = &log->segments[number];
     bool active = number == log->segment_count - 1;
-    struct mqd_local_segment answer = {.kind = ask->kind,
-                                       .number = ask->number,
+    struct mqd_local_segment answer = {.kind = query->kind,
+                                       .number = query->number,
                                        .slot = LOG_SLOT,
                                        .base_offset = segment->base_offset,
                                        .next_base_offset = active ? INT64_MAX : log->segments[number + 1].base_offset,
-                                       .position = log_position(segment, segment->size_bytes, ask->offset),
+                                       .position = log_position(segment, segment->size_bytes, query->offset),
                                        .size_bytes = segment->size_bytes,
                                        .map_bytes = active ? 1u << 31 : segment->size_bytes};
     switch (worker->mood) {
@@ -58,7 +58,7 @@ static void answer_one(struct worker *worker, const struct mqd_local_ask *ask)
         answer.number++;
         answer.kind = 99;
         send_answer(worker->fake.socket, &answer, segment->fd);
-        answer.kind = ask->kind;
+        answer.kind = query->kind;
         send_answer(worker->fake.socket, &answer, segment->fd);
         return;
     case NO_DESCRIPTOR:
@@ -84,9 +84,9 @@ static void answer_one(struct worker *worker, const struct mqd_local_ask *ask)
 static void *answer_all(void *argument)
 {
     struct worker *worker = argument;
-    struct mqd_local_ask ask;
-    while (recv(worker->fake.socket, &ask, sizeof ask, 0) == (ssize_t)sizeof ask)
-        answer_one(worker, &ask);
+    struct mqd_local_query query;
+    while (recv(worker->fake.socket, &query, sizeof query, 0) == (ssize_t)sizeof query)
+        answer_one(worker, &query);
     return NULL;
 }
 
@@ -167,7 +167,7 @@ static struct mqd_segment_reader *open_reader(struct worker *worker)
     return mqd_segment_reader_open(worker->client, log_topic_id, 3, 0, 0);
 }
 
-TEST(asks_once_a_segment_and_leaks_nothing)
+TEST(queries_once_a_segment_and_leaks_nothing)
 {
     static const enum mood moods[] = {ANSWER, LATE_FIRST};
     for (int i = 0; i < 2; i++) {
@@ -231,7 +231,7 @@ static void *drain_until_the_end(void *argument)
     return mqd_error_code() == EPIPE ? argument : NULL;
 }
 
-TEST(close_ends_who_waits_for_an_answer_and_who_reads)
+TEST(close_ends_waiting_and_reading_threads)
 {
     static const enum mood moods[] = {SILENT, ANSWER};
     for (int i = 0; i < 2; i++) {

@@ -36,13 +36,13 @@ static void make(uint8_t *batch, int64_t base_offset, int attributes)
     seal(batch, SIZE);
 }
 
-static struct mqd_record_walk walk(const uint8_t *data, size_t size, int64_t end_offset, struct mqd_record_place *out,
-                                   uint32_t capacity)
+static struct mqd_record_walk walk(const uint8_t *data, size_t size, int64_t end_offset,
+                                   struct mqd_record_location *out, uint32_t capacity)
 {
     struct mqd_record_walk state = {0, 0, 0, 0};
     uint8_t *copy = malloc(size ? size : 1);
     memcpy(copy, data, size);
-    mqd_records_place(copy, size, end_offset, &state, out, capacity);
+    mqd_records_locate(copy, size, end_offset, &state, out, capacity);
     free(copy);
     return state;
 }
@@ -50,7 +50,7 @@ static struct mqd_record_walk walk(const uint8_t *data, size_t size, int64_t end
 TEST(plain_batches)
 {
     uint8_t data[2 * SIZE];
-    struct mqd_record_place out[CAPACITY];
+    struct mqd_record_location out[CAPACITY];
     make(data, 0, 0);
     make(data + SIZE, 10, 0); /* compaction left a gap */
     struct mqd_record_walk state = walk(data, sizeof data, 100, out, CAPACITY);
@@ -69,7 +69,7 @@ TEST(plain_batches)
 TEST(where_a_walk_stops)
 {
     uint8_t data[2 * SIZE];
-    struct mqd_record_place out[CAPACITY];
+    struct mqd_record_location out[CAPACITY];
     make(data, 0, 0);
     make(data + SIZE, 3, 0);
     CHECK_EQUAL(walk(data, sizeof data, 3, out, CAPACITY).stop, MQD_WALK_END_OFFSET);
@@ -93,7 +93,7 @@ TEST(where_a_walk_stops)
 TEST(nulls_and_empty_ones)
 {
     uint8_t data[SIZE];
-    struct mqd_record_place out[CAPACITY];
+    struct mqd_record_location out[CAPACITY];
     make(data, 0, 0);
     uint8_t *body = data + 61;
     body[7] = 1; /* the value is null; its two bytes become headers' */
@@ -110,7 +110,7 @@ TEST(nulls_and_empty_ones)
 TEST(damage_under_a_right_checksum)
 {
     uint64_t seed = 7;
-    struct mqd_record_place out[CAPACITY];
+    struct mqd_record_location out[CAPACITY];
     for (int round = 0; round < (test_long() ? 2000000 : 100000); round++) {
         uint8_t data[2 * SIZE];
         make(data, 0, 0);

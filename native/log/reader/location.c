@@ -5,8 +5,8 @@
 
 /* The high watermark itself: the end of the readable bytes, in the newest segment that contains
  * it. */
-static int16_t place_end(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions,
-                         struct mqd_segment_place *out)
+static int16_t locate_end(struct mqd_reader *reader, struct mqd_reader_slot *slot,
+                          const struct mqd_positions *positions, struct mqd_segment_location *out)
 {
     int32_t number = mqd_reader_segment_below(slot, positions->high_watermark_segment);
     out->position = positions->high_watermark_position;
@@ -20,8 +20,8 @@ static int16_t place_end(struct mqd_reader *reader, struct mqd_reader_slot *slot
     return mqd_reader_open(reader, slot, (uint32_t)number, &out->segment);
 }
 
-static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positions *positions,
-                           struct mqd_segment_place *out)
+static int16_t fill_extent(struct mqd_reader_slot *slot, const struct mqd_positions *positions,
+                           struct mqd_segment_location *out)
 {
     out->base_offset = out->segment->base_offset;
     int32_t number = mqd_reader_segment_below(slot, out->base_offset);
@@ -45,12 +45,12 @@ static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positi
     return 0;
 }
 
-int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
-                         uint64_t segments_generation, int64_t offset, struct mqd_segment_place *out)
+int16_t mqd_reader_locate(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
+                          uint64_t segments_generation, int64_t offset, struct mqd_segment_location *out)
 {
     struct mqd_cursor cursor = {.valid = false};
     struct mqd_range range;
-    *out = (struct mqd_segment_place){0};
+    *out = (struct mqd_segment_location){0};
     int16_t code =
         mqd_reader_find(reader, slot_number, positions, segments_generation, offset, 1, true, &cursor, &range);
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
@@ -59,7 +59,7 @@ int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot_number, const 
     if (code)
         return code;
     if (!range.size_bytes) {
-        code = place_end(reader, slot, positions, out);
+        code = locate_end(reader, slot, positions, out);
         if (code)
             return code;
         out->segment->references++;
@@ -67,13 +67,13 @@ int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot_number, const 
         out->segment = range.segment; /* takes over its reference */
         out->position = range.position;
     }
-    code = place_whole(slot, positions, out);
+    code = fill_extent(slot, positions, out);
     if (code)
         mqd_reader_unreference(reader, out->segment);
     return code;
 }
 
-void mqd_segment_place_release(struct mqd_reader *reader, struct mqd_segment_place *place)
+void mqd_segment_location_release(struct mqd_reader *reader, struct mqd_segment_location *location)
 {
-    mqd_reader_unreference(reader, place->segment);
+    mqd_reader_unreference(reader, location->segment);
 }

@@ -15,17 +15,17 @@
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 
-#define ASKS_PER_TURN 16
+#define QUERIES_PER_TURN 16
 #define TRIES 4
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions in a segment are below this; nothing beyond is mapped */
 
 /* ---- one query ---- */
 
-static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_ask *ask,
+static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_query *query,
                          struct mqd_topic **topic, uint32_t *slot_index)
 {
     struct mqd_topic_key key = {.by_id = true};
-    memcpy(key.topic_id, ask->topic_id, sizeof key.topic_id);
+    memcpy(key.topic_id, query->topic_id, sizeof key.topic_id);
     *topic = mqd_topics_find(&r->topics, &key);
     if (!*topic)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID;
@@ -33,10 +33,10 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
         return MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
     if (mqd_subject_is_stale(r))
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
-    if (ask->partition_index < 0 || (uint32_t)ask->partition_index >= (*topic)->partition_count)
+    if (query->partition_index < 0 || (uint32_t)query->partition_index >= (*topic)->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
-    *slot_index = (*topic)->slots[ask->partition_index];
-    bool elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->places[ask->partition_index]);
+    *slot_index = (*topic)->slots[query->partition_index];
+    bool elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->partitions[query->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
@@ -55,66 +55,67 @@ static int open_again(int fd)
     return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Fills in the answer from `place`. Returns the descriptor, or -1. */
-static int answer_with(struct mqd_local_segment *answer, const struct mqd_segment_place *place, uint64_t generation)
+/* Fills in the answer from `location`. Returns the descriptor, or -1. */
+static int answer_with(struct mqd_local_segment *answer, const struct mqd_segment_location *location,
+                       uint64_t generation)
 {
-    answer->base_offset = place->base_offset;
-    answer->next_base_offset = place->next_base_offset;
+    answer->base_offset = location->base_offset;
+    answer->next_base_offset = location->next_base_offset;
     answer->segments_generation = generation;
-    answer->position = place->position;
-    answer->size_bytes = place->readable_bytes;
-    answer->map_bytes = place->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX
-                        : place->readable_bytes              ? place->readable_bytes
-                                                             : 1;
-    return open_again(mqd_segment_ref_fd(place->segment));
+    answer->position = location->position;
+    answer->size_bytes = location->readable_bytes;
+    answer->map_bytes = location->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX
+                        : location->readable_bytes              ? location->readable_bytes
+                                                                : 1;
+    return open_again(mqd_segment_ref_fd(location->segment));
 }
 
-static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_ask *ask,
+static int answer_segment(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_local_query *query,
                           struct mqd_local_segment *answer)
 {
     struct mqd_topic *topic;
-    int16_t code = find_slot(r, c, ask, &topic, &answer->slot);
+    int16_t code = find_slot(r, c, query, &topic, &answer->slot);
     int fd = -1;
     if (code == 0) {
-        mqd_fetch_ensure_path(r, topic, ask->partition_index, answer->slot);
+        mqd_fetch_ensure_path(r, topic, query->partition_index, answer->slot);
         code = -1;
     }
     for (int tries = 0; tries < TRIES && code == -1; tries++) {
         struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, answer->slot);
         struct mqd_positions positions;
-        struct mqd_segment_place place;
+        struct mqd_segment_location location;
         uint64_t generation = mqd_load_acquire(&slot->segments_generation);
         mqd_slot_positions(slot, &positions);
         if (mqd_load_acquire(&slot->lagging) &&
-            (ask->offset < positions.log_start_offset || ask->offset >= positions.high_watermark)) {
+            (query->offset < positions.log_start_offset || query->offset >= positions.high_watermark)) {
             code = MQD_KAFKA_REPLICA_NOT_AVAILABLE;
             break;
         }
-        if (ask->offset < positions.log_start_offset || ask->offset > positions.high_watermark) {
+        if (query->offset < positions.log_start_offset || query->offset > positions.high_watermark) {
             /* this replica lags, not the client: the client retries */
             bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS ||
                           mqd_load_acquire(&slot->latest_pending);
-            code = behind && ask->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
-                                                                    : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+            code = behind && query->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
+                                                                      : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
             break;
         }
-        code = mqd_reader_place(r->reader, answer->slot, &positions, generation, ask->offset, &place);
+        code = mqd_reader_locate(r->reader, answer->slot, &positions, generation, query->offset, &location);
         if (code)
             continue;
         if (mqd_reader_is_swapping(r->reader, answer->slot))
-            fd = answer_with(answer, &place, MQD_LOCAL_CHANGING);
+            fd = answer_with(answer, &location, MQD_LOCAL_CHANGING);
         else
-            fd = answer_with(answer, &place, generation);
-        if (place.next_base_offset == INT64_MAX)
-            r->subjects->given_out[answer->slot] = 1;
+            fd = answer_with(answer, &location, generation);
+        if (location.next_base_offset == INT64_MAX)
+            r->subjects->handed_out[answer->slot] = 1;
         if (fd < 0) {
             code = MQD_KAFKA_STORAGE_ERROR;
             mqd_error_system(errno, "cannot open a segment again through /proc");
         }
-        mqd_segment_place_release(r->reader, &place);
+        mqd_segment_location_release(r->reader, &location);
     }
     if (code == MQD_KAFKA_STORAGE_ERROR)
-        mqd_log(r, 4, 0, answer->slot, "a local client asked where offset %lld lies: %s", (long long)ask->offset,
+        mqd_log(r, 4, 0, answer->slot, "a local client asked where offset %lld lies: %s", (long long)query->offset,
                 mqd_error_message());
     /* the segments keep changing: the client retries */
     answer->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code;
@@ -148,11 +149,11 @@ static bool send_answer(struct mqd_local *local)
     local->answer_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS);
     if (sent < 0 && (errno == EAGAIN || local->answer_refused))
         return false;
-    mqd_local_ask_close(local); /* sent; or the socket has ended, which it reports itself */
+    mqd_local_query_close(local); /* sent; or the socket has ended, which it reports itself */
     return true;
 }
 
-void mqd_local_ask_close(struct mqd_local *local)
+void mqd_local_query_close(struct mqd_local *local)
 {
     if (local->answer_fd >= 0)
         close(local->answer_fd);
@@ -164,7 +165,7 @@ void mqd_local_ask_close(struct mqd_local *local)
 static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *closed)
 {
     struct mqd_connection *c = local->connection;
-    struct mqd_local_ask ask;
+    struct mqd_local_query query;
     *closed = false;
     if (c->awaits_subject)
         return false; /* asked again when its rights are known */
@@ -172,7 +173,7 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
         return false;
     ssize_t n;
     do
-        n = recv(c->fd, &ask, sizeof ask, MSG_DONTWAIT | MSG_TRUNC);
+        n = recv(c->fd, &query, sizeof query, MSG_DONTWAIT | MSG_TRUNC);
     while (n < 0 && errno == EINTR);
     if (n < 0 && errno == EAGAIN)
         return false;
@@ -180,38 +181,38 @@ static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *clo
         mqd_local_on_end(r, c);
         return false;
     }
-    if (n != sizeof ask || ask.kind != MQD_LOCAL_ASK_SEGMENT) {
+    if (n != sizeof query || query.kind != MQD_LOCAL_QUERY_SEGMENT) {
         *closed = true;
         mqd_connection_fail(r, c, "a local client asked what is no question of this version");
         return false;
     }
     mqd_stat(r, MQD_COUNT_LOCAL_ASKS, 1);
     c->last_active_ms = r->now_ms;
-    local->answer = (struct mqd_local_segment){.kind = ask.kind, .number = ask.number, .slot = UINT32_MAX};
-    local->answer_fd = answer_segment(r, c, &ask, &local->answer);
+    local->answer = (struct mqd_local_segment){.kind = query.kind, .number = query.number, .slot = UINT32_MAX};
+    local->answer_fd = answer_segment(r, c, &query, &local->answer);
     local->answer_waits = true;
     return send_answer(local);
 }
 
-void mqd_local_ask_on(struct mqd_reactor *r, struct mqd_local *local)
+void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local)
 {
-    if (!mqd_list_linked(&local->ask_node))
-        mqd_list_append(&r->asking, &local->ask_node);
+    if (!mqd_list_linked(&local->query_node))
+        mqd_list_append(&r->queries, &local->query_node);
 }
 
 void mqd_locals_answer(struct mqd_reactor *r)
 {
-    struct mqd_node asking, *node;
-    mqd_list_init(&asking);
-    mqd_list_move_all(&asking, &r->asking);
-    while ((node = mqd_list_pop(&asking))) {
-        struct mqd_local *local = MQD_CONTAINER(node, struct mqd_local, ask_node);
+    struct mqd_node queries, *node;
+    mqd_list_init(&queries);
+    mqd_list_move_all(&queries, &r->queries);
+    while ((node = mqd_list_pop(&queries))) {
+        struct mqd_local *local = MQD_CONTAINER(node, struct mqd_local, query_node);
         bool closed = false, more = true;
-        for (int i = 0; i < ASKS_PER_TURN && more; i++)
+        for (int i = 0; i < QUERIES_PER_TURN && more; i++)
             more = answer_one(r, local, &closed);
         if (!closed && more)
-            mqd_local_ask_on(r, local); /* the rest in the next turn: other clients wait too */
+            mqd_local_query_on(r, local); /* the rest in the next turn: other clients wait too */
         else if (!closed && local->answer_waits && local->answer_refused)
-            mqd_list_append(&r->asking_later, &local->ask_node);
+            mqd_list_append(&r->query_later, &local->query_node);
     }
 }

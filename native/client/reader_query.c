@@ -28,14 +28,14 @@
 #define ANSWER_TIMEOUT_MS 10000
 
 struct reader_state {
-    uint64_t references;       /* atomic: one of the client, and one of each reader */
-    pthread_rwlock_t entered;  /* R1 */
-    pthread_mutex_t asking;    /* R2 */
-    struct mqd_client *client; /* under `entered`; NULL: the client was closed */
+    uint64_t references;         /* atomic: one of the client, and one of each reader */
+    pthread_rwlock_t entered;    /* R1 */
+    pthread_mutex_t query_mutex; /* R2 */
+    struct mqd_client *client;   /* under `entered`; NULL: the client was closed */
     /* atomic: no thread may enter any more; otherwise a steady flow of readers could block closing
      * forever */
     uint32_t closing;
-    uint32_t number; /* under `asking` */
+    uint32_t number; /* under `query_mutex` */
 };
 
 /* ---- the shared state ---- */
@@ -45,7 +45,7 @@ static void state_release(struct reader_state *state)
     if (mqd_fetch_add(&state->references, (uint64_t)-1) != 1)
         return;
     pthread_rwlock_destroy(&state->entered);
-    pthread_mutex_destroy(&state->asking);
+    pthread_mutex_destroy(&state->query_mutex);
     free(state);
 }
 
@@ -78,7 +78,7 @@ static struct reader_state *state_of(struct mqd_client *client)
         state->references = 1;
         state->client = client;
         pthread_rwlock_init(&state->entered, NULL);
-        pthread_mutex_init(&state->asking, NULL);
+        pthread_mutex_init(&state->query_mutex, NULL);
         client->reader_state = state;
         client->reader_state_close = on_client_close;
     }
@@ -166,7 +166,7 @@ static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segm
             return ended();
         if (size < 0 && errno != EAGAIN && errno != EINTR)
             return mqd_error_system(errno, "reading the broker's answer about a segment");
-        if (size == sizeof *answer && answer->kind == MQD_LOCAL_ASK_SEGMENT && answer->number == number)
+        if (size == sizeof *answer && answer->kind == MQD_LOCAL_QUERY_SEGMENT && answer->number == number)
             return 0;
         if (size > 0) { /* late, or of a kind that only a later broker sends */
             if (*fd >= 0)
@@ -184,9 +184,9 @@ static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segm
     }
 }
 
-static int send_question(int socket_fd, const struct mqd_local_ask *question)
+static int send_query(int socket_fd, const struct mqd_local_query *numbered)
 {
-    while (send(socket_fd, question, sizeof *question, MSG_NOSIGNAL) < 0) {
+    while (send(socket_fd, numbered, sizeof *numbered, MSG_NOSIGNAL) < 0) {
         if (errno == EINTR)
             continue;
         if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
@@ -215,18 +215,18 @@ static int take_answer(const struct mqd_local_segment *answer, int fd, struct mq
 }
 
 /* Must have entered. */
-static int client_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+static int client_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                          struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     struct reader_state *state = context;
-    struct mqd_local_ask question = *ask;
+    struct mqd_local_query numbered = *query;
     int fd = -1;
-    pthread_mutex_lock(&state->asking);
-    question.number = ++state->number;
-    int result = send_question(state->client->socket_fd, &question);
+    pthread_mutex_lock(&state->query_mutex);
+    numbered.number = ++state->number;
+    int result = send_query(state->client->socket_fd, &numbered);
     if (result == 0)
-        result = wait_for_answer(state->client->socket_fd, question.number, answer, &fd);
-    pthread_mutex_unlock(&state->asking);
+        result = wait_for_answer(state->client->socket_fd, numbered.number, answer, &fd);
+    pthread_mutex_unlock(&state->query_mutex);
     if (result == 0)
         result = take_answer(answer, fd, current, mapping);
     if (fd >= 0)

@@ -44,11 +44,11 @@ BOTH(commands_wait_for_a_partition_at_rest)
         follower_open(two, 0);
         assign_follower(two, 0, in_step);
         CHECK(log_end(&fake, 0) == 0 || log_end(&fake, 0) == 3);
-        bool told = false; /* that it has them */
+        bool caught_up = false; /* that it has them */
         for (;;) {
             CHECK(receive(&fake, &request));
-            told |= request.one[0].there && request.one[0].offset == 3;
-            if (told)
+            caught_up |= request.one[0].there && request.one[0].offset == 3;
+            if (caught_up)
                 break;
             bool fill = request.one[0].there && request.one[0].offset == 0;
             answer(&fake, &request,
@@ -67,7 +67,7 @@ static void in_memory(struct bench *b)
 
 /* There was nothing to cut. What waited for its flush before is flushed all the same, without
  * another record. */
-BOTH(a_rest_that_cuts_nothing_leaves_what_is_to_be_flushed)
+BOTH(a_truncation_that_cuts_nothing_keeps_the_pending_flush)
 {
     struct fake fake = fake_start_with(backend, in_memory);
     struct two *two = fake.two;
@@ -78,7 +78,7 @@ BOTH(a_rest_that_cuts_nothing_leaves_what_is_to_be_flushed)
     answer(&fake, &request, NULL, 0);
     UNTIL(positions_of(two, FOLLOWED(0)).durable_offset == 3);
     CHECK_EQUAL(log_end(&fake, 0), 3);
-    CHECK_EQUAL(two->tale.truncated, 0);
+    CHECK_EQUAL(two->observed.truncated, 0);
     fake_stop(&fake);
 }
 
@@ -89,15 +89,16 @@ BOTH(a_rest_that_cuts_nothing_pauses)
     struct request request;
     three_records(&fake, &request, 3);
     int64_t began_ns = test_now_ns();
-    for (int told = 0; told < 10;) {
-        bool asked = request.one[0].there;
-        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 4, .diverging_end = 3}}, asked);
-        told += asked;
+    for (int caught_up = 0; caught_up < 10;) {
+        bool requested = request.one[0].there;
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 4, .diverging_end = 3}},
+               requested);
+        caught_up += requested;
         CHECK(receive(&fake, &request));
     }
     CHECK(test_now_ns() - began_ns > 8 * (int64_t)quick_options().backoff_ms * 1000000);
     CHECK_EQUAL(log_end(&fake, 0), 3);
-    CHECK_EQUAL(fake.two->tale.truncated, 0);
+    CHECK_EQUAL(fake.two->observed.truncated, 0);
     fake_stop(&fake);
 }
 
@@ -113,20 +114,21 @@ static void cut_refused(int backend, const char *rules, bool full)
     faults(rules);
     answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1);
     if (full)
-        UNTIL(two->tale.full > 0 || two->tale.failed > 0);
+        UNTIL(two->observed.full > 0 || two->observed.failed > 0);
     else
-        UNTIL(strstr(two->tale.text, "cannot be cut yet") || two->tale.failed > 0);
-    CHECK_EQUAL(two->tale.failed, 0);
+        UNTIL(strstr(two->observed.text, "cannot be cut yet") || two->observed.failed > 0);
+    CHECK_EQUAL(two->observed.failed, 0);
     CHECK_EQUAL(log_end(&fake, 0), 3);
     room_again(two);
-    while (two->tale.truncated == 0) {
+    while (two->observed.truncated == 0) {
         CHECK(receive(&fake, &request));
-        bool asked = request.one[0].there && request.one[0].offset == 3;
-        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, asked);
+        bool requested = request.one[0].there && request.one[0].offset == 3;
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}},
+               requested);
         listen_to(two);
     }
     UNTIL(log_end(&fake, 0) == 0);
-    CHECK_EQUAL(two->tale.failed, 0);
+    CHECK_EQUAL(two->observed.failed, 0);
     for (int32_t partition = 0; partition <= 2; partition += 2) {
         CHECK_EQUAL(mqd_slot_view(two->b->control, FOLLOWED(partition), &view), 0);
         CHECK_EQUAL(view.state, MQD_SLOT_ONLINE);
@@ -145,7 +147,7 @@ BOTH(a_cut_waits_for_descriptors)
 
 /* The first batch of epoch 5 meets a full disk. The leader after that one does not know the epoch:
  * it is not asked by it. */
-BOTH(a_leader_epoch_without_records_is_not_asked_by)
+BOTH(an_epoch_without_records_is_not_used_in_a_fetch)
 {
     struct fake fake = fake_start_with(backend, watch);
     struct two *two = fake.two;
@@ -164,7 +166,7 @@ BOTH(a_leader_epoch_without_records_is_not_asked_by)
     uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 1}, 3, 5);
     answer(&fake, &request,
            (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = size_bytes}}, 1);
-    UNTIL(two->tale.full > 0);
+    UNTIL(two->observed.full > 0);
     room_again(two);
     role.leader_epoch = 6, role.partition_epoch = 3;
     assign_follower(two, 0, role);

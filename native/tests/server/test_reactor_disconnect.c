@@ -10,7 +10,7 @@ enum { INFLIGHT_COUNT_MAX = 16, FIND_COORDINATOR = 10 };
 static void fill(struct bench *b, struct client *client, bool fetch_first)
 {
     struct frame frame = {0};
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     if (fetch_first)
         put_fetch(&frame,
                   (struct fetch){.correlation_id = 1,
@@ -18,7 +18,7 @@ static void fill(struct bench *b, struct client *client, bool fetch_first)
                                  .bytes_min = 1,
                                  .bytes_max = 1 << 20,
                                  .session_epoch = -1},
-                  &asked, 1);
+                  &requested, 1);
     for (int32_t i = fetch_first; i <= INFLIGHT_COUNT_MAX; i++)
         frame_end(&frame, frame_begin(&frame, FIND_COORDINATOR, 1, i));
     CHECK(client_send(client, &frame));
@@ -34,7 +34,7 @@ static void reset(struct client *client)
     client_close(client);
 }
 
-BOTH(who_is_gone_is_not_kept_by_what_the_acceptor_does_not_answer)
+BOTH(a_closed_client_is_freed_though_the_acceptor_is_silent)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client resets = client_open(b, 0), closes = client_open(b, 0), stays = client_open(b, 0);
@@ -51,7 +51,7 @@ BOTH(who_is_gone_is_not_kept_by_what_the_acceptor_does_not_answer)
 
 /* Seen to have been looked at: one that left later, and waits for the acceptor, is gone. What came
  * without acks is written, though its worker stood still. */
-BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_came_before_stands_still)
+BOTH(received_batches_are_written_after_a_disconnect_behind_a_stalled_worker)
 {
     enum { LATER = 50 };
     struct bench *b = bench_start(backend, NULL);
@@ -61,9 +61,9 @@ BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_c
     for (int32_t i = 0; i < INFLIGHT_COUNT_MAX; i++)
         put_produce(&frame, i, 0, LIMIT_MS, &slow, 1);
     CHECK(client_send(&writes, &frame));
-    struct mqd_descriptor asked[INFLIGHT_COUNT_MAX];
+    struct mqd_descriptor requested[INFLIGHT_COUNT_MAX];
     for (int i = 0; i < INFLIGHT_COUNT_MAX; i++)
-        asked[i] = bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
+        requested[i] = bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
     frame.size_bytes = 0;
     for (int32_t i = 0; i < LATER; i++)
         put_produce(&frame, 100 + i, 0, LIMIT_MS, &own, 1);
@@ -73,8 +73,8 @@ BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_c
     reset(&later);
     CHECK(connections_left(b, 2));
     for (int i = 0; i < INFLIGHT_COUNT_MAX; i++)
-        bench_say(b, FAKE, 0,
-                  (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = asked[i].token, .a = i, .b = -1});
+        bench_put(b, FAKE, 0,
+                  (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = requested[i].token, .a = i, .b = -1});
     CHECK(connections_left(b, 1));
     CHECK_EQUAL(client_produce(&other, 1, &own, 1).base_offset[0], LATER);
     frame_free(&frame);
@@ -84,7 +84,7 @@ BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_c
 
 /* It left nothing unread, so nothing tells at once that it takes no answers. Its kernel remembers
  * it for a second here, else for a minute. */
-BOTH(who_has_closed_is_not_kept_as_one_who_only_sends_no_more)
+BOTH(a_full_close_is_not_kept_like_a_half_close)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client closes = client_open(b, 0), stays = client_open(b, 0);

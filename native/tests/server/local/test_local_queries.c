@@ -28,15 +28,15 @@ BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
     int fd;
     for (int round = 0; round < 3; round++) {
         __atomic_store_n(&refusals, round, __ATOMIC_SEQ_CST);
-        CHECK(local_ask(&local, 0, 0, 1));
+        CHECK(local_query(&local, 0, 0, 1));
         CHECK(local_answer(&local, &answer, &fd));
         CHECK_EQUAL(answer.error, 0);
         CHECK(fd >= 0);
         close(fd);
     }
     __atomic_store_n(&refusals, 1 << 20, __ATOMIC_SEQ_CST);
-    CHECK(local_ask(&leaves, 0, 0, 1));
-    CHECK(local_ask(&local, 0, 0, 1));
+    CHECK(local_query(&leaves, 0, 0, 1));
+    CHECK(local_query(&local, 0, 0, 1));
     for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
          __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > (1 << 20) - 4; usleep(1000))
         CHECK(test_now_ns() < end_ns);
@@ -49,29 +49,29 @@ BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
     local_bench_stop(b);
 }
 
-BOTH(who_asks_beyond_the_end_without_the_lease)
+BOTH(queries_beyond_the_end_without_the_lease)
 {
     /* CLOCK_BOOTTIME has passed the first: another host may lead by now, and have more */
     static const struct {
         int64_t deadline_ns;
         int32_t error;
-    } said[] = {{1, 6}, {INT64_MAX, 1}};
+    } sent[] = {{1, 6}, {INT64_MAX, 1}};
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
     struct client client = client_open(b, 0);
     struct fetched *fetched = calloc(1, sizeof *fetched);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     struct mqd_local_segment answer;
     int fd;
     for (int i = 0; i < 2; i++) {
-        mqd_control_set_broker(b->control, 1, 1, said[i].deadline_ns);
+        mqd_control_set_broker(b->control, 1, 1, sent[i].deadline_ns);
         /* what comes after it meets this deadline */
         client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
-                     &asked, 1, fetched);
-        CHECK(local_ask(&local, 0, 50, 1));
+                     &requested, 1, fetched);
+        CHECK(local_query(&local, 0, 50, 1));
         CHECK(local_answer(&local, &answer, &fd));
-        CHECK_EQUAL(answer.error, said[i].error);
-        CHECK(local_ask(&local, 0, 0, 1));
+        CHECK_EQUAL(answer.error, sent[i].error);
+        CHECK(local_query(&local, 0, 0, 1));
         CHECK(local_answer(&local, &answer, &fd));
         CHECK_EQUAL(answer.error, 0); /* what is committed may be read */
         close(fd);

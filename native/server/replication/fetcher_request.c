@@ -9,7 +9,7 @@
 #define BURST_MS 100 /* the throttled lanes may use the allowance of this time at once */
 
 /* What the session should contain for this partition. false: nothing now. */
-static bool wanted(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
+static bool next_fetch(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
 {
     const struct mqd_owned *owned = followed->owned;
     uint32_t count;
@@ -47,17 +47,17 @@ static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher
     if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
         /* a replica that fetches would count as one that keeps up */
         followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS;
-    if (!wanted(r, followed, &fetch)) {
+    if (!next_fetch(r, followed, &fetch)) {
         mqd_followed_leave_session(followed);
         if (followed->put_off_ms > r->now_ms)
             mqd_followed_put_off(r, followed, followed->put_off_ms - r->now_ms);
         return count; /* otherwise it is queued again when it becomes wanted */
     }
-    if (followed->in_session && same_fetch(&fetch, &followed->told))
+    if (followed->in_session && same_fetch(&fetch, &followed->sent))
         return count;
     fetcher->session_count += !followed->in_session;
     followed->in_session = 1;
-    followed->told = fetch;
+    followed->sent = fetch;
     struct mqd_positions positions;
     mqd_partition_positions(followed->owned->partition, &positions);
     r->fetchers->items[count] = (struct mqd_fetch_item){.key = followed->key,
@@ -137,27 +137,27 @@ static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     send_some(r, fetcher);
 }
 
-static struct mqd_fetch_ask ask_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    return (struct mqd_fetch_ask){.correlation_id = (int32_t)++fetcher->correlation_id,
-                                  .wait_ms = (int32_t)fetcher->options.wait_ms,
-                                  .bytes_max = bytes_max_of(r->fetchers, fetcher),
-                                  .node_id = fetcher->options.node_id,
-                                  .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
+    return (struct mqd_fetch_request_head){.correlation_id = (int32_t)++fetcher->correlation_id,
+                                           .wait_ms = (int32_t)fetcher->options.wait_ms,
+                                           .bytes_max = bytes_max_of(r->fetchers, fetcher),
+                                           .node_id = fetcher->options.node_id,
+                                           .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
 }
 
 /* The leader holds back its answer until it has news. A second request, empty and without a
  * session, makes it answer the first one now. */
 static void request_answer_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    struct mqd_fetch_ask head = ask_head(r, fetcher);
+    struct mqd_fetch_request_head head = request_head(r, fetcher);
     head.wait_ms = 0;
     head.session_epoch = -1;
-    mqd_fetch_ask_encode(&fetcher->out, &head, NULL, 0, NULL, 0);
+    mqd_fetch_request_encode(&fetcher->out, &head, NULL, 0, NULL, 0);
     send_request(r, fetcher);
 }
 
-static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetchers *fetchers = r->fetchers;
     struct mqd_node *node;
@@ -170,10 +170,11 @@ static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     drop_returned(fetchers, fetcher);
     if (fetcher->full ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
         return; /* nothing is wanted */
-    struct mqd_fetch_ask head = ask_head(r, fetcher);
+    struct mqd_fetch_request_head head = request_head(r, fetcher);
     head.session_id = fetcher->session_id;
     head.session_epoch = fetcher->session_epoch;
-    mqd_fetch_ask_encode(&fetcher->out, &head, fetchers->items, count, fetcher->forgotten, fetcher->forgotten_count);
+    mqd_fetch_request_encode(&fetcher->out, &head, fetchers->items, count, fetcher->forgotten,
+                             fetcher->forgotten_count);
     fetcher->forgotten_count = 0;
     fetcher->full = 0;
     send_request(r, fetcher);
@@ -193,7 +194,7 @@ static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
 }
 
 /* Whether a request may be sent now. If only time prevents it, not_before_ms is set to when. */
-static bool may_ask(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
+static bool may_fetch(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     if (fetcher->outstanding || fetcher->unsettled_count || fetcher->not_before_ms > r->now_ms)
         return false;
@@ -232,8 +233,8 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             mqd_fetcher_end(r, fetcher, ETIMEDOUT, "the leader does not answer");
         else if (fetcher->out.size_bytes && fetcher->socket.writable)
             send_some(r, fetcher);
-        else if (!r->stop && may_ask(r, fetchers, fetcher))
-            ask(r, fetcher);
+        else if (!r->stop && may_fetch(r, fetchers, fetcher))
+            send_fetch(r, fetcher);
         else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame &&
                  !fetcher->out.size_bytes)
             request_answer_now(r, fetcher);

@@ -31,7 +31,7 @@ static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uin
 }
 
 /* One record; its headers are skipped by its length. */
-static bool place_record(struct cursor *batch, const uint8_t *data, struct mqd_record_place *out)
+static bool locate_record(struct cursor *batch, const uint8_t *data, struct mqd_record_location *out)
 {
     int64_t size, number;
     const uint8_t *at = mqd_varint(batch->at, batch->end, &size);
@@ -45,8 +45,8 @@ static bool place_record(struct cursor *batch, const uint8_t *data, struct mqd_r
     return at && take_blob(at, end, data, &out->value_position, &out->value_bytes);
 }
 
-static enum mqd_walk_stop place_batch(const uint8_t *data, const struct mqd_batch *batch, const uint8_t *bytes,
-                                      struct mqd_record_place *out)
+static enum mqd_walk_stop locate_batch(const uint8_t *data, const struct mqd_batch *batch, const uint8_t *bytes,
+                                       struct mqd_record_location *out)
 {
     if (mqd_crc32c(0, bytes + CRC_END, (uint64_t)batch->size_bytes - CRC_END) != batch->crc)
         return MQD_WALK_CORRUPT;
@@ -54,13 +54,13 @@ static enum mqd_walk_stop place_batch(const uint8_t *data, const struct mqd_batc
         return MQD_WALK_OTHER;
     struct cursor cursor = {bytes + MQD_BATCH_HEADER_BYTES, bytes + batch->size_bytes};
     for (int32_t i = 0; i < batch->record_count; i++)
-        if (!place_record(&cursor, data, &out[i]))
+        if (!locate_record(&cursor, data, &out[i]))
             return MQD_WALK_CORRUPT;
     return cursor.at == cursor.end ? MQD_WALK_END : MQD_WALK_CORRUPT;
 }
 
-void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
-                       struct mqd_record_place *out, uint32_t capacity)
+void mqd_records_locate(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
+                        struct mqd_record_location *out, uint32_t capacity)
 {
     walk->record_count = 0;
     walk->stop = MQD_WALK_END;
@@ -81,7 +81,7 @@ void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_off
             walk->stop = (uint32_t)batch.record_count > capacity ? MQD_WALK_OTHER : MQD_WALK_FULL;
             return;
         }
-        enum mqd_walk_stop stop = place_batch(data, &batch, bytes, out + walk->record_count);
+        enum mqd_walk_stop stop = locate_batch(data, &batch, bytes, out + walk->record_count);
         if (stop != MQD_WALK_END) {
             walk->stop = stop;
             return;

@@ -16,7 +16,8 @@ static void place(struct bench *b, uint32_t slot, int32_t leader, int32_t leader
     partitions[0] = (struct mqd_topic_partition){
         .slot = slot, .leader = leader, .leader_epoch = leader_epoch, .redirect = -1, .retiring = retiring};
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
-        CHECK_EQUAL(mqd_reactor_topic_place(b->reactors[worker], ++b->token, b->topic_id, "quick", partitions, 4), 0);
+        CHECK_EQUAL(
+            mqd_reactor_topic_put_partitions(b->reactors[worker], ++b->token, b->topic_id, "quick", partitions, 4), 0);
         CHECK_EQUAL(bench_done(b, worker, b->token).error, 0);
     }
 }
@@ -52,7 +53,7 @@ static void take_text(struct client *client, char *out)
 }
 
 /* Produce v10 to partition 0. */
-static void ask_led(struct client *client, struct led *out)
+static void request_led(struct client *client, struct led *out)
 {
     struct frame frame = {0};
     uint8_t batch[512];
@@ -104,7 +105,7 @@ static void ask_led(struct client *client, struct led *out)
 static struct led produce_flexible(struct client *client)
 {
     struct led out = {.leader = -9};
-    ask_led(client, &out);
+    request_led(client, &out);
     return out;
 }
 
@@ -142,11 +143,11 @@ BOTH(whoever_leads_elsewhere_is_named_with_its_address)
     bench_stop(b);
 }
 
-BOTH(who_waits_for_records_hears_of_another_leader)
+BOTH(a_waiting_fetch_learns_of_another_leader)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client readers[2] = {client_open(b, 0), client_open(b, 1)};
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     struct frame frame = {0};
     struct fetched *fetched = calloc(1, sizeof *fetched);
     brokers(b, 3);
@@ -154,7 +155,7 @@ BOTH(who_waits_for_records_hears_of_another_leader)
     put_fetch(&frame,
               (struct fetch){
                   .correlation_id = 3, .wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
-              &asked, 1);
+              &requested, 1);
     for (int i = 0; i < 2; i++)
         CHECK(client_send(&readers[i], &frame));
     while (mqd_load_acquire(&mqd_control_partition(b->control, 0)->waiters) != 3)
@@ -175,7 +176,7 @@ BOTH(a_retiring_partition_takes_no_records_and_is_read)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
-    struct asked asked = {0, 0};
+    struct fetch_position requested = {0, 0};
     struct fetched *fetched = calloc(1, sizeof *fetched);
     brokers(b, 3);
     place(b, 0, SELF, 1, 0);
@@ -184,8 +185,8 @@ BOTH(a_retiring_partition_takes_no_records_and_is_read)
     CHECK_EQUAL(produce_flexible(&client).error, 19);
     /* acks=1 is answered before the flush, after which it is read */
     client_fetch(&client,
-                 (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked,
-                 1, fetched);
+                 (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &requested, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1);
     free(fetched);
     client_close(&client);
