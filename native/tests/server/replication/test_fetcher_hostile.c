@@ -210,6 +210,7 @@ BOTH(wrong_records_harm_no_other_partition)
         else
             memset(second + 8, 0, 4);                        /* length 0 */
         int64_t high_watermark = kind == 1 ? end + 2 : 1000; /* below it a gap is what compaction left */
+        int64_t began_ns = test_now_ns();
         answer(&fake, &request,
                (struct piece[]){
                    {.partition = 0, .high_watermark = high_watermark, .records = bad, .records_bytes = bad_bytes},
@@ -219,7 +220,10 @@ BOTH(wrong_records_harm_no_other_partition)
         CHECK_EQUAL(log_end(&fake, 0), end + 2);
         CHECK_EQUAL(log_end(&fake, 2), other_end + 1);
         CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, end + 2); /* not what is not there */
-        CHECK(request.forgotten_count == 1 && request.forgotten[0] == 0 && request.one[2].offset == other_end + 1);
+        CHECK_EQUAL(request.one[2].offset, other_end + 1);
+        /* unless the machine paused for as long as the partition is put off */
+        if (test_now_ns() - began_ns < (int64_t)quick_options().backoff_ms * 1000000)
+            CHECK(request.forgotten_count == 1 && request.forgotten[0] == 0);
         while (!request.one[0].there) {
             usleep(5000);
             answer(&fake, &request, NULL, 0);
