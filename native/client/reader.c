@@ -464,7 +464,7 @@ static int before_question(struct walk *walk, uint32_t *stop)
     }
     int result = continue_in_next_segment(walk, stop);
     if (result == 0 && *stop == STOP_NONE && reader->file_generation == MQD_LOCAL_CHANGING)
-        *stop = MQD_READ_END; /* for some milliseconds */
+        *stop = MQD_READ_ABORTED; /* a list will not be taken: the caller asks until the swap is over */
     return result;
 }
 

@@ -51,7 +51,7 @@ def line_of(first: int, kind: str, found: list[tuple[Outcome, float]], commit: s
     }
 
 
-def report(lines: Iterable[dict]) -> str:
+def summary(lines: Iterable[dict]) -> str:
     sums: dict[str, Counter] = {}
     found = []
     for line in lines:
@@ -106,7 +106,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--add-up", action="store_true", help="run nothing; say what the pieces in --results come to")
     given = parser.parse_args(words)
     if given.add_up:
-        print(report(map(json.loads, given.results.read_text().splitlines() if given.results.exists() else ())))
+        print(summary(map(json.loads, given.results.read_text().splitlines() if given.results.exists() else ())))
         return 0
     return not run(given.seconds, given.first, given.lanes, given.results)
 

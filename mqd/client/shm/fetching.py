@@ -466,6 +466,9 @@ class Fetcher:
                 [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
                 data.last_stable_offset,
             )
+            if data.last_stable_offset <= part.fetched:  # files are being compacted, or it fell
+                self._again(part, local_error(KafkaError._STATE), soon=True)
+                return
             part.phase = Phase.ACTIVE
             return
         self._again(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))

@@ -134,7 +134,7 @@ class Life:
         ) as consumer:
             consumer.assign([TopicPartition(self.topic, partition, 0)])
             assert consumer.transport == "shm", consumer.transport_reason
-            seen = [next_record(consumer) for _ in range(KEYS)]
+            seen = [next_record(consumer) for _ in range(10)]
             self.run(20)
             self.check()
             while message := next_record(consumer):

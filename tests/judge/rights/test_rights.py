@@ -187,7 +187,7 @@ def test_segments_of_another_user(broker: Users) -> None:
         topic_id, granting = make_topic(admin, NAME), Granting(admin)
         for right, is_given in ((Operation.DESCRIBE, False), (Operation.READ, True), (Operation.WRITE, False)):
             granting.grant(((topic(right), Permission.ALLOW),))
-            error, content = alice.ask(topic_id, 0)
+            error, content = alice.send_request(topic_id, 0)
             assert (error, bool(content)) == ((0, True) if is_given else (int(E.TOPIC_AUTHORIZATION_FAILED), False))
 
 
