@@ -120,27 +120,47 @@ static void give_back(struct mqd_reactor *r, struct mqd_share_part *part)
     forget_runs(part);
 }
 
+/* Sets part->range to the bytes from read_first to read_end. The reader ends a range where its sparse
+ * index has an entry; from there on it goes from batch to batch. -1: they are not there, or not now. */
+static int16_t find_bytes(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_positions *positions,
+                          uint64_t generation)
+{
+    struct mqd_cursor cursor = {.offset = part->read_first};
+    struct mqd_range *found = &part->range, next;
+    while (found->size_bytes < part->read_bytes) {
+        int16_t code = mqd_reader_find(r->reader, part->slot, positions, generation, cursor.offset,
+                                       part->read_bytes - found->size_bytes, !found->segment, &cursor, &next);
+        if (code || !next.size_bytes)
+            return code ? code : -1;
+        if (!found->segment) {
+            *found = next;
+            continue;
+        }
+        bool adjoins = next.segment == found->segment && next.position == found->position + found->size_bytes;
+        found->size_bytes += adjoins ? next.size_bytes : 0;
+        mqd_range_release(r->reader, &next);
+        if (!adjoins)
+            return -1;
+    }
+    /* above read_end where compaction left a gap */
+    return found->size_bytes == part->read_bytes && cursor.offset >= part->read_end ? 0 : -1;
+}
+
 /* Finds the bytes of what was acquired, exactly as its owner found them. */
 static bool find_range(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, part->slot);
+    int16_t code = -1;
     mqd_fetch_ensure_path(r, part->topic, part->partition_index, part->slot);
-    for (int tries = 0; tries < 4; tries++) {
-        struct mqd_cursor cursor = {0};
+    for (int tries = 0; tries < 4 && code == -1; tries++) {
         struct mqd_positions positions;
         uint64_t generation = mqd_load_acquire(&shared->segments_generation);
         mqd_slot_positions(shared, &positions);
-        int16_t code = mqd_reader_find(r->reader, part->slot, &positions, generation, part->read_first,
-                                       part->read_bytes, true, &cursor, &part->range);
-        if (code == 0 && part->range.size_bytes == part->read_bytes && cursor.offset == part->read_end)
-            return true;
-        if (part->range.segment)
+        code = find_bytes(r, part, &positions, generation);
+        if (code)
             mqd_range_release(r->reader, &part->range);
-        part->range = (struct mqd_range){0};
-        if (code != -1)
-            break;
     }
-    return false;
+    return code == 0;
 }
 
 static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer)

@@ -99,10 +99,15 @@ static void set_hold(struct coordinator *k, bool holds)
     pthread_mutex_unlock(&k->mutex);
 }
 
+static void sparse_index(struct bench *b)
+{
+    b->log_options.index_interval_bytes = 4096;
+}
+
 static struct coordinator *start(int backend)
 {
     struct coordinator *k = calloc(1, sizeof *k);
-    k->b = bench_start(backend, NULL);
+    k->b = bench_start(backend, sparse_index);
     k->lock_ms = 30000;
     mqd_control_set_share_version(k->b->control, 1);
     pthread_mutex_init(&k->mutex, NULL);
@@ -266,12 +271,17 @@ static struct answered acknowledge(struct coordinator *k, struct client *client,
     return take_answer(client, ACKNOWLEDGE);
 }
 
-static void produce(struct coordinator *k, int32_t partition, int32_t records)
+static void produce_batch(struct coordinator *k, int32_t partition, int32_t records, uint32_t body_bytes)
 {
     struct client writer = client_open(k->b, (uint32_t)partition % 2);
-    struct part part = {partition, {.mark = 1, .body_bytes = 300, .record_count = records}};
+    struct part part = {partition, {.mark = 1, .body_bytes = body_bytes, .record_count = records}};
     CHECK_EQUAL(client_produce(&writer, -1, &part, 1).error[0], 0);
     client_close(&writer);
+}
+
+static void produce(struct coordinator *k, int32_t partition, int32_t records)
+{
+    produce_batch(k, partition, records, 300);
 }
 
 static void check_run(const struct answered *answered, int64_t first, int64_t last, int16_t count)
@@ -504,6 +514,24 @@ BOTH(min_bytes_are_waited_for)
         produce(k, partition, 1);
         answered = fetch(k, &one, a); /* less, when the time is up */
         check_run(&answered, 2, 2, 1);
+        client_close(&one);
+    }
+    stop(k);
+}
+
+/* Where an acquisition ends, the sparse index has no entry. */
+BOTH(a_backlog_is_acquired_in_parts)
+{
+    struct coordinator *k = start(backend);
+    for (int32_t partition = 0; partition < 2; partition++) {
+        struct client one = client_open(k->b, 0);
+        for (int i = 0; i < 80; i++) /* enough for the index to be written */
+            produce_batch(k, partition, 1, 3000);
+        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS, .records_max = 19};
+        for (int64_t first = 0; first < 76; first += 19, a.epoch++) {
+            struct answered answered = fetch(k, &one, a);
+            check_run(&answered, first, first + 18, 1);
+        }
         client_close(&one);
     }
     stop(k);
