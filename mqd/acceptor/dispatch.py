@@ -84,6 +84,8 @@ HANDLERS: dict[int, str] = {
     75: "topics.describe_topic_partitions",
     76: "groups.share_group_heartbeat",
     77: "groups.share_group_describe",
+    78: "records.share_fetch",
+    79: "records.share_fetch",
     80: "cluster.add_raft_voter",
     81: "cluster.remove_raft_voter",
     90: "groups.share_group_offsets",
@@ -147,7 +149,7 @@ async def answer(
         return outcome
     except UnsupportedVersion as error:
         if error.header.api_key == API_VERSIONS_KEY:
-            return _unsupported_api_versions(error.header)
+            return _unsupported_api_versions(broker, error.header)
         return _close(connection, str(error), error.header)
     except RequestMalformed as error:
         return _close(connection, str(error), None)
@@ -254,10 +256,10 @@ def _cut_messages(response: object) -> bool:
     return found
 
 
-def _unsupported_api_versions(header: RequestHeader) -> Outcome:
+def _unsupported_api_versions(broker: Broker, header: RequestHeader) -> Outcome:
     from mqd.acceptor.handlers.cluster import api_versions
 
-    return Outcome(encode_response(header, api_versions.unsupported(), version=0))
+    return Outcome(encode_response(header, api_versions.unsupported(broker.metadata.features), version=0))
 
 
 def _close(connection: int, reason: str, header: RequestHeader | None, api: str = "") -> Outcome:

@@ -59,8 +59,8 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
         setattr(response, field.name, failure.error)
         found = True
     for field in fields.values():
-        if field.type == "string" and getattr(response, field.name) is None and version not in field.nullable:
-            setattr(response, field.name, "")
+        if getattr(response, field.name) is None and version not in field.nullable and not field.is_tagged(version):
+            setattr(response, field.name, _empty(response, field))
     if "error_message" in fields:
         response.error_message = failure.message
     for field in fields.values():
@@ -69,6 +69,15 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
             setattr(response, field.name, elements)
             found |= bool(elements) and _has_error_field(field.struct, version)
     return found
+
+
+def _empty(response: object, field: Field) -> object:
+    """In place of null, where the version has none."""
+    if field.struct is not None and not field.is_array:
+        return _class_of(response, field)()
+    if field.type == "string":
+        return ""
+    return b"" if field.type in BLOBS else None
 
 
 def _elements(response: object, field: Field, request: object, version: int, failure: Failure) -> list[object]:

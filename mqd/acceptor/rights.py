@@ -283,6 +283,8 @@ RIGHTS: dict[int, tuple[Whole | Each, ...]] = {
     75: BY_HANDLER,
     76: (group(READ),),
     77: (Each("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    78: OPEN,  # only refused here
+    79: OPEN,
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),
     90: (Each("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id")),),

@@ -70,11 +70,11 @@ NOTES = """
   `request_principal` is MessagePack of the client: the `uid` and `pid` of its process, the
   principal and address that its host judges it by. `client_host_address` is its host's, for
   descriptions of groups. Its contents have that client's rights.
-* **ShareGroupHeartbeat**, **ShareGroupDescribe**, **DescribeShareGroupOffsets**,
-  **AlterShareGroupOffsets** and **DeleteShareGroupOffsets** (KIP-932) need level 1 of `share.version`
-  and level 4 of `mqd.version`; below, each is answered with UNSUPPORTED_VERSION. Level 4 is not
-  supported yet, and ShareFetch and ShareAcknowledge are not advertised. A start offset below 0 is
-  refused (INVALID_REQUEST). APIs 83 to 87 go between hosts alone.
+* **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
+  **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets** (KIP-932)
+  need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has. Below, none
+  is advertised, and each is answered with UNSUPPORTED_VERSION. A start offset below 0 is refused
+  (INVALID_REQUEST). APIs 83 to 87 go between hosts alone.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
   removed with their topic or partition. As in Kafka's records, they are kept by the topic's name: a
   topic that is deleted and created again while no host coordinates the group finds the old offsets.

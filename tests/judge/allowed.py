@@ -181,7 +181,7 @@ ALLOWED = (
         "ApiVersions",
         "0-4",
         "api_keys[] only Kafka",
-        "share and streams groups and assigned directories are not there yet",
+        "streams groups and assigned directories are not there yet; what only brokers send each other is not advertised",
     ),
     Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is mqd's own"),
     Allowed("ApiVersions", "3-4", "finalized_features_epoch", "the position in each one's metadata log"),

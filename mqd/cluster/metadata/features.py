@@ -91,22 +91,23 @@ FEATURES: dict[str, Feature] = {
             "1: replicas that have every committed record may lead although they are not in sync (KIP-966). Partitions"
             " have them at either level.",
         ),
+        Feature(SHARE_VERSION, 0, 1, 0, "1: share groups (KIP-932), where mqd.version is 4 or higher."),
         Feature(
-            SHARE_VERSION,
+            "streams.version",
             0,
             1,
             0,
-            "For `kafka-features.sh upgrade --release-version`, which names it. There are no share groups at either"
-            " level: clients go by the APIs that are told.",
+            "For `kafka-features.sh upgrade --release-version`, which names it. There are no streams groups (KIP-1071)"
+            " at either level: clients go by the APIs that are told.",
         ),
-        Feature("streams.version", 0, 1, 0, "As share.version: there are no streams groups (KIP-1071)."),
         Feature(
             MQD_VERSION,
             0,
-            3,
+            4,
             0,
             "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to"
-            " the cluster. 2: access control lists and users' credentials. 3: delegation tokens.",
+            " the cluster. 2: access control lists and users' credentials. 3: delegation tokens."
+            " 4: share groups.",
         ),
     )
 }

@@ -39,7 +39,10 @@ APIS: dict[int, Api] = dict(sorted((api.key, api) for family in _FAMILIES for ap
 FAMILIES: dict[int, str] = {api.key: family.__name__.rpartition(".")[2] for family in _FAMILIES for api in family.APIS}
 
 # Of groups, share groups and transactions: what is answered so far.
-_COORDINATED = {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69, 76, 77, 90, 91, 92}
+_COORDINATED = (
+    {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69}  # groups and transactions
+    | {76, 77, 78, 79, 90, 91, 92}  # share groups
+)
 # The part of them a broker of this version answers: what it advertises.
 SUPPORTED_KEYS = (
     frozenset(api.key for family in (hot, cluster, topics, admin, acls, authentication, tokens) for api in family.APIS)

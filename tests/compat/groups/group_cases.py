@@ -26,6 +26,8 @@ from mqd.protocol.messages import (
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchRequest,
+    ShareAcknowledgeRequest,
+    ShareFetchRequest,
     ShareGroupDescribeRequest,
     ShareGroupHeartbeatRequest,
     SyncGroupRequest,
@@ -34,9 +36,9 @@ from tests.interaction.traffic import eventually
 from tests.interaction.transactional import fresh
 
 COMMIT, FETCH, JOIN, SYNC, CONSUMER_HEARTBEAT = 8, 9, 11, 14, 68
+SHARE_HEARTBEAT, SHARE_FETCH, DESCRIBE_SHARE_OFFSETS, ALTER_SHARE_OFFSETS = 76, 78, 90, 91
 LOADING = {14, 15, 16}
-MEMBER_ID_REQUIRED = 79
-UNSUPPORTED_VERSION = 35
+MEMBER_ID_REQUIRED, INVALID_SHARE_SESSION_EPOCH = 79, 123
 FIRST_MEMBER_ID_REQUIRED, FIRST_GROUPS, FIRST_TOPIC_IDS, FIRST_CLIENT_MEMBER_ID = 4, 8, 10, 1
 SESSION_MS = 600_000  # nobody sends heartbeats here
 COMMITTED = 2
@@ -51,6 +53,7 @@ class Member:
 
 _stable: dict[str, Member] = {}  # by the setting's topic: one setting, one broker
 _consumers: dict[str, str] = {}
+_sharers: dict[str, str] = {}
 
 
 def _protocols(topic: str) -> list[JoinGroupRequest.Protocol]:
@@ -324,6 +327,91 @@ def _described_consumers(setting, version: int, response) -> bool:
     )
 
 
+def _share_heartbeat(setting, version: int) -> ShareGroupHeartbeatRequest:
+    return _share_beat(setting, _share_group(setting), "a member")  # again
+
+
+def _share_beat(setting, group: str, member_id: str, epoch: int = 0) -> ShareGroupHeartbeatRequest:
+    return ShareGroupHeartbeatRequest(
+        group_id=group,
+        member_id=member_id,
+        member_epoch=epoch,
+        subscribed_topic_names=[setting.topic] if epoch == 0 else None,
+    )
+
+
+def _share_fetch(setting, group: str) -> ShareFetchRequest:
+    """The first of a session: there is nothing to acquire at the end of the log."""
+    topic = ShareFetchRequest.Topic(
+        topic_id=setting.topic_id, partitions=[ShareFetchRequest.Partition(partition_index=0)]
+    )
+    return ShareFetchRequest(
+        group_id=group, member_id=fresh("member"), max_wait_ms=0, max_records=10, batch_size=10, topics=[topic]
+    )
+
+
+def _share_fetched(response) -> list[int]:
+    return [response.error_code, *[one.error_code for topic in response.responses for one in topic.partitions]]
+
+
+def _share_group(setting) -> str:
+    """A group of one member whose share-partitions can be read."""
+    if setting.topic not in _sharers:
+        group = fresh("versions-sharers")
+
+        def ready() -> bool:
+            joined = setting.kafka.call(SHARE_HEARTBEAT, 1, _share_beat(setting, group, "a member"))
+            assert joined.error_code == 0 or joined.error_code in LOADING, joined
+            if joined.error_code or any(
+                _share_fetched(setting.kafka.call(SHARE_FETCH, 2, _share_fetch(setting, group)))
+            ):
+                return False
+            # the group hears later than the owner of the partition that its state is there
+            return bool(setting.kafka.call(DESCRIBE_SHARE_OFFSETS, 1, _describe_share_offsets(group)).groups[0].topics)
+
+        eventually(ready, "a share group whose records can be fetched")
+        _sharers[setting.topic] = group
+    return _sharers[setting.topic]
+
+
+def _describe_share_offsets(group: str) -> DescribeShareGroupOffsetsRequest:
+    return DescribeShareGroupOffsetsRequest(
+        groups=[DescribeShareGroupOffsetsRequest.Group(group_id=group, topics=None)]
+    )
+
+
+def _empty_share_group(setting) -> str:
+    """A group without members, with a start offset; its coordinators have loaded its states."""
+    group = fresh("versions-share")
+    requests = [
+        (SHARE_HEARTBEAT, 1, _share_beat(setting, group, "a member")),
+        (SHARE_HEARTBEAT, 1, _share_beat(setting, group, "a member", -1)),
+        (ALTER_SHARE_OFFSETS, 0, _alter_share_offsets(setting, group)),
+    ]
+
+    def done() -> bool:
+        answer = setting.kafka.call(*requests[0])
+        assert answer.error_code == 0 or answer.error_code in LOADING, answer
+        if not answer.error_code:
+            del requests[0]
+        return not requests
+
+    eventually(done, "an empty share group")
+    return group
+
+
+def _alter_share_offsets(setting, group: str) -> AlterShareGroupOffsetsRequest:
+    partition = AlterShareGroupOffsetsRequest.Partition(partition_index=0, start_offset=1)
+    topic = AlterShareGroupOffsetsRequest.Topic(topic_name=setting.topic, partitions=[partition])
+    return AlterShareGroupOffsetsRequest(group_id=group, topics=[topic])
+
+
+def _delete_share_offsets(setting, version: int) -> DeleteShareGroupOffsetsRequest:
+    group = _empty_share_group(setting)
+    topic = DeleteShareGroupOffsetsRequest.Topic(topic_name=setting.topic)
+    return DeleteShareGroupOffsetsRequest(group_id=group, topics=[topic])
+
+
 CASES = {
     8: (_commit, _of_partitions, lambda s, v, r: len(r.topics) == 1),
     9: (_fetch, _fetch_errors, _fetched),
@@ -344,33 +432,36 @@ CASES = {
     ),
     47: (_delete_offsets, lambda r: [r.error_code, *_of_partitions(r)], lambda s, v, r: len(r.topics) == 1),
     68: (_consumer_heartbeat, lambda r: [r.error_code], _beaten),
-    # share groups are not enabled yet
-    76: (
-        lambda setting, version: ShareGroupHeartbeatRequest(group_id="g", member_id="m"),
-        lambda r: [],
-        lambda setting, version, r: r.error_code == UNSUPPORTED_VERSION,
-    ),
+    76: (_share_heartbeat, lambda r: [r.error_code], lambda s, v, r: r.member_epoch > 0 < r.heartbeat_interval_ms),
     77: (
-        lambda setting, version: ShareGroupDescribeRequest(group_ids=["g"]),
+        lambda s, v: ShareGroupDescribeRequest(group_ids=[_share_group(s)]),
+        lambda r: [group.error_code for group in r.groups],
+        lambda s, v, r: (r.groups[0].group_state, len(r.groups[0].members)) == ("Stable", 1),
+    ),
+    78: (
+        lambda s, v: _share_fetch(s, _share_group(s)),
+        _share_fetched,
+        lambda s, v, r: r.acquisition_lock_timeout_ms > 0 and r.responses[0].topic_id == s.topic_id,
+    ),
+    79: (  # a session belongs to its connection, and only ShareFetch opens one
+        lambda s, v: ShareAcknowledgeRequest(group_id=_share_group(s), member_id="a member", share_session_epoch=0),
         lambda r: [],
-        lambda setting, version, r: r.groups[0].error_code == UNSUPPORTED_VERSION,
+        lambda s, v, r: r.error_code == INVALID_SHARE_SESSION_EPOCH,
     ),
     90: (
-        lambda setting, version: DescribeShareGroupOffsetsRequest(
-            groups=[DescribeShareGroupOffsetsRequest.Group(group_id="g")]
-        ),
-        lambda r: [],
-        lambda setting, version, r: r.groups[0].error_code == UNSUPPORTED_VERSION,
+        lambda s, v: _describe_share_offsets(_share_group(s)),
+        lambda r: [r.groups[0].error_code, *_of_partitions(r.groups[0])],
+        lambda s, v, r: [topic.topic_name for topic in r.groups[0].topics] == [s.topic],
     ),
     91: (
-        lambda setting, version: AlterShareGroupOffsetsRequest(group_id="g"),
-        lambda r: [],
-        lambda setting, version, r: r.error_code == UNSUPPORTED_VERSION,
+        lambda s, v: _alter_share_offsets(s, _empty_share_group(s)),
+        lambda r: [r.error_code, *[one.error_code for topic in r.responses for one in topic.partitions]],
+        lambda s, v, r: r.responses[0].topic_name == s.topic,
     ),
     92: (
-        lambda setting, version: DeleteShareGroupOffsetsRequest(group_id="g"),
-        lambda r: [],
-        lambda setting, version, r: r.error_code == UNSUPPORTED_VERSION,
+        _delete_share_offsets,
+        lambda r: [r.error_code, *[topic.error_code for topic in r.responses]],
+        lambda s, v, r: r.responses[0].topic_name == s.topic,
     ),
     69: (_describe_consumers, lambda r: [group.error_code for group in r.groups], _described_consumers),
 }

@@ -39,7 +39,12 @@ SYNONYMS = (
 TEXTS = "mqd's own words: the message names the cause, or the way out, too"
 STRICT = "an unknown setting of a broker is refused; Kafka stores whatever it is given"
 
-SHARE = "not in mqd: share groups and streams groups"
+STREAMS = "not in mqd: streams groups"
+BETWEEN = "requests that only brokers send each other are not told to clients"
+SHARE_START = (
+    "the start of a share-partition passes what is finished with the write that finishes it, and is known from the"
+    " first fetch on; Kafka writes it later"
+)
 TIERED = "not in mqd: tiered storage, and so its settings. `flush.on.ack`, `record.validation` and `replica.lag.max.messages` are mqd's own"
 INTERNAL = "internal topics keep mqd's own settings, written out"
 FORMATS = "values in internal topics: OffsetCommitValue is version 3, not 4; `previousProducerId` is always written"
@@ -92,8 +97,13 @@ ALLOWED = (
     ),
     Allowed(FEATURES, "features: .*", lines=r"out Feature: (mqd|metadata)\.version .*"),
     Allowed(TEXTS, "features: .*", lines=r"out (Can|Could) not .*"),
-    Allowed(SHARE, "(share|streams)-groups: .*", lines=r"(out Error: Executing|err (java|Caused)).*Exception"),
-    Allowed(SHARE, "broker-api-versions: .*", lines=r"out \w*(Share|StreamsGroup)\w*\(\d+\): .*"),
+    Allowed(
+        SHARE_START, "share-groups: a group.*", lines=r"out sharers of-sharers (0 (0 )?(0|10) 0|1 (0 0( 0)?|- -( -)?))"
+    ),
+    Allowed(TEXTS, "share-groups: a group.*", lines=r"out nowhere Error: .*"),
+    Allowed(STREAMS, "streams-groups: .*", lines=r"(out Error: Executing|err (java|Caused)).*Exception"),
+    Allowed(STREAMS, "broker-api-versions: .*", lines=r"out StreamsGroup\w*\(\d+\): .*"),
+    Allowed(BETWEEN, "broker-api-versions: .*", lines=r"out \w*ShareGroupState\w*\(\d+\): .*"),
     Allowed(VOTERS, "metadata-quorum: status.*", lines=r"out CurrentVoters: .*"),
     Allowed(
         FORMATS, "(console-consumer: from|dump-log: seg).*", part=r'"version": ?"?[34]"?,|"previousProducerId":\d+,'

@@ -228,6 +228,34 @@ def share_groups(side: Side) -> None:
     side.run("share-groups", "--describe")
 
 
+@story("share-groups", "a group: list, describe, reset and delete offsets")
+def share_group(side: Side) -> None:
+    of, group = ("--topic", "of-sharers"), ("--group", "sharers")
+    side.topic("of-sharers", "--partitions", "2")
+    side.produce("of-sharers", [f"v{n}" for n in range(10)])
+    entity = ("--entity-type", "groups", "--entity-name", "sharers")
+    side.run("configs", "--alter", *entity, "--add-config", "share.auto.offset.reset=earliest", quiet=True)
+    side.run("console-share-consumer", *of, *group, "--max-messages", "10", "--timeout-ms", "30000", seconds=40)
+    side.run("share-groups", "--list", until=lambda ran: "sharers" in ran.out)
+    side.run("share-groups", "--list", "--state", until=lambda ran: "Empty" in ran.out)
+    side.run("share-groups", "--list", "--state", "Stable")
+    side.run("share-groups", "--describe", *group, until=lambda ran: "10" in ran.out, unordered=True)
+    side.run("share-groups", "--describe", *group, "--offsets", "--verbose", unordered=True)
+    side.run("share-groups", "--describe", *group, "--members")
+    side.run("share-groups", "--describe", *group, "--state", "--verbose")
+    for where in (("--to-earliest",), ("--to-datetime", "1970-01-01T00:00:05.000"), ("--to-latest",)):
+        side.run("share-groups", *group, *of, "--reset-offsets", *where, "--dry-run", unordered=True)
+        side.run("share-groups", *group, *of, "--reset-offsets", *where, "--execute", unordered=True)
+        side.run("share-groups", "--describe", *group, "--offsets", unordered=True)
+    side.run("share-groups", *group, "--reset-offsets", "--topic", "nowhere", "--to-earliest", "--execute")
+    side.run("share-groups", *group, "--reset-offsets", *of)
+    side.run("share-groups", "--delete-offsets", *group, "--topic", "nowhere")
+    side.run("share-groups", "--delete-offsets", *group, *of)
+    side.run("share-groups", "--describe", *group)
+    side.run("share-groups", "--delete", *group)
+    side.run("share-groups", "--list")
+
+
 @story("console-share-consumer", "reads a topic")
 def share_consumer(side: Side) -> None:
     side.topic("shared")

@@ -23,7 +23,6 @@ from mqd.cluster.broker.core import BrokerCore
 from mqd.cluster.host import messages
 from mqd.cluster.host.core import HostCore
 from mqd.cluster.metadata.core import MetadataCore
-from mqd.cluster.metadata.features import MQD_VERSION, SHARE_GROUPS_LEVEL, SHARE_VERSION
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX
 from mqd.cluster.raft.core import QuorumCore
@@ -35,7 +34,6 @@ from mqd.controller import directories
 from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.codec import owner_of
-from mqd.protocol.messages import UpdateFeaturesRequest
 from mqd.protocol.records import decode_batch_header
 
 NODE = 1
@@ -266,17 +264,6 @@ class HandlerBroker:
         correlation_id, response = decode_response(outcome.body, owner_of(type(request))[0].api_key, version)
         assert correlation_id == 4711
         return response
-
-    async def enable_share_groups(self) -> None:
-        """Raises the features that they need, which the fixture share_groups supports."""
-        request = UpdateFeaturesRequest(
-            feature_updates=[
-                UpdateFeaturesRequest.FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=1)
-                for name, level in ((MQD_VERSION, SHARE_GROUPS_LEVEL), (SHARE_VERSION, 1))
-            ]
-        )
-        response = await self.send_request(request, 2, Address(principal="User:admin", peer_ip="127.0.0.1"))
-        assert response.error_code == 0, response
 
     def place(self, topic: str, partition: int, **positions: int) -> Path:
         """Sets what the owner would publish; returns the partition's directory."""

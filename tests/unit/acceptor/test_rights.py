@@ -53,11 +53,9 @@ def run(test: Callable[..., Any]) -> Callable[..., None]:
     return running
 
 
-# Lists: what may not be seen is left out (test_lists). Open: for all. 0 and 1: the workers'. 39 to 41
+# Lists: what may not be seen is left out (test_lists). Open: for all. 0, 1, 78, 79: the workers'. 39 to 41
 # go by the tokens: test_delegation_tokens.
-WITHOUT_CODE = {16, 66} | {17, 18, 36, 60} | {0, 1} | {39, 40, 41}
-
-SHARE_GROUPS = {76, 77, 90, 91, 92}
+WITHOUT_CODE = {16, 66} | {17, 18, 36, 60} | {0, 1, 78, 79} | {39, 40, 41}
 
 
 def test_no_api_is_forgotten() -> None:
@@ -123,10 +121,8 @@ async def grant(broker: HandlerBroker, *granted: Right, permission: Permission =
 
 @pytest.mark.parametrize("api_key", sorted(CASES))
 @run
-async def test_missing_rights(broker_of: Callable[[], HandlerBroker], share_groups: None, api_key: int) -> None:
+async def test_missing_rights(broker_of: Callable[[], HandlerBroker], api_key: int) -> None:
     async with broker_of() as broker:
-        if api_key in SHARE_GROUPS:
-            await broker.enable_share_groups()
         topic_id = await make_topic(broker, NAME)
         await make_topic(broker, OTHER)
         await start_coordinators(broker)

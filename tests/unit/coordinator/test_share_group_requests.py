@@ -28,12 +28,11 @@ Alter, Describe, Delete = (
 
 
 @pytest.fixture
-def run(tmp_path: Path, share_groups: None) -> Callable[..., None]:
+def run(tmp_path: Path) -> Callable[..., None]:
     def running(scenario: Callable[[HandlerBroker], Any]) -> None:
         async def body() -> None:
             async with HandlerBroker(tmp_path, CONFIG) as broker:
                 await create(broker, "t", 2)
-                await broker.enable_share_groups()
                 await broker.send_request(m.FindCoordinatorRequest(coordinator_keys=["g"]), 4)
                 await scenario(broker)
 
@@ -79,7 +78,11 @@ def rows(group: Any) -> list[tuple[int, int, int, int]]:
     return [(one.partition_index, one.start_offset, one.lag, one.error_code) for one in topic.partitions]
 
 
-def test_share_groups_are_off_until_every_host_has_them(tmp_path: Path) -> None:
+def test_share_groups_are_off_until_every_host_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """share.version is 1."""
+    level = features.FEATURES[features.MQD_VERSION]._replace(last=features.SHARE_GROUPS_LEVEL - 1)
+    monkeypatch.setitem(features.FEATURES, features.MQD_VERSION, level)
+
     async def scenario() -> None:
         async with HandlerBroker(tmp_path, CONFIG) as broker:
             assert (await beat(broker)).error_code == E.UNSUPPORTED_VERSION
@@ -88,6 +91,9 @@ def test_share_groups_are_off_until_every_host_has_them(tmp_path: Path) -> None:
             described = await broker.send_request(m.ShareGroupDescribeRequest(group_ids=["g"]), 1)
             assert described.groups[0].error_code == E.UNSUPPORTED_VERSION
             assert (await broker.send_request(Delete(group_id="g"), 0)).error_code == E.UNSUPPORTED_VERSION
+            for request in (m.ShareFetchRequest(group_id="g"), m.ShareAcknowledgeRequest(group_id="g")):
+                for version in (1, 2):
+                    assert (await broker.send_request(request, version)).error_code == E.UNSUPPORTED_VERSION
 
     asyncio.run(scenario())
 

@@ -25,6 +25,8 @@ UNKNOWN_VERSION_BODY = 7  # the entry that workers use when they do not know the
 # the supported ones.
 KNOWS_LEVEL_ZERO = 4
 NAMES_CLIENT = 3
+# of share groups: advertised only where all hosts have them
+SHARE_GROUP_KEYS = frozenset({76, 77, 78, 79, 90, 91, 92})
 CLIENT_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?")  # KIP-511
 
 
@@ -32,11 +34,13 @@ def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int
     """`finalized`: the levels that the metadata log names; `epoch`: their version."""
     from mqd.acceptor.dispatch import HANDLERS
 
+    current = levels(finalized)
+    hidden = frozenset() if has_share_groups(current) else SHARE_GROUP_KEYS
     keys = [
         ApiVersionsResponse.ApiVersion(
             api_key=key, min_version=SUPPORTED[key].min_version, max_version=SUPPORTED[key].max_version
         )
-        for key in sorted(HANDLERS)
+        for key in sorted(HANDLERS.keys() - hidden)
     ]
     supported = [
         ApiVersionsResponse.SupportedFeature(name=feature.name, min_version=feature.first, max_version=feature.last)
@@ -45,7 +49,7 @@ def _response(error: int, version: int, finalized: Mapping[str, int], epoch: int
     ]
     in_force = [
         ApiVersionsResponse.FinalizedFeature(name=name, max_version_level=level, min_version_level=level)
-        for name, level in levels(finalized).items()
+        for name, level in current.items()
         if level > 0
     ]
     return ApiVersionsResponse(
@@ -65,11 +69,11 @@ async def handle(context: Context, header: RequestHeader, request: ApiVersionsRe
     return _response(ErrorCode.NONE, header.api_version, metadata.features, metadata.features_version)
 
 
-def unsupported() -> ApiVersionsResponse:
+def unsupported(finalized: Mapping[str, int]) -> ApiVersionsResponse:
     """The answer to an ApiVersions request of an unsupported version: error 35 and the supported
     versions, in a body of version 0.
     """
-    return _response(ErrorCode.UNSUPPORTED_VERSION, 0, {}, 0)
+    return _response(ErrorCode.UNSUPPORTED_VERSION, 0, finalized, 0)
 
 
 def bodies(finalized: Mapping[str, int], epoch: int) -> dict[int, bytes]:
@@ -80,7 +84,7 @@ def bodies(finalized: Mapping[str, int], epoch: int) -> dict[int, bytes]:
         version: codec.encode(_response(ErrorCode.NONE, version, finalized, epoch), version)
         for version in BODY_VERSIONS
     }
-    found[UNKNOWN_VERSION_BODY] = codec.encode(unsupported(), 0)
+    found[UNKNOWN_VERSION_BODY] = codec.encode(unsupported(finalized), 0)
     return found
 
 

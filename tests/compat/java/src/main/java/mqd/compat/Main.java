@@ -15,6 +15,7 @@ public final class Main {
                 case "admin" -> Administration.run(setting);
                 case "compaction" -> Compaction.run(setting);
                 case "copy" -> CopyJob.run(arguments[0], arguments[2], arguments[3], arguments[4], arguments[5], arguments[6]);
+                case "share" -> ShareJob.run(arguments[0], arguments[2], arguments[3]);
                 case "partitions" -> Partitions.run(setting);
                 default -> throw new IllegalArgumentException("no such command: " + arguments[1]);
             }

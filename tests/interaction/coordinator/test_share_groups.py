@@ -1,0 +1,117 @@
+"""Share groups (KIP-932) on a running broker, with librdkafka's ShareConsumer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from tests.broker import Broker
+
+SECONDS = 30.0
+PARTITIONS = 2
+
+
+class Shared:
+    """A topic, and a group that begins at its first record."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.group = self.topic = f"shared-{uuid.uuid4().hex[:10]}"
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic(self.topic, PARTITIONS)])[self.topic].result(SECONDS)
+        reset = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.GROUP, self.group, incremental_configs=[reset])
+        admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+
+    def produce(self, *values: str) -> None:
+        """In turn to each partition."""
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        for index, value in enumerate(values):
+            producer.produce(self.topic, value, partition=index % PARTITIONS)
+        assert producer.flush(SECONDS) == 0
+
+    def consumer(self, acknowledgement: str) -> ShareConsumer:
+        consumer = ShareConsumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": self.group, "share.acknowledgement.mode": acknowledgement}
+        )
+        consumer.subscribe([self.topic])
+        return consumer
+
+
+@pytest.fixture
+def shared(shared_broker: Broker) -> Iterator[Shared]:
+    yield Shared(shared_broker.bootstrap)
+
+
+def polled(consumer: ShareConsumer) -> list[tuple[str, Message]]:
+    """The next records that come."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        messages = [(message, message.error()) for message in consumer.poll(0.5)]
+        assert not [error for _, error in messages if error is not None and not error.retriable()], messages
+        if found := [(message.value().decode(), message) for message, error in messages if error is None]:
+            return found
+    raise AssertionError("no record came")
+
+
+def committed(consumer: ShareConsumer) -> None:
+    outcome = consumer.commit_sync(SECONDS)
+    assert set(outcome.values()) <= {None}, outcome
+
+
+def take(consumer: ShareConsumer, count: int, *kinds: dict[str, AcknowledgeType]) -> list[tuple[str, int]]:
+    """(value, delivery count) of this many deliveries. The n-th of a record is answered as the n-th of
+    `kinds` says; what it does not name is accepted.
+    """
+    found: list[tuple[str, int]] = []
+    while len(found) < count:
+        for value, message in polled(consumer):
+            delivery = message.delivery_count()
+            found.append((value, delivery))
+            kind = kinds[delivery - 1] if delivery <= len(kinds) else {}
+            consumer.acknowledge(message, kind.get(value, AcknowledgeType.ACCEPT))
+        committed(consumer)
+    return sorted(found)
+
+
+def test_explicit_acknowledgements(shared: Shared) -> None:
+    shared.produce("accepted-0", "accepted-1", "released", "rejected")
+    with shared.consumer("explicit") as consumer:
+        first = {"released": AcknowledgeType.RELEASE, "rejected": AcknowledgeType.REJECT}
+        assert take(consumer, 5, first) == [
+            ("accepted-0", 1),
+            ("accepted-1", 1),
+            ("rejected", 1),
+            ("released", 1),
+            ("released", 2),
+        ]
+        shared.produce("next-0", "next-1")
+        assert take(consumer, 2) == [("next-0", 1), ("next-1", 1)]
+    shared.produce("last-0", "last-1")
+    with shared.consumer("explicit") as consumer:  # of the same group
+        assert take(consumer, 2) == [("last-0", 1), ("last-1", 1)]
+
+
+def test_implicit_acknowledgements(shared: Shared) -> None:
+    shared.produce("first-0", "first-1")
+    for values in (["first-0", "first-1"], ["last-0", "last-1"]):
+        with shared.consumer("implicit") as consumer:
+            found: list[str] = []
+            while len(found) < len(values):
+                found += [value for value, _ in polled(consumer)]
+            assert sorted(found) == values
+            committed(consumer)
+        shared.produce("last-0", "last-1")
+
+
+def test_a_member_that_leaves_releases_its_records(shared: Shared) -> None:
+    shared.produce("held")
+    with shared.consumer("explicit") as first:
+        assert [value for value, _ in polled(first)] == ["held"]
+    with shared.consumer("explicit") as second:
+        assert take(second, 1) == [("held", 2)]
