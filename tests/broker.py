@@ -198,7 +198,9 @@ class Broker:
 
 
 def is_alive(pid: int) -> bool:
+    """A main thread that has ended is a zombie while other threads still hold files and locks."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
