@@ -126,7 +126,8 @@ class Stage:
         if len(marks) == 1 or marks[1][0] >= end:
             return marks[0][1], None
         inside = [mark for mark in marks if mark[0] < end]
-        starts = [max(position, self.taken) for position, _ in inside] + [end]
+        # entries before the first mark have times of their own
+        starts = [self.taken, *(position for position, _ in inside[1:]), end]
         return marks[0][1], np.repeat(np.array([ms for _, ms in inside], np.int64), np.diff(starts))
 
 

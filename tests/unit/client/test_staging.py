@@ -70,3 +70,13 @@ def test_triples_alone(entries):
 @given(st.lists(_plain | _full, min_size=1, max_size=20))
 def test_all_shapes_mixed(entries):
     _check(entries)
+
+
+def test_records_with_times_of_their_own_come_before_the_first_mark() -> None:
+    stage = Stage("topic")
+    stage.entries += [Entry(b"own", None, -1, 5, None, None, 0.0, None)] * 2
+    for now_ms in (1000, 1001):
+        stage.mark(now_ms)
+        stage.entries += [b"value"]
+    chunk = chunk_of(stage, 4)
+    assert chunk.timestamps is not None and chunk.timestamps.tolist() == [5, 5, 1000, 1001]
