@@ -35,7 +35,7 @@ _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 static uint32_t open_everywhere(const struct mqd_reactor *r)
 {
     uint32_t sum = 0;
-    for (uint32_t worker = 0; worker < MQD_WORKER_COUNT_MAX; worker++)
+    for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++)
         if (mqd_endpoint_state(r->options.control, worker) == MQD_PROCESS_RUNNING)
             sum += mqd_worker_connection_count(r->options.control, worker);
     return sum;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "server/share/share.h"
+#include "wire/record_scan.h"
 
 #define RANGE_BYTES_MAX (4u << 20) /* looked at by one acquisition */
 #define HEADERS_APART_BYTES 4096   /* larger batches: their headers are read one by one */
@@ -131,7 +132,8 @@ static bool is_aborted(const struct walk *w, const struct mqd_batch *batch)
 
 static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position)
 {
-    bool is_control = batch->attributes & 0x20, is_transactional = batch->attributes & 0x10;
+    bool is_control = batch->attributes & MQD_ATTRIBUTE_CONTROL,
+         is_transactional = batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL;
     w->places[w->batch_count] = position;
     w->batches[w->batch_count++] =
         (struct mqd_share_batch){.first = batch->base_offset,
@@ -151,9 +153,9 @@ static bool read_headers(struct walk *w)
     w->batch_count = 0;
     while (at + MQD_BATCH_HEADER_BYTES <= end && w->batch_count < MQD_SHARE_BATCHES_A_RANGE) {
         if (at < chunk_at || at + MQD_BATCH_HEADER_BYTES > chunk_end) {
-            uint64_t wanted =
+            uint64_t chunk_bytes =
                 last_bytes && last_bytes < HEADERS_APART_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;
-            ssize_t n = pread(fd, chunk, wanted < end - at ? wanted : end - at, (off_t)at);
+            ssize_t n = pread(fd, chunk, chunk_bytes < end - at ? chunk_bytes : end - at, (off_t)at);
             if (n < MQD_BATCH_HEADER_BYTES)
                 return false;
             chunk_at = at;

@@ -257,7 +257,7 @@ static int forget_names(struct mqd_reactor *r, struct arrival *a)
 
 /* ---- the request as a whole ---- */
 
-/* The error of all of it, or 0 with its session (none at the final epoch of a ShareAcknowledge). */
+/* The error of the whole request, or 0 with its session. */
 static int16_t admit(struct mqd_reactor *r, struct arrival *a)
 {
     struct mqd_connection *c = a->request->connection;
@@ -352,7 +352,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_w
     return part;
 }
 
-/* Its owner is told with the next question that the session names it. */
+/* The next question to its owner says that the session names the partition. */
 static void join(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_share_entry *entry)
 {
     uint16_t owner;
