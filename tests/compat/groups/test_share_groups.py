@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from mqd.protocol.messages import DescribeShareGroupOffsetsRequest
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 GROUP, TOPIC, PARTITIONS = "workers", "work", 4
 DESCRIBE_OFFSETS = 90
 SECONDS = 60.0
+MARKERS = 1_000_000_000  # values of records written at the end; above those of the load
 KILLED = ("mqd-worker-0", "mqd-acceptor", "mqd-worker-1", "broker", "mqd-acceptor")
 CONFIG = {
     # what a killed worker's members held at other workers is released by its locks
@@ -34,8 +35,8 @@ CONFIG = {
 }
 
 
-class Told:
-    """What the members printed."""
+class Output:
+    """What the members have printed."""
 
     def __init__(self, members: list[Program]) -> None:
         self.deliveries: dict[int, list[int]] = collections.defaultdict(list)  # delivery counts
@@ -73,31 +74,37 @@ def test_share_consumers_while_processes_are_killed(tmp_path: Path) -> None:
         command = java_command(home, broker.bootstrap, "share", GROUP, TOPIC)
         members = [Program(command, tmp_path / f"member-{number}") for number in range(2)]
 
-        def said() -> str:
-            return "\n".join([f"lag {lag(broker)}", *(member.said() for member in members), broker.logs()])
+        def state() -> str:
+            return "\n".join([f"lag {lag(broker)}", *(member.tail() for member in members), broker.logs()])
 
         with Load(broker, TOPIC, PARTITIONS) as load:
             for member in members:
                 stack.enter_context(member)
             for name in KILLED:
-                before = len(Told(members).answered)
-                wait_until(lambda: len(Told(members).answered) > before + 200, SECONDS, said)  # noqa: B023
+                before = len(Output(members).answered)
+                wait_until(lambda: len(Output(members).answered) > before + 200, SECONDS, state)  # noqa: B023
                 kill_process(broker, name)
         sent = {int(value) for values in load.sent.values() for value in values}
-        wait_until(lambda: lag(broker) == [0] * PARTITIONS, SECONDS, said)
-        assert not any(member.ended() for member in members), said()
+        wait_until(lambda: lag(broker) == [0] * PARTITIONS, SECONDS, state)
+        assert not any(member.ended() for member in members), state()
         for member in members:
             member.kill()
-        told = Told(members)
+        output = Output(members)
         with Program(command, tmp_path / "last") as last:
-            time.sleep(8.0)  # longer than the locks: what was not settled would come now
-            assert not Told([last]).deliveries and not last.ended(), last.said()
+            # what was not settled is acquired before records that are written now
+            producer = Producer({"bootstrap.servers": broker.bootstrap})
+            markers = {MARKERS + partition for partition in range(PARTITIONS)}
+            for partition in range(PARTITIONS):
+                producer.produce(TOPIC, str(MARKERS + partition), partition=partition)
+            assert producer.flush(SECONDS) == 0
+            wait_until(lambda: Output([last]).deliveries.keys() >= markers, SECONDS, last.tail)
+            assert Output([last]).deliveries.keys() == markers and not last.ended(), last.tail()
 
-    assert told.deliveries.keys() == sent, f"never delivered: {sorted(sent - told.deliveries.keys())[:20]}"
-    settled = {value: [kind for kind in kinds if kind != "RELEASE"] for value, kinds in told.answered.items()}
-    assert not {value: kinds for value, kinds in settled.items() if len(kinds) > 1}, told.failures
+    assert output.deliveries.keys() == sent, f"never delivered: {sorted(sent - output.deliveries.keys())[:20]}"
+    settled = {value: [kind for kind in kinds if kind != "RELEASE"] for value, kinds in output.answered.items()}
+    assert not {value: kinds for value, kinds in settled.items() if len(kinds) > 1}, output.failures
     assert all(kinds == ["REJECT"] for value, kinds in settled.items() if value % 10 == 7 and kinds)
-    released = [value for value, kinds in told.answered.items() if "RELEASE" in kinds]
-    assert released and all(max(told.deliveries[value]) >= 2 for value in released)
-    assert all(1 <= count <= 10 for counts in told.deliveries.values() for count in counts)
-    print(f"{len(sent)} records, {len(released)} released, failed acknowledgements: {dict(told.failures)}")
+    released = [value for value, kinds in output.answered.items() if "RELEASE" in kinds]
+    assert released and all(max(output.deliveries[value]) >= 2 for value in released)
+    assert all(1 <= count <= 10 for counts in output.deliveries.values() for count in counts)
+    print(f"{len(sent)} records, {len(released)} released, failed acknowledgements: {dict(output.failures)}")
