@@ -243,7 +243,7 @@ class Link:
                 self._on_share_state(sender, descriptor)
         elif descriptor.kind == DescriptorKind.CANCEL:
             if descriptor.error == self._generation:  # K4
-                self._on_abandon(sender, descriptor.token)
+                self._on_cancel(sender, descriptor.token)
         elif descriptor.kind == DescriptorKind.DESCRIBED:
             self._on_described(sender, descriptor)
         elif descriptor.kind == DescriptorKind.PRODUCED:
@@ -310,7 +310,7 @@ class Link:
         self._send_waiting()
         self._endpoint.flush()
 
-    def _on_abandon(self, worker: int, token: int) -> None:
+    def _on_cancel(self, worker: int, token: int) -> None:
         """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: its
         state changes stay, but its answer is not needed.
         """

@@ -116,7 +116,7 @@ def _settle_one(
             log.error(
                 "log directory is not the one that was here: its partitions are offline. Mount the right disk and"
                 " restart; or, if its records are lost permanently, write the line directory.id=... into meta.properties"
-                " to begin anew with empty partitions",
+                " to begin with empty partitions",
                 directory=path,
                 expected_directory_id=missing[0],
                 file=str(properties_path),

@@ -173,8 +173,8 @@ class Membership:
                 f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host"
                 f" {theirs.feature_first} to {theirs.feature_last}",
             )
-        if anothers := self._node_id_conflict(theirs):
-            return Refusal(handshake.REFUSED_IDENTITY, anothers)
+        if conflict := self._node_id_conflict(theirs):
+            return Refusal(handshake.REFUSED_IDENTITY, conflict)
         lacking = (
             features.unsupported(self._shell.core.committed.features, features.supported_levels(theirs.features))
             if self._shell is not None and own.cluster_id

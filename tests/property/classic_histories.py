@@ -9,7 +9,7 @@ every history:
     LEADER    one leader and one protocol in a generation; the generation that is told never falls
               while the coordinator lives
     LOGGED    an assignment that is told was in the log before
-    OWN       a member learns what the leader of its generation meant for it and nobody else
+    OWN       a member learns what the leader of its generation meant for it alone
     FENCED    a member id that was replaced (static membership) is never told that all is well
     TRUE      a heartbeat that hears no error comes from a member of the generation in force, with
               no rebalance waiting for it
@@ -149,7 +149,7 @@ class History:
         self.now = end
 
     def restart(self) -> None:
-        """Some of what was under way may have reached the log; nobody learns of it."""
+        """Some of what was under way may have reached the log, and no member learns of it."""
         persists = [action for action in self.unwritten if isinstance(action, Persist)]
         for action in persists[: self.rng.randint(0, len(persists))]:
             self.log.extend(action.records)

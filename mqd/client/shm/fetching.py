@@ -18,7 +18,7 @@ since answers keep their order and it may wait for long.
         is tried first again. A replica here that is in sync is read up to its own high watermark,
         wherever its leader is (KIP-392)
     F6  an offset belongs to a topic id. When a topic was deleted and created again under its name,
-        the consumer continues at a seek() or an assigned offset of which nothing was read yet, else
+        the consumer continues at a seek() or an assigned offset from which nothing was read yet, else
         at what the group has committed since, else by auto.offset.reset. Where the reader does not
         notice the change (a paused partition, or one that is read by name from another host), the
         metadata do: they are requested when an offset is out of range there

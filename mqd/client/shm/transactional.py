@@ -84,7 +84,7 @@ class State(enum.Enum):
     UNINITIALIZED = "init_transactions() has not been called"
     READY = "no transaction is open: begin_transaction() first"
     OPEN = "a transaction is open"
-    BROKEN = "the transaction has failed: abort_transaction(), then begin anew"
+    BROKEN = "the transaction has failed: abort_transaction(), then begin again"
     ENDING = "the transaction is being ended"
     UNDECIDED = "the outcome of commit_transaction() is not known: call it again"
 

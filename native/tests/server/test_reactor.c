@@ -281,7 +281,7 @@ BOTH(a_client_that_leaves_cancels_its_waiting_request)
             CHECK_EQUAL(got.error, request.error);
             abandoned = 1;
         }
-        bench_respond(b, 0, &request, "late", 0, true, 64); /* means nobody */
+        bench_respond(b, 0, &request, "late", 0, true, 64); /* its client has gone */
         bench_respond(b, 0, &control_request, "answer", 0, true, 128);
         CHECK_EQUAL(client_receive(&other), 1);
         CHECK_EQUAL((int32_t)take(&other, 4), i);

@@ -374,7 +374,7 @@ BOTH(a_full_ring_delays_and_loses_nothing)
     struct client client = client_open(b, 0), other = client_open(b, 0);
     struct mqd_descriptor check;
     uint32_t from, count = 0;
-    /* answers that nobody waits for: each is returned by a note, more than the ring holds */
+    /* answers without a request: each is returned by a note, more than the ring holds */
     for (int i = 0; i < 1500; i++)
         bench_put(b, ACCEPTOR, 0,
                   (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = UINT64_MAX, .size_bytes = 4});

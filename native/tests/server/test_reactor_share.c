@@ -1,7 +1,7 @@
 /* tsan */
-/* Share groups over real sockets and files, with both I/O backends: two workers, of which either may
- * own the partition, and a share coordinator that the test plays. What is asked of whom, single rules of
- * states and epochs: tests/share. */
+/* Share groups over real sockets and files, with both I/O backends: two workers, either of which may
+ * own the partition, and a share coordinator that the test plays. Single rules of states and epochs are
+ * in tests/share. */
 #include <pthread.h>
 
 #include "mqd_reactor_test.h"
@@ -364,7 +364,7 @@ BOTH(an_answer_waits_for_persistence)
         set_hold(k, true);
         a.epoch = 1, a.type = MQD_SHARE_ACCEPT, a.last = 3;
         send_asks(k, &one, ACKNOWLEDGE, a);
-        CHECK_EQUAL(fetch(k, &two, c).run_count, 0); /* in memory it is done: nobody else gets them */
+        CHECK_EQUAL(fetch(k, &two, c).run_count, 0); /* done in memory: no other member gets them */
         struct pollfd early = {one.fd, POLLIN, 0};
         CHECK_EQUAL(poll(&early, 1, 50), 0); /* S6 */
         set_hold(k, false);

@@ -6,7 +6,7 @@
  * order, where each thread's stores wait in a buffer of its own and reach memory at any later time,
  * as on x86 (and where a fence or an exchange waits until the own buffer is empty).
  *
- * A state in which nobody can continue while the consumer has not got every message is a lost wake-up.
+ * A state in which no thread can continue while the consumer has not got every message is a lost wake-up.
  * So that the model is known to see, it is also run with each fence left out, without the second
  * look, and with the flag read before the publication.
  */

@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from tests.broker import Broker
 from tests.crash.processes import kill_and_wait
 
-WHOLE_S = 60.0  # JVMs start at the same time
+READY_S = 60.0  # JVMs start at the same time
 
 
 class Program:
@@ -42,7 +42,7 @@ class Program:
     def ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
-    def said(self, last: int = 6_000) -> str:
+    def tail(self, last: int = 6_000) -> str:
         return f"--- {self.output.name}\n{self.output.read_text(errors='replace')[-last:]}"
 
     def __enter__(self) -> Program:
@@ -85,7 +85,7 @@ class CommittedReader:
         self.read_while(lambda: self.count() < count, seconds, programs, f" of {count}")
 
     def read_while(
-        self, condition: Callable[[], bool], seconds: float, programs: Sequence[Program], wanted: str = ""
+        self, condition: Callable[[], bool], seconds: float, programs: Sequence[Program], expected: str = ""
     ) -> None:
         """AssertionError after so many seconds without a new record, and at once when a program has
         ended.
@@ -98,8 +98,8 @@ class CommittedReader:
             ended = [program.output.name for program in programs if program.ended()]
             if ended or time.monotonic() > deadline:
                 why = f"{ended} ended" if ended else f"nothing new within {seconds:.0f} s"
-                said = "\n".join(program.said() for program in programs)
-                raise AssertionError(f"{why}: {now} records{wanted}\n{said}")
+                said = "\n".join(program.tail() for program in programs)
+                raise AssertionError(f"{why}: {now} records{expected}\n{said}")
 
     def close(self) -> None:
         self._consumer.close()
@@ -111,14 +111,14 @@ def kill_process(broker: Broker, name: str) -> None:
         broker.kill_all()
         broker.start()
     else:
-        kill_and_wait(broker, name, WHOLE_S)
+        kill_and_wait(broker, name, READY_S)
 
 
-def difference(wanted: dict[tuple[str, int], list[str]], found: dict[tuple[str, int], list[str]]) -> str:
-    """Empty when each partition has what is wanted: each value once, in its order."""
+def difference(expected: dict[tuple[str, int], list[str]], found: dict[tuple[str, int], list[str]]) -> str:
+    """Empty when each partition has what is expected: each value once, in its order."""
     lines = []
-    for key in sorted({*wanted, *found}):
-        here, there = wanted.get(key, []), found.get(key, [])
+    for key in sorted({*expected, *found}):
+        here, there = expected.get(key, []), found.get(key, [])
         if here != there:
             counts = collections.Counter(there)
             twice = [value for value, number in counts.items() if number > 1]
@@ -127,7 +127,7 @@ def difference(wanted: dict[tuple[str, int], list[str]], found: dict[tuple[str, 
                 (at for at, pair in enumerate(zip(here, there)) if pair[0] != pair[1]), min(len(here), len(there))
             )
             lines.append(
-                f"{key}: {len(here)} wanted, {len(there)} found, {len(twice)} more than once {twice[:5]}, "
+                f"{key}: {len(here)} expected, {len(there)} found, {len(twice)} more than once {twice[:5]}, "
                 f"{len(lost)} lost {lost[:5]}; first at {place}: {there[place : place + 3]} for {here[place : place + 3]}"
             )
     return "\n".join(lines)

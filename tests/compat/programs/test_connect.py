@@ -100,14 +100,14 @@ class Worker(Program):
             return []
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        wait_until(condition, PATIENCE_S, lambda: f"{what}\n{self.said()}")
+        wait_until(condition, PATIENCE_S, lambda: f"{what}\n{self.tail()}")
 
     def wait_until_it_answers(self) -> None:
         def answers() -> bool:
             try:
                 return bool(self.ask("/")["version"])
             except OSError:
-                assert not self.ended(), self.said()
+                assert not self.ended(), self.tail()
                 return False
 
         self.wait_until(answers, "the worker answers")
@@ -179,10 +179,12 @@ def test_each_record_of_a_source_is_there_once(start_broker, tmp_path: Path) -> 
         set_limit(limit, last)
         reader.read_until(TASKS * last, PATIENCE_S, workers)
         reader.read(3.0)  # what should not be there
-        wanted = {("numbers", task): [f"{task} {number}" for number in range(last)] for task in range(TASKS)}
-        assert not (told := difference(wanted, reader.values)), "\n".join([told, *(each.said() for each in workers)])
+        expected = {("numbers", task): [f"{task} {number}" for number in range(last)] for task in range(TASKS)}
+        assert not (problem := difference(expected, reader.values)), "\n".join(
+            [problem, *(each.tail() for each in workers)]
+        )
         workers[0].wait_until(
-            lambda: {line for values in wanted.values() for line in values} == set(sunk.read_text().splitlines()),
+            lambda: {line for values in expected.values() for line in values} == set(sunk.read_text().splitlines()),
             "the sink has each record",
         )
     reader.close()
@@ -233,9 +235,9 @@ def test_each_line_of_a_file_arrives_through_a_topic(start_broker, tmp_path: Pat
         wait_until(
             lambda: len(set(sunk_lines())) >= count or program.ended(),
             PATIENCE_S,
-            lambda: f"{len(set(sunk_lines()))} lines of {count}\n{program.said()}",
+            lambda: f"{len(set(sunk_lines()))} lines of {count}\n{program.tail()}",
         )
-        assert not program.ended(), program.said()
+        assert not program.ended(), program.tail()
 
     written = 0
     with program:
@@ -254,5 +256,5 @@ def test_each_line_of_a_file_arrives_through_a_topic(start_broker, tmp_path: Pat
             else:
                 kill_process(broker, victim)
         wait_for(written)
-    wanted = [f"line {number}" for number in range(written)]
-    assert list(dict.fromkeys(sunk_lines())) == wanted  # repeated perhaps, but none lost, none out of order
+    expected = [f"line {number}" for number in range(written)]
+    assert list(dict.fromkeys(sunk_lines())) == expected  # repeated perhaps, but none lost, none out of order

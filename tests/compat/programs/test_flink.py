@@ -53,25 +53,25 @@ def test_each_record_is_copied_once(start_broker, tmp_path: Path, naming: str) -
         ),
         tmp_path / "job.out",
     )
-    wanted: list[str] = []
+    expected: list[str] = []
     with job:
         for stage, event in enumerate((*EVENTS, "")):
-            wanted += place(producer, stage)
+            expected += place(producer, stage)
             # before the event, some of this stage are committed where that can be waited for
             reader.read_until(stage * STAGE + 1, PATIENCE_S, [job])
             if event == "job":
                 job.restart()
             elif event not in ("fail", "lose", ""):
                 kill_process(broker, event)
-        reader.read_until(len(wanted), PATIENCE_S, [job])
+        reader.read_until(len(expected), PATIENCE_S, [job])
         reader.read(3.0)  # what should not be there
         said = job.output.read_text(errors="replace")
         for event in ("fail", "lose"):
-            assert f"\n{event} " in said, f"no task was made to {event}\n{job.said()}"
-        assert "begins from /" in said, f"the job was never restored\n{job.said()}"
+            assert f"\n{event} " in said, f"no task was made to {event}\n{job.tail()}"
+        assert "begins from /" in said, f"the job was never restored\n{job.tail()}"
     reader.close()
     counts = collections.Counter(value for values in reader.values.values() for value in values)
-    lost = [value for value in wanted if value not in counts]
+    lost = [value for value in expected if value not in counts]
     twice = [value for value, count in counts.items() if count > 1]
-    assert not lost and not twice, f"{len(lost)} lost {lost[:5]}, {len(twice)} twice {twice[:5]}\n{job.said()}"
-    assert counts.total() == len(wanted)
+    assert not lost and not twice, f"{len(lost)} lost {lost[:5]}, {len(twice)} twice {twice[:5]}\n{job.tail()}"
+    assert counts.total() == len(expected)

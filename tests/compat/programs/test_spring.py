@@ -54,12 +54,12 @@ def test_each_record_succeeds_or_is_dead_lettered(start_broker, tmp_path: Path) 
                 program.restart()
             elif victim:
                 kill_process(broker, victim)
-        wanted = {outcome(number) for number in range((len(KILLS) + 1) * STAGE)}
-        reader.read_while(lambda: not wanted <= seen(), PATIENCE_S, [program])
+        expected = {outcome(number) for number in range((len(KILLS) + 1) * STAGE)}
+        reader.read_while(lambda: not expected <= seen(), PATIENCE_S, [program])
         reader.read(3.0)  # what should not be there
     reader.close()
-    wrong = seen() - wanted
-    assert not wrong, f"{len(wrong)} in the wrong place: {sorted(wrong)[:5]}\n{program.said()}"
+    wrong = seen() - expected
+    assert not wrong, f"{len(wrong)} in the wrong place: {sorted(wrong)[:5]}\n{program.tail()}"
     topics = admin.list_topics(timeout=30).topics
     delays = [200 * 2**attempt for attempt in range(ATTEMPTS - 1)]
     assert {f"jobs-retry-{delay}" for delay in delays} | {"jobs-dlt"} <= set(topics), sorted(topics)

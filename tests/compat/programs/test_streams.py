@@ -86,15 +86,18 @@ def committed(consumer: Consumer, found: dict[str, dict[str, list[str]]], second
     return sum(len(values) for by_key in found.values() for values in by_key.values())
 
 
-def difference(wanted: dict[str, dict[str, list[str]]], found: dict[str, dict[str, list[str]]]) -> str:
+def difference(expected_results: dict[str, dict[str, list[str]]], found: dict[str, dict[str, list[str]]]) -> str:
     lines = [
         f"{topic} {key}: {found[topic].get(key)} instead of {values}"
-        for topic, by_key in wanted.items()
+        for topic, by_key in expected_results.items()
         for key, values in by_key.items()
         if found[topic].get(key) != values
     ]
     lines += [
-        f"{topic} {key}: nothing should be there" for topic in found for key in found[topic] if key not in wanted[topic]
+        f"{topic} {key}: nothing should be there"
+        for topic in found
+        for key in found[topic]
+        if key not in expected_results[topic]
     ]
     return "\n".join([f"{len(lines)} keys differ", *lines[:5]]) if lines else ""
 
@@ -104,19 +107,21 @@ def test_each_order_counts_once_while_processes_are_killed(start_broker, tmp_pat
     broker: Broker = start_broker(workers=2, config={"group.initial.rebalance.delay.ms": "0"})
     began_ms = int(time.time() - 600) // 60 * 60_000
     create_topics(broker.bootstrap)
-    wanted = expected(began_ms)
-    found: dict[str, dict[str, list[str]]] = {name: collections.defaultdict(list) for name in wanted}
-    count_all = sum(len(values) for by_key in wanted.values() for values in by_key.values())
+    expected_results = expected(began_ms)
+    found: dict[str, dict[str, list[str]]] = {name: collections.defaultdict(list) for name in expected_results}
+    count_all = sum(len(values) for by_key in expected_results.values() for values in by_key.values())
     consumer = Consumer(
         {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "isolation.level": "read_committed"}
     )
-    consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for topic in wanted for index in range(PARTITIONS)])
+    consumer.assign(
+        [TopicPartition(topic, index, OFFSET_BEGINNING) for topic in expected_results for index in range(PARTITIONS)]
+    )
     place(broker.bootstrap, began_ms, orders_of(0))
     kills, next_kill_s = list(KILLS), 0.0
     deadline = time.monotonic() + PATIENCE_S
     while (count := committed(consumer, found, 1.0)) < count_all:
         assert time.monotonic() < deadline, (
-            f"{count} of {count_all} results\n{difference(wanted, found)}\n{_end_of(tmp_path)}"
+            f"{count} of {count_all} results\n{difference(expected_results, found)}\n{_end_of(tmp_path)}"
         )
         with application(home, broker.bootstrap, tmp_path) as program:
             while committed(consumer, found, 1.0) < count_all and not program.ended() and time.monotonic() < deadline:
@@ -134,7 +139,7 @@ def test_each_order_counts_once_while_processes_are_killed(start_broker, tmp_pat
     committed(consumer, found, 5.0)  # what should not be there
     consumer.close()
     assert not kills, f"not killed: {kills}"
-    assert not (told := difference(wanted, found)), f"{told}\n{_end_of(tmp_path)}"
+    assert not (problem := difference(expected_results, found)), f"{problem}\n{_end_of(tmp_path)}"
 
 
 def _end_of(directory: Path) -> str:

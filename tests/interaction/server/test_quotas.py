@@ -167,7 +167,7 @@ def test_a_consumer_is_slowed_to_its_rate(broker: Broker) -> None:
 def test_time_is_limited_also_of_what_the_acceptor_answers(broker: Broker) -> None:
     requested = DescribeConfigsRequest(resources=[DescribeConfigsRequest.Resource(resource_type=4, resource_name="1")])
     with connect(broker, "asker") as connection, connect(broker, "other") as other:
-        connection.call(32, 4, requested)  # what is imported first is nobody's
+        connection.call(32, 4, requested)  # imports at the first request count for no client
         limit(broker, "asker", request=2.0)  # of one thread
         reported, count = 0, 0
         while not reported:

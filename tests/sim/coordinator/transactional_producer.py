@@ -71,7 +71,7 @@ class TransactionalProducer(Client):
     # -- one request at a time ---------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Time to continue, or nobody has answered in time."""
+        """Time to continue, or there was no answer in time."""
         if self._is_waiting:
             self._take((LOST, None))
         elif self._step is None:

@@ -210,7 +210,7 @@ def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
 
 def forced(seed: int, core_class: type[QuorumCore]) -> None:
     """Two of three are lost permanently; the third is forced to continue. When one comes back after
-    all it is of an older generation: nobody listens to it, and it hears why.
+    all it is of an older generation: no other voter accepts it, and it gets the reason.
     """
     world, leader, others = led(seed, core_class)
     world.clients_work = False
@@ -342,7 +342,7 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def rumours(seed: int, core_class: type[QuorumCore]) -> None:
-    """A leader resigns and nobody learns of it. The others used to name it to each other for ever:
+    """A leader resigns and no other voter learns of it. The others used to name it to each other for ever:
     'X leads this epoch'.
     """
     world, leader, others = led(seed, core_class, hosts=5)

@@ -154,7 +154,7 @@ def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
             raise RuntimeError("broken")
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
-        send_request(wire, b"payload", native.CHECK_TRANSACTION)  # nobody is there to answer
+        send_request(wire, b"payload", native.CHECK_TRANSACTION)  # there is no acceptor to answer
         assert (await wire.receive(1))[0].error == ErrorCode.NOT_ENOUGH_REPLICAS
         wire.link.checks = Checks(Broken())
         send_request(wire, b"payload", native.CHECK_TRANSACTION)

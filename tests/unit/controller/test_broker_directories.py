@@ -81,7 +81,7 @@ def test_what_nobody_leads_is_told_of_by_everybody_who_cannot_serve_it_in_sync_o
         broker_messages.DirectoryReport(f"meta-{other}-a", "/a", 0, False),
         broker_messages.DirectoryReport(f"meta-{other}-b", "/b", 0, False),
     )
-    assert reported_by(world, other, *lost) == set(), "nobody counts on it"
+    assert reported_by(world, other, *lost) == set(), "no partition is placed there"
     now(in_sync_replicas=(), leader=-1, eligible_leader_replicas=(leader,))
     assert reported_by(world, other, lost[0]) == {key}
 

@@ -346,7 +346,7 @@ static void mix(int backend, uint64_t seed)
     while (test_now_ns() < until_ns)
         control(m, &state);
     m->stop = true;
-    state.target.leader_epoch++; /* whoever still waits is told */
+    state.target.leader_epoch++; /* requests that still wait are answered */
     change(m, &state);
     for (uint32_t i = 0; i < PRODUCERS + 2; i++)
         pthread_join(producers[i].thread, NULL);
