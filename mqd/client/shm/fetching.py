@@ -411,9 +411,9 @@ class Fetcher:
             self._close_reader(part)
             self._control.metadata.refresh([part.topic])
         part.start = part.fetched
-        if code in UNKNOWN or code not in _LATER:
-            self._report(part, error)
-        self._again(part, error, soon=code in _LATER)
+        # A worker that has just started does not know its partitions yet: whether a topic is gone,
+        # the metadata says (_find_topic), as in librdkafka.
+        self._again(part, error, quietly=code in UNKNOWN or code in _LATER, soon=code in _LATER)
 
     def _request_topic(self, part: Part) -> None:
         """Out of range for a reader that asks by name: of another topic, maybe (F6)."""

@@ -150,10 +150,8 @@ def next_record(consumer: mqd.Consumer) -> Any:
         assert message is not None
         if message.error() is None:
             return message
-        if message.error().code() == KafkaError._PARTITION_EOF:
-            return None
-        # from a worker that has just started
-        assert message.error().code() == KafkaError.UNKNOWN_TOPIC_OR_PART, message.error()
+        assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+        return None
 
 
 def stable(kafka: KafkaConnection, topic: str, partition: int) -> bool:
