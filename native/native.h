@@ -231,13 +231,13 @@ enum mqd_descriptor_kind {
     MQD_LINK_FLUSHED,
     /* worker -> owner: a client that may not read the slot's partition any more has its active segment */
     MQD_LINK_ROLL,
-    /* worker -> owner: of a share-partition of the slot's partition; payload: struct mqd_share_question
-     * (server/share/share.h); c: the owner's generation */
+    /* worker -> owner: of a share-partition of the slot's partition; payload: struct
+     * mqd_share_owner_request (server/share/share.h); c: the owner's generation */
     MQD_LINK_SHARE,
-    /* owner -> worker: its answer, which needs no RELEASE */
+    /* owner -> worker: its response, which needs no RELEASE */
     MQD_LINK_SHARED,
     /* worker -> acceptor: body of the API in `flags`, 84 or 85; error as in REQUEST. The payload stays
-     * until SHARE_STATED; asked again when the acceptor restarts */
+     * until SHARE_STATED; it is sent again when the acceptor restarts */
     MQD_LINK_SHARE_STATE,
     /* acceptor -> worker: the group's settings (docs/design/share-groups.md, section 3), then the
      * response's body; RELEASE (token, offset) */

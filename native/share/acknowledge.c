@@ -31,7 +31,7 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
     if (state == MQD_SHARE_AVAILABLE && offset < share->first_maybe)
         share->first_maybe = offset;
     if (cell_state(cell) == MQD_SHARE_ACQUIRED)
-        mqd_share_row_let_go(share, cell_row(cell), records);
+        mqd_share_row_release(share, cell_row(cell), records);
 }
 
 /* ---- acknowledging ---- */
@@ -104,7 +104,7 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
     row_of(share, *row)->last = offset;
     mqd_share_cells_set(share, page, offset, 1,
                         cell_make(MQD_SHARE_ACQUIRED, cell_count(cell), cell & CELL_CHANGED, *row));
-    mqd_share_row_let_go(share, old, 1);
+    mqd_share_row_release(share, old, 1);
 }
 
 static void apply(struct mqd_share *share, const struct mqd_share_acknowledgement *given, int64_t now_ms)

@@ -131,7 +131,7 @@ static bool out_append(struct taking *t, int64_t first, uint32_t records, uint32
     return true;
 }
 
-/* Acquires offsets of a page whose cells are alike. false: no memory, or no room in the answer */
+/* Acquires offsets of a page whose cells are alike. false: no memory, or no room in `out` */
 static bool take_alike(struct taking *t, struct mqd_share_page *page, int64_t first, uint32_t records)
 {
     struct mqd_share *share = t->share;
@@ -147,7 +147,7 @@ static bool take_alike(struct taking *t, struct mqd_share_page *page, int64_t fi
     }
     row_of(share, t->row)->held += records;
     if (!out_append(t, first, records, cell_count(cell) + 1)) {
-        mqd_share_row_let_go(share, t->row, records);
+        mqd_share_row_release(share, t->row, records);
         return false;
     }
     row_of(share, t->row)->last = first + records - 1;

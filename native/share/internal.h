@@ -87,7 +87,7 @@ static inline int64_t page_end(int64_t offset)
 
 /* The page of an offset, made if there is none. NULL: the pool is used up. */
 struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offset);
-/* Gives it a cell for each offset. false: the pool is used up. */
+/* Makes a cell for each of its offsets. false: the pool is used up. */
 bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
 void mqd_share_page_drop(struct mqd_share *share, int64_t offset);
 /* Makes a split page of finished offsets that are alike uniform again. */
@@ -107,8 +107,8 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
 
 /* Appends a row without offsets to the queue. ROW_NONE: the pool is used up. */
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);
-/* Takes offsets from a row, which is freed with its last one. */
-void mqd_share_row_let_go(struct mqd_share *share, uint32_t index, uint32_t count);
+/* Removes offsets from a row, which is freed with its last one. */
+void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count);
 /* To the end of the queue, with a new deadline. */
 void mqd_share_row_renew(struct mqd_share *share, uint32_t index, int64_t now_ms);
 

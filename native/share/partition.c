@@ -1,4 +1,4 @@
-/* A share-partition at its owner: loading, writing, answers that wait. See share/partition.h. */
+/* A share-partition at its owner: loading, writing, waiting responses. See share/partition.h. */
 #include "share/partition.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct m
 
 void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_share_pool *pool,
                               const struct mqd_share_name *name, int32_t leader_epoch,
-                              void (*answer)(void *context, struct mqd_share_waiter *waiter, int16_t error),
+                              void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error),
                               void *context)
 {
     *partition = (struct mqd_share_partition){.name = *name,
@@ -42,17 +42,17 @@ void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_
                                               .leader_epoch = leader_epoch,
                                               .backoff_ms = BACKOFF_MS,
                                               .dirty_ms = -1,
-                                              .answer = answer,
+                                              .respond = respond,
                                               .context = context};
     mqd_list_init(&partition->waiting);
     mqd_list_init(&partition->covered);
 }
 
-static void answer_all(struct mqd_share_partition *partition, struct mqd_node *list, int16_t error)
+static void respond_all(struct mqd_share_partition *partition, struct mqd_node *list, int16_t error)
 {
     struct mqd_node *node;
     while ((node = mqd_list_pop(list)))
-        partition->answer(partition->context, MQD_CONTAINER(node, struct mqd_share_waiter, node), error);
+        partition->respond(partition->context, MQD_CONTAINER(node, struct mqd_share_waiter, node), error);
 }
 
 void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t error, int64_t now_ms)
@@ -62,11 +62,11 @@ void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t err
     partition->phase = MQD_SHARE_FAILED;
     partition->error = error;
     partition->failed_ms = now_ms;
-    partition->under_way = partition->is_taken = 0;
+    partition->in_flight = partition->is_taken = 0;
     partition->dirty_ms = -1;
     mqd_buffer_free(&partition->body);
-    answer_all(partition, &partition->covered, error);
-    answer_all(partition, &partition->waiting, error);
+    respond_all(partition, &partition->covered, error);
+    respond_all(partition, &partition->waiting, error);
 }
 
 void mqd_share_partition_restart(struct mqd_share_partition *partition, int32_t leader_epoch)
@@ -93,13 +93,13 @@ static void start_at(struct mqd_share_partition *partition, int64_t start)
 
 void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start)
 {
-    MQD_ASSERT(partition->phase == MQD_SHARE_UNPLACED, "P3: a share-partition in phase %d is given a start",
+    MQD_ASSERT(partition->phase == MQD_SHARE_UNPLACED, "P3: a share-partition in phase %d gets a start",
                partition->phase);
     start_at(partition, start);
     partition->state.start_moved = 1;
 }
 
-/* ---- asking ---- */
+/* ---- requests ---- */
 
 static bool is_dirty(const struct mqd_share_partition *partition)
 {
@@ -107,7 +107,7 @@ static bool is_dirty(const struct mqd_share_partition *partition)
     return partition->phase == MQD_SHARE_ACTIVE && (state->start_moved || state->changed_first <= state->changed_last);
 }
 
-/* The next WRITE into `body`. Whose changes are all in it waits for it. */
+/* Puts the next WRITE into `body`. Waiters whose changes are all in it wait for it. */
 static bool take_write(struct mqd_share_partition *partition)
 {
     struct mqd_share_run runs[RUNS_A_WRITE];
@@ -115,7 +115,7 @@ static bool take_write(struct mqd_share_partition *partition)
     mqd_share_difference(&partition->state, runs, RUNS_A_WRITE, &difference);
     partition->dirty_ms = -1;
     if (difference.is_empty) {
-        answer_all(partition, &partition->waiting, 0);
+        respond_all(partition, &partition->waiting, 0);
         return false;
     }
     struct mqd_share_write write = {.state_epoch = partition->state_epoch,
@@ -148,33 +148,33 @@ static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
     return now_ms - partition->dirty_ms >= MQD_SHARE_LAZY_MS;
 }
 
-int mqd_share_partition_ask(struct mqd_share_partition *partition, int64_t now_ms)
+int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms)
 {
-    if (partition->under_way || now_ms < partition->due_ms)
+    if (partition->in_flight || now_ms < partition->due_ms)
         return 0; /* P1 */
     if (partition->phase == MQD_SHARE_LOADING) {
         partition->body.size_bytes = 0;
         mqd_share_read_put(&partition->body, &partition->name, partition->leader_epoch);
-        partition->under_way = MQD_SHARE_READ;
+        partition->in_flight = MQD_SHARE_READ;
     } else if (partition->phase == MQD_SHARE_ACTIVE && write_is_due(partition, now_ms)) {
         if (!partition->is_taken && !take_write(partition))
             return 0;
-        partition->under_way = MQD_SHARE_WRITE;
+        partition->in_flight = MQD_SHARE_WRITE;
         if (PLANTED_RULE(partition, EARLY_ANSWER))
-            answer_all(partition, &partition->covered, 0);
+            respond_all(partition, &partition->covered, 0);
     }
-    return partition->under_way;
+    return partition->in_flight;
 }
 
-void mqd_share_partition_unasked(struct mqd_share_partition *partition, int64_t due_ms)
+void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t due_ms)
 {
-    partition->under_way = 0;
+    partition->in_flight = 0;
     partition->due_ms = due_ms;
     if (PLANTED_RULE(partition, LOST_WRITE))
         partition->is_taken = 0;
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 static bool is_retriable(int16_t error)
 {
@@ -198,19 +198,19 @@ static int16_t error_for_clients(int16_t error)
     }
 }
 
-static void on_read(struct mqd_share_partition *partition, struct mqd_share_answer *answer, int64_t now_ms)
+static void on_read(struct mqd_share_partition *partition, struct mqd_share_response *response, int64_t now_ms)
 {
-    partition->state_epoch = answer->state_epoch;
-    if (answer->start < 0) {
+    partition->state_epoch = response->state_epoch;
+    if (response->start < 0) {
         partition->phase = MQD_SHARE_UNPLACED;
         return;
     }
-    uint32_t count = (uint32_t)answer->run_count;
+    uint32_t count = (uint32_t)response->run_count;
     struct mqd_share_run *runs = malloc(sizeof *runs * (count ? count : 1));
     struct mqd_share_state_run run;
-    for (uint32_t i = 0; runs && i < count && mqd_share_answer_run(answer, &run) == 0; i++)
+    for (uint32_t i = 0; runs && i < count && mqd_share_response_run(response, &run) == 0; i++)
         runs[i] = (struct mqd_share_run){run.first, run.last, run.state, run.count};
-    start_at(partition, answer->start);
+    start_at(partition, response->start);
     if (!runs || mqd_share_load(&partition->state, runs, count) < 0)
         mqd_share_partition_fail(
             partition, !runs || partition->state.starved ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
@@ -224,32 +224,32 @@ static void on_written(struct mqd_share_partition *partition)
     if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
         mqd_buffer_free(&partition->body);
     if (PLANTED_RULE(partition, ANSWER_WAITING))
-        answer_all(partition, &partition->waiting, 0);
-    answer_all(partition, &partition->covered, 0);
+        respond_all(partition, &partition->waiting, 0);
+    respond_all(partition, &partition->covered, 0);
 }
 
-void mqd_share_partition_on_answer(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
-                                   int64_t now_ms)
+void mqd_share_partition_on_response(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
+                                     int64_t now_ms)
 {
     struct mqd_share_group_settings settings;
-    struct mqd_share_answer answer;
-    int asked = partition->under_way;
-    if (!asked)
+    struct mqd_share_response response;
+    int api_key = partition->in_flight;
+    if (!api_key)
         return;
     bool good = mqd_share_settings_parse(bytes, size_bytes, &settings) == 0 &&
-                mqd_share_answer_parse(bytes + MQD_SHARE_SETTINGS_BYTES, size_bytes - MQD_SHARE_SETTINGS_BYTES, asked,
-                                       &partition->name, &answer) == 0;
-    partition->under_way = 0;
-    if (good && is_retriable(answer.error)) {
+                mqd_share_response_parse(bytes + MQD_SHARE_SETTINGS_BYTES, size_bytes - MQD_SHARE_SETTINGS_BYTES,
+                                         api_key, &partition->name, &response) == 0;
+    partition->in_flight = 0;
+    if (good && is_retriable(response.error)) {
         partition->due_ms = now_ms + partition->backoff_ms;
         partition->backoff_ms = partition->backoff_ms * 2 < BACKOFF_MS_MAX ? partition->backoff_ms * 2 : BACKOFF_MS_MAX;
         if (PLANTED_RULE(partition, LOST_WRITE))
             partition->is_taken = 0;
         return;
     }
-    if (!good || answer.error) { /* P3 */
-        bool again = good && answer.error == MQD_KAFKA_FENCED_STATE_EPOCH;
-        mqd_share_partition_fail(partition, good ? error_for_clients(answer.error) : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
+    if (!good || response.error) { /* P3 */
+        bool again = good && response.error == MQD_KAFKA_FENCED_STATE_EPOCH;
+        mqd_share_partition_fail(partition, good ? error_for_clients(response.error) : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
                                  now_ms);
         if (again)
             mqd_share_partition_restart(partition, partition->leader_epoch);
@@ -258,40 +258,40 @@ void mqd_share_partition_on_answer(struct mqd_share_partition *partition, const 
     partition->backoff_ms = BACKOFF_MS;
     partition->due_ms = 0;
     partition->settings = settings;
-    if (asked == MQD_SHARE_READ) {
-        on_read(partition, &answer, now_ms);
+    if (api_key == MQD_SHARE_READ) {
+        on_read(partition, &response, now_ms);
         return;
     }
     partition->state.settings = settings.state;
     on_written(partition);
 }
 
-/* ---- answers that wait ---- */
+/* ---- waiters ---- */
 
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter)
 {
     if (partition->phase != MQD_SHARE_ACTIVE)
-        partition->answer(partition->context, waiter, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        partition->respond(partition->context, waiter, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
     else
         mqd_list_append(&partition->waiting, &waiter->node);
 }
 
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition)
 {
-    int64_t asks = MQD_SHARE_NEVER, expires = MQD_SHARE_NEVER;
+    int64_t request_ms = MQD_SHARE_NEVER, expires = MQD_SHARE_NEVER;
     if (partition->phase == MQD_SHARE_ACTIVE)
         expires = mqd_share_deadline(&partition->state);
-    if (!partition->under_way &&
+    if (!partition->in_flight &&
         (partition->phase == MQD_SHARE_LOADING || partition->is_taken || !mqd_list_empty(&partition->waiting)))
-        asks = partition->due_ms;
-    else if (!partition->under_way && is_dirty(partition))
-        asks = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;
-    return asks < expires ? asks : expires;
+        request_ms = partition->due_ms;
+    else if (!partition->in_flight && is_dirty(partition))
+        request_ms = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;
+    return request_ms < expires ? request_ms : expires;
 }
 
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition)
 {
-    return !partition->under_way && !partition->is_taken && mqd_list_empty(&partition->waiting) &&
+    return !partition->in_flight && !partition->is_taken && mqd_list_empty(&partition->waiting) &&
            mqd_list_empty(&partition->covered) &&
            (partition->phase != MQD_SHARE_ACTIVE || (!is_dirty(partition) && partition->state.acquired_count == 0));
 }

@@ -1,21 +1,21 @@
 /* One share-partition at its owner: its state (share/state.h) is read from the share coordinator,
- * every change is written there, and answers to acknowledgements wait for that. Pure: no clock (times
- * are arguments), no system call; the owner carries questions and answers
+ * every change is written there, and responses to acknowledgements wait for that. Pure: no clock
+ * (times are arguments), no system call; the owner carries requests and responses
  * (docs/design/share-groups.md, sections 2 to 4).
  *
- *   LOADING   READ is under way or due
- *   UNPLACED  read, and initialized without a start: the owner says where it is (_place)
- *   ACTIVE    `state` is valid; a WRITE may be under way
- *   FAILED    `error` says why; nothing is kept. _restart begins again
+ *   LOADING   READ is in flight or due
+ *   UNPLACED  read, and initialized without a start: the owner sets it (_place)
+ *   ACTIVE    `state` is valid; a WRITE may be in flight
+ *   FAILED    `error` is the reason; nothing is kept. _restart loads it again
  *
  * Invariants
- *   P1  one question is under way at a time; a WRITE is repeated, byte for byte, until its outcome is
+ *   P1  one request is in flight at a time; a WRITE is repeated, byte for byte, until its outcome is
  *       definite.
- *   P2  (S6) an answer is given after a WRITE that was taken after its change has succeeded, or when
- *       there was nothing to write. Those of changes made while a WRITE is under way wait for the next.
- *   P3  after a definite refusal nothing of the state is used; who waits gets the error.
- * Bounds: RUNS_A_WRITE runs a WRITE, what does not fit is in the next; the owner bounds the answers
- * that wait. Concurrency: one thread.
+ *   P2  (S6) a response follows the success of a WRITE that was taken after its change, or there was
+ *       nothing to write. Responses to changes made while a WRITE is in flight wait for the next.
+ *   P3  after a definite refusal nothing of the state is used; all waiters get the error.
+ * Bounds: RUNS_A_WRITE runs a WRITE, what does not fit is in the next; the owner bounds the
+ * waiters. Concurrency: one thread.
  */
 #ifndef MQD_SHARE_PARTITION_H
 #define MQD_SHARE_PARTITION_H
@@ -40,7 +40,7 @@ struct mqd_share_group_settings {
 /* 0, or -1: not MQD_SHARE_SETTINGS_BYTES that make sense. */
 int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct mqd_share_group_settings *out);
 
-/* An answer that waits for persistence. */
+/* A response that waits for persistence. */
 struct mqd_share_waiter {
     struct mqd_node node;
     uint64_t token;
@@ -57,48 +57,48 @@ struct mqd_share_partition {
     struct mqd_share_pool *pool;
     struct mqd_share_group_settings settings;
     uint8_t phase;
-    uint8_t under_way; /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
+    uint8_t in_flight; /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
     uint8_t is_taken;  /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
     int32_t backoff_ms;
-    int64_t due_ms;   /* not asked before */
+    int64_t due_ms;   /* no request before */
     int64_t dirty_ms; /* when changes without a waiter were first seen; -1 = there are none */
     int64_t failed_ms;
     struct mqd_buffer body;
     struct mqd_node waiting, covered; /* struct mqd_share_waiter: not in a WRITE yet; in the one taken */
-    /* an answer is given; takes the waiter, which is in no list any more */
-    void (*answer)(void *context, struct mqd_share_waiter *waiter, int16_t error);
+    /* sends the response; takes the waiter, which is in no list any more */
+    void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);
     void *context;
 };
 
 /* `name->group_id.bytes` and the pool outlive it. */
 void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_share_pool *pool,
                               const struct mqd_share_name *name, int32_t leader_epoch,
-                              void (*answer)(void *context, struct mqd_share_waiter *waiter, int16_t error),
+                              void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error),
                               void *context);
-/* Who waits gets `error`; then it is FAILED. */
+/* All waiters get `error`; then it is FAILED. */
 void mqd_share_partition_fail(struct mqd_share_partition *partition, int16_t error, int64_t now_ms);
 void mqd_share_partition_restart(struct mqd_share_partition *partition, int32_t leader_epoch);
-/* It is FAILED or never was anything else: memory goes back. */
+/* It fails, if it has not yet, and returns its memory. */
 void mqd_share_partition_free(struct mqd_share_partition *partition);
 /* UNPLACED -> ACTIVE; the start is written. */
 void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start);
 
-/* What has to be asked now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
- * answer; 0: nothing. It then counts as under way. */
-int mqd_share_partition_ask(struct mqd_share_partition *partition, int64_t now_ms);
-/* It could not be sent, or who was asked has died: the same is asked again from `due_ms` on. */
-void mqd_share_partition_unasked(struct mqd_share_partition *partition, int64_t due_ms);
+/* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
+ * response; 0: none. It then counts as in flight. */
+int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms);
+/* It could not be sent, or its receiver has died: it is sent again from `due_ms` on. */
+void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t due_ms);
 /* `bytes`: the settings, then the response's body. */
-void mqd_share_partition_on_answer(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
-                                   int64_t now_ms);
+void mqd_share_partition_on_response(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
+                                     int64_t now_ms);
 
-/* The waiter's change is made: it is answered once that is persisted. */
+/* The waiter's change is made: its response follows once that is persisted. */
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter);
-/* When to call _ask again, or expire locks; MQD_SHARE_NEVER. */
+/* When to call _next_request again, or expire locks; MQD_SHARE_NEVER. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);
-/* Nothing is acquired, to be written, asked or answered. */
+/* Nothing is acquired, unwritten, in flight or waiting. */
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition);
 
 #endif

@@ -1,4 +1,4 @@
-/* Memory for share states: blocks of one size from a region that the owner gives, e.g. a mapping of
+/* Memory for share states: blocks of one size from a region that the owner provides, e.g. a mapping of
  * share.memory.max.bytes. All share-partitions of a worker use one pool.
  *
  * Blocks that were never taken are never touched, so the region costs only what is used.
@@ -14,7 +14,7 @@
 
 struct mqd_share_pool {
     uint8_t *memory;
-    void *free;           /* given back; the first word of each is the next one */
+    void *free;           /* returned; the first word of each is the next one */
     uint32_t block_count; /* in the region */
     uint32_t touched;     /* blocks that were ever taken */
     uint32_t used;        /* at present */
@@ -24,6 +24,6 @@ struct mqd_share_pool {
 void mqd_share_pool_init(struct mqd_share_pool *pool, void *memory, uint64_t size_bytes);
 /* Its content is undefined. NULL: the pool is used up. */
 void *mqd_share_pool_take(struct mqd_share_pool *pool);
-void mqd_share_pool_give(struct mqd_share_pool *pool, void *block);
+void mqd_share_pool_return(struct mqd_share_pool *pool, void *block);
 
 #endif

@@ -2,7 +2,7 @@
  * epoch of its next request. Pure, as all of share/.
  *
  * A session is (group, member). Epoch 0 opens it, in the place of one that there is, then requests
- * count from 1 to 2^31-1 and go on at 1; -1 ends it. It belongs to the connection that opened it, and
+ * count from 1 to 2^31-1 and continue at 1; -1 ends it. It belongs to the connection that opened it, and
  * ends with it.
  *
  * Invariants
@@ -25,8 +25,8 @@
 struct mqd_share_entry {
     uint8_t topic_id[16];
     int32_t partition_index;
-    uint32_t slot;   /* where its owner was told of this session, */
-    uint64_t joined; /* and the owner's generation + 1; 0 = it was not */
+    uint32_t slot;   /* where this session was reported to its owner, */
+    uint64_t joined; /* and the owner's generation + 1; 0 = it was not reported */
 };
 
 struct mqd_share_session {

@@ -57,10 +57,10 @@ void mqd_share_page_drop(struct mqd_share *share, int64_t offset)
         return;
     struct mqd_share_page *page = page_of(share, offset);
     if (page->cells)
-        mqd_share_pool_give(share->pool, page->cells);
+        mqd_share_pool_return(share->pool, page->cells);
     *page = (struct mqd_share_page){0};
     if (--share->directory_used[block] == 0) {
-        mqd_share_pool_give(share->pool, share->directory[block]);
+        mqd_share_pool_return(share->pool, share->directory[block]);
         share->directory[block] = NULL;
     }
 }
@@ -73,7 +73,7 @@ void mqd_share_page_merge(struct mqd_share *share, struct mqd_share_page *page)
         if (page->cells[place] != page->cells[0])
             return;
     page->uniform = page->cells[0];
-    mqd_share_pool_give(share->pool, page->cells);
+    mqd_share_pool_return(share->pool, page->cells);
     page->cells = NULL;
 }
 
@@ -161,7 +161,7 @@ void mqd_share_advance(struct mqd_share *share)
         if (PLANTED(share, PASS_ACQUIRED) && cell_state(cell) == MQD_SHARE_ACQUIRED) {
             uint32_t row = cell_row(cell);
             mqd_share_cells_set(share, page, share->start, 1, cell = MQD_SHARE_ACKNOWLEDGED);
-            mqd_share_row_let_go(share, row, 1);
+            mqd_share_row_release(share, row, 1);
         }
         if (!cell_finished(cell)) /* S4 */
             break;
@@ -223,10 +223,10 @@ static uint32_t row_take(struct mqd_share *share)
 static void rows_drop(struct mqd_share *share)
 {
     for (uint32_t index = 0; index < share->row_count; index += ROWS_A_BLOCK)
-        mqd_share_pool_give(share->pool, share->row_directory[index >> 17][index >> 7 & 1023]);
+        mqd_share_pool_return(share->pool, share->row_directory[index >> 17][index >> 7 & 1023]);
     for (uint32_t directory = 0; directory < DIRECTORY_COUNT; directory++) {
         if (share->row_directory[directory])
-            mqd_share_pool_give(share->pool, share->row_directory[directory]);
+            mqd_share_pool_return(share->pool, share->row_directory[directory]);
         share->row_directory[directory] = NULL;
     }
     share->row_count = share->row_used = 0;
@@ -273,10 +273,10 @@ uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t of
     return index;
 }
 
-void mqd_share_row_let_go(struct mqd_share *share, uint32_t index, uint32_t count)
+void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count)
 {
     struct mqd_share_row *row = row_of(share, index);
-    MQD_ASSERT(row->held >= count, "S5: an acquisition of %lld to %lld is let go twice", (long long)row->first,
+    MQD_ASSERT(row->held >= count, "S5: an acquisition of %lld to %lld is released twice", (long long)row->first,
                (long long)row->last);
     if (row->held -= count)
         return;
@@ -306,8 +306,8 @@ void mqd_share_destroy(struct mqd_share *share)
             continue;
         for (uint32_t place = 0; place < DIRECTORY_PAGES; place++)
             if (pages[place].cells)
-                mqd_share_pool_give(share->pool, pages[place].cells);
-        mqd_share_pool_give(share->pool, pages);
+                mqd_share_pool_return(share->pool, pages[place].cells);
+        mqd_share_pool_return(share->pool, pages);
         share->directory[block] = NULL;
         share->directory_used[block] = 0;
     }

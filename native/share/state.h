@@ -1,9 +1,9 @@
 /* The state of one share-partition (KIP-932): a group's acquisitions of the records of a partition.
  * Pure: no system call, no clock (times are arguments), memory only from the pool that its owner
- * gives. The broker links it and tests load it by cffi: it is the same code.
+ * provides. The broker links it and tests load it by cffi: it is the same code.
  *
- * It reads no log. The owner tells which record batches there are, and which of them are not to be
- * delivered; it reads the records itself.
+ * It reads no log. The owner lists the record batches that there are, and marks those that are not
+ * to be delivered; it reads the records itself.
  *
  * Terms: the start (Kafka's SPSO) is the first offset that is not finished, the end (SPEO) follows
  * the last offset that was ever acquired or skipped. Finished: Acknowledged or Archived. Open: at
@@ -29,7 +29,7 @@
  *   S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing new
  *       is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and expiring
  *       need no memory, so they cannot fail for lack of it.
- *   S8  what the owner says not to deliver is archived, never acquired.
+ *   S8  what the owner marks as not to be delivered is archived, never acquired.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H
@@ -160,7 +160,7 @@ struct mqd_share_difference {
     int64_t start;      /* -1: as in the last difference */
     uint32_t run_count; /* in `out` */
     uint32_t finished;  /* offsets at or above the start that are (KIP-1226) */
-    uint8_t is_whole;   /* all changes are listed; otherwise the next difference goes on */
+    uint8_t is_whole;   /* all changes are listed; otherwise the next difference continues */
     uint8_t is_empty;   /* nothing to write */
 };
 /* What has changed since the last difference; it counts as listed from now on. Acquired offsets are
@@ -168,7 +168,7 @@ struct mqd_share_difference {
 void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
                           struct mqd_share_difference *difference);
 /* The state from `from` on as it would be persisted in a snapshot: runs that are finished or were
- * delivered before. Returns their number; *next is where to go on, or -1. */
+ * delivered before. Returns their number; *next is where to continue, or -1. */
 uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,
                             int64_t *next);
 /* Loads what was persisted into a state fresh from mqd_share_init (its start is the persisted one).

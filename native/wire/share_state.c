@@ -7,7 +7,7 @@
 #define PARTITION_BYTES_MIN (4 + 2 + 1 + 1)
 #define RUN_BYTES_MIN (8 + 8 + 1 + 2 + 1)
 
-/* ---- questions ---- */
+/* ---- requests ---- */
 
 static void put_head(struct mqd_buffer *buffer, const struct mqd_share_name *name)
 {
@@ -58,7 +58,7 @@ void mqd_share_write_end(struct mqd_buffer *buffer)
     put_tail(buffer);
 }
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 static int take_one(struct mqd_cursor_bytes *cursor, const char *field, uint32_t bytes_min)
 {
@@ -86,16 +86,16 @@ static int take_head(struct mqd_cursor_bytes *cursor, const struct mqd_share_nam
         take_one(cursor, "partitions", PARTITION_BYTES_MIN) || mqd_take_i32(cursor, "partition", &partition_index))
         return -1;
     if (memcmp(topic.topic_id, name->topic_id, sizeof name->topic_id) || partition_index != name->partition_index)
-        return mqd_wire_wrong(cursor, "partition", "an answer about another share-partition,", partition_index);
+        return mqd_wire_wrong(cursor, "partition", "a response about another share-partition,", partition_index);
     return 0;
 }
 
-int mqd_share_answer_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
-                           struct mqd_share_answer *out)
+int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
+                             struct mqd_share_response *out)
 {
     struct mqd_cursor_bytes cursor = mqd_cursor_over(body, size_bytes);
     struct mqd_text message;
-    *out = (struct mqd_share_answer){0};
+    *out = (struct mqd_share_response){0};
     if (take_head(&cursor, name) || mqd_take_i16(&cursor, "error_code", &out->error) ||
         mqd_take_text(&cursor, true, true, "error_message", &message))
         return -1;
@@ -116,10 +116,10 @@ int mqd_share_answer_parse(const uint8_t *body, uint32_t size_bytes, int api_key
     return cursor.at == cursor.end ? 0 : mqd_wire_wrong(&cursor, "results", "bytes after the end,", 0);
 }
 
-int mqd_share_answer_run(struct mqd_share_answer *answer, struct mqd_share_state_run *out)
+int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out)
 {
-    if (answer->run_count <= 0)
+    if (response->run_count <= 0)
         return mqd_wire_misused("ReadShareGroupState: no further state batch here");
-    answer->run_count--;
-    return take_run(&answer->cursor, out);
+    response->run_count--;
+    return take_run(&response->cursor, out);
 }

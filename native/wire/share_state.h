@@ -1,14 +1,14 @@
-/* What the owner of a share-partition asks its share coordinator, in Kafka's own bodies without
+/* Requests of a share-partition's owner to its share coordinator, in Kafka's own bodies without
  * headers: ReadShareGroupState (84) version 0, WriteShareGroupState (85) version 1. Each names one
  * group, topic and partition.
  *
  *   READ    group_id | topics[ topic_id | partitions[ index | leader_epoch ] ]
  *   WRITE   group_id | topics[ topic_id | partitions[ index | state_epoch | leader_epoch | start |
  *             complete_count | runs[ first | last | state | count ] ] ]
- *   answer  results[ topic_id | partitions[ index | error | message |
+ *   response results[ topic_id | partitions[ index | error | message |
  *             (READ: state_epoch | start | runs[ first | last | state | count ]) ] ]
  *
- * An answer that names another share-partition, or does not end where its bytes end, is refused.
+ * A response that names another share-partition, or does not end where its bytes end, is refused.
  * Concurrency: none; no state.
  */
 #ifndef MQD_SHARE_STATE_WIRE_H
@@ -43,16 +43,16 @@ void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_nam
 void mqd_share_write_run(struct mqd_buffer *buffer, const struct mqd_share_state_run *run);
 void mqd_share_write_end(struct mqd_buffer *buffer);
 
-struct mqd_share_answer {
+struct mqd_share_response {
     struct mqd_cursor_bytes cursor;
     int16_t error;
     int32_t state_epoch; /* READ, as what follows */
     int64_t start;
-    int32_t run_count; /* taken by mqd_share_answer_run, in order */
+    int32_t run_count; /* taken by mqd_share_response_run, in order */
 };
-/* 0; -1: it is no answer about this share-partition. Its runs are well-formed to the end. */
-int mqd_share_answer_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
-                           struct mqd_share_answer *out);
-int mqd_share_answer_run(struct mqd_share_answer *answer, struct mqd_share_state_run *out);
+/* 0; -1: it is no response about this share-partition. Its runs are well-formed to the end. */
+int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
+                             struct mqd_share_response *out);
+int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out);
 
 #endif

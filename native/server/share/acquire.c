@@ -18,7 +18,7 @@
 struct walk {
     struct mqd_reactor *r;
     struct mqd_share_owned *owned;
-    const struct mqd_share_question *question;
+    const struct mqd_share_owner_request *request;
     uint32_t slot;
     int64_t from; /* of mqd_share_next */
     struct mqd_positions positions;
@@ -29,7 +29,7 @@ struct walk {
     uint32_t batch_count;
 };
 
-static void let_go(struct walk *w)
+static void walk_end(struct walk *w)
 {
     if (w->range.segment)
         mqd_range_release(w->r->reader, &w->range);
@@ -62,7 +62,7 @@ static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
         return code;
     if (mqd_reader_is_swapping(reader, w->slot)) { /* nothing for now; the end of the swap wakes the slot */
         cursor->valid = false;
-        let_go(w);
+        walk_end(w);
         return 0;
     }
     code =
@@ -70,14 +70,14 @@ static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
     if (!code &&
         mqd_load_acquire(&mqd_control_partition(w->r->options.control, w->slot)->segments_generation) == generation)
         return 0;
-    let_go(w);
+    walk_end(w);
     return code ? code : -1;
 }
 
 static int16_t find(struct walk *w)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(w->r->options.control, w->slot);
-    uint32_t size_max = w->question->bytes_max < RANGE_BYTES_MAX ? w->question->bytes_max : RANGE_BYTES_MAX;
+    uint32_t size_max = w->request->bytes_max < RANGE_BYTES_MAX ? w->request->bytes_max : RANGE_BYTES_MAX;
     int16_t code = -1;
     ensure_path(w);
     for (int tries = 0; tries < 4 && code == -1; tries++) {
@@ -94,7 +94,7 @@ static bool is_warm(struct walk *w)
     struct mqd_reactor *r = w->r;
     if (mqd_range_just_written(r->reader, w->slot, &w->positions, &w->range) || mqd_range_cached(&w->range))
         return true;
-    if (w->owned->warmed == w->from + 1) /* it was read ahead: where the kernel cannot tell, that has to do */
+    if (w->owned->warmed == w->from + 1) /* it was read ahead: where the kernel cannot report it, that is enough */
         return true;
     if (w->owned->reads_ahead)
         return false;
@@ -182,46 +182,46 @@ static uint32_t batch_of(const struct walk *w, int64_t offset)
     return index;
 }
 
-static void say_runs(struct walk *w, uint32_t from, const struct mqd_share_run *runs, uint32_t count,
-                     struct mqd_descriptor *answer)
+static void send_runs(struct walk *w, uint32_t from, const struct mqd_share_run *runs, uint32_t count,
+                      struct mqd_descriptor *response)
 {
     uint32_t first = batch_of(w, runs[0].first), last = batch_of(w, runs[count - 1].last);
     for (uint32_t i = 0; i < count; i++) {
         struct mqd_descriptor run = {.kind = MQD_LINK_SHARED,
                                      .flags = MQD_SHARED_RUN,
-                                     .token = answer->token,
+                                     .token = response->token,
                                      .a = runs[i].first,
                                      .b = runs[i].last,
                                      .c = runs[i].count};
-        mqd_share_say(w->r, from, &run);
+        mqd_share_respond(w->r, from, &run);
     }
-    answer->a = w->batches[first].first;
-    answer->b = w->batches[last].last + 1;
-    answer->size_bytes = w->places[last + 1] - w->places[first];
+    response->a = w->batches[first].first;
+    response->b = w->batches[last].last + 1;
+    response->size_bytes = w->places[last + 1] - w->places[first];
 }
 
 /* One range. Returns whether the next one may be looked at. */
-static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *answer)
+static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *response)
 {
     struct mqd_share *state = &w->owned->partition.state;
-    const struct mqd_share_question *question = w->question;
+    const struct mqd_share_owner_request *request = w->request;
     struct mqd_share_run runs[MQD_SHARE_RUNS_A_PART];
-    struct mqd_share_acquisition acquisition = {.member = question->member,
+    struct mqd_share_acquisition acquisition = {.member = request->member,
                                                 .now_ms = w->r->now_ms,
-                                                .records_max = question->records_max,
-                                                .strict = question->strict};
+                                                .records_max = request->records_max,
+                                                .strict = request->strict};
     if (!is_warm(w))
         return false;
     if (!read_headers(w)) {
         mqd_log(w->r, 4, 0, w->slot, "a share group cannot read its records at offset %lld: %s", (long long)w->from,
                 errno ? strerror(errno) : "a batch is damaged");
-        answer->error = MQD_KAFKA_CORRUPT_MESSAGE;
+        response->error = MQD_KAFKA_CORRUPT_MESSAGE;
         return false;
     }
     uint32_t count =
         mqd_share_acquire(state, &acquisition, w->from, w->batches, w->batch_count, runs, MQD_SHARE_RUNS_A_PART);
     if (count)
-        say_runs(w, from, runs, count, answer);
+        send_runs(w, from, runs, count, response);
     return count == 0 && !state->starved && mqd_share_next(state) > w->from;
 }
 
@@ -232,10 +232,11 @@ static int16_t error_of(int16_t code)
 }
 
 void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
-                           const struct mqd_share_question *question, uint32_t from, struct mqd_descriptor *answer)
+                           const struct mqd_share_owner_request *request, uint32_t from,
+                           struct mqd_descriptor *response)
 {
     struct mqd_share *state = &owned->partition.state;
-    struct walk w = {.r = r, .owned = owned, .question = question, .slot = owned->slot};
+    struct walk w = {.r = r, .owned = owned, .request = request, .slot = owned->slot};
     w.batches = r->shares->batches;
     w.places = r->shares->places;
     bool more = true;
@@ -250,14 +251,14 @@ void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
             return;
         }
         errno = 0;
-        answer->error = error_of(find(&w));
-        if (answer->error || !w.range.size_bytes)
+        response->error = error_of(find(&w));
+        if (response->error || !w.range.size_bytes)
             more = false;
-        else if (question->kind == MQD_SHARE_ASK_LOOK) {
-            answer->size_bytes = w.range.size_bytes;
+        else if (request->kind == MQD_SHARE_REQUEST_LOOK) {
+            response->size_bytes = w.range.size_bytes;
             more = false;
         } else
-            more = acquire_range(&w, from, answer);
-        let_go(&w);
+            more = acquire_range(&w, from, response);
+        walk_end(&w);
     }
 }

@@ -1,4 +1,4 @@
-/* The share-partitions of the partitions that this worker owns: what is asked about them, READ and
+/* The share-partitions of the partitions that this worker owns: requests about them, READ and
  * WRITE to the acceptor, expiry, leadership. See server/share/share.h and share/partition.h. */
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +7,8 @@
 
 #define OWNED_COUNT_MAX 65536 /* 16 bits of a token */
 #define SWEEP_MS 50
-#define AGAIN_MS 10           /* after there was no room to ask the acceptor */
-#define FAILED_MS 1000        /* an error is answered for so long before the state is read again */
+#define AGAIN_MS 10           /* after there was no room for a request to the acceptor */
+#define FAILED_MS 1000        /* an error is returned for so long before the state is read again */
 #define EXPIRE_OFFSETS 100000 /* at once */
 #define RANGE_BYTES_MIN (8 + 8 + 4)
 
@@ -19,15 +19,15 @@ static uint64_t hash_of(uint32_t slot, const uint8_t *group, uint32_t group_byte
     return mqd_share_member_hash(group, group_bytes) ^ slot * 0x9e3779b97f4a7c15ull;
 }
 
-static struct mqd_share_owned *find(const struct mqd_shares *shares, const struct mqd_share_question *question,
+static struct mqd_share_owned *find(const struct mqd_shares *shares, const struct mqd_share_owner_request *request,
                                     uint32_t slot, const uint8_t *group)
 {
-    uint64_t hash = hash_of(slot, group, question->group_bytes);
+    uint64_t hash = hash_of(slot, group, request->group_bytes);
     struct mqd_share_owned *owned = shares->buckets[hash % MQD_SHARE_OWNED_BUCKET_COUNT];
     while (owned && (owned->hash != hash || owned->slot != slot ||
-                     owned->partition.name.group_id.size_bytes != question->group_bytes ||
-                     memcmp(owned->group, group, question->group_bytes) ||
-                     memcmp(owned->partition.name.topic_id, question->topic_id, 16)))
+                     owned->partition.name.group_id.size_bytes != request->group_bytes ||
+                     memcmp(owned->group, group, request->group_bytes) ||
+                     memcmp(owned->partition.name.topic_id, request->topic_id, 16)))
         owned = owned->next;
     return owned;
 }
@@ -48,31 +48,31 @@ static bool grow(struct mqd_shares *shares)
 
 static void persisted(void *context, struct mqd_share_waiter *waiter, int16_t error)
 {
-    struct mqd_descriptor answer = {
+    struct mqd_descriptor response = {
         .kind = MQD_LINK_SHARED, .token = waiter->token, .error = error, .slot = (uint32_t)waiter->lock_ms};
-    mqd_share_say(context, waiter->from, &answer);
+    mqd_share_respond(context, waiter->from, &response);
     free(waiter);
 }
 
-static struct mqd_share_owned *make(struct mqd_reactor *r, const struct mqd_share_question *question, uint32_t slot,
+static struct mqd_share_owned *make(struct mqd_reactor *r, const struct mqd_share_owner_request *request, uint32_t slot,
                                     const uint8_t *group)
 {
     struct mqd_shares *shares = r->shares;
     if (shares->owned_count == shares->owned_capacity && !grow(shares))
         return NULL;
-    struct mqd_share_owned *owned = calloc(1, sizeof *owned + question->group_bytes);
+    struct mqd_share_owned *owned = calloc(1, sizeof *owned + request->group_bytes);
     if (!owned)
         return NULL;
     while (shares->owned[shares->owned_free_from])
         shares->owned_free_from = (shares->owned_free_from + 1) % shares->owned_capacity;
-    memcpy(owned->group, group, question->group_bytes);
-    owned->hash = hash_of(slot, group, question->group_bytes);
+    memcpy(owned->group, group, request->group_bytes);
+    owned->hash = hash_of(slot, group, request->group_bytes);
     owned->slot = slot;
     owned->lent = -1;
     owned->index = shares->owned_free_from;
-    struct mqd_share_name name = {.group_id = {owned->group, question->group_bytes},
-                                  .partition_index = question->partition_index};
-    memcpy(name.topic_id, question->topic_id, sizeof name.topic_id);
+    struct mqd_share_name name = {.group_id = {owned->group, request->group_bytes},
+                                  .partition_index = request->partition_index};
+    memcpy(name.topic_id, request->topic_id, sizeof name.topic_id);
     mqd_share_partition_init(&owned->partition, &shares->pool, &name,
                              mqd_partition_leader_epoch(r->owned[slot]->partition), persisted, r);
     mqd_list_init(&owned->touched);
@@ -127,7 +127,7 @@ static struct mqd_owned *led(const struct mqd_reactor *r, uint32_t slot, const u
     return same ? owned : NULL;
 }
 
-/* Another leader epoch, or another leader: what is kept here is of no use any more. */
+/* Another leader epoch, or another leader: what is kept here is obsolete. */
 static void look_at_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_share_partition *partition = &owned->partition;
@@ -146,7 +146,7 @@ static void look_at_leadership(struct mqd_reactor *r, struct mqd_share_owned *ow
 
 /* ---- persistence ---- */
 
-static bool ask_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owned, int api_key)
+static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owned, int api_key)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
@@ -160,18 +160,18 @@ static bool ask_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owned, i
     memcpy(r->options.arenas[r->options.self] + r->control_arena_base + owned->lent, body->bytes, body->size_bytes);
     owned->sequence = (uint32_t)++r->shares->next_sequence;
     owned->acceptor_generation = generation;
-    struct mqd_descriptor question = {.kind = MQD_LINK_SHARE_STATE,
-                                      .flags = (uint16_t)api_key,
-                                      .slot = owned->slot,
-                                      .token = (uint64_t)owned->sequence << 16 | owned->index,
-                                      .offset = r->control_arena_base + (uint64_t)owned->lent,
-                                      .size_bytes = body->size_bytes,
-                                      .error = (int32_t)(generation & 0x7fffffff)};
-    mqd_forward_send(r, acceptor, &question);
+    struct mqd_descriptor request = {.kind = MQD_LINK_SHARE_STATE,
+                                     .flags = (uint16_t)api_key,
+                                     .slot = owned->slot,
+                                     .token = (uint64_t)owned->sequence << 16 | owned->index,
+                                     .offset = r->control_arena_base + (uint64_t)owned->lent,
+                                     .size_bytes = body->size_bytes,
+                                     .error = (int32_t)(generation & 0x7fffffff)};
+    mqd_forward_send(r, acceptor, &request);
     return true;
 }
 
-static void take_back(struct mqd_reactor *r, struct mqd_share_owned *owned)
+static void end_loan(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     mqd_arena_release(r->control_arena, (uint64_t)owned->lent);
     owned->lent = -1;
@@ -191,9 +191,9 @@ void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *des
     if (owned && owned->lent >= 0 && owned->sequence == (uint32_t)(descriptor->token >> 16)) {
         struct mqd_share_partition *partition = &owned->partition;
         uint8_t phase = partition->phase;
-        take_back(r, owned);
-        mqd_share_partition_on_answer(partition, inside ? r->options.arenas[from] + descriptor->offset : NULL,
-                                      inside ? descriptor->size_bytes : 0, r->now_ms);
+        end_loan(r, owned);
+        mqd_share_partition_on_response(partition, inside ? r->options.arenas[from] + descriptor->offset : NULL,
+                                        inside ? descriptor->size_bytes : 0, r->now_ms);
         if (partition->phase == MQD_SHARE_FAILED && phase != MQD_SHARE_FAILED)
             mqd_log(r, 4, 0, owned->slot, "the state of share group %.*s was refused by its coordinator: error %d",
                     (int)partition->name.group_id.size_bytes, (const char *)owned->group, partition->error);
@@ -218,9 +218,9 @@ void mqd_share_acceptor_died(struct mqd_reactor *r)
         struct mqd_share_owned *owned = shares->owned[i];
         if (!owned || owned->lent < 0 || owned->acceptor_generation == generation)
             continue;
-        take_back(r, owned);
-        if (owned->partition.under_way)
-            mqd_share_partition_unasked(&owned->partition, r->now_ms);
+        end_loan(r, owned);
+        if (owned->partition.in_flight)
+            mqd_share_partition_unsent(&owned->partition, r->now_ms);
         touch(shares, owned);
     }
     mqd_share_pump(r);
@@ -245,16 +245,16 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     struct mqd_shares *shares = r->shares;
     struct mqd_share_partition *partition = &owned->partition;
     expire(r, owned);
-    int api_key = owned->lent < 0 ? mqd_share_partition_ask(partition, r->now_ms) : 0;
-    if (api_key && !ask_acceptor(r, owned, api_key))
-        mqd_share_partition_unasked(partition, r->now_ms + AGAIN_MS);
+    int api_key = owned->lent < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
+    if (api_key && !send_to_acceptor(r, owned, api_key))
+        mqd_share_partition_unsent(partition, r->now_ms + AGAIN_MS);
     if (!is_used(owned) && mqd_share_partition_is_idle(partition)) {
         release(shares, owned);
         return;
     }
     int64_t due_ms = mqd_share_partition_deadline(partition);
     if (owned->lent >= 0 && due_ms <= r->now_ms)
-        return; /* its answer brings it back */
+        return; /* its response brings it back */
     if (due_ms < shares->due_ms)
         shares->due_ms = due_ms;
 }
@@ -290,16 +290,16 @@ int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
     return shares->due_ms < next_ms ? shares->due_ms : next_ms;
 }
 
-/* ---- questions ---- */
+/* ---- requests ---- */
 
 /* The ranges of a payload; NULL: it is malformed, or there is no memory. */
-static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_question *question, const uint8_t *at,
+static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_owner_request *request, const uint8_t *at,
                                                      uint32_t left)
 {
-    if (question->range_count > left / RANGE_BYTES_MIN)
+    if (request->range_count > left / RANGE_BYTES_MIN)
         return NULL;
-    struct mqd_share_acknowledgement *list = malloc((question->range_count + 1) * sizeof *list);
-    for (uint32_t i = 0; list && i < question->range_count; i++) {
+    struct mqd_share_acknowledgement *list = malloc((request->range_count + 1) * sizeof *list);
+    for (uint32_t i = 0; list && i < request->range_count; i++) {
         bool short_of = left < RANGE_BYTES_MIN;
         if (!short_of) {
             memcpy(&list[i].first, at, 8);
@@ -319,13 +319,13 @@ static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_ques
 }
 
 static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t from, uint64_t token,
-                           const struct mqd_share_question *question, const uint8_t *ranges, uint32_t range_bytes)
+                           const struct mqd_share_owner_request *request, const uint8_t *ranges, uint32_t range_bytes)
 {
     struct mqd_share_partition *partition = &owned->partition;
     struct mqd_positions positions;
     if (partition->phase != MQD_SHARE_ACTIVE) /* nothing is acquired */
         return partition->phase == MQD_SHARE_FAILED ? partition->error : MQD_KAFKA_INVALID_RECORD_STATE;
-    struct mqd_share_acknowledgement *list = take_ranges(question, ranges, range_bytes);
+    struct mqd_share_acknowledgement *list = take_ranges(request, ranges, range_bytes);
     struct mqd_share_waiter *waiter = list ? malloc(sizeof *waiter) : NULL;
     if (!waiter) {
         free(list);
@@ -333,7 +333,7 @@ static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned,
     }
     mqd_slot_positions(mqd_control_partition(r->options.control, owned->slot), &positions);
     mqd_share_log_start(&partition->state, positions.log_start_offset);
-    int error = mqd_share_acknowledge(&partition->state, question->member, list, question->range_count, r->now_ms);
+    int error = mqd_share_acknowledge(&partition->state, request->member, list, request->range_count, r->now_ms);
     free(list);
     if (error) {
         free(waiter);
@@ -361,70 +361,70 @@ static int64_t first_offset(const struct mqd_share_partition *partition, const s
 }
 
 static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32_t from,
-                    const struct mqd_share_question *question, struct mqd_descriptor *answer)
+                    const struct mqd_share_owner_request *request, struct mqd_descriptor *response)
 {
     struct mqd_share_partition *partition = &owned->partition;
     struct mqd_positions positions;
     if (partition->phase == MQD_SHARE_FAILED && r->now_ms - partition->failed_ms >= FAILED_MS)
         mqd_share_partition_restart(partition, partition->leader_epoch);
     if (partition->phase == MQD_SHARE_FAILED)
-        answer->error = partition->error;
+        response->error = partition->error;
     if (partition->phase == MQD_SHARE_FAILED || partition->phase == MQD_SHARE_LOADING)
         return;
     mqd_slot_positions(mqd_control_partition(r->options.control, owned->slot), &positions);
     if (partition->phase == MQD_SHARE_UNPLACED)
         mqd_share_partition_place(partition, first_offset(partition, &positions));
     expire(r, owned);
-    answer->slot = (uint32_t)partition->settings.state.lock_ms;
-    mqd_share_acquire_now(r, owned, question, from, answer);
+    response->slot = (uint32_t)partition->settings.state.lock_ms;
+    mqd_share_acquire_now(r, owned, request, from, response);
 }
 
 void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot, const uint8_t *payload,
                         uint32_t size_bytes)
 {
     struct mqd_shares *shares = r->shares;
-    struct mqd_share_question question;
-    struct mqd_descriptor answer = {.kind = MQD_LINK_SHARED, .token = token};
-    if (size_bytes < sizeof question)
+    struct mqd_share_owner_request request;
+    struct mqd_descriptor response = {.kind = MQD_LINK_SHARED, .token = token};
+    if (size_bytes < sizeof request)
         return;
-    memcpy(&question, payload, sizeof question);
-    const uint8_t *group = payload + sizeof question;
-    if (question.group_bytes > size_bytes - sizeof question || from >= MQD_ENDPOINT_COUNT_MAX)
+    memcpy(&request, payload, sizeof request);
+    const uint8_t *group = payload + sizeof request;
+    if (request.group_bytes > size_bytes - sizeof request || from >= MQD_ENDPOINT_COUNT_MAX)
         return;
-    bool ends = question.kind == MQD_SHARE_ASK_FORGET || question.kind == MQD_SHARE_ASK_RELEASE;
-    struct mqd_share_owned *owned = find(shares, &question, slot, group);
+    bool ends = request.kind == MQD_SHARE_REQUEST_FORGET || request.kind == MQD_SHARE_REQUEST_RELEASE;
+    struct mqd_share_owned *owned = find(shares, &request, slot, group);
     if (owned)
         look_at_leadership(r, owned);
-    if (!ends && !led(r, slot, question.topic_id, question.partition_index))
-        answer.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
-    else if (!ends && !owned && !(owned = make(r, &question, slot, group)))
-        answer.error = MQD_KAFKA_REQUEST_TIMED_OUT;
-    if (!owned || answer.error) {
-        mqd_share_say(r, from, &answer);
+    if (!ends && !led(r, slot, request.topic_id, request.partition_index))
+        response.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    else if (!ends && !owned && !(owned = make(r, &request, slot, group)))
+        response.error = MQD_KAFKA_REQUEST_TIMED_OUT;
+    if (!owned || response.error) {
+        mqd_share_respond(r, from, &response);
         return;
     }
-    owned->users[from] += question.joins;
+    owned->users[from] += request.joins;
     touch(shares, owned);
-    switch (question.kind) {
-    case MQD_SHARE_ASK_ACQUIRE:
-    case MQD_SHARE_ASK_LOOK:
-        acquire(r, owned, from, &question, &answer);
+    switch (request.kind) {
+    case MQD_SHARE_REQUEST_ACQUIRE:
+    case MQD_SHARE_REQUEST_LOOK:
+        acquire(r, owned, from, &request, &response);
         break;
-    case MQD_SHARE_ASK_ACKNOWLEDGE:
-        answer.error = acknowledge(r, owned, from, token, &question, group + question.group_bytes,
-                                   size_bytes - (uint32_t)sizeof question - question.group_bytes);
-        if (!answer.error)
+    case MQD_SHARE_REQUEST_ACKNOWLEDGE:
+        response.error = acknowledge(r, owned, from, token, &request, group + request.group_bytes,
+                                     size_bytes - (uint32_t)sizeof request - request.group_bytes);
+        if (!response.error)
             return; /* when it is persisted */
         break;
-    case MQD_SHARE_ASK_RELEASE:
+    case MQD_SHARE_REQUEST_RELEASE:
         if (owned->partition.phase == MQD_SHARE_ACTIVE &&
-            mqd_share_release_member(&owned->partition.state, question.member))
+            mqd_share_release_member(&owned->partition.state, request.member))
             mqd_owner_wake_slot(r, slot);
         /* fall through */
     default:
         owned->users[from] -= owned->users[from] > 0;
     }
-    mqd_share_say(r, from, &answer);
+    mqd_share_respond(r, from, &response);
 }
 
 void mqd_shares_owned_destroy(struct mqd_shares *shares)

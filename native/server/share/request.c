@@ -13,7 +13,7 @@
 #define CONTROL_SHARE 2 /* fraction of the control arena that one request may take */
 #define FINAL_EPOCH (-1)
 
-/* What a request says of one partition. */
+/* What a request has about one partition. */
 struct named {
     uint8_t topic_id[16];
     int32_t partition_index;
@@ -55,7 +55,7 @@ struct mqd_shares *mqd_shares_of(struct mqd_reactor *r)
     mqd_list_init(&shares->touched);
     for (uint32_t i = 0; i < MQD_SHARE_WAIT_BUCKET_COUNT; i++)
         mqd_list_init(&shares->waiting[i]);
-    shares->ask_free = UINT32_MAX;
+    shares->call_free = UINT32_MAX;
     shares->due_ms = MQD_SHARE_NEVER;
     shares->sessions.partition_count_max = SESSION_PARTITIONS_MAX;
     shares->sessions.bytes_max = SESSION_BYTES_MAX;
@@ -75,16 +75,16 @@ void mqd_shares_destroy(struct mqd_reactor *r)
         return;
     shares->is_moving = true; /* nothing moves any more */
     mqd_shares_owned_destroy(shares);
-    for (uint32_t i = 0; i < shares->ask_count; i++) {
-        free(shares->asks[i]->payload);
-        free(shares->asks[i]);
+    for (uint32_t i = 0; i < shares->call_count; i++) {
+        free(shares->calls[i]->payload);
+        free(shares->calls[i]);
     }
     for (uint32_t i = 0; i < MQD_SHARE_SESSION_BUCKET_COUNT; i++)
         while (shares->sessions.buckets[i])
             mqd_share_session_close(&shares->sessions, shares->sessions.buckets[i]);
     if (shares->pool_memory != MAP_FAILED)
         munmap(shares->pool_memory, shares->pool_bytes);
-    free(shares->asks);
+    free(shares->calls);
     free(shares->chunk);
     free(shares->batches);
     free(shares->places);
@@ -109,20 +109,21 @@ static bool is_full(const struct mqd_reactor *r)
 
 /* The owner learns that the session does not name the partition any more. */
 static void leave(struct mqd_reactor *r, const struct mqd_share_session *session, const struct mqd_share_entry *entry,
-                  enum mqd_share_question_kind kind)
+                  enum mqd_share_owner_request_kind kind)
 {
     uint16_t owner;
     uint64_t generation;
-    struct mqd_share_question question = {.member = session->member,
-                                          .partition_index = entry->partition_index,
-                                          .group_bytes = (uint16_t)session->group_bytes,
-                                          .kind = (uint8_t)kind};
-    memcpy(question.topic_id, entry->topic_id, sizeof question.topic_id);
+    struct mqd_share_owner_request request = {.member = session->member,
+                                              .partition_index = entry->partition_index,
+                                              .group_bytes = (uint16_t)session->group_bytes,
+                                              .kind = (uint8_t)kind};
+    memcpy(request.topic_id, entry->topic_id, sizeof request.topic_id);
     if (entry->joined && mqd_share_owner_of(r, entry->slot, &owner, &generation) == 0)
-        mqd_share_ask(r, NULL, entry->slot, owner, generation, &question, session->text, NULL);
+        mqd_share_call_owner(r, NULL, entry->slot, owner, generation, &request, session->text, NULL);
 }
 
-static void close_session(struct mqd_reactor *r, struct mqd_share_session *session, enum mqd_share_question_kind kind)
+static void close_session(struct mqd_reactor *r, struct mqd_share_session *session,
+                          enum mqd_share_owner_request_kind kind)
 {
     for (uint32_t i = 0; i < session->entry_count; i++)
         leave(r, session, &session->entries[i], kind);
@@ -133,7 +134,8 @@ static void close_session(struct mqd_reactor *r, struct mqd_share_session *sessi
 void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c)
 {
     while (!mqd_list_empty(&c->share_sessions))
-        close_session(r, MQD_CONTAINER(c->share_sessions.next, struct mqd_share_session, node), MQD_SHARE_ASK_RELEASE);
+        close_session(r, MQD_CONTAINER(c->share_sessions.next, struct mqd_share_session, node),
+                      MQD_SHARE_REQUEST_RELEASE);
     mqd_share_pump(r);
 }
 
@@ -248,7 +250,7 @@ static int forget_names(struct mqd_reactor *r, struct arrival *a)
                 a->session ? mqd_share_session_get(a->session, topic.topic_id, partition_index) : NULL;
             if (!entry)
                 continue;
-            leave(r, a->session, entry, MQD_SHARE_ASK_FORGET);
+            leave(r, a->session, entry, MQD_SHARE_REQUEST_FORGET);
             mqd_share_session_remove(a->session, entry);
         }
     }
@@ -283,7 +285,7 @@ static int16_t admit(struct mqd_reactor *r, struct arrival *a)
     if (wire->session_epoch)
         return 0;
     if (a->session)
-        close_session(r, a->session, MQD_SHARE_ASK_FORGET);
+        close_session(r, a->session, MQD_SHARE_REQUEST_FORGET);
     a->session =
         is_full(r) ? NULL : mqd_share_session_open(sessions, wire->group_id, wire->member_id, &c->share_sessions);
     count_sessions(r);
@@ -352,7 +354,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_w
     return part;
 }
 
-/* The next question to its owner says that the session names the partition. */
+/* The next request to its owner reports that the session names the partition. */
 static void join(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_share_entry *entry)
 {
     uint16_t owner;
@@ -371,12 +373,12 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     struct mqd_buffer ranges = {.bytes = a->ranges.bytes + named->range_at, .size_bytes = named->range_bytes};
     uint16_t owner;
     uint64_t generation;
-    struct mqd_share_question question = {.member = work->member,
-                                          .partition_index = part->partition_index,
-                                          .range_count = named->range_count,
-                                          .group_bytes = work->group_bytes,
-                                          .kind = MQD_SHARE_ASK_ACKNOWLEDGE,
-                                          .joins = part->joins};
+    struct mqd_share_owner_request request = {.member = work->member,
+                                              .partition_index = part->partition_index,
+                                              .range_count = named->range_count,
+                                              .group_bytes = work->group_bytes,
+                                              .kind = MQD_SHARE_REQUEST_ACKNOWLEDGE,
+                                              .joins = part->joins};
     int16_t *error = a->wire.api_key == MQD_API_SHARE_FETCH ? &part->acknowledge_error : &part->error;
     part->acknowledges = named->range_count > 0;
     if (!part->acknowledges)
@@ -386,10 +388,10 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
         *error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (*error)
         return;
-    memcpy(question.topic_id, part->topic_id, sizeof question.topic_id);
+    memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     part->joins = 0;
     work->acknowledgements++;
-    if (!mqd_share_ask(r, part, part->slot, owner, generation, &question, work->group, &ranges)) {
+    if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, work->group, &ranges)) {
         work->acknowledgements--;
         *error = MQD_KAFKA_REQUEST_TIMED_OUT;
     }
@@ -443,7 +445,7 @@ static int take_in(struct mqd_reactor *r, struct arrival *a)
         return mqd_error_set(MQD_E_INVALID, "no memory for a share group's request (queued.max.request.bytes)");
     make_parts(r, a, work);
     if (is_final)
-        close_session(r, a->session, MQD_SHARE_ASK_RELEASE); /* H1: after its acknowledgements */
+        close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: after its acknowledgements */
     mqd_share_move(r, work);
     return 0;
 }

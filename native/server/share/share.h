@@ -3,19 +3,20 @@
  *
  *   request.c   a frame becomes a work: one part for each partition that it names
  *   work.c      a work's way: acknowledgements, acquiring part by part, waiting, reading, completion
- *   answer.c    its response
- *   questions.c from a work to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; the same worker is
- *               asked without the link, by the same functions
- *   owner.c     the owner's side: what is asked, persistence, leadership, expiry
+ *   response.c  its response
+ *   owner_requests.c
+ *               from a work to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; within one worker
+ *               the same functions are called without the link
+ *   owner.c     the owner's side: requests, persistence, leadership, expiry
  *   acquire.c   which record batches an acquisition may take
  *
  * Invariants
- *   H1  questions to one owner arrive in the order in which they were asked, so that the end of a
- *       session releases what its last question acquired, whether its answer arrives or not.
- *   H2  what waits for records is in `waiting`, with this worker's bit set in the slot, before its
- *       owner is asked; what happens later wakes it.
- *   H3  only a leader with its lease answers (S1); a share-partition is of one leader epoch.
- *   H4  a question's payload is lent until it is answered, or its owner has died.
+ *   H1  requests to one owner arrive in the order in which they were made, so that the end of a
+ *       session releases what its last request acquired, whether its response arrives or not.
+ *   H2  what waits for records is in `waiting`, with this worker's bit set in the slot, before the
+ *       request to its owner; what happens later wakes it.
+ *   H3  only a leader with its lease serves (S1); a share-partition is of one leader epoch.
+ *   H4  a request's payload is lent until its response, or its owner has died.
  * Bounds: works are bounded by their connections and held on the heap; sessions by
  * group.share.max.share.sessions and SESSION_BYTES_MAX; states by share.memory.max.bytes and
  * OWNED_COUNT_MAX. Concurrency: the reactor's thread.
@@ -31,17 +32,17 @@
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
 #define MQD_SHARE_RUNS_A_PART 64 /* acquired at a time */
 
-/* ---- questions ---- */
+/* ---- requests to owners ---- */
 
-enum mqd_share_question_kind {
-    MQD_SHARE_ASK_ACQUIRE,
-    MQD_SHARE_ASK_LOOK, /* how many bytes there are to acquire */
-    MQD_SHARE_ASK_ACKNOWLEDGE,
-    MQD_SHARE_ASK_FORGET, /* the session does not name the partition any more */
-    MQD_SHARE_ASK_RELEASE /* the same, and what its member holds is released */
+enum mqd_share_owner_request_kind {
+    MQD_SHARE_REQUEST_ACQUIRE,
+    MQD_SHARE_REQUEST_LOOK, /* how many bytes there are to acquire */
+    MQD_SHARE_REQUEST_ACKNOWLEDGE,
+    MQD_SHARE_REQUEST_FORGET, /* the session does not name the partition any more */
+    MQD_SHARE_REQUEST_RELEASE /* the same, and what its member holds is released */
 };
 /* Then the group's bytes, then range_count times: first, last (i64), type_count (u32), types. */
-struct mqd_share_question {
+struct mqd_share_owner_request {
     uint8_t topic_id[16];
     uint64_t member;
     int32_t partition_index;
@@ -50,9 +51,9 @@ struct mqd_share_question {
     uint16_t group_bytes;
     uint8_t kind;
     uint8_t strict;
-    uint8_t joins; /* the session's first question about it */
+    uint8_t joins; /* the session's first request about it */
 };
-/* Answer: MQD_LINK_SHARED. With MQD_SHARED_RUN: a run that was acquired, first in a, last in b, count
+/* Response: MQD_LINK_SHARED. With MQD_SHARED_RUN: a run that was acquired, first in a, last in b, count
  * in c; then one without: `error`; a and b: the offsets from which and up to which to read, size_bytes
  * of them (LOOK: how many there are); slot: how long locks last, in ms, 0 = not known. */
 #define MQD_SHARED_RUN 1
@@ -60,9 +61,9 @@ struct mqd_share_question {
 struct mqd_share_part;
 struct mqd_share_work;
 
-struct mqd_share_ask {
+struct mqd_share_call {
     struct mqd_node node;        /* in shares->unsent */
-    struct mqd_share_part *part; /* NULL: its answer is of no interest */
+    struct mqd_share_part *part; /* NULL: its response is ignored */
     uint8_t *payload;            /* while unsent */
     uint32_t size_bytes, slot;
     int64_t lent; /* -1 = not in the control arena */
@@ -77,16 +78,16 @@ struct mqd_share_ask {
 struct mqd_share_part {
     struct mqd_node waiter; /* in shares->waiting */
     struct mqd_share_work *work;
-    struct mqd_share_ask *asking, *acknowledging; /* under way; NULL = none */
-    struct mqd_topic *topic;                      /* referenced; NULL: unknown */
+    struct mqd_share_call *acquire_call, *acknowledge_call; /* in flight; NULL = none */
+    struct mqd_topic *topic;                                /* referenced; NULL: unknown */
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t slot;
-    uint8_t named;        /* by the request: it is part of the answer */
+    uint8_t named;        /* by the request: it is part of the response */
     uint8_t acknowledges; /* the request has acknowledgements for it */
     uint8_t reads;        /* records are acquired from it */
     uint8_t ready;        /* its owner may have records */
-    uint8_t joins;        /* its next question is the session's first */
+    uint8_t joins;        /* its next request is the session's first */
     int16_t error, acknowledge_error;
     uint32_t available; /* LOOK */
     uint32_t run_count;
@@ -103,17 +104,17 @@ struct mqd_share_work {
     uint64_t member;
     struct mqd_share_part *parts;    /* in order of topic id and index */
     uint32_t part_count, turn, next; /* `next`: how many parts of this pass were looked at */
-    uint32_t asked;                  /* a part's owner is asked for records: 0 or 1 */
+    uint32_t awaits_owner;           /* a request for records to a part's owner is in flight: 0 or 1 */
     uint32_t acknowledgements;       /* that wait for their outcome */
     uint32_t records_max, bytes_max; /* left of them */
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;
     uint8_t strict, full;
-    uint8_t fetches;  /* records are asked for */
+    uint8_t fetches;  /* it asks for records */
     uint8_t looks;    /* bytes_min is not reached yet */
     uint8_t acquired; /* some are */
-    uint8_t failed;   /* an owner refused: answered at once */
+    uint8_t failed;   /* an owner refused: the response is sent at once */
     uint8_t expired;  /* it does not wait any longer */
     uint8_t ended;    /* no more is acquired; acknowledgements may be awaited */
 };
@@ -128,7 +129,7 @@ struct mqd_share_owned {
     uint64_t hash;
     uint32_t index, slot;
     uint32_t users[MQD_ENDPOINT_COUNT_MAX]; /* sessions of each worker that name it */
-    int64_t lent;                           /* its question to the acceptor, in the control arena; -1 = none */
+    int64_t lent; /* the body of its request to the acceptor, in the control arena; -1 = none */
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t reads_ahead;
@@ -144,8 +145,8 @@ struct mqd_shares {
     struct mqd_node waiting[MQD_SHARE_WAIT_BUCKET_COUNT]; /* parts, by slot */
     struct mqd_node moving;                               /* works with something to do */
     bool is_moving;
-    struct mqd_share_ask **asks; /* each allocated once */
-    uint32_t ask_count, ask_capacity, ask_free;
+    struct mqd_share_call **calls; /* each allocated once */
+    uint32_t call_count, call_capacity, call_free;
     struct mqd_node unsent;
     struct mqd_share_owned **owned; /* by index */
     uint32_t owned_capacity, owned_count, owned_free_from;
@@ -169,7 +170,7 @@ void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
                   const uint8_t *body, uint32_t size_bytes);
 void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* its time is up */
+void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* its wait has ended */
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* with `shares` */
 void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
@@ -183,24 +184,25 @@ void mqd_shares_destroy(struct mqd_reactor *r);
 
 /* ---- request.c ---- */
 struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* made with the first use; NULL: no memory */
-/* Appends to the ranges of a question. */
+/* Appends to the ranges of a request to an owner. */
 void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
                          uint32_t type_count);
 
 /* ---- work.c ---- */
 void mqd_share_move(struct mqd_reactor *r, struct mqd_share_work *work); /* it has something to do */
 void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
-                           const struct mqd_descriptor *answer);
-void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer);
+                           const struct mqd_descriptor *response);
+void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part,
+                               const struct mqd_descriptor *response);
 
-/* ---- questions.c ---- */
-/* The error, or 0, of asking about this slot now. */
+/* ---- owner_requests.c ---- */
+/* 0 and the owner that serves this slot now, or the error. */
 int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner, uint64_t *generation);
-/* `ranges`: as in the payload. false: there is no memory; nothing was asked. */
-bool mqd_share_ask(struct mqd_reactor *r, struct mqd_share_part *part, uint32_t slot, uint16_t owner,
-                   uint64_t generation, const struct mqd_share_question *question, const uint8_t *group,
-                   const struct mqd_buffer *ranges);
-void mqd_share_say(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *answer);
+/* `ranges`: as in the payload. false: there is no memory; nothing was sent. */
+bool mqd_share_call_owner(struct mqd_reactor *r, struct mqd_share_part *part, uint32_t slot, uint16_t owner,
+                          uint64_t generation, const struct mqd_share_owner_request *request, const uint8_t *group,
+                          const struct mqd_buffer *ranges);
+void mqd_share_respond(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *response);
 void mqd_share_send_unsent(struct mqd_reactor *r);
 
 /* ---- owner.c ---- */
@@ -210,8 +212,9 @@ void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
 
 /* ---- acquire.c ---- */
-/* Fills in the answer; its runs are said first. */
+/* Fills in the response; its runs are sent first. */
 void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
-                           const struct mqd_share_question *question, uint32_t from, struct mqd_descriptor *answer);
+                           const struct mqd_share_owner_request *request, uint32_t from,
+                           struct mqd_descriptor *response);
 
 #endif

@@ -1,10 +1,10 @@
-/* A work's way from its arrival to its answer. See server/share/share.h.
+/* A work's way from its arrival to its response. See server/share/share.h.
  *
  *   pass over the parts, one after the other -> something was acquired | an owner refused | time is up
  *     -> ended -> (acknowledgements are persisted) -> (cold ranges: read ahead) -> complete
  *   otherwise it waits; what wakes one of its parts begins the next pass
  *
- * With bytes_min above 1 the passes first ask how much there is. */
+ * With bytes_min above 1 the passes first find out how much there is. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,7 +46,7 @@ void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request)
     mqd_share_move(r, request->share);
 }
 
-/* ---- asking ---- */
+/* ---- requests to owners ---- */
 
 static void refused(struct mqd_share_part *part, int16_t error)
 {
@@ -54,7 +54,7 @@ static void refused(struct mqd_share_part *part, int16_t error)
     part->work->failed = 1;
 }
 
-static void ask(struct mqd_reactor *r, struct mqd_share_part *part)
+static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_share_work *work = part->work;
     uint16_t owner;
@@ -74,19 +74,19 @@ static void ask(struct mqd_reactor *r, struct mqd_share_part *part)
         refused(part, error);
         return;
     }
-    struct mqd_share_question question = {.member = work->member,
-                                          .partition_index = part->partition_index,
-                                          .records_max = work->records_max,
-                                          .bytes_max = work->bytes_max,
-                                          .group_bytes = work->group_bytes,
-                                          .kind = work->looks ? MQD_SHARE_ASK_LOOK : MQD_SHARE_ASK_ACQUIRE,
-                                          .strict = work->strict,
-                                          .joins = part->joins};
-    memcpy(question.topic_id, part->topic_id, sizeof question.topic_id);
+    struct mqd_share_owner_request request = {.member = work->member,
+                                              .partition_index = part->partition_index,
+                                              .records_max = work->records_max,
+                                              .bytes_max = work->bytes_max,
+                                              .group_bytes = work->group_bytes,
+                                              .kind = work->looks ? MQD_SHARE_REQUEST_LOOK : MQD_SHARE_REQUEST_ACQUIRE,
+                                              .strict = work->strict,
+                                              .joins = part->joins};
+    memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     part->joins = 0;
-    work->asked = 1;
-    if (!mqd_share_ask(r, part, part->slot, owner, generation, &question, work->group, NULL)) {
-        work->asked = 0;
+    work->awaits_owner = 1;
+    if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, work->group, NULL)) {
+        work->awaits_owner = 0;
         refused(part, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
 }
@@ -99,23 +99,23 @@ static void forget_runs(struct mqd_share_part *part)
     part->read_bytes = 0;
 }
 
-/* They cannot be read now: others may have them, or this member again. */
-static void give_back(struct mqd_reactor *r, struct mqd_share_part *part)
+/* They cannot be read now: other members may acquire them, or this one again. */
+static void release_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_share_work *work = part->work;
     struct mqd_buffer ranges = {0};
     uint16_t owner;
     uint64_t generation;
-    struct mqd_share_question question = {.member = work->member,
-                                          .partition_index = part->partition_index,
-                                          .range_count = part->run_count,
-                                          .group_bytes = work->group_bytes,
-                                          .kind = MQD_SHARE_ASK_ACKNOWLEDGE};
-    memcpy(question.topic_id, part->topic_id, sizeof question.topic_id);
+    struct mqd_share_owner_request request = {.member = work->member,
+                                              .partition_index = part->partition_index,
+                                              .range_count = part->run_count,
+                                              .group_bytes = work->group_bytes,
+                                              .kind = MQD_SHARE_REQUEST_ACKNOWLEDGE};
+    memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     for (uint32_t i = 0; i < part->run_count; i++)
         mqd_share_range_put(&ranges, part->runs[i].first, part->runs[i].last, &(uint8_t){MQD_SHARE_RELEASE}, 1);
     if (!ranges.failed && mqd_share_owner_of(r, part->slot, &owner, &generation) == 0)
-        mqd_share_ask(r, NULL, part->slot, owner, generation, &question, work->group, &ranges);
+        mqd_share_call_owner(r, NULL, part->slot, owner, generation, &request, work->group, &ranges);
     mqd_buffer_free(&ranges);
     forget_runs(part);
 }
@@ -163,7 +163,7 @@ static bool find_range(struct mqd_reactor *r, struct mqd_share_part *part)
     return code == 0;
 }
 
-static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer)
+static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *response)
 {
     uint64_t bytes = MQD_SHARE_RUNS_A_PART * sizeof *part->runs;
     if (!part->runs) {
@@ -177,20 +177,20 @@ static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const s
     }
     if (part->run_count < MQD_SHARE_RUNS_A_PART)
         part->runs[part->run_count++] =
-            (struct mqd_share_run){answer->a, answer->b, MQD_SHARE_ACQUIRED, (int16_t)answer->c};
+            (struct mqd_share_run){response->a, response->b, MQD_SHARE_ACQUIRED, (int16_t)response->c};
 }
 
-static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer)
+static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *response)
 {
     struct mqd_share_work *work = part->work;
-    part->read_first = answer->a;
-    part->read_end = answer->b;
-    part->read_bytes = answer->size_bytes;
+    part->read_first = response->a;
+    part->read_end = response->b;
+    part->read_bytes = response->size_bytes;
     if (!find_range(r, part)) {
         mqd_log(r, 4, work->request->connection ? work->request->connection->id : 0, part->slot,
                 "records from offset %lld, acquired for a share group, cannot be read; they are released",
                 (long long)part->read_first);
-        give_back(r, part);
+        release_acquired(r, part);
         return;
     }
     for (uint32_t i = 0; i < part->run_count; i++) {
@@ -203,34 +203,35 @@ static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, con
 }
 
 void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
-                           const struct mqd_descriptor *answer)
+                           const struct mqd_descriptor *response)
 {
     struct mqd_share_work *work = part->work;
-    if (answer->flags & MQD_SHARED_RUN) {
-        take_run(r, part, answer);
+    if (response->flags & MQD_SHARED_RUN) {
+        take_run(r, part, response);
         return;
     }
-    work->asked = 0;
-    if (answer->slot)
-        work->lock_ms = (int32_t)answer->slot;
-    if (answer->error)
-        refused(part, (int16_t)answer->error);
-    else if (kind == MQD_SHARE_ASK_LOOK)
-        part->available = answer->size_bytes;
+    work->awaits_owner = 0;
+    if (response->slot)
+        work->lock_ms = (int32_t)response->slot;
+    if (response->error)
+        refused(part, (int16_t)response->error);
+    else if (kind == MQD_SHARE_REQUEST_LOOK)
+        part->available = response->size_bytes;
     else if (part->run_count)
-        take_records(r, part, answer);
+        take_records(r, part, response);
     mqd_share_move(r, work);
 }
 
-void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *answer)
+void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part,
+                               const struct mqd_descriptor *response)
 {
     struct mqd_share_work *work = part->work;
     if (work->request->api_key == MQD_API_SHARE_FETCH)
-        part->acknowledge_error = (int16_t)answer->error;
+        part->acknowledge_error = (int16_t)response->error;
     else
-        part->error = (int16_t)answer->error;
-    if (answer->slot)
-        work->lock_ms = (int32_t)answer->slot;
+        part->error = (int16_t)response->error;
+    if (response->slot)
+        work->lock_ms = (int32_t)response->slot;
     work->acknowledgements--;
     mqd_share_move(r, work);
 }
@@ -275,21 +276,21 @@ static bool has_budget(const struct mqd_share_work *work)
     return work->records_max > 0 && (work->bytes_max > 0 || !work->acquired);
 }
 
-/* Asks the parts that are left of this pass. false: an answer is awaited. */
+/* Requests records from the parts that are left of this pass. false: a response is awaited. */
 static bool pass(struct mqd_reactor *r, struct mqd_share_work *work)
 {
     while (work->next < work->part_count && (has_budget(work) || work->looks)) {
         struct mqd_share_part *part = &work->parts[(work->turn + work->next++) % work->part_count];
         if (part->reads && part->ready && !part->error && !part->run_count)
-            ask(r, part);
-        if (work->asked)
+            request_records(r, part);
+        if (work->awaits_owner)
             return false;
     }
     work->next = 0;
     return true;
 }
 
-/* After a pass that asked how much there is: whether it is enough. */
+/* After a pass that looked how much there is: whether it is enough. */
 static bool is_enough(struct mqd_share_work *work)
 {
     uint64_t available = 0;
@@ -322,7 +323,7 @@ static bool any_reads(const struct mqd_share_work *work)
 /* Whether nothing more is to be acquired. */
 static bool acquire(struct mqd_reactor *r, struct mqd_share_work *work)
 {
-    if (work->asked)
+    if (work->awaits_owner)
         return false;
     for (;;) {
         if (!pass(r, work))
@@ -374,10 +375,10 @@ void mqd_share_work_free(struct mqd_reactor *r, struct mqd_request *request)
     for (uint32_t i = 0; i < work->part_count; i++) {
         struct mqd_share_part *part = &work->parts[i];
         mqd_list_remove(&part->waiter);
-        if (part->asking)
-            part->asking->part = NULL;
-        if (part->acknowledging)
-            part->acknowledging->part = NULL;
+        if (part->acquire_call)
+            part->acquire_call->part = NULL;
+        if (part->acknowledge_call)
+            part->acknowledge_call->part = NULL;
         if (part->range.segment)
             mqd_range_release(r->reader, &part->range);
         mqd_topic_release(part->topic);

@@ -162,11 +162,11 @@ static void owner_end(struct owner *o)
 /* Asks what is due, and takes the answer at once. Returns what was asked. */
 static int ask(struct owner *o)
 {
-    int api_key = mqd_share_partition_ask(&o->partition, o->now_ms);
+    int api_key = mqd_share_partition_next_request(&o->partition, o->now_ms);
     if (!api_key)
         return 0;
     answer_to(&o->coordinator, api_key, &o->partition.body, &o->answer);
-    mqd_share_partition_on_answer(&o->partition, o->answer.bytes, o->answer.size_bytes, o->now_ms);
+    mqd_share_partition_on_response(&o->partition, o->answer.bytes, o->answer.size_bytes, o->now_ms);
     return api_key;
 }
 
@@ -218,12 +218,12 @@ TEST(an_answer_waits_for_the_write_that_carries_it)
     ask(o);
     acquire(o, 4, runs);
     CHECK_EQUAL(acknowledge(o, 0, MQD_SHARE_ACCEPT), 0);
-    CHECK_EQUAL(mqd_share_partition_ask(&o->partition, o->now_ms), MQD_SHARE_WRITE);
+    CHECK_EQUAL(mqd_share_partition_next_request(&o->partition, o->now_ms), MQD_SHARE_WRITE);
     CHECK_EQUAL(acknowledge(o, 1, MQD_SHARE_ACCEPT), 0); /* during the write */
     CHECK_EQUAL(o->answers, 0);
-    CHECK_EQUAL(mqd_share_partition_ask(&o->partition, o->now_ms), 0);
+    CHECK_EQUAL(mqd_share_partition_next_request(&o->partition, o->now_ms), 0);
     answer_to(&o->coordinator, MQD_SHARE_WRITE, &o->partition.body, &o->answer);
-    mqd_share_partition_on_answer(&o->partition, o->answer.bytes, o->answer.size_bytes, o->now_ms);
+    mqd_share_partition_on_response(&o->partition, o->answer.bytes, o->answer.size_bytes, o->now_ms);
     CHECK(o->answered[0] && !o->answered[1]);
     CHECK_EQUAL(ask(o), MQD_SHARE_WRITE);
     CHECK(o->answered[1]);
@@ -278,22 +278,22 @@ TEST(a_definite_refusal_ends_the_state_with_the_contracts_error)
 TEST(what_is_no_answer_is_refused)
 {
     struct owner *o = owner_of(0, 0);
-    struct mqd_share_answer answer;
+    struct mqd_share_response answer;
     answer_to(&o->coordinator, MQD_SHARE_READ, NULL, &o->answer);
     const uint8_t *body = o->answer.bytes + MQD_SHARE_SETTINGS_BYTES;
     uint32_t size_bytes = o->answer.size_bytes - MQD_SHARE_SETTINGS_BYTES;
-    CHECK_EQUAL(mqd_share_answer_parse(body, size_bytes, MQD_SHARE_READ, &name, &answer), 0);
+    CHECK_EQUAL(mqd_share_response_parse(body, size_bytes, MQD_SHARE_READ, &name, &answer), 0);
     for (uint32_t cut = 0; cut < size_bytes; cut++) {
         uint8_t *copy = malloc(cut ? cut : 1); /* of its own size, so that reading on is noticed */
         memcpy(copy, body, cut);
-        CHECK_EQUAL(mqd_share_answer_parse(copy, cut, MQD_SHARE_READ, &name, &answer), -1);
+        CHECK_EQUAL(mqd_share_response_parse(copy, cut, MQD_SHARE_READ, &name, &answer), -1);
         free(copy);
     }
     struct mqd_share_name other = name;
     other.partition_index++;
-    CHECK_EQUAL(mqd_share_answer_parse(body, size_bytes, MQD_SHARE_READ, &other, &answer), -1);
-    CHECK_EQUAL(mqd_share_partition_ask(&o->partition, o->now_ms), MQD_SHARE_READ);
-    mqd_share_partition_on_answer(&o->partition, o->answer.bytes, 10, o->now_ms);
+    CHECK_EQUAL(mqd_share_response_parse(body, size_bytes, MQD_SHARE_READ, &other, &answer), -1);
+    CHECK_EQUAL(mqd_share_partition_next_request(&o->partition, o->now_ms), MQD_SHARE_READ);
+    mqd_share_partition_on_response(&o->partition, o->answer.bytes, 10, o->now_ms);
     CHECK_EQUAL(o->partition.phase, MQD_SHARE_FAILED);
     CHECK_EQUAL(o->partition.error, -1);
     owner_end(o);
@@ -335,27 +335,27 @@ static int history(uint64_t seed, uint32_t planted)
         } else if (what < 60 && o->partition.phase == MQD_SHARE_ACTIVE) {
             acknowledge(o, which % OFFSETS, which % 3 ? MQD_SHARE_ACCEPT : MQD_SHARE_RELEASE);
         } else if (what < 64) { /* the owner dies; what it had sent is lost, or was applied */
-            if (o->partition.under_way == MQD_SHARE_WRITE && which % 2)
+            if (o->partition.in_flight == MQD_SHARE_WRITE && which % 2)
                 apply(&o->coordinator, &o->partition.body);
-            o->partition.answer = on_answer;
+            o->partition.respond = on_answer;
             int known[OFFSETS];
             memcpy(known, o->answered, sizeof known);
             mqd_share_partition_free(&o->partition);
             memcpy(o->answered, known, sizeof known);
             owner_load(o, planted);
         } else if (what < 70) { /* the acceptor dies */
-            if (o->partition.under_way == MQD_SHARE_WRITE && which % 2)
+            if (o->partition.in_flight == MQD_SHARE_WRITE && which % 2)
                 apply(&o->coordinator, &o->partition.body);
-            if (o->partition.under_way)
-                mqd_share_partition_unasked(&o->partition, o->now_ms);
-        } else if (o->partition.under_way) {
+            if (o->partition.in_flight)
+                mqd_share_partition_unsent(&o->partition, o->now_ms);
+        } else if (o->partition.in_flight) {
             o->coordinator.error = which % 4 ? 0 : MQD_KAFKA_REQUEST_TIMED_OUT;
-            if (o->coordinator.error && which % 8 == 0 && o->partition.under_way == MQD_SHARE_WRITE)
+            if (o->coordinator.error && which % 8 == 0 && o->partition.in_flight == MQD_SHARE_WRITE)
                 apply(&o->coordinator, &o->partition.body); /* its outcome was lost, not its effect */
-            answer_to(&o->coordinator, o->partition.under_way, &o->partition.body, &o->answer);
-            mqd_share_partition_on_answer(&o->partition, o->answer.bytes, o->answer.size_bytes, o->now_ms);
+            answer_to(&o->coordinator, o->partition.in_flight, &o->partition.body, &o->answer);
+            mqd_share_partition_on_response(&o->partition, o->answer.bytes, o->answer.size_bytes, o->now_ms);
         } else {
-            mqd_share_partition_ask(&o->partition, o->now_ms);
+            mqd_share_partition_next_request(&o->partition, o->now_ms);
         }
         o->now_ms += which % 30;
         if (o->partition.phase == MQD_SHARE_ACTIVE) {

@@ -3,7 +3,7 @@
 
 #include "server/share/share.h"
 
-static bool is_told(const struct mqd_share_work *work, const struct mqd_share_part *part)
+static bool is_reported(const struct mqd_share_work *work, const struct mqd_share_part *part)
 {
     return work->full || part->named || part->acknowledges || part->error || part->run_count;
 }
@@ -30,14 +30,14 @@ static void put_part(struct mqd_reactor *r, const struct mqd_request *request, s
     mqd_share_fetch_response_partition_end(&r->scratch);
 }
 
-/* The parts from `from` on that have its topic, among those that are told. */
-static int32_t told_with(const struct mqd_share_work *work, uint32_t from, uint32_t *end)
+/* The parts from `from` on that have its topic, among those that are reported. */
+static int32_t count_reported(const struct mqd_share_work *work, uint32_t from, uint32_t *end)
 {
     int32_t count = 0;
     for (*end = from; *end < work->part_count; ++*end) {
         if (memcmp(work->parts[from].topic_id, work->parts[*end].topic_id, 16))
             break;
-        count += is_told(work, &work->parts[*end]);
+        count += is_reported(work, &work->parts[*end]);
     }
     return count;
 }
@@ -48,12 +48,12 @@ static void put_topics(struct mqd_reactor *r, const struct mqd_request *request,
     struct mqd_share_work *work = request->share;
     uint32_t end;
     for (uint32_t i = 0; i < work->part_count; i = end) {
-        int32_t count = told_with(work, i, &end);
+        int32_t count = count_reported(work, i, &end);
         if (!count)
             continue;
         mqd_share_fetch_response_topic(&r->scratch, work->parts[i].topic_id, count);
         for (uint32_t p = i; p < end; p++)
-            if (is_told(work, &work->parts[p]))
+            if (is_reported(work, &work->parts[p]))
                 put_part(r, request, &work->parts[p], nodes, file_bytes, good);
         mqd_share_fetch_response_topic_end(&r->scratch);
     }
@@ -64,7 +64,7 @@ static int32_t count_topics(const struct mqd_share_work *work)
     int32_t topic_count = 0;
     uint32_t end;
     for (uint32_t i = 0; i < work->part_count; i = end)
-        topic_count += told_with(work, i, &end) > 0;
+        topic_count += count_reported(work, i, &end) > 0;
     return topic_count;
 }
 
