@@ -73,18 +73,23 @@ class Cluster:
             self._brokers[node_id] = broker
         return self._brokers[node_id]
 
+    def addresses(self) -> dict[int, str]:
+        """Of the brokers that the newest metadata named."""
+        return dict(self._nodes)
+
     def nodes(self) -> list[Broker]:
         return [self.node(node_id) for node_id in sorted(self._nodes)]
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, dict[int, int]]:
         """Topic -> partition -> its leader's node id, of those that exist; None: of all."""
-        answer = self._read_metadata(None if names is None else sorted(names)) if names is None or names else None
-        found = {
-            one.name: {p.partition_index: p.leader_id for p in one.partitions}
-            for one in (answer.topics if answer else ())
-            if not one.error_code
-        }
-        self._topics.update(found)
+        found = self.described_topics(None if names is None else sorted(names))
+        return {one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found}
+
+    def described_topics(self, names: list[str] | None = None) -> list[Any]:
+        """As the broker describes them, those with an error left out; None: all."""
+        answer = self._read_metadata(names) if names is None or names else None
+        found = [one for one in (answer.topics if answer else ()) if not one.error_code]
+        self._topics.update({one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found})
         return found
 
     # -- asking ------------------------------------------------------------------------------------

@@ -43,6 +43,15 @@ class Settings(msgspec.Struct, frozen=True):
     json: bool = False
 
 
+def is_here(settings: Settings) -> bool:
+    """Whether a command that looks at a cluster looks at the default data directory's broker, too."""
+    from mqd.base.paths import default_data_dir
+
+    return bool(os.environ.get("MQD_DATA_DIR")) or (
+        settings.bootstrap == DEFAULT_BOOTSTRAP and default_data_dir().exists()
+    )
+
+
 def error_line(text: str) -> None:
     print("mqd: " + " ".join(text.split()), file=sys.stderr)
 
@@ -172,10 +181,8 @@ def emit_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
 
 
-def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns under titles; numbers, and "-" where one is missing, to the right. The same
-    on a terminal and in a pipe.
-    """
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of aligned columns under titles; numbers, and "-" where one is missing, to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max([len(title), *(len(row[column]) for row in cells)]) for column, title in enumerate(titles)]
     numeric = []
@@ -184,12 +191,19 @@ def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         numeric.append(
             any(numbers) and all(number or row[column] == "-" for number, row in zip(numbers, rows, strict=True))
         )
-    for line in [list(titles), *cells]:
-        parts = [
+    return [
+        "  ".join(
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(line, widths, numeric, strict=True)
-        ]
-        click.echo("  ".join(parts).rstrip())
+        ).rstrip()
+        for line in [list(titles), *cells]
+    ]
+
+
+def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """The same on a terminal and in a pipe."""
+    for line in table(titles, rows):
+        click.echo(line)
 
 
 def human_bytes(count: float) -> str:

@@ -21,6 +21,7 @@ from mqd.protocol.messages import (
 )
 
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
+GROUPS_TOGETHER = 8  # the oldest OffsetFetch that names several groups
 NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
 GROUP_ID_NOT_FOUND = 69
 _CHUNK = 500
@@ -305,6 +306,34 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
         for one in topic.partitions
         if not one.error_code and one.committed_offset >= 0
     }
+
+
+def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
+    """Group -> its state and committed offsets, of all groups, by few requests: those of a coordinator
+    together. Groups whose coordinator is just changing are left out.
+    """
+    found: dict[str, tuple[str, dict[Partition, int]]] = {}
+    for broker in cluster.nodes():
+        answer = broker.request(LIST_GROUPS, ListGroupsRequest())
+        check("groups", answer.error_code, None)
+        states = {one.group_id: one.group_state for one in answer.groups if (one.group_type or "").lower() != SHARE}
+        shared = {one.group_id: one.group_state for one in answer.groups if one.group_id not in states}
+        message = OffsetFetchRequest
+        for chunk in _chunks(list(states)):
+            request = message(groups=[message.Group(group_id=name, topics=None) for name in chunk])
+            for group in broker.request(OFFSET_FETCH, request, NAMES_BY_TEXT, version_min=GROUPS_TOGETHER).groups:
+                if not group.error_code:
+                    offsets = {
+                        (topic.name, one.partition_index): one.committed_offset
+                        for topic in group.topics
+                        for one in topic.partitions
+                        if not one.error_code and one.committed_offset >= 0
+                    }
+                    found[group.group_id] = states[group.group_id], offsets
+        for chunk in _chunks(list(shared)):
+            for name, begun in share_groups.listed_offsets(broker, chunk).items():
+                found[name] = shared[name], begun
+    return found
 
 
 class Progress(msgspec.Struct):

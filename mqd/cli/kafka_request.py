@@ -67,13 +67,13 @@ class Broker:
             self._socket.close()
             self._socket = None
 
-    def request(self, api_key: int, request: object, version_max: int = 1 << 15) -> Any:
-        """In the newest version that both sides speak, at most `version_max`."""
+    def request(self, api_key: int, request: object, version_max: int = 1 << 15, version_min: int = 0) -> Any:
+        """In the newest version that both sides speak, from `version_min` to `version_max`."""
         if self._socket is None:
             self._connect()
         known, spoken = KNOWN[api_key], self._versions.get(api_key, (0, -1))
         version = min(known.max_version, spoken[1], version_max)
-        if version < max(known.min_version, spoken[0]):
+        if version < max(known.min_version, spoken[0], version_min):
             raise CliError(
                 f"the broker at {self._bootstrap} does not answer {known.name}; it is another or an older one"
             )

@@ -32,6 +32,7 @@ COMMANDS = {
     "down": ("mqd.cli.verbs.down", "Stop a broker."),
     "status": ("mqd.cli.verbs.status", "Show a broker's processes, ports and partitions."),
     "doctor": ("mqd.cli.verbs.doctor", "Say what is wrong, in order of harm, and what mends it."),
+    "top": ("mqd.cli.verbs.top", "Show rates, lag, slow partitions and hosts, live."),
     "log-level": ("mqd.cli.verbs.log_level", "Change how much a running broker logs."),
     "cluster": ("mqd.cli.verbs.cluster", "Hosts, controllers and the key of a cluster."),
     "topic": ("mqd.cli.verbs.topic", "Create, list, describe, alter and delete topics."),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mqd.cli.broker_lookup import GROUP, Cluster, Partition
-from mqd.cli.kafka_request import check
+from mqd.cli.kafka_request import Broker, check
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterShareGroupOffsetsRequest,
@@ -39,6 +39,15 @@ def describe(cluster: Cluster, name: str) -> Any | None:
     return answer
 
 
+def _begun(group: Any) -> dict[Partition, Begun]:
+    return {
+        (topic.topic_name, one.partition_index): Begun(one.start_offset, one.lag if one.lag >= 0 else None)
+        for topic in group.topics
+        for one in topic.partitions
+        if not one.error_code and one.start_offset >= 0
+    }
+
+
 def offsets(cluster: Cluster, name: str) -> dict[Partition, Begun]:
     """Of every partition in which the group has begun."""
     message = DescribeShareGroupOffsetsRequest
@@ -47,11 +56,17 @@ def offsets(cluster: Cluster, name: str) -> dict[Partition, Begun]:
         GROUP, name, DESCRIBE_OFFSETS, request, lambda found: found.groups[0].error_code
     ).groups[0]
     check(f"group {name}", answer.error_code, answer.error_message)
+    return _begun(answer)
+
+
+def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Partition, int]]:
+    """Where groups begin. Those whose coordinator is another broker now are left out."""
+    message = DescribeShareGroupOffsetsRequest
+    request = message(groups=[message.Group(group_id=name, topics=None) for name in names])
     return {
-        (topic.topic_name, one.partition_index): Begun(one.start_offset, one.lag if one.lag >= 0 else None)
-        for topic in answer.topics
-        for one in topic.partitions
-        if not one.error_code and one.start_offset >= 0
+        group.group_id: {partition: one.offset for partition, one in _begun(group).items()}
+        for group in coordinator.request(DESCRIBE_OFFSETS, request).groups
+        if not group.error_code
     }
 
 

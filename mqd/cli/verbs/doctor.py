@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,32 +12,13 @@ import msgspec
 
 from mqd.base.clock import now_ms
 from mqd.base.paths import default_data_dir, layout
-from mqd.cli import diagnosis
 from mqd.cli.cluster_view import address
-from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, options
-from mqd.cli.diagnosis import TITLES, Finding, Harm, Sample
+from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, is_here, options
+from mqd.cli.inspection import diagnosis, metrics_page
+from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
 
-PAGE_S = 30.0
 LAST_ERRORS = 3
 LOG_BYTES_MAX = 1 << 20
-
-
-def _samples(url: str, data_dir: Path) -> list[Sample]:
-    """The broker's metrics. Raises OSError, ValueError."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    request = urllib.request.Request(url)
-    token, ca = data_dir / "secure" / "metrics.token", data_dir / "secure" / "ca.pem"
-    if token.exists():
-        request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
-    context = ssl.create_default_context(cafile=str(ca)) if url.startswith("https") and ca.exists() else None
-    with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as answer:
-        page = answer.read().decode()
-    return [
-        Sample(sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-    ]
 
 
 def host_facts(acceptor: int | None) -> dict[str, Any]:
@@ -136,7 +115,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
             found += _last_errors(data_dir / "logs")
         elif about.get("metrics_url"):
             try:
-                samples = _samples(about["metrics_url"], data_dir)
+                samples = metrics_page.read(about["metrics_url"], data_dir)
                 found += diagnosis.of_metrics(samples, now_ms() / 1000, str(data_dir))
             except (OSError, ValueError) as error:
                 found.append(
@@ -168,8 +147,7 @@ def command(settings: Settings, data_dir: Path | None) -> int:
 
     Exit status: 0 nothing is wrong, 1 something is.
     """
-    is_here = os.environ.get("MQD_DATA_DIR") or settings.bootstrap == DEFAULT_BOOTSTRAP and default_data_dir().exists()
-    if data_dir is None and is_here:
+    if data_dir is None and is_here(settings):
         data_dir = default_data_dir()
     found = examine(settings, layout(data_dir).data_dir if data_dir is not None else None)
     if settings.json:

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mqd import Consumer, Producer, TopicPartition
 from mqd.cli.common import Settings
-from mqd.cli.diagnosis import Finding, Harm, of_host
+from mqd.cli.inspection.diagnosis import Finding, Harm, of_host
 from mqd.cli.main import cli
 from mqd.cli.verbs.doctor import examine, host_facts
 from mqd.monitoring import alerts, dashboards

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mqd.cli.diagnosis import Finding, Harm, Sample, of_cluster, of_groups, of_host, of_metrics, of_processes
+from mqd.cli.inspection.diagnosis import Finding, Harm, of_cluster, of_groups, of_host, of_metrics, of_processes
+from mqd.cli.inspection.metrics_page import Sample
 from mqd.cli.offline_replicas import Place
 from mqd.cli.voters import Judged
 

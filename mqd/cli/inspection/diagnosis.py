@@ -15,6 +15,7 @@ from mqd.cli.cluster_view import some
 if TYPE_CHECKING:
     from mqd.cli.cluster_view import Partitions, Seen
     from mqd.cli.group_listing import Group
+    from mqd.cli.inspection.metrics_page import Sample
     from mqd.cli.offline_replicas import Place
 
 RESTARTS_MAX = 3
@@ -51,14 +52,6 @@ class Finding(NamedTuple):
     harm: Harm
     what: str
     cure: str
-
-
-class Sample(NamedTuple):
-    """A line of a metrics page."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
 
 
 def of_processes(about: Mapping[str, Any]) -> list[Finding]:

@@ -1,0 +1,314 @@
+"""What `mqd top` shows: rates from two looks at a cluster, and the lines of a picture of them.
+
+Pure functions; mqd/cli/verbs/top.py looks and paints.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mqd.cli.common import table
+
+Partition = tuple[str, int]
+GROWS_MIN = 1  # records a second; less is the noise of two looks
+ROWS_MIN = 3
+
+
+class Replicas(NamedTuple):
+    """Of a partition. `leader` -1: it has none."""
+
+    leader: int
+    out_of_sync: tuple[int, ...] = ()
+
+
+class Committed(NamedTuple):
+    """A group's. `behind_s`: by partition, how long the first record that is not committed has waited."""
+
+    state: str
+    offsets: Mapping[Partition, int]
+    behind_s: Mapping[Partition, float]
+
+
+class Look(NamedTuple):
+    """`at_s`: of a clock that never jumps. `ends`: offset of the next record. `cpu_s`: that the
+    processes of this host's broker have used, by name; empty where it is not known.
+    """
+
+    at_s: float
+    nodes: Mapping[int, str]
+    partitions: Mapping[Partition, Replicas]
+    ends: Mapping[Partition, int]
+    groups: Mapping[str, Committed]
+    cpu_s: Mapping[str, float]
+
+
+class Host(NamedTuple):
+    node: int
+    address: str
+    leads: int
+    records_in_s: float
+
+
+class Process(NamedTuple):
+    name: str
+    cpu: float  # share of a core
+
+
+class Topic(NamedTuple):
+    """`records_read_s`: None where no group has committed."""
+
+    name: str
+    partitions: int
+    records_in_s: float | None
+    records_read_s: float | None
+
+
+class Group(NamedTuple):
+    """`behind_s` and `records_read_s` None: not known."""
+
+    name: str
+    state: str
+    lag: int
+    behind_s: float | None
+    records_read_s: float | None
+
+    def catches_up_s(self, records_in_s: float) -> float | None:
+        """None: not at these rates."""
+        if not self.lag:
+            return 0.0
+        gain = (self.records_read_s or 0.0) - records_in_s
+        return self.lag / gain if gain > 0 else None
+
+
+class Slow(NamedTuple):
+    """A partition, and why it is listed."""
+
+    partition: str
+    leader: int
+    lag: int
+    why: str
+
+
+class View(NamedTuple):
+    """What happened between two looks. Hosts and processes in their order, the others with the
+    largest first.
+    """
+
+    seconds: float
+    partition_count: int
+    records_in_s: float
+    records_read_s: float
+    hosts: list[Host]
+    processes: list[Process]
+    topics: list[Topic]
+    groups: list[Group]
+    slow: list[Slow]
+    group_input_s: dict[str, float]  # records a second written to what a group reads
+
+
+def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], seconds: float) -> dict[Partition, float]:
+    """Of those that are in both and did not go back: a topic that was created again begins at 0, and
+    an offset that was set back by hand is no rate.
+    """
+    return {
+        partition: (end - before[partition]) / seconds
+        for partition, end in after.items()
+        if partition in before and end >= before[partition]
+    }
+
+
+def view(before: Look, after: Look) -> View:
+    """Raises ValueError: the second look is not later."""
+    seconds = after.at_s - before.at_s
+    if seconds <= 0:
+        raise ValueError("two looks at the same time make no rate")
+    written = rates(before.ends, after.ends, seconds)
+    read = {
+        name: rates(before.groups[name].offsets, group.offsets, seconds) if name in before.groups else {}
+        for name, group in after.groups.items()
+    }
+    by_topic: defaultdict[str, list[Partition]] = defaultdict(list)
+    for partition in after.partitions:
+        by_topic[partition[0]].append(partition)
+    read_by_topic: dict[str, float] = {}
+    for rated in read.values():
+        for (topic, _), rate in rated.items():
+            read_by_topic[topic] = read_by_topic.get(topic, 0.0) + rate
+    topics = [
+        Topic(
+            name, len(partitions), _total(written[one] for one in partitions if one in written), read_by_topic.get(name)
+        )
+        for name, partitions in by_topic.items()
+    ]
+    groups = [_group(name, group, after.ends, read[name]) for name, group in after.groups.items()]
+    processes = [
+        Process(name, (used - before.cpu_s[name]) / seconds)
+        for name, used in after.cpu_s.items()
+        if used >= before.cpu_s.get(name, used + 1)
+    ]
+    return View(
+        seconds,
+        len(after.partitions),
+        sum(written.values()),
+        sum(read_by_topic.values()),
+        _hosts(after, written),
+        processes,
+        sorted(topics, key=lambda one: (-(one.records_in_s or 0), -(one.records_read_s or 0), one.name)),
+        sorted(groups, key=lambda one: (-one.lag, one.name)),
+        _slow(after, written, read),
+        {name: sum(written.get(partition, 0.0) for partition in group.offsets) for name, group in after.groups.items()},
+    )
+
+
+def _total(found: Iterable[float]) -> float | None:
+    listed = list(found)
+    return sum(listed) if listed else None
+
+
+def _lag(ends: Mapping[Partition, int], partition: Partition, offset: int) -> int:
+    return max(0, ends.get(partition, offset) - offset)
+
+
+def _group(name: str, group: Committed, ends: Mapping[Partition, int], read: Mapping[Partition, float]) -> Group:
+    lag = sum(_lag(ends, partition, offset) for partition, offset in group.offsets.items())
+    behind_s = max(group.behind_s.values(), default=None) if lag else 0.0
+    return Group(name, group.state, lag, behind_s, _total(read.values()))
+
+
+def _hosts(look: Look, written: Mapping[Partition, float]) -> list[Host]:
+    leads: dict[int, int] = {}
+    taken: dict[int, float] = {}
+    for partition, replicas in look.partitions.items():
+        leads[replicas.leader] = leads.get(replicas.leader, 0) + 1
+        taken[replicas.leader] = taken.get(replicas.leader, 0.0) + written.get(partition, 0.0)
+    return [Host(node, where, leads.get(node, 0), taken.get(node, 0.0)) for node, where in sorted(look.nodes.items())]
+
+
+def _slow(look: Look, written: Mapping[Partition, float], read: Mapping[str, Mapping[Partition, float]]) -> list[Slow]:
+    """Without a leader first, then with a replica out of sync, then those in which a group falls behind."""
+    found = []
+    for partition, replicas in look.partitions.items():
+        name = f"{partition[0]}-{partition[1]}"
+        if replicas.leader < 0:
+            found.append((0, Slow(name, -1, 0, "no leader: neither read nor written")))
+        elif replicas.out_of_sync:
+            nodes = ", ".join(map(str, replicas.out_of_sync))
+            found.append((1, Slow(name, replicas.leader, 0, f"not in sync: replicas of broker {nodes}")))
+    for group, rated in read.items():
+        for partition, rate in rated.items():
+            lag = _lag(look.ends, partition, look.groups[group].offsets[partition])
+            grows = written.get(partition, 0.0) - rate
+            if not lag or grows < GROWS_MIN:
+                continue
+            why = f"{group} commits nothing" if not rate else f"{group} falls behind by {grows:.0f} records/s"
+            leader = look.partitions[partition].leader if partition in look.partitions else -1
+            found.append((2, Slow(f"{partition[0]}-{partition[1]}", leader, lag, why)))
+    return [one for _, one in sorted(found, key=lambda pair: (pair[0], -pair[1].lag, pair[1].partition))]
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Names of groups are any text, also what would command a terminal."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def _count(rate: float | None) -> int | str:
+    return "-" if rate is None else round(rate)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def duration(seconds: float | None) -> str:
+    """ "850 ms", "12 s", "3 min", "2.5 h"."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def picture(shown: View, heading: str, height: int | None = None, width: int | None = None) -> list[str]:
+    """Lines, at most `height`, each of at most `width` columns; None: as many as there are. Where
+    there is not room for all rows, each section says how many it leaves out.
+    """
+    sections: list[tuple[Sequence[str], list[tuple[Any, ...]]]] = [
+        (
+            ("HOST", "ADDRESS", "LEADS", "RECORDS IN/S"),
+            [(one.node, one.address, one.leads, round(one.records_in_s)) for one in shown.hosts],
+        ),
+        (("PROCESS", "CPU %"), [(one.name, round(100 * one.cpu)) for one in shown.processes]),
+        (
+            ("SLOW PARTITION", "LEADER", "LAG", "WHY"),
+            [(one.partition, one.leader if one.leader >= 0 else "-", one.lag, one.why) for one in shown.slow],
+        ),
+        (
+            ("GROUP", "STATE", "LAG", "BEHIND", "COMMITTED/S", "CAUGHT UP IN"),
+            [
+                (
+                    one.name,
+                    one.state,
+                    one.lag,
+                    duration(one.behind_s),
+                    _count(one.records_read_s),
+                    duration(one.catches_up_s(shown.group_input_s[one.name]))
+                    if one.records_read_s is not None
+                    else "-",
+                )
+                for one in shown.groups
+            ],
+        ),
+        (
+            ("TOPIC", "PARTITIONS", "RECORDS IN/S", "COMMITTED/S"),
+            [(one.name, one.partitions, _count(one.records_in_s), _count(one.records_read_s)) for one in shown.topics],
+        ),
+    ]
+    sections = [(titles, rows) for titles, rows in sections if rows]
+    lines = [
+        heading,
+        f"{shown.records_in_s:,.0f} records/s in, {shown.records_read_s:,.0f} committed by groups; "
+        f"{_counted(len(shown.topics), 'topic')}, {_counted(shown.partition_count, 'partition')}, "
+        f"{_counted(len(shown.groups), 'group')}",
+    ]
+    rooms = _rooms([len(rows) for _, rows in sections], None if height is None else height - len(lines))
+    for (titles, rows), room in zip(sections, rooms, strict=True):
+        if room:
+            lines += ["", *table(titles, rows[:room])]
+            if room < len(rows):
+                lines.append(f"... and {len(rows) - room} more")
+    printed = [printable(line) for line in lines]
+    return [line[:width] for line in printed][:height]
+
+
+def _rooms(counts: Sequence[int], height: int | None) -> list[int]:
+    """How many rows each section shows. Each costs two lines more, and one that leaves rows out a
+    third. Rows go to the sections in turns, so that a small one is whole.
+    """
+    if height is None:
+        return list(counts)
+    rooms = [min(count, ROWS_MIN) for count in counts]
+
+    def taken() -> int:
+        return sum(2 + room + (room < count) for room, count in zip(rooms, counts, strict=True) if room)
+
+    for index in reversed(range(len(rooms))):  # a low terminal shows the first sections
+        if taken() > height:
+            rooms[index] = 0
+    grows = True
+    while grows:
+        grows = False
+        for index, count in enumerate(counts):
+            if rooms[index] and rooms[index] < count:
+                rooms[index] += 1
+                if taken() > height:
+                    rooms[index] -= 1
+                else:
+                    grows = True
+    return rooms

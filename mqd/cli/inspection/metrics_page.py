@@ -1,0 +1,39 @@
+"""A broker's metrics page, read by the commands that look at a broker of this host."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE_S = 30.0
+
+
+class Sample(NamedTuple):
+    """A line of a metrics page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def read(url: str, data_dir: Path) -> list[Sample]:
+    """With the token and the CA that `mqd up --secure` made in the data directory. Raises OSError,
+    ValueError.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    request = urllib.request.Request(url)
+    token, ca = data_dir / "secure" / "metrics.token", data_dir / "secure" / "ca.pem"
+    if token.exists():
+        request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
+    context = ssl.create_default_context(cafile=str(ca)) if url.startswith("https") and ca.exists() else None
+    with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as answer:
+        page = answer.read().decode()
+    return [
+        Sample(sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
