@@ -1,4 +1,4 @@
-"""`mqd config`: get and set the properties of topic/NAME and broker/ID."""
+"""`mqd config`: get and set the properties of topic/NAME, group/NAME and broker/ID."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ import click
 from mqd.cli.common import CliError, Settings, complete_topic, emit_json, emit_table, options, pairs
 
 
-@click.group(help="Show and change the configuration of topics and brokers.")
+@click.group(help="Show and change the configuration of topics, groups and brokers.")
 def command() -> None:
     pass
 
@@ -16,18 +16,19 @@ def command() -> None:
 def _complete_resource(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     if incomplete.startswith("topic/"):
         return ["topic/" + name for name in complete_topic(ctx, parameter, incomplete.removeprefix("topic/"))]
-    return [kind for kind in ("topic/", "broker/") if kind.startswith(incomplete)]
+    return [kind for kind in ("topic/", "group/", "broker/") if kind.startswith(incomplete)]
 
 
 def _complete_setting(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    from mqd.base.properties import BROKER, TOPIC
+    from mqd.base.properties import BROKER, GROUP, TOPIC
 
-    table = TOPIC if str(ctx.params.get("resource", "")).startswith("topic/") else BROKER
+    kind = str(ctx.params.get("resource", "")).partition("/")[0]
+    table = {"topic": TOPIC, "group": GROUP}.get(kind, BROKER)
     return [name + "=" for name, prop in table.items() if prop.dynamic and name.startswith(incomplete)]
 
 
 def _resource(admin: Any, text: str) -> Any:
-    """topic/NAME, broker/ID, or broker for the one that answers."""
+    """topic/NAME, group/NAME, broker/ID, or broker for the one that answers."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     from mqd.cli.librdkafka import metadata
@@ -35,12 +36,14 @@ def _resource(admin: Any, text: str) -> Any:
     kind, _, name = text.partition("/")
     if kind == "topic" and name:
         return ConfigResource(ResourceType.TOPIC, name)
+    if kind == "group" and name:
+        return ConfigResource(ResourceType.GROUP, name)
     if kind == "broker" and (not name or name.isdecimal()):
         brokers = sorted(metadata(admin).brokers)
         if name and int(name) not in brokers:
             raise CliError(f"there is no broker {name}; there are: {', '.join(map(str, brokers))}")
         return ConfigResource(ResourceType.BROKER, str(int(name) if name else brokers[0]))
-    raise click.UsageError(f"{text!r} is neither topic/NAME nor broker/ID")
+    raise click.UsageError(f"{text!r} is none of topic/NAME, group/NAME and broker/ID")
 
 
 @command.command()
@@ -49,7 +52,7 @@ def _resource(admin: Any, text: str) -> Any:
 @click.argument("keys", nargs=-1, metavar="[KEY...]")
 @click.option("--all", "everything", is_flag=True, help="Also what has its default value.")
 def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bool) -> None:
-    """Show the configuration of topic/NAME or broker/ID: what was set, or the KEYs asked for."""
+    """Show the configuration of topic/NAME, group/NAME or broker/ID: what was set, or the KEYs asked for."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigSource
 
@@ -129,7 +132,7 @@ def alter(settings: Settings, resource: str, values: dict[str, str], deleted: li
 @click.argument("resource", shell_complete=_complete_resource)
 @click.argument("values", nargs=-1, required=True, metavar="KEY=VALUE...", shell_complete=_complete_setting)
 def set_(settings: Settings, resource: str, values: tuple[str, ...]) -> None:
-    """Set properties of topic/NAME or broker/ID; what is not named stays."""
+    """Set properties of topic/NAME, group/NAME or broker/ID; what is not named stays."""
     alter(settings, resource, pairs(values, "config set"), [])
 
 
@@ -138,5 +141,5 @@ def set_(settings: Settings, resource: str, values: tuple[str, ...]) -> None:
 @click.argument("resource", shell_complete=_complete_resource)
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 def unset(settings: Settings, resource: str, keys: tuple[str, ...]) -> None:
-    """Return properties of topic/NAME or broker/ID to their defaults."""
+    """Return properties of topic/NAME, group/NAME or broker/ID to their defaults."""
     alter(settings, resource, {}, list(keys))

@@ -160,6 +160,13 @@ def test_configuration(mqd):
     assert mqd("config", "get", "topic/configured", "retention.ms")[1] == "retention.ms=123456\n"
     assert mqd("config", "unset", "broker", "log.retention.ms")[0] == 0
     assert mqd("config", "get", "topic/configured", "retention.ms")[1] == "retention.ms=604800000\n"
+    # a group needs no members to be configured
+    assert mqd("config", "set", "group/jobs", "share.isolation.level=read_committed")[0] == 0
+    assert mqd("config", "get", "group/jobs", "share.isolation.level")[1] == "share.isolation.level=read_committed\n"
+    assert mqd("config", "unset", "group/jobs", "share.isolation.level")[0] == 0
+    assert "nothing is set on group/jobs" in mqd("config", "get", "group/jobs")[1]
+    code, _, error = mqd("config", "set", "group/jobs", "share.record.lock.duration.ms=1")
+    assert code == 1 and error.startswith("mqd: group/jobs: ") and "share.record.lock.duration.ms" in error
     code, _, error = mqd("config", "set", "broker", "worker.count=3")
     assert code == 1 and "worker.count" in error
     code, _, error = mqd("config", "get", "broker/77")

@@ -230,6 +230,10 @@ def test_completion_completes():
         _MQD_COMPLETE="bash_complete", COMP_WORDS="mqd config set topic/x retention.m", COMP_CWORD="4"
     ).stdout.split()
     assert words == ["plain,retention.ms="]
+    words = run(
+        _MQD_COMPLETE="bash_complete", COMP_WORDS="mqd config set group/x share.i", COMP_CWORD="4"
+    ).stdout.split()
+    assert words == ["plain,share.isolation.level="]
 
 
 def broken(*_: object, **__: object) -> None:
