@@ -203,9 +203,15 @@ def test_a_wrong_value_of_a_broker_is_an_invalid_request(shared_broker: Broker) 
         _altered(shared_broker, 4, "1", [("broker.id", 0, "4")]),
         _altered(shared_broker, 4, "1", [("min.insync.replicas", 0, "1")]),
         _altered(shared_broker, 4, "1", [("min.insync.replicas", 2, "1"), ("log.retention.ms", 4, "1")]),
+        _altered(shared_broker, 4, "1", [("min.insync.replicas", 0, "0"), ("compression.type", 0, "zip")]),
     ]
     invalid = ErrorCode.INVALID_REQUEST
-    assert found == [invalid, invalid, invalid, ErrorCode.INVALID_CONFIG, invalid]
+    assert found == [invalid, invalid, invalid, ErrorCode.INVALID_CONFIG, invalid, invalid]
+
+
+def test_an_operation_is_judged_before_the_name_of_the_group(shared_broker: Broker) -> None:
+    found = [_altered(shared_broker, 32, "", [("flush.ms", operation, "1")]) for operation in (2, 0)]
+    assert found == [ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST]
 
 
 def test_a_configuration_is_judged_before_the_assignments(shared_broker: Broker) -> None:
@@ -427,3 +433,9 @@ def test_another_epoch_below_zero_is_fenced_by_list_offsets(shared_broker: Broke
         asked = [m.ListOffsetsRequest.Topic(topic, [m.ListOffsetsRequest.Partition(0, -2, -1)])]
         found = kafka.call(2, 7, m.ListOffsetsRequest(-1, 0, asked)).topics[0].partitions[0]
     assert found.error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+
+def test_an_empty_group_id_deletes_no_offsets(shared_broker: Broker) -> None:
+    topic = m.OffsetDeleteRequest.Topic("judge-none", [m.OffsetDeleteRequest.Partition(0)])
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        assert kafka.call(47, 0, m.OffsetDeleteRequest("", [topic])).error_code == ErrorCode.INVALID_GROUP_ID

@@ -208,6 +208,9 @@ def test_expressions(shell: ConsumerShell) -> None:
     bad = shell.heartbeat("m1", 2, subscribed_topic_regex="(?<=a)b")
     assert bad.error_code == E.INVALID_REGULAR_EXPRESSION and "(?<=a)b" in bad.error_message
     assert shell.enter("m2", subscribed_topic_regex="[").error_code == E.INVALID_REGULAR_EXPRESSION
+    shell.enter("m3", subscribed_topic_names=["others"])
+    described = {member.member_id: member.subscribed_topic_regex for member in shell.describe().members}
+    assert described == {"m1": "orders-.*", "m3": ""}  # as Kafka: never null
 
 
 def test_an_expression_matches_what_its_member_may_describe(shell: ConsumerShell) -> None:

@@ -3,6 +3,7 @@ to.
 """
 
 from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.groups.group_requests import is_group_id
 from mqd.acceptor.handlers.topics.topic_names import exists
 from mqd.coordinator.group.offsets import DeleteOffsets, OffsetsDeleted
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -15,6 +16,8 @@ TIMEOUT_S = 5.0
 
 async def handle(context: Context, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
     broker = context.broker
+    if not is_group_id(request.group_id):
+        return OffsetDeleteResponse(error_code=int(ErrorCode.INVALID_GROUP_ID))
     topics, requested, places = [], [], []
     for topic in request.topics:
         partitions = [

@@ -459,6 +459,7 @@ def alter_config(
     if change.resource_type == RESOURCE_BROKER:
         _check_broker_name(state, change.resource_name)
         current = state.broker_configs.get(change.resource_name, {})
+        config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         for operation in change.operations if change.resource_name else ():
             if operation.name in (MIN_IN_SYNC, UNCLEAN_ENABLE) and operation.operation == "set":
                 raise Refusal(
@@ -466,21 +467,21 @@ def alter_config(
                     f"{operation.name} cannot be set for one broker: a partition moves between them. Set it for a"
                     " topic, or for all brokers.",
                 )
-        config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         if not change.resource_name and config.get(MIN_IN_SYNC) != current.get(MIN_IN_SYNC):
             for topic in state.topics.values():
                 _check_min_in_sync(topic, topic.config, config)
         return [] if config == current else [BrokerConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_GROUP:
+        current = state.group_configs.get(change.resource_name, {})
+        updated = _operated(current, change, rules, broker_config)
         if not change.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
-        current = state.group_configs.get(change.resource_name, {})
         if not current and len(state.group_configs) >= GROUP_CONFIGS_MAX:
             raise Refusal(
                 ErrorCode.POLICY_VIOLATION,
                 f"{GROUP_CONFIGS_MAX} groups have a configuration of their own already; delete some.",
             )
-        config = _altered(current, change, rules, broker_config)
+        config = _checked(updated, change, rules)
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_CLIENT_METRICS:
         current = state.client_metrics.get(change.resource_name, {})

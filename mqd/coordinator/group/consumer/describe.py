@@ -43,7 +43,7 @@ def _member(group: ConsumerGroup, member: Member) -> _Member:
         client_id=description.client_id,
         client_host=description.client_host,
         subscribed_topic_names=list(description.topic_names),
-        subscribed_topic_regex=description.topic_regex,
+        subscribed_topic_regex=description.topic_regex or "",
         assignment=_assignment(group, member.assigned),
         target_assignment=_assignment(group, group.target.get(member.member_id, NOTHING)),
         member_type=TYPE_CLASSIC if member.is_classic else TYPE_CONSUMER,
