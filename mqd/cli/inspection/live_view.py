@@ -1,6 +1,6 @@
-"""What `mqd top` shows: rates from two looks at a cluster, and the lines of a picture of them.
+"""What `mqd top` shows: rates from two samples of a cluster, rendered as lines.
 
-Pure functions; mqd/cli/verbs/top.py looks and paints.
+Pure functions; mqd/cli/verbs/top.py samples and draws.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mqd.cli.common import table
 
 Partition = tuple[str, int]
-GROWS_MIN = 1  # records a second; less is the noise of two looks
+GROWS_MIN = 1  # records a second; less is noise
 ROWS_MIN = 3
 
 
@@ -31,7 +31,7 @@ class Committed(NamedTuple):
     behind_s: Mapping[Partition, float]
 
 
-class Look(NamedTuple):
+class Sample(NamedTuple):
     """`at_s`: of a clock that never jumps. `ends`: offset of the next record. `cpu_s`: that the
     processes of this host's broker have used, by name; empty where it is not known.
     """
@@ -92,7 +92,7 @@ class Slow(NamedTuple):
 
 
 class View(NamedTuple):
-    """What happened between two looks. Hosts and processes in their order, the others with the
+    """What happened between two samples. Hosts and processes in their order, the others with the
     largest first.
     """
 
@@ -119,11 +119,11 @@ def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], secon
     }
 
 
-def view(before: Look, after: Look) -> View:
-    """Raises ValueError: the second look is not later."""
+def view(before: Sample, after: Sample) -> View:
+    """Raises ValueError: the second sample is not later."""
     seconds = after.at_s - before.at_s
     if seconds <= 0:
-        raise ValueError("two looks at the same time make no rate")
+        raise ValueError("two samples of the same time give no rate")
     written = rates(before.ends, after.ends, seconds)
     read = {
         name: rates(before.groups[name].offsets, group.offsets, seconds) if name in before.groups else {}
@@ -177,19 +177,21 @@ def _group(name: str, group: Committed, ends: Mapping[Partition, int], read: Map
     return Group(name, group.state, lag, behind_s, _total(read.values()))
 
 
-def _hosts(look: Look, written: Mapping[Partition, float]) -> list[Host]:
+def _hosts(sample: Sample, written: Mapping[Partition, float]) -> list[Host]:
     leads: dict[int, int] = {}
     taken: dict[int, float] = {}
-    for partition, replicas in look.partitions.items():
+    for partition, replicas in sample.partitions.items():
         leads[replicas.leader] = leads.get(replicas.leader, 0) + 1
         taken[replicas.leader] = taken.get(replicas.leader, 0.0) + written.get(partition, 0.0)
-    return [Host(node, where, leads.get(node, 0), taken.get(node, 0.0)) for node, where in sorted(look.nodes.items())]
+    return [Host(node, where, leads.get(node, 0), taken.get(node, 0.0)) for node, where in sorted(sample.nodes.items())]
 
 
-def _slow(look: Look, written: Mapping[Partition, float], read: Mapping[str, Mapping[Partition, float]]) -> list[Slow]:
+def _slow(
+    sample: Sample, written: Mapping[Partition, float], read: Mapping[str, Mapping[Partition, float]]
+) -> list[Slow]:
     """Without a leader first, then with a replica out of sync, then those in which a group falls behind."""
     found = []
-    for partition, replicas in look.partitions.items():
+    for partition, replicas in sample.partitions.items():
         name = f"{partition[0]}-{partition[1]}"
         if replicas.leader < 0:
             found.append((0, Slow(name, -1, 0, "no leader: neither read nor written")))
@@ -198,17 +200,17 @@ def _slow(look: Look, written: Mapping[Partition, float], read: Mapping[str, Map
             found.append((1, Slow(name, replicas.leader, 0, f"not in sync: replicas of broker {nodes}")))
     for group, rated in read.items():
         for partition, rate in rated.items():
-            lag = _lag(look.ends, partition, look.groups[group].offsets[partition])
+            lag = _lag(sample.ends, partition, sample.groups[group].offsets[partition])
             grows = written.get(partition, 0.0) - rate
             if not lag or grows < GROWS_MIN:
                 continue
             why = f"{group} commits nothing" if not rate else f"{group} falls behind by {grows:.0f} records/s"
-            leader = look.partitions[partition].leader if partition in look.partitions else -1
+            leader = sample.partitions[partition].leader if partition in sample.partitions else -1
             found.append((2, Slow(f"{partition[0]}-{partition[1]}", leader, lag, why)))
     return [one for _, one in sorted(found, key=lambda pair: (pair[0], -pair[1].lag, pair[1].partition))]
 
 
-# -- the picture -----------------------------------------------------------------------------------
+# -- rendering ------------------------------------------------------------------------------------
 
 
 def printable(text: str) -> str:
@@ -235,7 +237,7 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def picture(shown: View, heading: str, height: int | None = None, width: int | None = None) -> list[str]:
+def render(shown: View, heading: str, height: int | None = None, width: int | None = None) -> list[str]:
     """Lines, at most `height`, each of at most `width` columns; None: as many as there are. Where
     there is not room for all rows, each section says how many it leaves out.
     """

@@ -20,7 +20,7 @@ from mqd.cli.broker_lookup import LATEST, Cluster, Partition
 from mqd.cli.cluster_view import address
 from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, is_here, options
 from mqd.cli.inspection import live_view, metrics_page
-from mqd.cli.inspection.live_view import Committed, Look, Replicas
+from mqd.cli.inspection.live_view import Committed, Replicas, Sample
 
 EVERY_S = 2.0
 _WHOLE_SCREEN, _FORMER_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -38,19 +38,19 @@ def cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Looker:
-    """Looks at a cluster, and at the broker of `data_dir` (None: none). One connection to each broker
-    is kept; after an error they are made again.
+class Sampler:
+    """Samples a cluster, and the broker of `data_dir` (None: none). One connection to each broker is
+    kept; after an error they are opened again.
     """
 
     def __init__(self, bootstrap: str, data_dir: Path | None) -> None:
         self._bootstrap, self._data_dir = bootstrap, data_dir
         self._cluster: Cluster | None = None
 
-    def look(self) -> Look:
+    def sample(self) -> Sample:
         """Raises CliError."""
         try:
-            return self._look()
+            return self._sample()
         except BaseException:
             self.close()
             raise
@@ -60,7 +60,7 @@ class Looker:
             self._cluster.__exit__()
             self._cluster = None
 
-    def _look(self) -> Look:
+    def _sample(self) -> Sample:
         if self._cluster is None:
             self._cluster = Cluster(self._bootstrap).__enter__()
         cluster = self._cluster
@@ -78,7 +78,7 @@ class Looker:
         at_s = time.monotonic()
         ends = cluster.offsets(partitions, LATEST)
         groups = {name: Committed(state, offsets, behind_s.get(name, {})) for name, (state, offsets) in found.items()}
-        return Look(at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
+        return Sample(at_s, cluster.addresses(), partitions, ends, groups, cpu_s)
 
     def _local(self) -> tuple[dict[str, float], dict[str, dict[Partition, float]]]:
         """CPU seconds of this host's processes; lag in seconds, by group and partition."""
@@ -116,7 +116,7 @@ def _screen() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _paint(lines: list[str]) -> None:
+def _draw(lines: list[str]) -> None:
     """The first line, and the titles that follow an empty one, in bold."""
     shown = []
     for number, line in enumerate(lines):
@@ -130,24 +130,24 @@ def _heading(bootstrap: str, text: str) -> str:
     return f"mqd top of {bootstrap}, {time.strftime('%H:%M:%S')}, {text}"
 
 
-def _live(looker: Looker, bootstrap: str, every_s: float) -> None:
-    before: Look | None = None
+def _live(sampler: Sampler, bootstrap: str, every_s: float) -> None:
+    before: Sample | None = None
     shown: live_view.View | None = None
     with _screen():
         while True:
             trouble = ""
             try:
-                look = looker.look()
-                shown = live_view.view(before, look) if before is not None else None
-                before = look
+                sample = sampler.sample()
+                shown = live_view.view(before, sample) if before is not None else None
+                before = sample
             except CliError as error:
-                before, trouble = None, f"cannot be asked: {error.format_message()}"
+                before, trouble = None, f"no answer: {error.format_message()}"
             size = os.get_terminal_size()
-            heading = _heading(bootstrap, trouble or f"every {every_s:g} s; q ends")
+            heading = _heading(bootstrap, trouble or f"every {every_s:g} s; q quits")
             if shown is not None:
-                _paint(live_view.picture(shown, heading, size.lines, size.columns))
+                _draw(live_view.render(shown, heading, size.lines, size.columns))
             else:
-                _paint([live_view.printable(heading)[: size.columns], "the first rates come with the second look"])
+                _draw([live_view.printable(heading)[: size.columns], "waiting for a second sample"])
             if _quits(every_s if shown is not None or trouble else min(every_s, 1.0)):
                 return
 
@@ -191,17 +191,17 @@ def _as_json(shown: live_view.View) -> dict[str, Any]:
     type=click.FloatRange(0.2, 3600),
     default=EVERY_S,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two samples.",
 )
-@click.option("--once", is_flag=True, help="Print one picture, of two looks, and end.")
+@click.option("--once", is_flag=True, help="Print once, from two samples, and exit.")
 @options
 def command(settings: Settings, data_dir: Path | None, every_s: float, once: bool) -> None:
     """Show what a cluster does now: records written and committed a second by topic, lag by group,
-    partitions that are slow, hosts. q ends it.
+    slow partitions, hosts. q quits.
 
     On a broker's host, --data-dir names its data directory, which adds the CPU of its processes and
     the lag in seconds. Without it and without --bootstrap the default one is taken, if it exists.
-    Any Kafka cluster of version 3.0 or later can be looked at.
+    Works with any Kafka cluster of version 3.0 or later.
     """
     if data_dir is None and is_here(settings):
         data_dir = default_data_dir()
@@ -215,18 +215,18 @@ def command(settings: Settings, data_dir: Path | None, every_s: float, once: boo
             bootstrap = address(about["host"], about["port"])
     is_live = not once and not settings.json
     if is_live and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CliError("this is no terminal; --once prints one picture")
-    looker = Looker(bootstrap, data_dir)
+        raise CliError("not a terminal; --once prints once and exits")
+    sampler = Sampler(bootstrap, data_dir)
     try:
         if is_live:
-            _live(looker, bootstrap, every_s)
+            _live(sampler, bootstrap, every_s)
             return
-        before = looker.look()
+        before = sampler.sample()
         time.sleep(every_s)
-        shown = live_view.view(before, looker.look())
+        shown = live_view.view(before, sampler.sample())
     finally:
-        looker.close()
+        sampler.close()
     if settings.json:
         emit_json(_as_json(shown))
     else:
-        click.echo("\n".join(live_view.picture(shown, _heading(bootstrap, f"over {shown.seconds:.1f} s"))))
+        click.echo("\n".join(live_view.render(shown, _heading(bootstrap, f"over {shown.seconds:.1f} s"))))

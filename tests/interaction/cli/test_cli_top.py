@@ -1,4 +1,4 @@
-"""`mqd top` against a real broker: one picture, its JSON, and the live one in a terminal that tmux
+"""`mqd top` against a real broker: printed once, as JSON, and live in a terminal that tmux
 keeps.
 """
 
@@ -92,7 +92,7 @@ def test_live_in_a_terminal(broker: Broker, tmp_path: Path) -> None:
 
         eventually(shows_rate, "a rate in the terminal")
         screen = tmux("capture-pane", "-p")
-        assert "q ends" in screen and "LAG" in screen and len(screen.splitlines()) <= 30
+        assert "q quits" in screen and "LAG" in screen and len(screen.splitlines()) <= 30
         tmux("send-keys", "q")
         eventually(lambda: tmux("capture-pane", "-p").strip() == "done", "the former screen")
     finally:

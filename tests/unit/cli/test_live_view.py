@@ -1,4 +1,4 @@
-"""`mqd top`: rates of two looks, and the lines of a picture."""
+"""`mqd top`: rates from two samples, rendered as lines."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from mqd.cli.inspection.live_view import Committed, Look, Replicas, duration, picture, printable, rates, view
+from mqd.cli.inspection.live_view import Committed, Replicas, Sample, duration, printable, rates, render, view
 from mqd.cli.verbs.top import cpu_seconds
 
 T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
 
 
-def look(at_s: float, ends: dict[tuple[str, int], int], **changed: object) -> Look:
+def sample(at_s: float, ends: dict[tuple[str, int], int], **changed: object) -> Sample:
     partitions = {T0: Replicas(1), T1: Replicas(2), U0: Replicas(1)}
-    return Look(at_s, {1: "h:1", 2: "h:2"}, partitions, ends, {}, {})._replace(**changed)  # type: ignore[arg-type]
+    return Sample(at_s, {1: "h:1", 2: "h:2"}, partitions, ends, {}, {})._replace(**changed)  # type: ignore[arg-type]
 
 
 def test_a_topic_created_again_has_no_rate() -> None:
@@ -23,7 +23,7 @@ def test_a_topic_created_again_has_no_rate() -> None:
 
 
 def test_rates_by_topic_and_host() -> None:
-    shown = view(look(10.0, {T0: 0, T1: 0, U0: 7}), look(12.0, {T0: 100, T1: 50, U0: 7}))
+    shown = view(sample(10.0, {T0: 0, T1: 0, U0: 7}), sample(12.0, {T0: 100, T1: 50, U0: 7}))
     assert [(one.name, one.partitions, one.records_in_s) for one in shown.topics] == [("t", 2, 75.0), ("u", 1, 0.0)]
     assert [(one.node, one.leads, one.records_in_s) for one in shown.hosts] == [(1, 2, 50.0), (2, 1, 25.0)]
     assert (shown.records_in_s, shown.partition_count, shown.slow) == (75.0, 3, [])
@@ -37,7 +37,7 @@ def test_groups() -> None:
         "new": Committed("Stable", {T1: 300}, {}),
     }
     shown = view(
-        look(0.0, {T0: 200, T1: 300, U0: 7}, groups=before), look(2.0, {T0: 300, T1: 300, U0: 7}, groups=after)
+        sample(0.0, {T0: 200, T1: 300, U0: 7}, groups=before), sample(2.0, {T0: 300, T1: 300, U0: 7}, groups=after)
     )
     assert [(one.name, one.lag, one.behind_s, one.records_read_s) for one in shown.groups] == [
         ("h", 300, None, None),
@@ -52,10 +52,10 @@ def test_groups() -> None:
 def test_slow_partitions_the_worst_first() -> None:
     partitions = {T0: Replicas(1, (2, 3)), T1: Replicas(-1), U0: Replicas(1)}
     shown = view(
-        look(
+        sample(
             0.0, {T0: 0, U0: 0}, groups={"g": Committed("Stable", {U0: 0}, {}), "s": Committed("Stable", {T0: 0}, {})}
         ),
-        look(
+        sample(
             1.0,
             {T0: 10, U0: 100},
             partitions=partitions,
@@ -73,20 +73,22 @@ def test_slow_partitions_the_worst_first() -> None:
 def test_cpu_of_a_process_that_was_restarted_is_not_shown() -> None:
     before = {"mqd-worker-0": 10.0, "mqd-acceptor": 4.0}
     shown = view(
-        look(0.0, {}, cpu_s=before), look(2.0, {}, cpu_s={"mqd-worker-0": 11.0, "mqd-acceptor": 0.5, "new": 1.0})
+        sample(0.0, {}, cpu_s=before), sample(2.0, {}, cpu_s={"mqd-worker-0": 11.0, "mqd-acceptor": 0.5, "new": 1.0})
     )
     assert shown.processes == [("mqd-worker-0", 0.5)]
 
 
-def test_two_looks_at_once_are_refused() -> None:
+def test_two_samples_of_one_moment_are_refused() -> None:
     with pytest.raises(ValueError):
-        view(look(1.0, {}), look(1.0, {}))
+        view(sample(1.0, {}), sample(1.0, {}))
 
 
-def test_a_picture() -> None:
+def test_lines() -> None:
     groups = {"\x1b[2J": Committed("Stable", {T0: 100}, {T0: 1.5})}
-    shown = view(look(0.0, {T0: 100, T1: 0, U0: 0}, groups=groups), look(1.0, {T0: 1100, T1: 0, U0: 0}, groups=groups))
-    assert picture(shown, "heading") == [
+    shown = view(
+        sample(0.0, {T0: 100, T1: 0, U0: 0}, groups=groups), sample(1.0, {T0: 1100, T1: 0, U0: 0}, groups=groups)
+    )
+    assert render(shown, "heading") == [
         "heading",
         "1,000 records/s in, 0 committed by groups; 2 topics, 3 partitions, 1 group",
         "",
@@ -107,12 +109,12 @@ def test_a_picture() -> None:
 
 
 @pytest.mark.parametrize("height", range(1, 60))
-def test_a_picture_fits_its_terminal(height: int) -> None:
+def test_lines_fit_the_terminal(height: int) -> None:
     topics = {(f"topic-{number}", 0): 5 for number in range(100)}
     partitions = {partition: Replicas(1, (2,)) for partition in topics}
     groups = {f"g{number}": Committed("Empty", {("topic-1", 0): 0}, {}) for number in range(9)}
-    seen = look(0.0, topics, partitions=partitions, groups=groups)
-    lines = picture(view(seen, seen._replace(at_s=1.0)), "heading", height, 40)
+    seen = sample(0.0, topics, partitions=partitions, groups=groups)
+    lines = render(view(seen, seen._replace(at_s=1.0)), "heading", height, 40)
     assert len(lines) <= height and max(map(len, lines)) <= 40
     if height >= 40:
         assert {"GROUP", "TOPIC", "HOST", "SLOW"} <= {line.split()[0] for line in lines if line}
