@@ -1,6 +1,6 @@
 // Command roundtrip produces and consumes with franz-go, an independent client in Go, over a listener
 // with TLS or SASL: one transaction that commits, one that aborts, then a group that reads committed
-// records. It prints how many it has read.
+// records. It prints how many it has read. With -share it is a member of a share group instead (share.go).
 package main
 
 import (
@@ -29,6 +29,7 @@ var (
 	user      = flag.String("user", "", "")
 	password  = flag.String("password", "", "or the token of OAUTHBEARER")
 	topic     = flag.String("topic", "", "is created if it does not exist")
+	group     = flag.String("share", "", "a share group, which consumes instead")
 	count     = flag.Int("count", 100, "records of each transaction")
 	seconds   = flag.Int("seconds", 30, "time limit")
 )
@@ -145,6 +146,13 @@ func main() {
 	common, err := options()
 	if err == nil {
 		err = create(ctx, common)
+	}
+	if err == nil && *group != "" {
+		var released int
+		if released, err = share(ctx, common); err == nil {
+			fmt.Println("settled", *count, "released", released)
+			return
+		}
 	}
 	if err == nil {
 		err = produce(ctx, common)

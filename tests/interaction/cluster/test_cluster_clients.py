@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import AcknowledgeType, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from mqd.base.cluster_config import LOOPBACK_KEY
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import HandshakeRefused, Identity, Initiator
+from mqd.coordinator.internal_topic import partition_for
+from mqd.coordinator.share.records import core_name
+from mqd.coordinator.topics import GROUPS, SHARE_STATES
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
@@ -35,6 +38,7 @@ from mqd.protocol.messages import (
     WriteTxnMarkersRequest,
 )
 from tests.cluster import Cluster, Member
+from tests.interaction.coordinator.test_share_groups import Shared, take
 from tests.interaction.traffic import batch
 from tests.kafka_connection import KafkaConnection
 
@@ -442,6 +446,63 @@ def test_a_broker_that_lives_is_not_unregistered(cluster: Cluster) -> None:
         == ErrorCode.BROKER_ID_NOT_REGISTERED
     )
     assert len(send_request(cluster.brokers[3], DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).brokers) == 3
+
+
+# -- share groups ----------------------------------------------------------------------------------
+
+
+def lead_elsewhere(cluster: Cluster, name: str, partition: int) -> None:
+    """Another host leads the partition, as every host knows."""
+    one = described(cluster.brokers[1], name).partitions[partition]
+    assert one.partition_index == partition
+    target = AlterPartitionReassignmentsRequest.ReassignablePartition(
+        partition_index=partition, replicas=[node for node in one.replica_nodes if node != one.leader_id]
+    )
+    topic = AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=[target])
+    answer = send_request(
+        cluster.brokers[1],
+        ALTER_REASSIGNMENTS,
+        0,
+        AlterPartitionReassignmentsRequest(timeout_ms=20_000, topics=[topic]),
+    )
+    assert answer.error_code == 0 and answer.responses[0].partitions[0].error_code == 0, answer
+    until(
+        f"{name}-{partition} is led by another host",
+        lambda: all(
+            described(broker, name).partitions[partition].leader_id not in (-1, one.leader_id) for broker in cluster
+        ),
+        cluster,
+    )
+
+
+def test_a_share_group_follows_leaders_and_coordinators(cluster: Cluster) -> None:
+    """What was accepted stays so, and what was released is delivered a second time, when other hosts
+    lead the partition, keep its state, and coordinate the group.
+    """
+    shared = Shared(cluster.bootstrap, partitions=1)
+
+    def partition_of(topic: str, key: str) -> int:
+        return partition_for(key, len(described(cluster.brokers[1], topic).partitions))
+
+    def move_group() -> None:
+        lead_elsewhere(cluster, GROUPS, partition_of(GROUPS, shared.group))
+
+    def move_state() -> None:
+        topic_id = described(cluster.brokers[1], shared.topic).topic_id
+        key = core_name(shared.group, topic_id, 0)
+        lead_elsewhere(cluster, SHARE_STATES, partition_of(SHARE_STATES, key))
+
+    def move_records() -> None:
+        lead_elsewhere(cluster, shared.topic, 0)
+
+    with shared.consumer("explicit") as consumer:
+        for move in (move_records, move_state, move_group, move_records):
+            accepted, released = f"{move.__name__} accepted", f"{move.__name__} released"
+            shared.produce(accepted, released)
+            answers = {released: AcknowledgeType.RELEASE}
+            assert take(consumer, 2, answers) == [(accepted, 1), (released, 1)]
+            move()
+            assert take(consumer, 1) == [(released, 2)]
 
 
 # -- between hosts ---------------------------------------------------------------------------------

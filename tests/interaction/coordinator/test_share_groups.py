@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker import Broker
+from tests.interaction.share_members import begin_at_first_record
 
 SECONDS = 30.0
 PARTITIONS = 2
@@ -19,20 +20,18 @@ PARTITIONS = 2
 class Shared:
     """A topic, and a group that begins at its first record."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, bootstrap: str, partitions: int = PARTITIONS) -> None:
+        self.bootstrap, self.partitions = bootstrap, partitions
         self.group = self.topic = f"shared-{uuid.uuid4().hex[:10]}"
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic(self.topic, PARTITIONS)])[self.topic].result(SECONDS)
-        reset = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.GROUP, self.group, incremental_configs=[reset])
-        admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+        admin.create_topics([NewTopic(self.topic, partitions)])[self.topic].result(SECONDS)
+        begin_at_first_record(bootstrap, self.group)
 
     def produce(self, *values: str) -> None:
         """In turn to each partition."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
         for index, value in enumerate(values):
-            producer.produce(self.topic, value, partition=index % PARTITIONS)
+            producer.produce(self.topic, value, partition=index % self.partitions)
         assert producer.flush(SECONDS) == 0
 
     def consumer(self, acknowledgement: str) -> ShareConsumer:

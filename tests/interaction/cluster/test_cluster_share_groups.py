@@ -1,0 +1,109 @@
+"""A share group over three hosts, each killed and started again in turn: Java's KafkaShareConsumers and
+librdkafka's ShareConsumers in one group. With a host go leaders of partitions, the coordinator of the
+group, and those of the share-partitions' states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.cluster import Cluster
+from tests.compat.java_client import build_java_client, java_command
+from tests.compat.programs.program import Program
+from tests.crash.workload import wait_until
+from tests.interaction import share_members
+from tests.interaction.cluster.test_cluster_moves import Load
+from tests.interaction.cluster_clients import all_in_sync, create
+from tests.interaction.share_members import Output, begin_at_first_record, lag
+
+pytestmark = pytest.mark.slow
+
+GROUP, TOPIC, PARTITIONS = "workers", "work", 6
+SECONDS = 90.0
+DELIVERIES = 10
+MARKERS = 1_000_000_000  # values of records written at the end; above those of the load
+CONFIG = {
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "300",
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.record.lock.duration.ms": "5000",
+    "group.share.delivery.count.limit": str(DELIVERIES),  # kills are no reason to give a record up
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_share_consumers_while_hosts_are_killed(tmp_path: Path, seed: int) -> None:
+    home = build_java_client()
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(tmp_path, workers=2, config=CONFIG))
+        for broker in cluster:
+            broker.start_seconds = SECONDS  # beside two JVMs
+        create(cluster, TOPIC, PARTITIONS)
+        begin_at_first_record(cluster.bootstrap, GROUP)
+        java = java_command(home, cluster.bootstrap, "share", GROUP, TOPIC)
+        python = share_members.command(cluster.bootstrap, GROUP, TOPIC)
+        members = [
+            Program(command, tmp_path / f"{name}-{number}")
+            for name, command in (("java", java), ("librdkafka", python))
+            for number in range(2)
+        ]
+        outputs = [member.output for member in members]
+
+        def state() -> str:
+            return "\n".join([*(member.tail() for member in members), cluster.logs()])
+
+        def answered() -> list[int]:
+            """Of each member."""
+            return [len(Output([output]).answered) for output in outputs]
+
+        def progress(count: int) -> None:
+            """Each member has so many more answers."""
+            before = answered()
+            wait_until(
+                lambda: all(now >= then + count for now, then in zip(answered(), before, strict=True)),
+                SECONDS,
+                lambda: f"{answered()} answers after {before}\n{state()}",
+            )
+
+        def all_in_service() -> bool:
+            return all(all_in_sync(cluster, name) for name in (TOPIC, "__consumer_offsets", "__share_group_state"))
+
+        def lags() -> list[int]:
+            return lag([(broker.address, broker.port) for broker in cluster], GROUP)
+
+        with Load(cluster, TOPIC, PARTITIONS) as load:
+            for member in members:
+                stack.enter_context(member)
+            nodes = sorted(cluster.brokers) * 2
+            random.Random(seed).shuffle(nodes)
+            for node in nodes:
+                progress(50)
+                cluster.brokers[node].kill_all()
+                progress(50)  # by the other hosts
+                cluster.brokers[node].start()
+                wait_until(all_in_service, SECONDS, state)
+            progress(50)
+        sent = {int(value) for values in load.sent.values() for value in values}
+        wait_until(lambda: lags() == [0] * PARTITIONS, SECONDS, lambda: f"lag {lags()}\n{state()}")
+        assert not any(member.ended() for member in members), state()
+        for member in members:
+            member.kill()
+        output = Output(outputs)
+        with Program(java, tmp_path / "last") as last:
+            # what was not settled is acquired before records that are written now
+            producer = Producer({"bootstrap.servers": cluster.bootstrap})
+            markers = {MARKERS + partition for partition in range(PARTITIONS)}
+            for partition in range(PARTITIONS):
+                producer.produce(TOPIC, str(MARKERS + partition), partition=partition)
+            assert producer.flush(SECONDS) == 0
+            wait_until(lambda: Output([last.output]).deliveries.keys() >= markers, SECONDS, last.tail)
+            found = Output([last.output]).deliveries
+            assert found.keys() == markers and not last.ended(), last.tail()
+    print(f"hosts {nodes}: {output.check(sent, DELIVERIES)}")

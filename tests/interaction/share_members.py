@@ -1,0 +1,123 @@
+"""Members of share groups as processes, what they print, and what must hold of it: every record is
+delivered until it is accepted or rejected, and not again after that was answered.
+
+As a program: one member with confluent_kafka's ShareConsumer, which does what ShareJob.java of
+tests/compat does.
+
+    python -m tests.interaction.share_members BOOTSTRAP GROUP TOPIC
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Iterable, Set
+from pathlib import Path
+
+from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from mqd.protocol.messages import DescribeShareGroupOffsetsRequest
+from tests.kafka_connection import KafkaConnection
+
+DESCRIBE_OFFSETS = 90
+SECONDS = 60.0
+
+
+def command(bootstrap: str, group: str, topic: str) -> list[str]:
+    return [sys.executable, "-m", "tests.interaction.share_members", bootstrap, group, topic]
+
+
+def begin_at_first_record(bootstrap: str, group: str) -> None:
+    reset = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[reset])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+
+
+class Output:
+    """What the members have printed into these files."""
+
+    def __init__(self, outputs: Iterable[Path]) -> None:
+        self.deliveries: dict[int, list[int]] = collections.defaultdict(list)  # delivery counts
+        self.answered: dict[int, list[str]] = collections.defaultdict(list)  # the kinds, where the answer was good
+        self.failures: collections.Counter[str] = collections.Counter()
+        for output in outputs:
+            for line in output.read_text(errors="replace").splitlines(keepends=True):
+                match line.split() if line.endswith("\n") else []:
+                    case ["delivered", value, count]:
+                        self.deliveries[int(value)].append(int(count))
+                    case ["answered", value, kind, "ok"]:
+                        self.answered[int(value)].append(kind.upper())
+                    case ["answered", _, _, why]:
+                        self.failures[why] += 1
+
+    def check(self, sent: Set[int], limit: int) -> str:
+        """AssertionError unless the group has finished these records; else a summary."""
+        assert self.deliveries.keys() == sent, f"never delivered: {sorted(sent - self.deliveries.keys())[:20]}"
+        settled = {value: [kind for kind in kinds if kind != "RELEASE"] for value, kinds in self.answered.items()}
+        assert not {value: kinds for value, kinds in settled.items() if len(kinds) > 1}, self.failures
+        assert all(kinds == ["REJECT"] for value, kinds in settled.items() if value % 10 == 7 and kinds)
+        released = [value for value, kinds in self.answered.items() if "RELEASE" in kinds]
+        assert released and all(max(self.deliveries[value]) >= 2 for value in released)
+        assert all(1 <= count <= limit for counts in self.deliveries.values() for count in counts)
+        return f"{len(sent)} records, {len(released)} released, failed acknowledgements: {dict(self.failures)}"
+
+
+def lag(addresses: Iterable[tuple[str, int]], group: str) -> list[int]:
+    """Of each partition, by the host that coordinates the group; -1: not known yet. Empty: no host
+    answers for it now.
+    """
+    request = DescribeShareGroupOffsetsRequest(
+        groups=[DescribeShareGroupOffsetsRequest.Group(group_id=group, topics=None)]
+    )
+    for host, port in addresses:
+        with KafkaConnection(host, port) as kafka:
+            (found,) = kafka.call(DESCRIBE_OFFSETS, 1, request).groups
+        if found.error_code == 0:
+            return [one.lag for topic in found.topics for one in topic.partitions]
+    return []
+
+
+# -- one member ------------------------------------------------------------------------------------
+
+
+def _kind(message: Message) -> AcknowledgeType:
+    last = int(message.value()) % 10
+    if last == 3 and message.delivery_count() == 1:
+        return AcknowledgeType.RELEASE
+    return AcknowledgeType.REJECT if last == 7 else AcknowledgeType.ACCEPT
+
+
+def _committed(consumer: ShareConsumer) -> dict[TopicPartition, str]:
+    """What the broker answered, by partition."""
+    try:
+        outcome = consumer.commit_sync(SECONDS)
+    except KafkaException as failure:
+        print("commit failed", failure.args[0], flush=True)
+        return {}
+    return {one: "ok" if error is None else error.args[0].name() for one, error in outcome.items()}
+
+
+def run(bootstrap: str, group: str, topic: str) -> None:
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
+    consumer = ShareConsumer({**settings, "log_level": 0, "reconnect.backoff.max.ms": 500})
+    consumer.subscribe([topic])
+    while True:
+        taken: list[tuple[Message, AcknowledgeType]] = []
+        for message in consumer.poll(0.5):
+            if message.error() is not None:
+                print("error", message.error(), flush=True)
+                continue
+            print("delivered", int(message.value()), message.delivery_count())
+            taken.append((message, _kind(message)))
+            consumer.acknowledge(*taken[-1])
+        outcome = _committed(consumer) if taken else {}
+        for message, kind in taken:
+            answer = outcome.get(TopicPartition(message.topic(), message.partition()), "none")
+            print("answered", int(message.value()), kind.name, answer)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])
