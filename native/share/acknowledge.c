@@ -41,7 +41,7 @@ static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_
     int64_t before = -1;
     for (uint32_t index = 0; index < count; index++) {
         const struct mqd_share_acknowledgement *given = &list[index];
-        if (given->first <= before || given->last < given->first)
+        if (given->first < before || given->last < given->first)
             return false;
         before = given->last;
         uint64_t offsets = (uint64_t)(given->last - given->first) + 1;
@@ -127,7 +127,8 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        if (!is_held(share, member, &list[index], now_ms))
+        bool again = index && list[index].first == list[index - 1].last; /* no longer held by then */
+        if (again || !is_held(share, member, &list[index], now_ms))
             return MQD_SHARE_INVALID_RECORD_STATE;
         if (PLANTED(share, PARTLY) && index + 1 < count)
             apply(share, &list[index], now_ms);

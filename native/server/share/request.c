@@ -12,6 +12,7 @@
 #define SESSION_BYTES_MAX (64u << 20)
 #define CONTROL_SHARE 2 /* fraction of the control arena that one request may take */
 #define FINAL_EPOCH (-1)
+#define MEMBER_ID_CHARACTERS_MAX 36
 
 /* What a request has about one partition. */
 struct named {
@@ -150,8 +151,13 @@ void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last,
     mqd_put_bytes(ranges, types, type_count);
 }
 
-static bool types_valid(const struct mqd_share_fetch_acknowledgement *given, bool is_renewal)
+/* As KafkaApis judges them, before it looks for the partition. `before`: the last offset of the one before. */
+static bool is_valid(const struct mqd_share_fetch_acknowledgement *given, int64_t before, bool is_renewal)
 {
+    if (given->first > given->last || given->first < before)
+        return false;
+    if (given->type_count > 1 && (uint64_t)given->last - (uint64_t)given->first != (uint64_t)given->type_count - 1)
+        return false;
     for (uint32_t i = 0; i < given->type_count; i++)
         if (given->types[i] >= MQD_SHARE_RENEW + (is_renewal ? 1 : 0))
             return false;
@@ -163,6 +169,7 @@ static int take_partition(struct arrival *a, const struct mqd_share_fetch_topic 
 {
     struct mqd_share_fetch_partition partition;
     struct mqd_share_fetch_acknowledgement given;
+    int64_t before = -1;
     if (mqd_share_fetch_next_partition(&a->wire, &partition))
         return -1;
     if (a->named_count == *capacity) {
@@ -184,8 +191,9 @@ static int take_partition(struct arrival *a, const struct mqd_share_fetch_topic 
     for (int32_t i = 0; i < partition.acknowledgement_count; i++) {
         if (mqd_share_fetch_next_acknowledgement(&a->wire, &given))
             return -1;
-        if (!types_valid(&given, a->wire.is_renewal))
+        if (!is_valid(&given, before, a->wire.is_renewal))
             named->error = MQD_KAFKA_INVALID_REQUEST;
+        before = given.last;
         mqd_share_range_put(&a->ranges, given.first, given.last, given.types, given.type_count);
     }
     named->range_bytes = a->ranges.size_bytes - named->range_at;
@@ -259,13 +267,21 @@ static int forget_names(struct mqd_reactor *r, struct arrival *a)
 
 /* ---- the request as a whole ---- */
 
+static bool is_member_id(struct mqd_text id)
+{
+    int characters = 0;
+    for (int32_t i = 0; i < id.size_bytes; i++)
+        characters += (id.bytes[i] & 0xc0) != 0x80; /* of UTF-8 */
+    return characters > 0 && characters <= MEMBER_ID_CHARACTERS_MAX;
+}
+
 /* The error of the whole request, or 0 with its session. */
 static int16_t admit(struct mqd_reactor *r, struct arrival *a)
 {
     struct mqd_connection *c = a->request->connection;
     const struct mqd_share_fetch_request *wire = &a->wire;
     bool is_fetch = wire->api_key == MQD_API_SHARE_FETCH;
-    if (wire->group_id.size_bytes <= 0 || wire->member_id.size_bytes <= 0)
+    if (wire->group_id.size_bytes <= 0 || !is_member_id(wire->member_id))
         return MQD_KAFKA_INVALID_REQUEST;
     if (!mqd_subject_may_name(r, c, MQD_RESOURCE_GROUP, wire->group_id.bytes, wire->group_id.size_bytes,
                               MQD_OPERATION_READ))
@@ -381,9 +397,11 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
                                               .joins = part->joins};
     int16_t *error = a->wire.api_key == MQD_API_SHARE_FETCH ? &part->acknowledge_error : &part->error;
     part->acknowledges = named->range_count > 0;
+    if (!a->acknowledges)
+        return;
+    *error = part->error == MQD_KAFKA_UNKNOWN_TOPIC_ID || !named->error ? part->error : named->error;
     if (!part->acknowledges)
         return;
-    *error = part->error ? part->error : named->error;
     if (!*error)
         *error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (*error)
@@ -416,7 +434,9 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
             e++;
         }
         if (order >= 0) {
-            part->named = 1;
+            /* a session's last fetch has nothing to report but acknowledgements */
+            part->named = work->fetches || a->wire.session_epoch != FINAL_EPOCH || a->acknowledges ||
+                          a->wire.api_key != MQD_API_SHARE_FETCH;
             n++;
             acknowledge(r, a, part, named);
         }

@@ -441,7 +441,7 @@ BOTH(requests_are_refused_as_in_kafka)
     a.epoch = 2, a.type = MQD_SHARE_RENEW; /* not said to be a renewal */
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
     a.epoch = 3, a.type = MQD_SHARE_ACCEPT, a.again = true; /* twice the same range */
-    CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
+    CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_RECORD_STATE);
     a.epoch = 4, a.again = false, a.first = 1, a.last = 0;
     CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
     a.epoch = 5, a.first = 0, a.last = INT64_MAX;
@@ -456,6 +456,16 @@ BOTH(requests_are_refused_as_in_kafka)
     a.renews = false, a.type = -1, a.partition = 9;
     answered = fetch(k, &one, a);
     CHECK_EQUAL(answered.partition_error, MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
+    a.epoch = 8, a.type = MQD_SHARE_ACCEPT, a.first = 1, a.last = 0; /* judged before the partition */
+    CHECK_EQUAL(fetch(k, &one, a).acknowledge_error, MQD_KAFKA_INVALID_REQUEST);
+    a.epoch = 9;
+    CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_REQUEST);
+    a.epoch = 10, a.type = -1, a.member = "a member id of thirty-seven characters";
+    CHECK_EQUAL(fetch(k, &one, a).error, MQD_KAFKA_INVALID_REQUEST);
+    a.member = "a", a.epoch = -1, a.partition = 0; /* without acknowledgements there is nothing to report */
+    answered = fetch(k, &one, a);
+    CHECK_EQUAL(answered.error, 0);
+    CHECK_EQUAL(answered.partition_count, 0);
     client_close(&one);
     stop(k);
 }

@@ -193,14 +193,16 @@ TEST(malformed_acknowledgements_are_refused_whole)
     uint8_t accept = MQD_SHARE_ACCEPT, unknown = 5;
     CHECK_EQUAL(acquire(&share, 1, 0, 10, 100), 10);
     struct mqd_share_acknowledgement lists[][2] = {
-        {{0, 1, &accept, 1}, {3, 2, &accept, 1}},  {{0, 1, &accept, 1}, {1, 2, &accept, 1}},
+        {{0, 1, &accept, 1}, {3, 2, &accept, 1}},  {{0, 2, &accept, 1}, {1, 2, &accept, 1}},
         {{0, 1, &accept, 1}, {4, 5, &accept, 0}},  {{0, 1, &accept, 1}, {4, 4, &unknown, 1}},
-        {{-1, 1, &accept, 1}, {4, 4, &accept, 1}}, {{0, 1, &accept, 1}, {4, INT64_MAX, &accept, 7}},
+        {{-2, 1, &accept, 1}, {4, 4, &accept, 1}}, {{0, 1, &accept, 1}, {4, INT64_MAX, &accept, 7}},
     };
     for (size_t index = 0; index < sizeof lists / sizeof *lists; index++)
         CHECK_EQUAL(mqd_share_acknowledge(&share, 1, lists[index], 2, 1), MQD_SHARE_INVALID_REQUEST);
     struct mqd_share_acknowledgement beyond[2] = {{0, 1, &accept, 1}, {4, INT64_MAX, &accept, 1}};
     CHECK_EQUAL(mqd_share_acknowledge(&share, 1, beyond, 2, 1), MQD_SHARE_INVALID_RECORD_STATE);
+    struct mqd_share_acknowledgement again[2] = {{0, 1, &accept, 1}, {1, 2, &accept, 1}};
+    CHECK_EQUAL(mqd_share_acknowledge(&share, 1, again, 2, 1), MQD_SHARE_INVALID_RECORD_STATE);
     CHECK_EQUAL(share.acquired_count, 10);
     ended(&share);
 }

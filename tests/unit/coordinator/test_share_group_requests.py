@@ -159,6 +159,11 @@ def test_offsets_are_altered_described_with_lag_and_deleted(run: Callable[..., N
         response = await alter(broker, {0: 40, 1: -1, 7: 3})
         errors = {one.partition_index: one.error_code for topic in response.responses for one in topic.partitions}
         assert errors == {0: 0, 1: E.INVALID_REQUEST, 7: E.UNKNOWN_TOPIC_OR_PARTITION}
+        (topic,) = (await alter(broker, {1: -1, 7: -1})).responses  # as in Kafka: first whether it is there
+        errors = {one.partition_index: one.error_code for one in topic.partitions}
+        assert errors == {1: E.INVALID_REQUEST, 7: E.UNKNOWN_TOPIC_OR_PARTITION}
+        (topic,) = (await alter(broker, {})).responses
+        assert (topic.topic_name, topic.partitions) == ("t", [])
         states = broker.broker.coordinators.share_states
         # what a leader writes: 5 of the records from 42 on are complete
         topic_id = broker.metadata.topics["t"].topic_id

@@ -218,20 +218,21 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     if not has_share_groups(broker):
         return _altered(ErrorCode.UNSUPPORTED_VERSION)
     offsets: dict[str, dict[int, int]] = {}
-    refused: list[_Altered.Topic] = []
+    negative: dict[str, list[int]] = {}
     for topic in request.topics:
+        wanted = offsets.setdefault(topic.topic_name, {})
         for one in topic.partitions:
-            if one.start_offset >= 0:
-                offsets.setdefault(topic.topic_name, {})[one.partition_index] = one.start_offset
-        bad = [one.partition_index for one in topic.partitions if one.start_offset < 0]
-        if bad:
-            refused.append(_negative(broker, topic.topic_name, bad))
+            # of a partition that is not there, that is reported
+            if one.start_offset >= 0 or broker.partition_of(topic.topic_name, one.partition_index) is None:
+                wanted[one.partition_index] = one.start_offset
+            else:
+                negative.setdefault(topic.topic_name, []).append(one.partition_index)
     try:
         answered = await request_group(broker, request.group_id, lambda number: AlterOffsets(number, offsets))
     except CoordinatorError as error:
         return _altered(error.error_code)
-    if not answered.error_code:
-        answered.responses.extend(refused)
+    for topic in answered.responses:
+        topic.partitions.extend(_negative(index) for index in negative.get(topic.topic_name, ()))
     return answered
 
 
@@ -239,15 +240,11 @@ def _altered(error: int) -> _Altered:
     return _Altered(error_code=int(error), error_message=error_message(error))
 
 
-def _negative(broker: Broker, name: str, indexes: list[int]) -> _Altered.Topic:
-    image = broker.metadata.topics.get(name)
-    error, message = int(ErrorCode.INVALID_REQUEST), "A start offset cannot be negative."
-    return _Altered.Topic(
-        topic_name=name,
-        topic_id=image.topic_id if image is not None else bytes(16),
-        partitions=[
-            _Altered.Partition(partition_index=index, error_code=error, error_message=message) for index in indexes
-        ],
+def _negative(index: int) -> _Altered.Partition:
+    return _Altered.Partition(
+        partition_index=index,
+        error_code=int(ErrorCode.INVALID_REQUEST),
+        error_message="A start offset cannot be negative.",
     )
 
 
