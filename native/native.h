@@ -76,6 +76,13 @@ struct mqd_partition_view {
     uint64_t owner_generation;
 };
 
+/* of clients with this host's replica, since its slot was assigned */
+struct mqd_partition_traffic {
+    uint64_t records_in;
+    uint64_t bytes_in;
+    uint64_t bytes_out;
+};
+
 size_t mqd_control_size_bytes(void);
 uint64_t mqd_abi_hash(void);
 uint64_t mqd_local_abi_hash(void); /* of the layout shared with local clients (shm/local_layout.h) */
@@ -123,6 +130,7 @@ int mqd_slot_opening(void *control, uint32_t slot);
 void mqd_slot_opened(void);
 /* -1 MQD_E_INVALID: no such slot; a free slot returns state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
+int mqd_slot_traffic(void *control, uint32_t slot, struct mqd_partition_traffic *out);
 
 enum mqd_counter {
     MQD_COUNT_LOOPS,

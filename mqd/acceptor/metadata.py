@@ -46,6 +46,7 @@ class Metadata:
         # Partition of an internal topic -> the newest leader epoch in which another host leads it,
         # or may have led it, since take_elsewhere().
         self._elsewhere: dict[tuple[str, int], int] = {}
+        self.election_count = 0  # leaders of partitions of the cluster, since this process started
         self.unclean_count = 0  # in all partitions of the cluster, since this process started
         self._unclean: list[tuple[str, messages.PartitionImage]] = []  # since take_unclean()
         # topic -> number of remaining partitions, since take_gone()
@@ -131,9 +132,11 @@ class Metadata:
         unclean, self._unclean = self._unclean, []
         return unclean
 
-    def _note_unclean(self, old: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
+    def _note_elections(self, old: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
         for new in partitions:
             was = old.partitions[new.index] if new.index < len(old.partitions) else None
+            if was is not None and new.leader >= 0 and new.leader_epoch > was.leader_epoch:
+                self.election_count += 1
             if new.recovering and was is not None and not (was.recovering and was.leader_epoch == new.leader_epoch):
                 self.unclean_count += 1
                 self._unclean.append((old.name, new))
@@ -170,7 +173,7 @@ class Metadata:
             before = self.topics.get(topic.name, topic)
             self._note_elsewhere(before, topic.partitions)
             if before.topic_id == topic.topic_id:
-                self._note_unclean(before, topic.partitions)
+                self._note_elections(before, topic.partitions)
         known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
         self._visible_from = {
             topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known
@@ -198,7 +201,7 @@ class Metadata:
             self._note_lost(old, topic)
             self._note_elsewhere(old, topic.partitions)
             if old.topic_id == topic.topic_id:
-                self._note_unclean(old, topic.partitions)
+                self._note_elections(old, topic.partitions)
         if old is None or old.topic_id != topic.topic_id:
             if old is not None:
                 self.names.pop(old.topic_id, None)
@@ -214,7 +217,7 @@ class Metadata:
         if topic is None:
             return
         self._note_elsewhere(topic, message.partitions)
-        self._note_unclean(topic, message.partitions)
+        self._note_elections(topic, message.partitions)
         partitions = list(topic.partitions)
         for partition in message.partitions:
             if partition.index < len(partitions):

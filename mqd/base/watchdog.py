@@ -18,6 +18,7 @@ import threading
 import time
 
 from mqd.base import logging
+from mqd.base.restarts import HUNG_STATUS
 
 TICK_S = 10.0
 # unanswered ticks that mean a hang. A loop that is merely busy is seconds late at most
@@ -60,7 +61,7 @@ def _is_logging(thread: int) -> bool:
 
 
 def _end(role: str, silent_s: float) -> None:
-    last = threading.Timer(LAST_WORDS_S, os._exit, [1])
+    last = threading.Timer(LAST_WORDS_S, os._exit, [HUNG_STATUS])
     last.daemon = True
     last.start()
     logging.get(role).error(
@@ -69,4 +70,4 @@ def _end(role: str, silent_s: float) -> None:
         seconds=silent_s,
     )
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
-    os._exit(1)
+    os._exit(HUNG_STATUS)

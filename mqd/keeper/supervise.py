@@ -33,6 +33,7 @@ from supervisor.options import ServerOptions
 from supervisor.states import SupervisorStates
 from supervisor.supervisord import Supervisor
 
+from mqd.base import restarts
 from mqd.base.paths import Layout
 from mqd.shm.keeper_messages import CANNOT_START
 
@@ -164,6 +165,9 @@ class BrokerSupervisor(Supervisor):
             receive(number, frame)
 
         options.signal_receiver.receive = note_interruption
+        self._restarts: restarts.Restarts = {}
+        self._reap = options.waitpid
+        options.waitpid = self._reap_and_count
 
     def runforever(self) -> None:
         waker = _Waker()
@@ -174,6 +178,7 @@ class BrokerSupervisor(Supervisor):
             signal.SIGHUP,
             signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame),
         )
+        self._publish_restarts()  # none; and those of an earlier life are no longer there
         for kind in (events.ProcessStateExitedEvent, events.ProcessStateStoppedEvent):
             events.subscribe(kind, self._on_exit)
         super().runforever()
@@ -214,6 +219,21 @@ class BrokerSupervisor(Supervisor):
         return group.processes.get(name) if group is not None else None
 
     # -- ended processes --------------------------------------------------------------------------
+
+    def _reap_and_count(self) -> tuple[int | None, int | None]:
+        """supervisord's waitpid(). What supervisord keeps of a status does not tell signals apart."""
+        pid, status = self._reap()
+        process = self.options.pidhistory.get(pid) if pid else None
+        if process is not None and status is not None and self.options.mood >= SupervisorStates.RUNNING:
+            counts = self._restarts.setdefault(process.config.name, {})
+            reason = restarts.reason(status)
+            counts[reason] = counts.get(reason, 0) + 1
+            self._publish_restarts()
+        return pid, status
+
+    def _publish_restarts(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk costs a number on the metrics page
+            restarts.write(self._places.run_dir, self._restarts)
 
     def _on_exit(self, event: Any) -> None:
         self._make_haste()

@@ -118,6 +118,22 @@ CLUSTER = Dashboard(
                 ("sum by (instance) (rate(mqd_in_sync_expands_total[$__rate_interval]))", "joined, {{instance}}"),
             ),
         ),
+        Panel(
+            "Elections of leaders",
+            "cps",
+            (("max(rate(mqd_leader_elections_total[$__rate_interval]))", ""),),
+            "Some when a host leaves or is drained, none otherwise.",
+        ),
+        Panel(
+            "Topics written to most",
+            "Bps",
+            (("topk(10, sum by (topic) (rate(mqd_topic_bytes_in_total[$__rate_interval])))", "{{topic}}"),),
+        ),
+        Panel(
+            "Topics read most",
+            "Bps",
+            (("topk(10, sum by (topic) (rate(mqd_topic_bytes_out_total[$__rate_interval])))", "{{topic}}"),),
+        ),
         Panel("Connections", "none", (("sum by (instance) (mqd_connections)", "{{instance}}"),)),
         Panel(
             "Disk space left",
@@ -152,6 +168,15 @@ TOPIC = Dashboard(
                     "{{partition}}",
                 ),
             ),
+        ),
+        Panel(
+            "Bytes produced and consumed",
+            "Bps",
+            (
+                (f"sum by (topic) (rate(mqd_topic_bytes_in_total{{{_OF_TOPIC}}}[$__rate_interval]))", "in"),
+                (f"sum by (topic) (rate(mqd_topic_bytes_out_total{{{_OF_TOPIC}}}[$__rate_interval]))", "out"),
+            ),
+            "Without what clients on a broker's host read from its files.",
         ),
         Panel("Size", "bytes", ((f"max by (partition) (mqd_partition_size_bytes{{{_OF_TOPIC}}})", "{{partition}}"),)),
         Panel(
@@ -224,6 +249,16 @@ BROKER = Dashboard(
             ((f"sum by (process) (increase(mqd_process_deaths_total{{{_OF_BROKER}}}[1d]))", "{{process}}"),),
             limits=(1, 5),
             is_state=True,
+        ),
+        Panel(
+            "Restarts of processes today, by reason",
+            "none",
+            (
+                (
+                    f"sum by (process, reason) (increase(mqd_process_restarts_total{{{_OF_BROKER}}}[1d])) > 0",
+                    "{{process}} {{reason}}",
+                ),
+            ),
         ),
         Panel(
             "Certificates end in",

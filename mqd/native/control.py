@@ -368,6 +368,14 @@ class Control:
         self._idle.append(lent)
         return found
 
+    def slot_traffic(self, slot: int) -> tuple[int, int, int]:
+        """Of clients with this host's replica, since the slot was assigned to it: records in, bytes
+        in, bytes out. What local clients read from the files by themselves is not counted.
+        """
+        traffic = ffi.new("struct mqd_partition_traffic *")
+        check(lib.mqd_slot_traffic(self._memory, slot, traffic))
+        return traffic.records_in, traffic.bytes_in, traffic.bytes_out
+
     def slots_in_use(self) -> tuple[dict[int, SlotView], list[int]]:
         """What is in the slots that are not free; and which slots are torn, because their writer
         died meanwhile. Every start looks at all slots: a free one costs no object.

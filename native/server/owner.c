@@ -132,6 +132,9 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     mqd_stat(r, MQD_COUNT_BATCHES_APPENDED, !result.duplicate);
     mqd_stat(r, MQD_COUNT_RECORDS_APPENDED, result.duplicate ? 0 : (uint64_t)batch->record_count);
     mqd_stat(r, MQD_COUNT_BYTES_APPENDED, result.duplicate ? 0 : (uint64_t)batch->size_bytes);
+    if (!result.duplicate)
+        mqd_slot_count_in(mqd_control_partition(r->options.control, append->slot), (uint64_t)batch->record_count,
+                          (uint64_t)batch->size_bytes);
     await_write(r, owned, append); /* a duplicate too: its original may be staged in this very turn */
     if (append->ordered)
         mqd_check_decided(r, append);

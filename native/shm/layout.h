@@ -154,11 +154,17 @@ struct mqd_partition_slot {
     int32_t message_bytes_max;
     uint8_t compression;
     uint8_t pad3[MQD_CACHE_LINE - 21 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
+    /* line 4: traffic of clients with this host's replica since the slot holds this partition; only
+     * for metrics. The owner counts what it appends, every worker adds what it sends */
+    uint64_t records_in;
+    uint64_t bytes_in;
+    uint64_t bytes_out;
+    uint8_t pad4[MQD_CACHE_LINE - 24];
 };
 
 _Static_assert(sizeof(struct mqd_control_header) == 4096, "header is one page");
 _Static_assert(sizeof(struct mqd_positions) == MQD_CACHE_LINE, "one line per copy");
-_Static_assert(sizeof(struct mqd_partition_slot) == 4 * MQD_CACHE_LINE, "four lines");
+_Static_assert(sizeof(struct mqd_partition_slot) == 5 * MQD_CACHE_LINE, "five lines");
 _Static_assert(sizeof(struct mqd_worker_slot) == 4 * MQD_CACHE_LINE, "four lines");
 _Static_assert(sizeof(struct mqd_descriptor) == MQD_CACHE_LINE, "a descriptor is a cache line");
 
@@ -172,6 +178,10 @@ struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot);
 /* Owner only. Publishes `positions` (release); readers see either the old or the new eight words,
  * never a mixture. */
 void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_positions *positions);
+/* Owner only: a batch of clients is appended. */
+void mqd_slot_count_in(struct mqd_partition_slot *slot, uint64_t records, uint64_t bytes);
+/* Any worker: bytes of records are sent to a client. */
+void mqd_slot_count_out(struct mqd_partition_slot *slot, uint64_t bytes);
 /* Any process. */
 void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positions *out);
 

@@ -73,6 +73,17 @@ void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positi
     }
 }
 
+void mqd_slot_count_in(struct mqd_partition_slot *slot, uint64_t records, uint64_t bytes)
+{
+    mqd_count(&slot->records_in, records);
+    mqd_count(&slot->bytes_in, bytes);
+}
+
+void mqd_slot_count_out(struct mqd_partition_slot *slot, uint64_t bytes)
+{
+    mqd_fetch_add(&slot->bytes_out, bytes);
+}
+
 int mqd_blob_write(struct mqd_blob *blob, const void *bytes, uint32_t size_bytes)
 {
     if (size_bytes > MQD_BLOB_BYTES_MAX)
@@ -177,6 +188,9 @@ void mqd_slot_clear(void *control, uint32_t index)
     mqd_store_release(&slot->flush_on_ack, (uint8_t)0);
     mqd_store_release(&slot->recovery_aborts, (uint8_t)0);
     mqd_store_release(&slot->in_sync_follower_count, 0);
+    mqd_store_release(&slot->records_in, 0);
+    mqd_store_release(&slot->bytes_in, 0);
+    mqd_store_release(&slot->bytes_out, 0);
     mqd_store_release(&slot->segments_generation, mqd_load_relaxed(&slot->segments_generation) + 1);
     mqd_slot_publish(slot, &empty);
     bracket_close(slot, odd);
@@ -212,6 +226,17 @@ int mqd_slot_opening(void *control, uint32_t index)
 void mqd_slot_opened(void)
 {
     mqd_assert_count(NULL);
+}
+
+int mqd_slot_traffic(void *control, uint32_t index, struct mqd_partition_traffic *out)
+{
+    const struct mqd_partition_slot *slot = mqd_control_partition(control, index);
+    if (!slot)
+        return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u", index);
+    out->records_in = mqd_load_relaxed(&slot->records_in);
+    out->bytes_in = mqd_load_relaxed(&slot->bytes_in);
+    out->bytes_out = mqd_load_relaxed(&slot->bytes_out);
+    return 0;
 }
 
 int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)

@@ -53,6 +53,11 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
         value=without_leader,
     )
     yield CounterMetricFamily(
+        "mqd_leader_elections",
+        "Times that a partition of the whole cluster got another leader or leader epoch, as this acceptor saw them",
+        value=metadata.election_count,
+    )
+    yield CounterMetricFamily(
         "mqd_unclean_leader_elections",
         "Leaders elected from outside the in-sync set in the whole cluster, as this acceptor saw them: records are lost",
         value=metadata.unclean_count,

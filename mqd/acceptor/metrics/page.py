@@ -27,7 +27,9 @@ from mqd.acceptor.metrics import groups as group_metrics
 from mqd.acceptor.metrics import partitions as partition_metrics
 from mqd.acceptor.metrics.directories import Kept
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
+from mqd.acceptor.metrics.topics import Topics
 from mqd.acceptor.metrics.waiting import Measured
+from mqd.base import restarts
 from mqd.log import compaction_report, damage
 
 SIZES_KEPT_S = 10.0
@@ -105,12 +107,13 @@ class _Directory(NamedTuple):
 
 
 class _Reports(NamedTuple):
-    """The workers' reports in the run directory. `damage`: with the worker. `compaction`: by
-    worker.
+    """What other processes report in the run directory. `damage`: with the worker. `compaction`: by
+    worker. `by_process`: restarts; None under another supervisord.
     """
 
     damage: list[tuple[int, damage.Damage]]
     compaction: list[compaction_report.Report]
+    by_process: restarts.Restarts | None
 
 
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
@@ -146,44 +149,47 @@ class Metrics:
             Kept(Measured(self._broker, index).measure, WAITING_KEPT_S) for index in range(len(self._broker.log_dirs))
         ]
         self._reports = Kept(self._read_reports, 0.0)
+        self._topics = Topics()
         self._lock = threading.Lock()  # one scrape at a time
         self._registry.register(self)
 
     def render(self) -> bytes:
-        page = generate_latest(self._registry)
-        return page + self._partitions().encode() if self._shows_partitions else page
+        with self._lock:
+            page = generate_latest(self._registry)
+            page += self._topics.text(self._broker, self._control.slot_traffic).encode()
+            return page + self._partitions().encode() if self._shows_partitions else page
 
     # -- a scrape ----------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Any]:
-        with self._lock:
-            kept: list[Kept[Any]] = [*self._directories, *self._waiting, self._reports]
-            for one in kept:
-                one.refresh()  # all at the same time, so that a hanging one delays none of the others
-            yield from self._requests()
-            yield from self._workers()
-            yield from self._disks()
-            yield from self._compaction()
-            waiting = [found for one in self._waiting if (found := one.known()) is not None]
-            yield from group_metrics.collect(self._broker, ChainMap(*waiting))
-            yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
-            used, total = self._observer.arena_extents()
-            yield GaugeMetricFamily(
-                "mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used
-            )
-            yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)
-            yield GaugeMetricFamily(
-                "mqd_metadata_version",
-                "Version of the metadata that the acceptor serves",
-                value=self._broker.metadata.version,
-            )
+        kept: list[Kept[Any]] = [*self._directories, *self._waiting, self._reports]
+        for one in kept:
+            one.refresh()  # all at the same time, so that a hanging one delays none of the others
+        yield from self._requests()
+        yield from self._workers()
+        yield from self._disks()
+        yield from self._compaction()
+        waiting = [found for one in self._waiting if (found := one.known()) is not None]
+        yield from group_metrics.collect(self._broker, ChainMap(*waiting))
+        yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
+        used, total = self._observer.arena_extents()
+        yield GaugeMetricFamily(
+            "mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used
+        )
+        yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)
+        yield GaugeMetricFamily(
+            "mqd_metadata_version",
+            "Version of the metadata that the acceptor serves",
+            value=self._broker.metadata.version,
+        )
 
-            yield GaugeMetricFamily(
-                "mqd_clock_timestamp_seconds", "This host's clock when the page was rendered", value=time.time()
-            )
-            yield self._deaths()
-            yield self._authentications()
-            yield self._certificates()
+        yield GaugeMetricFamily(
+            "mqd_clock_timestamp_seconds", "This host's clock when the page was rendered", value=time.time()
+        )
+        yield self._deaths()
+        yield self._restarts()
+        yield self._authentications()
+        yield self._certificates()
 
     def describe(self) -> list[Any]:
         return []
@@ -207,6 +213,22 @@ class Metrics:
         names = [*(f"worker-{worker}" for worker in range(self._worker_count)), "acceptor", "controller"]
         for endpoint, name in enumerate(names):
             found.add_metric([name], self._control.endpoint_generation(endpoint))
+        return found
+
+    def _restarts(self) -> CounterMetricFamily:
+        found = CounterMetricFamily(
+            "mqd_process_restarts",
+            "Times that a process of this broker ended and was started again: "
+            + ", ".join(f"{name} ({about})" for name, about in restarts.REASONS.items()),
+            labels=["process", "reason"],
+        )
+        reports = self._reports.known()
+        counted = reports.by_process if reports is not None else None
+        if counted is not None:
+            names = [*(f"worker-{worker}" for worker in range(self._worker_count)), "acceptor", "controller"]
+            for name in names:
+                for reason in restarts.REASONS:
+                    found.add_metric([name, reason], counted.get(f"mqd-{name}", {}).get(reason, 0))
         return found
 
     def _authentications(self) -> CounterMetricFamily:
@@ -284,6 +306,7 @@ class Metrics:
         return _Reports(
             [(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)],
             [compaction_report.read(self._run_dir, worker) for worker in workers],
+            restarts.read(self._run_dir),
         )
 
     def _compaction(self) -> Iterator[Any]:

@@ -122,6 +122,8 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
         entry->outcome.records_bytes = entry->range.size_bytes;
         cursor_keep(r, entry);
         mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->range.size_bytes);
+        if (entry->set->replica_id < 0)
+            mqd_slot_count_out(mqd_control_partition(r->options.control, slot), entry->range.size_bytes);
     }
 }
 

@@ -200,6 +200,7 @@ static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, con
     work->bytes_max -= part->read_bytes < work->bytes_max ? part->read_bytes : work->bytes_max;
     work->acquired = 1;
     mqd_stat(r, MQD_COUNT_FETCH_BYTES, part->read_bytes);
+    mqd_slot_count_out(mqd_control_partition(r->options.control, part->slot), part->read_bytes);
 }
 
 void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,

@@ -148,7 +148,16 @@ TEST(slots_are_assigned_viewed_and_cleared)
     CHECK_EQUAL(mqd_slot_assign(control, 5, topic_a, 3, 2, 1, 8), -1);
     uint64_t generation = mqd_control_header(control)->segments_generation;
     uint64_t slot_generation = view.segments_generation;
+    struct mqd_partition_traffic traffic;
+    mqd_slot_count_in(mqd_control_partition(control, 5), 3, 300);
+    mqd_slot_count_in(mqd_control_partition(control, 5), 1, 100);
+    mqd_slot_count_out(mqd_control_partition(control, 5), 800);
+    CHECK_EQUAL(mqd_slot_traffic(control, 5, &traffic), 0);
+    CHECK(traffic.records_in == 4 && traffic.bytes_in == 400 && traffic.bytes_out == 800);
+    CHECK_EQUAL(mqd_slot_traffic(control, MQD_PARTITION_SLOT_COUNT, &traffic), -1);
     mqd_slot_clear(control, 5);
+    CHECK_EQUAL(mqd_slot_traffic(control, 5, &traffic), 0);
+    CHECK(traffic.records_in == 0 && traffic.bytes_in == 0 && traffic.bytes_out == 0);
     mqd_slot_view(control, 5, &view);
     CHECK(view.state == MQD_SLOT_FREE && view.owner == MQD_OWNER_NONE && view.positions.log_end_offset == 0 &&
           view.segments_generation == slot_generation + 1);

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import Consumer as TcpConsumer
+from confluent_kafka import Producer as TcpProducer
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqd import Consumer, Producer, TopicPartition
@@ -28,7 +30,7 @@ from tests.broker import Broker
 from tests.interaction.monitoring.prometheus import find
 from tests.interaction.traffic import eventually
 
-TOPIC, GROUP = "orders", "billing"
+TOPIC, GROUP, MOVED = "orders", "billing", "moved"
 _OF_PROMETHEUS = {"up", "instance", "job", "source"}
 _SELECTOR = re.compile(r"([a-z_][a-z0-9_]*)\{([^}]*)\}")
 _GROUPING = re.compile(r"\b(?:by|without|on) \(([^)]*)\)")
@@ -141,6 +143,36 @@ def test_health_through_a_worker_s_death(broker: Broker) -> None:
     eventually(lambda: get(broker, "/health/ready") == (200, "ok\n"), "the worker's return")
     page = get(broker, "/metrics")[1]
     assert 'mqd_process_deaths_total{process="worker-1"} 1.0' in page.splitlines()
+    assert 'mqd_process_restarts_total{process="worker-1",reason="killed"} 1.0' in page.splitlines()
+    assert 'mqd_process_restarts_total{process="acceptor",reason="killed"} 0.0' in page.splitlines()
+
+
+def test_traffic_of_topics(broker: Broker) -> None:
+    """Of a client by TCP: all that it reads is sent."""
+
+    def counts() -> dict[str, float]:
+        lines = get(broker, "/metrics")[1].splitlines()
+        return {
+            line.split("{")[0]: float(line.split()[1])
+            for line in lines
+            if line.startswith("mqd_topic_") and MOVED in line
+        }
+
+    producer = TcpProducer({"bootstrap.servers": broker.bootstrap})
+    for _ in range(50):
+        producer.produce(MOVED, b"x" * 1000)
+    assert producer.flush(20) == 0
+    before = counts()
+    assert before["mqd_topic_records_in_total"] == 50 and 50_000 < before["mqd_topic_bytes_in_total"] < 60_000
+    assert before["mqd_topic_bytes_out_total"] == 0
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest"}
+    with contextlib.closing(TcpConsumer(settings)) as consumer:
+        consumer.subscribe([MOVED])
+        taken = 0
+        while taken < 50:
+            taken += len(consumer.consume(50, 20))
+    after = counts()
+    assert after["mqd_topic_bytes_out_total"] >= before["mqd_topic_bytes_in_total"] == after["mqd_topic_bytes_in_total"]
 
 
 def test_the_doctor_finds_nothing_and_then_what_was_done(broker: Broker) -> None:

@@ -1,10 +1,14 @@
-"""Scrapes of the metrics while a directory does not answer."""
+"""The metrics page: scrapes while a directory does not answer; series of topics while partitions come
+and go.
+"""
 
 import asyncio
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +21,12 @@ from mqd.acceptor.metrics import page as metrics
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.page import Metrics
 from mqd.acceptor.metrics.partitions import FAMILIES
+from mqd.acceptor.metrics.topics import Topics
+from mqd.native import NativeError
 from tests.unit.acceptor.handler_broker import HandlerBroker
 from tests.unit.acceptor.test_handler_metadata import create
 
+Slots = dict[int, tuple[int, int, int]]
 SIZE, FREE, PARTITIONS = "mqd_partition_size_bytes", "mqd_log_dir_free_bytes", 6
 
 
@@ -169,3 +176,74 @@ def test_an_acceptor_loads_only_what_it_serves_with() -> None:
     program = "import mqd.acceptor.__main__, gc, sys; print(*sys.modules); sys.exit(not gc.isenabled())"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"prometheus_client", "http.client", "http.server", "urllib.request", "jwt"}.intersection(loaded)
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+
+def broker(**topics: tuple[int, ...]) -> Any:
+    """Topic -> the slots of its partitions; -1: no replica is here."""
+    found = {
+        name: SimpleNamespace(
+            name=name,
+            topic_id=name.encode(),
+            partitions=[SimpleNamespace(index=index, slot=slot) for index, slot in enumerate(slots)],
+        )
+        for name, slots in topics.items()
+    }
+    return SimpleNamespace(metadata=SimpleNamespace(topics=found))
+
+
+def traffic_shown(topics: Topics, broker: Any, slots: Slots) -> dict[str, int]:
+    def traffic(slot: int) -> tuple[int, int, int]:
+        if slot not in slots:
+            raise NativeError(-1, "being assigned")
+        return slots[slot]
+
+    lines = topics.text(broker, traffic).splitlines()
+    assert sum(line.endswith(" counter") for line in lines) == 3
+    return {line.split()[0]: int(line.split()[1]) for line in lines if not line.startswith("#")}
+
+
+def of(name: str, counts: tuple[int, int, int]) -> dict[str, int]:
+    return dict(
+        zip(
+            (f'mqd_topic_{what}_total{{topic="{name}"}}' for what in ("records_in", "bytes_in", "bytes_out")),
+            counts,
+            strict=True,
+        )
+    )
+
+
+def test_sums_over_partitions() -> None:
+    found = traffic_shown(Topics(), broker(t=(0, 1), u=(-1,)), {0: (1, 100, 10), 1: (2, 200, 0)})
+    assert found == of("t", (3, 300, 10))
+
+
+def test_a_sum_does_not_fall_when_a_partition_leaves_and_grows_by_what_it_brings_back() -> None:
+    topics = Topics()
+    both = broker(t=(0, 1))
+    assert traffic_shown(topics, both, {0: (10, 10, 0), 1: (5, 5, 0)}) == of("t", (15, 15, 0))
+    assert traffic_shown(topics, broker(t=(-1, 1)), {1: (6, 6, 0)}) == of("t", (16, 16, 0))
+    # its new slot counts from zero
+    assert traffic_shown(topics, both, {0: (2, 2, 0), 1: (6, 6, 0)}) == of("t", (18, 18, 0))
+
+
+def test_a_slot_that_was_cleared_between_two_scrapes_begins_again() -> None:
+    topics = Topics()
+    assert traffic_shown(topics, broker(t=(0,)), {0: (10, 100, 50)}) == of("t", (10, 100, 50))
+    assert traffic_shown(topics, broker(t=(0,)), {0: (3, 30, 60)}) == of("t", (13, 130, 110))
+
+
+def test_a_slot_that_cannot_be_read_costs_one_scrape() -> None:
+    topics = Topics()
+    assert traffic_shown(topics, broker(t=(0, 1)), {0: (4, 4, 4), 1: (1, 1, 1)}) == of("t", (5, 5, 5))
+    assert traffic_shown(topics, broker(t=(0, 1)), {1: (2, 2, 2)}) == of("t", (6, 6, 6))
+    assert traffic_shown(topics, broker(t=(0, 1)), {0: (5, 5, 5), 1: (2, 2, 2)}) == of("t", (7, 7, 7))
+
+
+def test_a_deleted_topic_has_no_series() -> None:
+    topics = Topics()
+    traffic_shown(topics, broker(t=(0,)), {0: (1, 1, 1)})
+    assert traffic_shown(topics, broker(), {}) == {}
+    assert traffic_shown(topics, broker(t=(0,)), {0: (2, 2, 2)}) == of("t", (2, 2, 2))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+from mqd.base.restarts import HUNG_STATUS
+
 PROGRAM = """
 import asyncio, sys, time
 from mqd.base import logging, watchdog
@@ -51,7 +53,7 @@ def test_who_hangs_ends_and_says_where() -> None:
     for what, where in (("hang", "in going_round"), ("block", "in life")):
         process = start(what)
         rest, output = process.communicate(timeout=30)
-        assert process.returncode == 1 and rest == ""
+        assert process.returncode == HUNG_STATUS and rest == ""
         assert "the event loop hangs" in output and "seconds=1" in output and where in output, output
 
 

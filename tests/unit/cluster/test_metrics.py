@@ -4,7 +4,7 @@ import msgspec
 
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics import cluster as cluster_metrics
-from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
+from mqd.cluster.host.messages import BrokerImage, Image, PartitionImage, PartitionsPut, TopicImage
 
 
 def metadata(*partitions: PartitionImage, brokers: int = 3, config: dict[str, str] | None = None) -> Metadata:
@@ -56,3 +56,23 @@ def test_brokers_are_counted_by_state() -> None:
         "draining": 0,
     }
     assert families["mqd_cluster_active_controller"].samples[0].value == 1
+
+
+def test_elections_are_counted() -> None:
+    """A change of the in-sync set is none, a new partition is none, an unclean election is both."""
+
+    def state(index: int, leader: int, epoch: int, recovering: bool = False) -> PartitionImage:
+        return PartitionImage(index, -1, -1, 0, leader, epoch, [1, 2], [1], recovering=recovering)
+
+    found = Metadata()
+    topic = TopicImage("t", b"t" * 16, [state(0, 1, 0), state(1, 2, 0)], {})
+    found.apply(Image(1, "cluster", 1, [BrokerImage(1, "h", 1, None, 1)], [topic], {}))
+    found.apply(PartitionsPut(2, topic.topic_id, [state(0, 1, 0)]))
+    assert (found.election_count, found.unclean_count) == (0, 0)
+    found.apply(PartitionsPut(3, topic.topic_id, [state(0, 2, 1), state(1, -1, 1)]))
+    assert (found.election_count, found.unclean_count) == (1, 0)
+    found.apply(PartitionsPut(4, topic.topic_id, [state(1, 1, 2, recovering=True)]))
+    found.apply(PartitionsPut(5, topic.topic_id, [state(1, 1, 2)]))
+    assert (found.election_count, found.unclean_count) == (2, 1)
+    shown = {one.name: one.samples[0].value for one in cluster_metrics.collect(found, 1) if "elections" in one.name}
+    assert shown == {"mqd_leader_elections": 2, "mqd_unclean_leader_elections": 1}

@@ -1,0 +1,51 @@
+"""How the broker's processes ended while it ran, as a file in the run directory: supervisord in
+`mqd up`, the only process that sees exit statuses, writes it; the acceptor reads it for its metrics.
+
+    run/restarts.json          process -> reason -> how often, since the broker was started
+
+It is informational, and replaced by a rename. Under another supervisord there is none.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+
+FILE = "restarts.json"
+STOPPED, KILLED, ABORTED, CRASHED, HUNG, FAILED = "stopped", "killed", "aborted", "crashed", "hung", "failed"
+REASONS = {
+    STOPPED: "SIGTERM",
+    KILLED: "SIGKILL: by the kernel when memory ran out, or by hand",
+    ABORTED: "a broken invariant",
+    CRASHED: "another signal",
+    HUNG: "its event loop hung",
+    FAILED: "it could not go on; its log says why",
+}
+HUNG_STATUS = 70
+_SIGNALS: dict[int, str] = {signal.SIGKILL: KILLED, signal.SIGTERM: STOPPED, signal.SIGABRT: ABORTED}
+
+Restarts = dict[str, dict[str, int]]
+
+
+def reason(wait_status: int) -> str:
+    """Of what waitpid() gives."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code < 0:
+        return _SIGNALS.get(-code, CRASHED)
+    return {0: STOPPED, HUNG_STATUS: HUNG}.get(code, FAILED)
+
+
+def write(run_dir: Path, restarts: Restarts) -> None:
+    """Raises OSError."""
+    fresh = run_dir / f"{FILE}.new"
+    fresh.write_bytes(msgspec.json.encode(restarts))
+    os.replace(fresh, run_dir / FILE)
+
+
+def read(run_dir: Path) -> Restarts | None:
+    """None: there is no such file, or one of another version."""
+    try:
+        return msgspec.json.decode((run_dir / FILE).read_bytes(), type=Restarts)
+    except (OSError, msgspec.MsgspecError):
+        return None
