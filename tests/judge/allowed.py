@@ -34,6 +34,14 @@ BESIDE_FENCED = (
     "beside INVALID_PRODUCER_EPOCH Kafka names the log's start only if the log found it, not the coordinator"
 )
 EMPTY_ADD = "a transaction to which an empty list of partitions was added is not begun"
+SHARE_START = "Kafka writes down a share partition's start before it moves it, and first with an acknowledgement"
+NO_GROUP = "without a group id Kafka looks for, and opens, the sessions of a group without a name"
+NEVER_READ = (
+    "of a share partition from which nothing was read since its leader started Kafka says that it does not exist, and"
+    " clients try again; mqd says whose records these are not"
+)
+ALTERED = "altering offsets raises the epoch of the group, so that nothing that was read before overwrites them"
+NEGATIVE = "a negative start offset is refused; with Kafka the group begins again as if it had never read"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
 
 ALLOWED = (
@@ -68,6 +76,7 @@ ALLOWED = (
     Allowed("OffsetCommit", "2-10", "topics[] only mqd", NO_PARTITIONS),
     Allowed("TxnOffsetCommit", "0-5", "topics[] only mqd", NO_PARTITIONS),
     Allowed("DeleteRecords", "0-2", "topics[] only mqd", NO_PARTITIONS),
+    Allowed("OffsetDelete", "0", "topics[] only mqd", NO_PARTITIONS),
     Allowed("Fetch", "7-18", "error_code", AS_REPLICA, mqd=31),
     Allowed("Fetch", "4-6", "responses[] only Kafka", AS_REPLICA),
     Allowed("Fetch", "12-18", "responses[].partitions[].error_code", LAST_FETCHED, kafka=1, mqd=0),
@@ -114,6 +123,7 @@ ALLOWED = (
     Allowed(
         "DescribeTransactions", "0", "transaction_states[].transaction_state", EMPTY_ADD, "Ongoing", "CompleteAbort"
     ),
+    Allowed("DescribeTransactions", "0", "transaction_states[].transaction_start_time_ms", EMPTY_ADD, "<now>", -1),
     Allowed("DescribeTransactions", "0", "transaction_states[].topics", HASHED, order=True),
     Allowed("DescribeTransactions", "0", "transaction_states[].topics[].partitions", HASHED, order=True),
     Allowed("AddPartitionsToTxn", "0-3", "results_by_topic_v3_and_below[] only mqd", NO_PARTITIONS),
@@ -124,6 +134,44 @@ ALLOWED = (
     Allowed("DeleteRecords", "0-2", "topics", HASHED, order=True),
     Allowed("DeleteRecords", "0-2", "topics[].partitions", HASHED, order=True),
     Allowed("DeleteGroups", "0-2", "results", HASHED, order=True),
+    Allowed("OffsetDelete", "0", "topics", HASHED, order=True),
+    Allowed("OffsetDelete", "0", "topics[].partitions", HASHED, order=True),
+    Allowed("ConsumerGroupDescribe", "0-1", "groups", HASHED, order=True),
+    Allowed("ShareGroupDescribe", "1", "groups", HASHED, order=True),
+    *(
+        Allowed("ShareGroupDescribe", "1", "groups[].group_epoch", ALTERED, kafka=epoch, mqd=epoch + count)
+        for epoch in (0, 3)
+        for count in (1, 2, 3)
+    ),
+    Allowed("AlterShareGroupOffsets", "0", "responses[].partitions[].error_code", NEGATIVE, kafka=0, mqd=42),
+    Allowed("ShareGroupDescribe", "1", "groups[].members[].subscribed_topic_names", HASHED, order=True),
+    Allowed("ShareFetch", "1-2", "responses", HASHED, order=True),
+    Allowed("ShareFetch", "1-2", "responses[].partitions", HASHED, order=True),
+    Allowed("ShareAcknowledge", "1-2", "responses", HASHED, order=True),
+    Allowed("ShareAcknowledge", "1-2", "responses[].partitions", HASHED, order=True),
+    Allowed("DescribeShareGroupOffsets", "0-1", "groups", HASHED, order=True),
+    Allowed("DescribeShareGroupOffsets", "0-1", "groups[].topics", HASHED, order=True),
+    Allowed("DescribeShareGroupOffsets", "0-1", "groups[].topics[].partitions", HASHED, order=True),
+    Allowed("AlterShareGroupOffsets", "0", "responses", HASHED, order=True),
+    Allowed("AlterShareGroupOffsets", "0", "responses[].partitions", HASHED, order=True),
+    Allowed("DeleteShareGroupOffsets", "0", "responses", HASHED, order=True),
+    *(Allowed("ShareFetch", "1-2", "error_code", NO_GROUP, kafka=kafka, mqd=42) for kafka in (0, 122)),
+    *(Allowed("ShareAcknowledge", "1-2", "error_code", NO_GROUP, kafka=kafka, mqd=42) for kafka in (122, 123)),
+    Allowed("ShareFetch", "1-2", "responses[].partitions[].acknowledge_error_code", NEVER_READ, kafka=3, mqd=121),
+    Allowed("ShareFetch", "1-2", "responses[].partitions[].acknowledge_error_code", NEVER_READ, kafka=3, mqd=0),
+    Allowed("ShareAcknowledge", "1-2", "responses[].partitions[].error_code", NEVER_READ, kafka=3, mqd=121),
+    Allowed("ShareAcknowledge", "1-2", "responses[].partitions[].error_code", NEVER_READ, kafka=3, mqd=0),
+    Allowed("DescribeShareGroupOffsets", "0-1", "groups[].topics[].partitions[].start_offset", SHARE_START, kafka=-1),
+    Allowed("DescribeShareGroupOffsets", "0-1", "groups[].topics[].partitions[].start_offset", SHARE_START, kafka=0),
+    Allowed("DescribeShareGroupOffsets", "1", "groups[].topics[].partitions[].lag", SHARE_START, kafka=-1),
+    Allowed(
+        "DescribeShareGroupOffsets",
+        "0-1",
+        "outcome",
+        "a topic without partitions Kafka never answers",
+        kafka="waits",
+        mqd="answered",
+    ),
     Allowed("DescribeConfigs", "1-4", "results[].configs", HASHED, order=True),
     Allowed("DescribeGroups", "0-6", "groups", HASHED, order=True),
     Allowed("DescribeGroups", "0-6", "groups[].members", HASHED, order=True),
@@ -204,6 +252,14 @@ ALLOWED = (
         "0-1",
         "heartbeat_interval_ms",
         "group.consumer.heartbeat.interval.quick.ms: members of small groups learn of a rebalance sooner",
+        kafka=5000,
+        mqd=1000,
+    ),
+    Allowed(
+        "ShareGroupHeartbeat",
+        "1",
+        "heartbeat_interval_ms",
+        "a member whose partitions are being initialized learns sooner that they are",
         kafka=5000,
         mqd=1000,
     ),

@@ -19,6 +19,7 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "4",
     # other than the default, so that both name the same source
     "num.partitions": "2",
     # beyond the timestamps of the cases' records: what retention deletes meanwhile is no difference

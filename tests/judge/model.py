@@ -98,6 +98,7 @@ class Step:
     saves: tuple[tuple[Ref, str], ...] = ()
     connection: int = 0
     settles: bool = False  # a look that is repeated until both agree: metadata spread with a delay
+    awaits: str = ""  # a path in the answer: each is asked again until there is something
     damage: str = ""  # to the frame: "cut", "extra"
     judged: bool = True  # False: preparation; still compared, under its own API
 

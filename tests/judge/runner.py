@@ -27,6 +27,7 @@ from tests.judge.values import LIBRARY
 ROUND = 25
 MADE = ("¤c", "¤d", "x" * 249)  # topics that cases of CreateTopics make
 SETTLE_S = 1.0
+AWAIT_S = 10.0
 WITHIN_TRANSACTIONS = [
     KEYS[name] for name in ("InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit")
 ]
@@ -136,7 +137,8 @@ class Judge:
     def _make_topics(self, side: Side, world: World, topics: list[tuple[str, int]]) -> None:
         made = [m.CreateTopicsRequest.Topic(name, partitions, 1) for name, partitions in topics]
         for start in range(0, len(made), 200):
-            side.call(Step(KEYS["CreateTopics"], 7, m.CreateTopicsRequest(made[start : start + 200], 30000)), world)
+            request = m.CreateTopicsRequest(made[start : start + 200], 30000)
+            side.until(world, Step(KEYS["CreateTopics"], 7, request), _are_there)
         asked = m.MetadataRequest([m.MetadataRequest.Topic(NO_UUID, name) for name, _ in topics], False)
         outcome = side.until(world, Step(KEYS["Metadata"], 12, asked), _all_led)
         world.name(outcome.body.cluster_id, "<cluster id>")
@@ -258,14 +260,24 @@ class Judge:
 
 
 def _asked_again(side: Side, step: Step, world: World, outcome: Outcome) -> Outcome:
-    """As producers do while Kafka ends the transaction before."""
-    deadline = time.monotonic() + SETTLE_S
-    while step.api_key in WITHIN_TRANSACTIONS and outcome.kind == "answered" and time.monotonic() < deadline:
-        if not CONCURRENT.search(repr(outcome.body)):
+    """As producers do while Kafka ends the transaction before, and until what the step awaits is
+    there.
+    """
+    deadline = time.monotonic() + (AWAIT_S if step.awaits else SETTLE_S)
+    while outcome.kind == "answered" and time.monotonic() < deadline:
+        is_concurrent = step.api_key in WITHIN_TRANSACTIONS and CONCURRENT.search(repr(outcome.body))
+        if not is_concurrent and not (step.awaits and is_missing(outcome.body, step.awaits)):
             break
         time.sleep(0.05)  # polls another process; nothing here can be waited for
         outcome = side.call(step, world)
     return outcome
+
+
+def is_missing(body: object, path: str) -> bool:
+    """Of lists the first element is looked at."""
+    for name in path.split("."):
+        body = getattr(body[0] if isinstance(body, list) and body else body, name, None)
+    return not body
 
 
 def _hashable(difference: Difference) -> Difference:
@@ -279,6 +291,10 @@ def _hashable(difference: Difference) -> Difference:
 
 def _is_ok(body: object) -> bool:
     return body.error_code == 0
+
+
+def _are_there(body: object) -> bool:
+    return all(topic.error_code in (0, ErrorCode.TOPIC_ALREADY_EXISTS) for topic in body.topics)
 
 
 def _all_led(body: object) -> bool:

@@ -14,10 +14,11 @@ from tests.judge.model import Step, World
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 CLIENT_ID = "judge"
-API_VERSIONS, PRODUCE, JOIN_GROUP, SYNC_GROUP = 18, 0, 11, 14
+API_VERSIONS, PRODUCE, JOIN_GROUP, SYNC_GROUP, DESCRIBE_SHARE_OFFSETS = 18, 0, 11, 14, 90
 PATIENCE_S = 6.0
 READY_S = 60.0
-PATIENCE_BLOCKING_S = 1.5  # of requests that may wait for other members
+PATIENCE_BLOCKING_S = 1.5  # of requests that may wait for other members, or are never answered
+BLOCKING = (JOIN_GROUP, SYNC_GROUP, DESCRIBE_SHARE_OFFSETS)
 
 Tamper = Callable[[int, int, bytes], bytes]
 
@@ -66,7 +67,7 @@ class Side:
         else:
             frame = with_length(frame)
         connection = self._connection(step.connection)
-        connection.socket.settimeout(PATIENCE_BLOCKING_S if step.api_key in (JOIN_GROUP, SYNC_GROUP) else PATIENCE_S)
+        connection.socket.settimeout(PATIENCE_BLOCKING_S if step.api_key in BLOCKING else PATIENCE_S)
         with contextlib.suppress(ConnectionEnded):
             connection.send_raw(frame)
         return lambda: self._outcome(step, connection, correlation_id, is_silent)

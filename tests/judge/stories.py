@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from tests.judge.model import NO_UUID, Batch, Case, Ref, Step, TopicSetup
-from tests.judge.values import GROUP, TXN, A, B, Generator, idempotent_batches
+from tests.judge.values import GROUP, SHARE_MEMBER, TXN, A, B, Generator, idempotent_batches
 
 KEYS = {spec.name: key for key, spec in KNOWN.items()}
 ONE_ID, ONE_EPOCH = Ref("producer_id", "one"), Ref("producer_epoch", "one")
 MEMBER, GENERATION = Ref("member_id", "one"), Ref("generation_id", "one")
+SHARE_CONNECTION = 1  # a share session ends with its connection, and that with the case
 
 TOPICS = frozenset({
     "Metadata", "CreateTopics", "DeleteTopics", "CreatePartitions", "DescribeConfigs", "AlterConfigs",
@@ -34,6 +35,10 @@ TRANSACTIONS = frozenset({
     "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn", "TxnOffsetCommit", "WriteTxnMarkers",
     "DescribeTransactions", "ListTransactions",
 })  # fmt: skip
+SHARE = frozenset({
+    "ShareGroupHeartbeat", "ShareGroupDescribe", "ShareFetch", "ShareAcknowledge", "DescribeShareGroupOffsets",
+    "AlterShareGroupOffsets", "DeleteShareGroupOffsets",
+})  # fmt: skip
 # What a case of them changes belongs to the whole broker, or cannot be undone.
 LEFT_OUT = {
     "UnregisterBroker": "it takes the only broker away",
@@ -42,18 +47,6 @@ LEFT_OUT = {
     "UpdateFeatures": "a downgrade would change every later case",
     "AlterReplicaLogDirs": "the directories have other paths, and moves take their time",
     "WriteTxnMarkers": "what brokers send to each other; mqd takes aborts only (above)",
-    **dict.fromkeys(
-        (
-            "ShareGroupHeartbeat",
-            "ShareGroupDescribe",
-            "ShareFetch",
-            "ShareAcknowledge",
-            "DescribeShareGroupOffsets",
-            "AlterShareGroupOffsets",
-            "DeleteShareGroupOffsets",
-        ),
-        "share groups: their states are made in the background; tests/compat compares tools and runs clients",
-    ),
 }
 
 
@@ -150,6 +143,41 @@ def delete_records(offset: int) -> Step:
     return step("DeleteRecords", 1, request)
 
 
+def share_heartbeat(epoch: object = 0, awaits: str = "") -> Step:
+    request = m.ShareGroupHeartbeatRequest(GROUP, SHARE_MEMBER, epoch, None, [A] if epoch == 0 else None)
+    saves = ((MEMBER, "member_id"), (GENERATION, "member_epoch"))
+    return step("ShareGroupHeartbeat", 1, request, saves=saves, awaits=awaits)
+
+
+def share_fetch(epoch: int = 0, acknowledged: tuple[int, int, int] | None = None, awaits: str = "") -> Step:
+    """`acknowledged`: first offset, last offset, type."""
+    batches = []
+    if acknowledged is not None:
+        first, last, how = acknowledged
+        batches.append(m.ShareFetchRequest.AcknowledgementBatch(first, last, [how]))
+    partition = m.ShareFetchRequest.Partition(0, acknowledgement_batches=batches)
+    topic = m.ShareFetchRequest.Topic(Ref("topic_id", A), [partition])
+    request = m.ShareFetchRequest(
+        GROUP, SHARE_MEMBER, epoch, max_wait_ms=100, max_records=500, batch_size=500, topics=[topic]
+    )
+    return step("ShareFetch", 1, request, connection=SHARE_CONNECTION, awaits=awaits)
+
+
+def share_release() -> Step:
+    batch = m.ShareAcknowledgeRequest.AcknowledgementBatch(0, 4, [2])
+    topic = m.ShareAcknowledgeRequest.Topic(
+        Ref("topic_id", A), [m.ShareAcknowledgeRequest.Partition(0, acknowledgement_batches=[batch])]
+    )
+    request = m.ShareAcknowledgeRequest(GROUP, SHARE_MEMBER, 1, topics=[topic])
+    return step("ShareAcknowledge", 1, request, connection=SHARE_CONNECTION)
+
+
+def share_from_the_beginning() -> Step:
+    changed = [m.IncrementalAlterConfigsRequest.Config("share.auto.offset.reset", 0, "earliest")]
+    resource = m.IncrementalAlterConfigsRequest.Resource(32, GROUP, changed)
+    return step("IncrementalAlterConfigs", 1, m.IncrementalAlterConfigsRequest([resource]))
+
+
 def until_stable() -> Step:
     """Kafka answers EndTxn before the markers are written."""
     ask = [m.ListOffsetsRequest.Partition(0, -1, -1)]
@@ -193,6 +221,26 @@ TRANSACTION_HISTORIES = (
     [init_producer(), add_partitions(), produce(A, transactional_batch(), TXN), end(False), until_stable()],
     [init_producer(), join(), sync()],
     [init_producer(), commit_offsets()],
+)
+_SHARED = [
+    share_from_the_beginning(),
+    produce(A, Batch((b"1", b"2", b"3"))),
+    produce(A, Batch((b"4", b"5"))),
+    share_heartbeat(awaits="assignment.topic_partitions"),
+]
+_ACQUIRED = [*_SHARED, share_fetch(awaits="responses.partitions.acquired_records")]
+SHARE_HISTORIES = (
+    [],
+    [join(), sync()],
+    [share_heartbeat()],
+    _SHARED,
+    [*_SHARED, share_heartbeat(-1)],
+    _ACQUIRED,
+    _ACQUIRED,
+    _ACQUIRED,
+    [*_ACQUIRED, share_fetch(1, (0, 1, 1))],
+    [*_ACQUIRED, share_release()],
+    [*_ACQUIRED, share_fetch(1, (0, 2, 3)), share_fetch(-1, None), share_heartbeat(-1)],
 )
 
 
@@ -238,11 +286,20 @@ def look_at_transactions() -> list[Step]:
     ]  # fmt: skip
 
 
+def look_at_shares() -> list[Step]:
+    group = m.DescribeShareGroupOffsetsRequest.Group(GROUP, None)
+    return [
+        look("ShareGroupDescribe", 1, m.ShareGroupDescribeRequest([GROUP])),
+        look("DescribeShareGroupOffsets", 1, m.DescribeShareGroupOffsetsRequest([group])),
+    ]
+
+
 FAMILIES = (
     (TOPICS, TOPIC_HISTORIES, look_at_topics),
     (RECORDS, RECORD_HISTORIES, check_records),
     (GROUPS, GROUP_HISTORIES, look_at_groups),
     (TRANSACTIONS, TRANSACTION_HISTORIES, look_at_transactions),
+    (SHARE, SHARE_HISTORIES, look_at_shares),
 )
 READ_ONLY = frozenset(
     {"Metadata", "DescribeConfigs", "Fetch", "ListOffsets", "ListGroups", "FindCoordinator", "ApiVersions"}
@@ -250,6 +307,7 @@ READ_ONLY = frozenset(
 SAVES = {
     "JoinGroup": ((MEMBER, "member_id"), (GENERATION, "generation_id")),
     "ConsumerGroupHeartbeat": ((MEMBER, "member_id"), (GENERATION, "member_epoch")),
+    "ShareGroupHeartbeat": ((MEMBER, "member_id"), (GENERATION, "member_epoch")),
     "InitProducerId": ((ONE_ID, "producer_id"), (ONE_EPOCH, "producer_epoch")),
     "EndTxn": (),
 }
@@ -273,7 +331,8 @@ def case(draw: st.DrawFn, api_key: int, version: int) -> Case:
     for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
         damage = draw(st.sampled_from([""] * 28 + ["cut", "extra"]))
         saves = SAVES.get(name, ())
-        steps.append(Step(api_key, version, generator.request(), saves=saves, damage=damage))
+        connection = SHARE_CONNECTION if name in ("ShareFetch", "ShareAcknowledge") else 0
+        steps.append(Step(api_key, version, generator.request(), saves, connection, damage=damage))
     after = looks() if name not in READ_ONLY else []
     topics = _topics(name, history + steps)
     if not topics:
@@ -284,9 +343,12 @@ def case(draw: st.DrawFn, api_key: int, version: int) -> Case:
 def _topics(name: str, steps: list[Step]) -> tuple[TopicSetup, ...]:
     """Both where one is named, or all of them may be."""
     requests = repr([one.request for one in steps])
-    if name in TOPICS | RECORDS or A in requests or B in requests or "topic_id" in requests:
+    if name in TOPICS | RECORDS | SHARE or A in requests or B in requests or "topic_id" in requests:
         return TopicSetup(A, 2), TopicSetup(B, 1)
     return ()
+
+
+WHOLE = 200  # cases of a version, unless a run asks for another number
 
 
 class _Enough(BaseException):
@@ -294,12 +356,14 @@ class _Enough(BaseException):
 
 
 def generate(api_key: int, version: int, seed: int, count: int) -> list[Case]:
-    """`count` distinct cases, always the same ones for a seed; fewer where there are no more."""
+    """`count` distinct cases, always the same ones for a seed; fewer where there are no more.
+    Fewer of them are the first of more, up to `WHOLE`: hypothesis draws otherwise for another limit.
+    """
     found: dict[str, Case] = {}
 
     @hypothesis.seed(zlib.crc32(f"{seed}/{api_key}/{version}".encode()))
     @settings(
-        max_examples=count * 4,
+        max_examples=max(count, WHOLE) * 4,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqd.protocol import KNOWN
+from mqd.protocol import messages as m
 from perf.peers import apache_kafka, maven
 from perf.peers.peer import Unavailable
 from tests.judge.allowed import ALLOWED, OPEN
@@ -15,7 +16,7 @@ from tests.judge.brokers import both
 from tests.judge.compare import Difference, Table
 from tests.judge.journal import Journal
 from tests.judge.model import World
-from tests.judge.runner import Judge, Report
+from tests.judge.runner import Judge, Report, is_missing
 from tests.judge.stories import KEYS, generate
 
 QUICK = (
@@ -59,7 +60,18 @@ def test_cases_are_those_of_their_seed() -> None:
     first = generate(KEYS["OffsetCommit"], 8, 1, 20)
     assert len({repr(case) for case in first}) == 20
     assert repr(generate(KEYS["OffsetCommit"], 8, 1, 20)) == repr(first)
+    assert repr(generate(KEYS["OffsetCommit"], 8, 1, 40)[:20]) == repr(first)
     assert repr(generate(KEYS["OffsetCommit"], 8, 2, 20)) != repr(first)
+
+
+def test_what_a_step_awaits_is_looked_for_in_the_first_of_each_list() -> None:
+    acquired = m.ShareFetchResponse.AcquiredRecords(0, 4, 1)
+    for runs in ([], [acquired]):
+        partition = m.ShareFetchResponse.Partition(acquired_records=runs)
+        body = m.ShareFetchResponse(responses=[m.ShareFetchResponse.Topic(partitions=[partition])])
+        assert is_missing(body, "responses.partitions.acquired_records") is (not runs)
+    assert is_missing(m.ShareFetchResponse(), "responses.partitions.acquired_records")
+    assert is_missing(m.ShareGroupHeartbeatResponse(), "assignment.topic_partitions")
 
 
 def test_an_entry_of_the_table_covers_its_api_versions_and_field_alone() -> None:

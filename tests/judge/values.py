@@ -15,6 +15,7 @@ from tests.judge.model import NO_UUID, Batch, Ref
 A, B, MISSING, LIBRARY = "¤a", "¤b", "¤missing", "library"  # two partitions, one, none, the shared one
 GROUP = "¤g"
 TXN = "¤t"
+SHARE_MEMBER = "c2hhcmUtbWVtYmVyLW9uZQ"
 UNKNOWN_ID = b"\x07" * 16
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 
@@ -75,7 +76,7 @@ POOLS: dict[object, list[object]] = {
     "protocol_name": ["range", "range", "range", None, "sticky"], "reason": [None, "why", "r" * 300],
     "metadata": [b"\x00\x01\x00\x00\x00\x00\xff\xff\xff\xff", b"", b"\x00\x03\xff"], "assignment": [b"assigned", b""],
     "num_partitions": [1, 1, 2, 3, -1, 0, -2, 10001], "replication_factor": [1, 1, 1, -1, 0, 2, 32767, -2],
-    "broker_ids": [1, 1, 1, 2, -1], "replicas": [1, 1, 1, 2, -1], "count": [3, 3, 4, 2, 1, 0, -1, 10001],
+    "broker_ids": [1, 1, 1, 2, -1], "replicas": [1, 1, 1, 2, -1], "count": [3, 3, 4, 2, 1, 0, -1, 40],
     "resource_type": [2, 2, 2, 2, 2, 4, 4, 32, 8, 16, 0, 99], "config_operation": [0, 0, 0, 1, 2, 3, 4],
     "configuration_keys": ["retention.ms", "cleanup.policy", "no.such.config", "min.insync.replicas", ""],
     "include_synonyms": [False, True], "include_documentation": [False], "resource_types": [2, 4, 8, 16, 32, 0, 99],
@@ -94,6 +95,17 @@ POOLS: dict[object, list[object]] = {
     "feature": ["group.version", "transaction.version", "nonsense", "metadata.version"], "max_version_level": [1, 2, 29, 30, 0, -1],
     "upgrade_type": [1, 2, 3, 0, 9], "users": ["ann"], "balance": [0],
     "coordinator_epoch": [0, -1], "transaction_result": [False, False, True],
+    "first_offset": [0, 0, 0, 1, 2, 3, -1], "last_offset": [0, 1, 2, 2, 4, 4, 5, -1], "start_offset": [0, 0, 1, 3, 5, 9, -1],
+    "acknowledge_types": [1, 1, 1, 2, 2, 3, 0, 4, 5, -1], "is_renew_ack": [False, False, False, True],
+    "share_acquire_mode": [0, 0, 0, 1, 2], "share_session_epoch": [1, 1, 1, 0, 0, 2, -1, -2, INT32_MAX],
+    "max_records": [500, 500, 1, 2, 4, 0, -1], "batch_size": [500],
+    # Not 2: whether what a request releases comes back at once or with the next one is a race in Kafka.
+    ("ShareFetch", "acknowledge_types"): [1, 1, 1, 3, 0, 4, 5, -1],
+    ("ShareGroupHeartbeat", "rack_id"): [None, None, None, "rack1", ""],
+    ("ShareFetch", "max_wait_ms"): [100], ("ShareFetch", "min_bytes"): [0, 1],
+    ("ShareGroupHeartbeat", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "another-member", "", "m" * 37],
+    ("ShareFetch", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
+    ("ShareAcknowledge", "member_id"): [SHARE_MEMBER, SHARE_MEMBER, SHARE_MEMBER, "b3RoZXItc2hhcmUtbWVtYg", "", "unknown-member"],
     ("AlterClientQuotas", "key"): [
         "producer_byte_rate", "consumer_byte_rate", "request_percentage", "connection_creation_rate", "nonsense", "",
     ],
