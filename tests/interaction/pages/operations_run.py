@@ -6,12 +6,13 @@ bash; what is printed must hold what the page shows (the ```text block after it)
 in a network of its own, where the pages' addresses and ports are free. DIRECTORY is the home of the
 user who types.
 
-A line that begins with `make cluster` or `mqd up` stays in the foreground of a terminal of its own:
-it is started, and waited for until it says that it is ready. Numbers, ids and spaces need not
-match; a line of the page that is only `...` stands for any lines. From the creation of the topic
-`flights` on, an idempotent producer writes to it; where the page makes settings for librdkafka, it
-continues with them, as a client that moves. In the end every record must be there, once and in
-order.
+A line that begins with one of READY stays in the foreground of a terminal of its own: it is
+started, and waited for until it says that it is ready. `mqd up` with the address 10.0.0.2 is typed
+on another host, which is another home; TOKEN in it is the one that an invitation printed. Numbers,
+ids and spaces need not match; a line of the page that is only `...` stands for any lines. From the
+creation of the topic `flights` on, an idempotent producer writes to it; where the page makes
+settings for librdkafka, it continues with them, as a client that moves. In the end every record
+must be there, once and in order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ READY = {
     "make cluster": "Ctrl-C stops all of them",
     "mqd cluster local": "Ctrl-C stops all of them",
     "mqd up": "mqd ready on",
+    "mqd cluster invite": "mqd up --join",
 }
+SECOND_HOST = "10.0.0.2"
 SETTINGS = re.compile(r"mqd connect librdkafka .* -o (\S+)$")
 PATIENCE_S = 180.0
 
@@ -51,8 +54,8 @@ def blocks(page: str, chapter_name: str) -> Iterator[Block]:
     """Of a chapter: what is in ```sh, with the ```text that follows it."""
     chapter = page[page.index(f"\n## {chapter_name}\n") :]
     chapter = chapter[: chapter.index("\n## ", 5)]
-    for section in chapter.split("\n### ")[1:]:
-        name, _, text = section.partition("\n")
+    for section in chapter.split("\n### "):
+        name, _, text = section.lstrip().partition("\n")
         for match in re.finditer(r"```sh\n(.*?)```(?:\s*```text\n(.*?)```)?", text, re.DOTALL):
             yield Block(
                 name, tuple(filter(None, match[1].split("\n"))), tuple(filter(None, (match[2] or "").split("\n")))
@@ -80,6 +83,10 @@ def holds(shown: tuple[str, ...], printed: str) -> str:
     return ""
 
 
+def _properties(file: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in file.read_text().splitlines())
+
+
 class Terminals:
     """Where commands are typed: one after the other, or each in a terminal of its own."""
 
@@ -87,10 +94,21 @@ class Terminals:
         self._environment = {**os.environ, "HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
         self.folder = self._home = home
         self._open: list[subprocess.Popen[str]] = []
-        (home / "bin").mkdir(parents=True)
+        self._second, self._token = home / "2", ""
+        for folder in (home / "bin", self._second):
+            folder.mkdir(parents=True)
         self._script("mqd", f'exec {sys.executable} -m mqd.cli.main "$@"')
         # as the Makefile has it, without making an environment first
         self._script("make", f'test "$1" = cluster && exec {sys.executable} -m mqd.cli.main cluster local')
+        self._script("scp", f'exec cp -p "$2" "{self._second}/${{3#{SECOND_HOST}:}}"')
+
+    @property
+    def client_settings(self) -> dict[str, str]:
+        """Of a client that reads what the page has exported."""
+        file, bootstrap = map(self._environment.get, ("MQD_CLIENT_CONFIG", "MQD_BOOTSTRAP"))
+        if file is None or bootstrap is None:
+            return {}
+        return {**_properties(Path(file)), "bootstrap.servers": bootstrap}
 
     def _script(self, name: str, text: str) -> None:
         path = self._home / "bin" / name
@@ -122,10 +140,11 @@ class Terminals:
         return done.stdout
 
     def _keep(self, command: str, ready: str) -> str:
+        other = command.startswith("mqd up") and SECOND_HOST in command
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"],
-            env=self._environment,
-            cwd=self.folder,
+            ["bash", "-c", f"exec {command.replace('TOKEN', self._token)}"],
+            env={**self._environment, "HOME": str(self._second)} if other else self._environment,
+            cwd=self._second if other else self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -138,6 +157,7 @@ class Terminals:
         for line in process.stdout:
             printed += line
             if ready in line:
+                self._token = line.partition(" --join ")[2].strip() or self._token
                 threading.Thread(target=process.stdout.read, daemon=True).start()
                 return printed
         raise AssertionError(f"{command!r} ended with {process.wait()}: {printed}")
@@ -214,7 +234,8 @@ class Load(threading.Thread):
 
 def main() -> None:
     home, page, chapter = Path(sys.argv[1]), DOCS / sys.argv[2], sys.argv[3]
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    for words in ("link set lo up", "address add 10.0.0.1/32 dev lo", f"address add {SECOND_HOST}/32 dev lo"):
+        subprocess.run(["ip", *words.split()], check=True)
     terminals, load = Terminals(home), None
     try:
         for block in blocks(page.read_text(), chapter):
@@ -226,18 +247,17 @@ def main() -> None:
                 print(output, flush=True)
                 printed += output
                 if load is None and command.startswith(f"mqd topic create {TOPIC} "):
-                    load = Load()
+                    load = Load(terminals.client_settings)
                     load.start()
                 if load is not None and (made := SETTINGS.match(command)):
                     load.end()
-                    lines = (terminals.folder / made[1]).read_text().splitlines()
-                    load = Load(dict(line.split("=", 1) for line in lines), load.sent)
+                    load = Load(_properties(terminals.folder / made[1]), load.sent)
                     load.start()
             missing = holds(block.shown, printed.replace(str(home), "~"))
             assert not missing, f"{block.section}: the page shows {missing!r}, printed was:\n{printed}"
-        assert load is not None
-        load.end()
-        print(f"checked {load.check()} records", flush=True)
+        if load is not None:
+            load.end()
+            print(f"checked {load.check()} records", flush=True)
     finally:
         terminals.close()
 

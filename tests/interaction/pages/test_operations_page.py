@@ -1,6 +1,7 @@
 """docs/operations.md: the pages of a cluster - three brokers, a fourth, draining, a rolling restart,
-a lost host - and docs/security.md: a running cluster gets TLS, users and rights. They are run as
-they are written, under load (operations_run.py).
+a lost host - and docs/security.md: hosts join by invitation, certificates and the key change, a
+running cluster gets TLS, users and rights - and the README's first steps. They are run as they are
+written, the clusters under load (operations_run.py).
 """
 
 from __future__ import annotations
@@ -43,8 +44,16 @@ def own_network() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("page", "chapter"), [("operations.md", "A cluster"), ("security.md", "A running cluster")])
-def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: str, chapter: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "chapter", "checked"),
+    [
+        ("operations.md", "A cluster", True),
+        ("security.md", "More hosts", True),
+        ("security.md", "A running cluster", True),
+        ("../README.md", "Two commands", False),
+    ],
+)
+def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: str, chapter: str, checked: bool) -> None:
     """At a home whose name is as short as people's are: beside a longer one the sockets and locks
     would be elsewhere than the page says.
     """
@@ -63,7 +72,8 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path, page: st
             timeout=850,
         )
     assert done.returncode == 0, message.read_text()[-6000:]
-    assert "checked " in message.read_text() and "No such file" not in message.read_text()
+    said = message.read_text()
+    assert ("\nchecked " in said) == checked and "No such file" not in said
 
 
 def test_every_page_has_commands_and_shows_what_they_print() -> None:
@@ -82,7 +92,7 @@ def test_every_page_has_commands_and_shows_what_they_print() -> None:
 
 def test_make_cluster_is_what_the_pages_run() -> None:
     assert "cluster: venv\n\t$(BIN)/python -m mqd.cli.main cluster local\n" in (ROOT / "Makefile").read_text()
-    assert set(READY) == {"make cluster", "mqd cluster local", "mqd up"}
+    assert set(READY) == {"make cluster", "mqd cluster local", "mqd up", "mqd cluster invite"}
 
 
 def test_what_the_page_shows_is_compared_without_numbers_and_ids() -> None:
