@@ -207,6 +207,20 @@ static void set_tickets(SSL_CTX *context, const struct mqd_tls_settings *setting
     openssl.SSL_CTX_set_session_id_context(context, settings->ticket_key, 16);
 }
 
+/* Elliptic curves, and the hybrid with ML-KEM where OpenSSL has it (3.5). Without the finite fields of OpenSSL's own
+ * list: ffdhe8192 costs a server fifty times its share of another handshake, for a key share that a client need not
+ * compute (CVE-2002-20001). */
+static int set_groups(SSL_CTX *context)
+{
+    static const char *const lists[] = {"X25519MLKEM768:X25519:P-256:P-384:P-521", "X25519:P-256:P-384:P-521"};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        if (openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_GROUPS_LIST, 0, (void *)lists[i]) == 1) {
+            openssl.ERR_clear_error(); /* of a list before it */
+            return 0;
+        }
+    return failed("this OpenSSL does not offer the groups of key exchange");
+}
+
 static int configure(SSL_CTX *context, const struct mqd_tls_settings *settings)
 {
     openssl.SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION |
@@ -221,6 +235,8 @@ static int configure(SSL_CTX *context, const struct mqd_tls_settings *settings)
     if ((settings->version_min < TLS_1_3 && openssl.SSL_CTX_set_cipher_list(context, settings->ciphers_12) != 1) ||
         openssl.SSL_CTX_set_ciphersuites(context, settings->ciphers_13) != 1)
         return failed("this OpenSSL does not offer the cipher suites");
+    if (set_groups(context) < 0)
+        return -1;
     set_tickets(context, settings);
     return trust(context, settings);
 }

@@ -219,6 +219,17 @@ def test_weak_groups_are_refused(port: int) -> None:
     assert answer_to(port, record(HANDSHAKE, hello))[0] == "handshake_failure"
 
 
+@pytest.mark.parametrize("group", [0x0100, 0x0104])  # ffdhe2048, ffdhe8192
+def test_groups_that_cost_a_server_more_than_a_client_are_refused(port: int, group: int) -> None:
+    """CVE-2002-20001: the client need not compute the key share that it sends."""
+    share = bytes([1]) * (256 if group == 0x0100 else 1024)
+    shares = extension(51, struct.pack(">HHH", 4 + len(share), group, len(share)) + share)
+    algorithms = extension(13, struct.pack(">HH", 2, 0x0403))
+    extensions = extension(10, struct.pack(">HH", 2, group)) + algorithms + extension(43, b"\x02\x03\x04") + shares
+    hello = client_hello((0x1301,), extensions=extensions)
+    assert answer_to(port, record(HANDSHAKE, hello))[0] == "handshake_failure"
+
+
 # -- downgrades ------------------------------------------------------------------------------------
 
 
