@@ -3,9 +3,11 @@
 mqd's encryption.*.
 """
 
+import contextlib
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 
 from mqd.client.encryption import settings as encryption_settings
@@ -14,6 +16,19 @@ from mqd.security import client
 from mqd.security.client import ClientSecurity
 
 VARIABLE = "MQD_CLIENT_CONFIG"
+_user: ContextVar[ClientSecurity | None] = ContextVar("user", default=None)
+
+
+@contextlib.contextmanager
+def acting_as(user: ClientSecurity) -> Iterator[None]:
+    """In it this thread's clients have these credentials, and not those of the file. They have no
+    keys of the file either: those were given to the process, not to this user.
+    """
+    token = _user.set(user)
+    try:
+        yield
+    finally:
+        _user.reset(token)
 
 
 @functools.cache
@@ -21,10 +36,17 @@ def _read(file: str) -> tuple[ClientSecurity, dict[str, str]]:
     return client.read(Path(file))
 
 
+def of_file() -> ClientSecurity:
+    """Raises ConfigError."""
+    file = os.environ.get(VARIABLE, "")
+    return _read(file)[0] if file else ClientSecurity()
+
+
 def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
     """`properties`: the command's own (-X), which win. Raises ConfigError."""
-    file = os.environ.get(VARIABLE, "")
-    chosen = _read(file)[0] if file else ClientSecurity()
+    chosen = _user.get()
+    if chosen is None:
+        chosen = of_file()
     own = client.of_properties(properties or {})
     return ClientSecurity({**chosen.settings, **own.settings})
 
@@ -32,7 +54,7 @@ def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
 def take_encryption(properties: dict[str, str]) -> Encryption | None:
     """How values are encrypted; its settings are taken out of the command's own. Raises ConfigError."""
     file = os.environ.get(VARIABLE, "")
-    given = {**(_read(file)[1] if file else {}), **properties}
+    given = {**(_read(file)[1] if file and _user.get() is None else {}), **properties}
     found = {name: value for name, value in given.items() if name.startswith("encryption.")}
     for name in found:
         properties.pop(name, None)

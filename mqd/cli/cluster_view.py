@@ -80,14 +80,17 @@ def ago(timestamp_ms: int, now_ms: int) -> str:
 
 
 class Partitions:
-    """What lacks something, over all topics; names like flights-0. Raises CliError."""
+    """What lacks something, over all topics; names like flights-0. Raises CliError.
+    `answer`: the brokers' response about all topics, if it is there already.
+    """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, answer: Any = None) -> None:
         from mqd.cli.kafka_request import Broker
         from mqd.protocol.messages import MetadataRequest
 
-        with Broker(settings.bootstrap) as broker:
-            answer = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        if answer is None:
+            with Broker(settings.bootstrap) as broker:
+                answer = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
         found = [(topic.name, one) for topic in answer.topics for one in topic.partitions]
         self.count = len(found)
         self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]

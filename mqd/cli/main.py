@@ -44,6 +44,7 @@ COMMANDS = {
     "user": ("mqd.cli.verbs.user", "Create, list and delete users that authenticate by a password."),
     "token": ("mqd.cli.verbs.token", "Create, list, renew and expire delegation tokens."),
     "monitoring": ("mqd.cli.verbs.monitoring", "Write alerts for Prometheus and dashboards for Grafana."),
+    "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
     "connect": ("mqd.cli.verbs.connect", "Write the settings with which a client reaches the cluster."),
     "key": ("mqd.cli.verbs.key", "Files of keys by which clients encrypt values."),
     "cert": ("mqd.cli.verbs.cert", "Certificates of a secured broker."),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _TYPES = ("classic", "consumer", "share")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling", "Dead")
 _DELETE_GROUPS = 42
-_WAITED_FOR = {
+WAITED_FOR = {
     "join": "to join again: it must poll",
     "sync": "to fetch its assignment",
     "assignment": "to assign partitions: it leads",
@@ -62,7 +62,7 @@ def ranges(indexes: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def _assigned(assignment: dict[str, list[int]] | None) -> str:
+def assignment_text(assignment: dict[str, list[int]] | None) -> str:
     if assignment is None:
         return "(in a format of the clients' own)"
     return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(assignment.items())) or "-"
@@ -128,7 +128,7 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
 # -- describe --------------------------------------------------------------------------------------
 
 
-def _labels(group: "Group") -> dict[str, str]:
+def member_labels(group: "Group") -> dict[str, str]:
     """Member id -> a short name that is its alone: its instance id, its client id, or that with the
     beginning of what makes its id unique.
     """
@@ -206,7 +206,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
         return (
             labels.get(one.member_id, one.instance_id or one.client_id),
             one.host,
-            _WAITED_FOR.get(one.waited_for, one.waited_for),
+            WAITED_FOR.get(one.waited_for, one.waited_for),
             lasting(one.waited_ms),
             silent,
         )
@@ -216,7 +216,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
 
 
 def _show(group: "Group", rows: "list[Progress]") -> None:
-    labels = _labels(group)
+    labels = member_labels(group)
     protocol = f"{group.type} protocol{f' ({group.protocol})' if group.protocol else ''}"
     lag = f", lag {sum(row.lag or 0 for row in rows)}" if rows else ""
     epoch = f", epoch {group.epoch}" if group.epoch is not None else ""
@@ -228,9 +228,9 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
         titles = ("MEMBER", "HOST", "ASSIGNED", *(("TO BE ASSIGNED",) if moving else ()), "MEMBER ID")
         shown = []
         for member in group.members:
-            target = (("=" if member.target is None else _assigned(member.target)),) if moving else ()
+            target = (("=" if member.target is None else assignment_text(member.target)),) if moving else ()
             shown.append(
-                (labels[member.member_id], member.host, _assigned(member.assignment), *target, member.member_id)
+                (labels[member.member_id], member.host, assignment_text(member.assignment), *target, member.member_id)
             )
         emit_table(titles, sorted(shown))
     if rows:
@@ -335,7 +335,7 @@ def parse_target(text: str) -> tuple[str, set[int] | None]:
 def _refusal(group: "Group") -> str:
     who = ", ".join(
         f"{label} on {next(m.host for m in group.members if m.member_id == member_id)}"
-        for member_id, label in list(_labels(group).items())[:3]
+        for member_id, label in list(member_labels(group).items())[:3]
     )
     more = f" and {len(group.members) - 3} more" if len(group.members) > 3 else ""
     return (

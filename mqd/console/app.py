@@ -1,0 +1,201 @@
+"""The console's pages behind their guard: routes, cookies, forms, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from mqd.base.property_values import ConfigError
+from mqd.cli import client_security
+from mqd.cli.common import EXIT_UNREACHABLE, CliError, explain
+from mqd.cli.kafka_request import Broker
+from mqd.console import rendering
+from mqd.console.guard import App, Guard
+from mqd.console.options import Options, of_user
+from mqd.console.pages import cluster, groups, overview, topics
+from mqd.console.sessions import Session
+from mqd.console.shared import Console
+from mqd.console.visit import Refused, Visit
+from mqd.security.client import ClientSecurity
+
+FORM_BYTES_MAX = 2 << 20  # a record of 1 MiB, written in %XX where it must be
+FIELDS_MAX = 100
+LOGIN_FAILED_S = 1.0
+Page = Callable[[Visit], Response]
+
+
+def application(options: Options) -> App:
+    console = Console(options)
+
+    def shown(path: str, page: Page) -> Route:
+        return Route(path, partial(_show, console, page), methods=["GET"])
+
+    routes: list[Route | Mount] = [
+        shown("/", overview.page),
+        shown("/topics", topics.page),
+        shown("/topic", topics.topic_page),
+        shown("/groups", groups.page),
+        shown("/group", groups.group_page),
+        shown("/cluster", cluster.page),
+        Route("/login", partial(_login, console), methods=["GET", "POST"]),
+        Route("/logout", partial(_logout, console), methods=["POST"]),
+        Mount("/static", StaticFiles(directory=rendering.FOLDER / "static")),
+    ]
+
+    @contextlib.asynccontextmanager
+    async def running(_app: Starlette) -> AsyncIterator[None]:
+        console.metrics.start()
+        yield
+        console.metrics.stop()
+
+    app = Starlette(routes=routes, exception_handlers={404: partial(_not_found, console)}, lifespan=running)
+    app.state.console = console
+    return Guard(app, options.hosts, "https" if options.has_tls else "http")
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+async def _show(console: Console, page: Page, request: Request) -> Response:
+    cookie = request.cookies.get(console.cookie_name, "")
+    session = console.session(cookie)
+    if session is None:
+        return _to_login(request)
+    is_new = not cookie
+    cookie = cookie or console.sessions.new_cookie()
+    response = await run_in_threadpool(_answer, Visit(console, request, session, cookie), page)
+    if is_new:
+        console.set_cookie(response, cookie)
+    return response
+
+
+def _answer(visit: Visit, page: Page) -> Response:
+    """On a thread: with the user's credentials, every failure as a page that says the way out."""
+    with client_security.acting_as(visit.session.security):
+        try:
+            return page(visit)
+        except Refused as error:
+            return visit.page(
+                "error.html", error.status, title="This page is not there", reason=str(error), retry=False
+            )
+        except CliError as error:
+            is_away = error.exit_code == EXIT_UNREACHABLE
+            title = "The cluster cannot be reached" if is_away else "The cluster refused"
+            return visit.page("error.html", 503 if is_away else 502, title=title, reason=error.message, retry=True)
+        except Exception as error:
+            if not isinstance(error, ConfigError) and not type(error).__module__.startswith(
+                ("confluent_kafka", "cimpl")
+            ):
+                traceback.print_exc()
+            reason, _ = explain(error)
+            return visit.page("error.html", 500, title="This page failed", reason=reason, retry=True)
+
+
+async def _not_found(console: Console, request: Request, _error: Exception) -> Response:
+    def page(_visit: Visit) -> Response:
+        raise Refused(404, "the console has no page of this address")
+
+    return await _show(console, page, request)
+
+
+# -- login -----------------------------------------------------------------------------------------
+
+
+def _to_login(request: Request) -> Response:
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return Response(
+        status_code=303, headers={"location": rendering.url("/login", to=None if target == "/" else target)}
+    )
+
+
+def _target(text: str) -> str:
+    """A page of ours, never an address elsewhere."""
+    parts = urlsplit(text)
+    is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.netloc and text.isprintable()
+    return text if is_ours else "/"
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Raises Refused."""
+    if request.headers.get("content-type", "").split(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise Refused(415, "a form is expected")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_BYTES_MAX:
+            raise Refused(413, f"the form has more than {FORM_BYTES_MAX} bytes; mqd produce writes larger records")
+    try:
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
+    except ValueError as error:
+        raise Refused(400, f"the form cannot be read: {error}") from None
+    return {name: value.replace("\r\n", "\n") for name, value in pairs}
+
+
+def _verify(console: Console, security: ClientSecurity) -> None:
+    """Raises CliError: the cluster does not know this user and password, or is not there."""
+    with client_security.acting_as(security), Broker(console.options.bootstrap):
+        pass
+
+
+async def _login(console: Console, request: Request) -> Response:
+    if not console.options.has_login:
+        return Response(status_code=303, headers={"location": "/"})
+    cookie = request.cookies.get(console.cookie_name, "") or console.sessions.new_cookie()
+    visit = Visit(console, request, Session("", ClientSecurity(), 0.0, 0.0), cookie)
+    to, reason, status = _target(request.query_params.get("to", "/")), "", 200
+    if request.method == "POST":
+        try:
+            form = await read_form(request)
+        except Refused as error:
+            return visit.page("error.html", error.status, title="Not logged in", reason=str(error), retry=False)
+        to = _target(form.get("to", "/"))
+        if not console.sessions.is_token(cookie, form.get("token", "")):
+            reason, status = "this form is from before the console started again; try once more", 403
+        else:
+            user, password = form.get("user", ""), form.get("password", "")
+            security = of_user(console.options.security, user, password)
+            reason = await _log_in(console, security)
+            if not reason:
+                response = Response(status_code=303, headers={"location": to})
+                console.set_cookie(response, console.sessions.begin(user, security))
+                return response
+            status = 403
+    response = visit.page("login.html", status, to=to, reason=reason)
+    console.set_cookie(response, cookie)
+    return response
+
+
+async def _log_in(console: Console, security: ClientSecurity) -> str:
+    """Why not; "": it did. Guessing is slow, and never keeps more than a few threads busy."""
+    user = security.settings["sasl.username"]
+    if not user or "\0" in user + security.settings["sasl.password"]:
+        return "give a user and its password"
+    async with console.logins:
+        try:
+            await run_in_threadpool(_verify, console, security)
+        except (CliError, ConfigError) as error:
+            await asyncio.sleep(LOGIN_FAILED_S)
+            return str(error)
+    return ""
+
+
+async def _logout(console: Console, request: Request) -> Response:
+    cookie = request.cookies.get(console.cookie_name, "")
+    try:
+        form = await read_form(request)
+    except Refused:
+        form = {}
+    if console.sessions.is_token(cookie, form.get("token", "")):
+        console.sessions.end(cookie)
+    return Response(status_code=303, headers={"location": "/login"})

@@ -1,0 +1,39 @@
+"""One line of JSON for each change that a page asked for: who, from where, what, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+class Audit:
+    """Appends to a file (0600), or to stderr. Thread-safe. A change that cannot be written down is not
+    made: write() raises OSError before it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._lock = threading.Lock()
+        self._file = sys.stderr if path is None else open(path, "a", opener=_private)
+
+    def write(self, user: str, address: str, command: str, outcome: str) -> None:
+        """`outcome`: "asked" before the change, then "done" or why it failed."""
+        line = json.dumps(
+            {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "user": user or None,
+                "address": address,
+                "command": command,
+                "outcome": outcome,
+            }
+        )
+        with self._lock:
+            self._file.write(line + "\n")
+            self._file.flush()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,65 @@
+"""What many tabs ask for is looked up once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+ENTRIES_MAX = 256
+# a look that took a second is kept for twenty: however many tabs are open, and however large the
+# cluster, looking costs it and us a twentieth of a core
+SHARE = 20.0
+
+
+class Cache:
+    """Thread-safe. Two that ask for the same at once wait for one look. Failures are not kept. A
+    look uses no other entry: it would wait for itself.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._turns: dict[Hashable, tuple[threading.Lock, int]] = {}  # and how many wait for it or have it
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, seconds: float, look: Callable[[], T]) -> T:
+        with self._turn(key):
+            begun = self._clock()
+            with self._lock:
+                found = self._kept.get(key)
+            if found is not None and begun < found[0]:
+                return found[1]
+            value = look()
+            now = self._clock()
+            with self._lock:
+                self._kept[key] = (now + max(seconds, SHARE * (now - begun)), value)
+                self._kept.move_to_end(key)
+                while len(self._kept) > ENTRIES_MAX:
+                    self._kept.popitem(last=False)
+            return value
+
+    @contextlib.contextmanager
+    def _turn(self, key: Hashable) -> Iterator[None]:
+        with self._lock:
+            turn, users = self._turns.get(key, (threading.Lock(), 0))
+            self._turns[key] = (turn, users + 1)
+        try:
+            with turn:
+                yield
+        finally:
+            with self._lock:
+                users = self._turns[key][1] - 1
+                if users:
+                    self._turns[key] = (turn, users)
+                else:
+                    del self._turns[key]
+
+    def clear(self) -> None:
+        """After a change: what is shown next is what is there."""
+        with self._lock:
+            self._kept.clear()

@@ -1,0 +1,131 @@
+"""`mqd console`: the web page of a cluster, in a process of its own."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from mqd.cli import client_security
+from mqd.cli.common import EXIT_USAGE, CliError, Settings, options
+from mqd.console.options import LISTEN, Options, checked, parse_listen
+
+CONNECTIONS_MAX = 500
+SHUTDOWN_S = 2
+
+
+@click.command(short_help="Serve a web page of the cluster: topics, messages, groups.")
+@options
+@click.option("--listen", default=LISTEN, show_default=True, metavar="ADDRESS:PORT", help="Where browsers connect.")
+@click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which browsers reach the page; may be repeated.",
+)
+@click.option(
+    "--tls-certificate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="PEM file of the page's own certificate.",
+)
+@click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="PEM file of its key.")
+@click.option(
+    "--metrics",
+    multiple=True,
+    metavar="URL",
+    help="A broker's metrics page, for rates and disks; once for each broker.",
+)
+@click.option(
+    "--metrics-token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="That of metrics.token.file.",
+)
+@click.option(
+    "--metrics-ca",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="PEM file: the metrics pages use TLS.",
+)
+@click.option(
+    "--audit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append a line for each change to this file.  [default: stderr]",
+)
+def command(
+    settings: Settings,
+    listen: str,
+    read_only: bool,
+    hosts: tuple[str, ...],
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    metrics: tuple[str, ...],
+    metrics_token_file: Path | None,
+    metrics_ca: Path | None,
+    audit: Path | None,
+) -> None:
+    """Serve a web page of the cluster: is it well, topics, messages, groups.
+
+    It is a client of the cluster and works with any that speaks the Kafka protocol. It listens on
+    this host's loopback address; elsewhere it needs a login and TLS. Where the cluster's listener
+    has SASL (--client-config), users log in as themselves, and each acts by its own rights.
+    """
+    try:
+        import uvicorn
+
+        from mqd.console.app import application
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is not installed; pip install 'mqd[console]'") from None
+    if any(not url.startswith(("http://", "https://")) for url in metrics):
+        raise CliError("--metrics takes the URL of a metrics page, as mqd status shows it", EXIT_USAGE)
+    host, port = parse_listen(listen)
+    chosen = checked(
+        Options(
+            settings.bootstrap,
+            client_security.of_file(),
+            host,
+            port,
+            frozenset(hosts),
+            is_read_only=read_only,
+            certificate=tls_certificate,
+            key=tls_key,
+            metrics=metrics,
+            metrics_token=metrics_token_file,
+            metrics_ca=metrics_ca,
+            audit=audit,
+        )
+    )
+    listening = _listening(host, port)
+    app = application(chosen)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            http="h11",
+            loop="asyncio",
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            ssl_certfile=str(tls_certificate) if tls_certificate else None,
+            ssl_keyfile=str(tls_key) if tls_key else None,
+        )
+    )
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(
+        f"console of {settings.bootstrap} on http{'s' if chosen.has_tls else ''}://{shown}:{listening.getsockname()[1]}/"
+        " (ctrl-C stops it)"
+    )
+    server.run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=CONNECTIONS_MAX
+        )
+    except OSError as error:
+        raise CliError(f"cannot listen on {host}:{port}: {error.strerror or error}; --listen takes another") from None

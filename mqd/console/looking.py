@@ -1,0 +1,505 @@
+"""What pages ask the cluster, by the Kafka protocol alone, so that any Kafka cluster answers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from mqd.base.clock import now_ms
+from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
+from mqd.cli.cluster_view import Partitions, Seen, address
+from mqd.cli.common import CliError, Settings
+from mqd.cli.group_listing import (
+    LIST_GROUPS,
+    NAMES_BY_TEXT,
+    OFFSET_FETCH,
+    SHARE,
+    Group,
+    Progress,
+    all_groups,
+    must_describe,
+    positions,
+    progress,
+)
+from mqd.cli.inspection import diagnosis
+from mqd.cli.inspection.diagnosis import Finding
+from mqd.cli.kafka_request import Broker, check, error_text
+from mqd.cli.librdkafka import base_config
+from mqd.protocol.messages import (
+    DescribeConfigsRequest,
+    DescribeLogDirsRequest,
+    ListGroupsRequest,
+    MetadataRequest,
+    OffsetFetchRequest,
+)
+
+METADATA, DESCRIBE_LOG_DIRS = 3, 35
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """Counts over its partitions."""
+
+    name: str
+    partitions: int
+    replicas: int
+    leaderless: int
+    not_in_sync: int
+    is_internal: bool
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """A partition that lacks something."""
+
+    topic: str
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+class Node(msgspec.Struct, frozen=True):
+    id: int
+    address: str
+    rack: str | None
+    is_fenced: bool
+    leads: int
+    holds: int
+    lacks: int  # replicas that are not in sync
+
+
+class Health(msgspec.Struct, frozen=True):
+    """One look at the whole cluster. `hidden`: what this user may not see, and why."""
+
+    cluster_id: str
+    nodes: tuple[Node, ...]
+    topics: tuple[Topic, ...]
+    broken: tuple[Broken, ...]
+    broken_count: int
+    leaderless: int
+    not_in_sync: int
+    partitions: int
+    voters: tuple[dict[str, Any], ...]
+    leader: int
+    findings: tuple[Finding, ...]
+    hidden: tuple[str, ...]
+
+
+BROKEN_MAX = 200
+
+
+def topics_of(answer: Any) -> tuple[Topic, ...]:
+    return tuple(
+        Topic(
+            one.name,
+            len(one.partitions),
+            max((len(partition.replica_nodes) for partition in one.partitions), default=0),
+            sum(partition.leader_id < 0 for partition in one.partitions),
+            sum(partition.leader_id >= 0 and len(partition.isr_nodes) < len(partition.replica_nodes)
+                for partition in one.partitions),
+            bool(one.is_internal) or one.name.startswith("__"),
+        )
+        for one in sorted(answer.topics, key=lambda one: one.name)
+        if not one.error_code
+    )  # fmt: skip
+
+
+def metadata(settings: Settings) -> Any:
+    with Broker(settings.bootstrap) as broker:
+        return broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+
+
+def topics(settings: Settings) -> tuple[Topic, ...]:
+    return topics_of(metadata(settings))
+
+
+def health(settings: Settings) -> Health:
+    """Raises CliError: no broker answers."""
+    answer = metadata(settings)
+    partitions = Partitions(settings, answer)
+    hidden: list[str] = []
+    findings: list[Finding] = []
+    seen = None
+    try:
+        seen = Seen(settings)
+        findings += diagnosis.of_cluster(seen, partitions, (), now_ms())
+    except CliError as error:
+        hidden.append(f"controllers: {error.message}")
+    broken = [
+        Broken(one.name, part.partition_index, part.leader_id, tuple(part.replica_nodes), tuple(part.isr_nodes))
+        for one in answer.topics
+        for part in one.partitions
+        if part.leader_id < 0 or len(part.isr_nodes) < len(part.replica_nodes)
+    ]
+    if seen is None and broken:
+        findings += _without_quorum(partitions)
+    return Health(
+        answer.cluster_id or "",
+        _nodes(answer, seen),
+        topics_of(answer),
+        tuple(broken[:BROKEN_MAX]),
+        len(broken),
+        len(partitions.leaderless),
+        len(partitions.not_in_sync),
+        partitions.count,
+        tuple(seen.replicas()) if seen is not None else (),
+        seen.quorum.leader_id if seen is not None else answer.controller_id,
+        tuple(sorted(findings, key=lambda one: one.harm)),
+        tuple(hidden),
+    )
+
+
+def _without_quorum(partitions: Partitions) -> list[Finding]:
+    """For a user who may not describe the cluster: what the metadata of its topics say."""
+    found = []
+    for harm, names, what in (
+        (diagnosis.Harm.OUTAGE, partitions.without_leader, "without a leader, neither read nor written"),
+        (diagnosis.Harm.NO_RESERVE, partitions.not_in_sync, "with a replica that is not in sync"),
+    ):
+        if names:
+            found.append(Finding(harm, f"{what}: {diagnosis.some(names)}", "mqd doctor, by an administrator"))
+    return found
+
+
+def _nodes(answer: Any, seen: Seen | None) -> tuple[Node, ...]:
+    leads: dict[int, int] = {}
+    holds: dict[int, int] = {}
+    lacks: dict[int, int] = {}
+    for topic in answer.topics:
+        for part in topic.partitions:
+            leads[part.leader_id] = leads.get(part.leader_id, 0) + 1
+            for node in part.replica_nodes:
+                holds[node] = holds.get(node, 0) + 1
+                if node not in part.isr_nodes:
+                    lacks[node] = lacks.get(node, 0) + 1
+    known = {one.node_id: (one.host, one.port, one.rack, False) for one in answer.brokers}
+    if seen is not None:
+        known |= {one.broker_id: (one.host, one.port, one.rack, one.is_fenced) for one in seen.brokers}
+    return tuple(
+        Node(node, address(host, port), rack, is_fenced, leads.get(node, 0), holds.get(node, 0), lacks.get(node, 0))
+        for node, (host, port, rack, is_fenced) in sorted(known.items())
+    )
+
+
+def groups(settings: Settings) -> list[Group]:
+    with Cluster(settings.bootstrap) as cluster:
+        return all_groups(cluster)
+
+
+class Directory(msgspec.Struct, frozen=True):
+    """`total`, `free` -1: the broker does not say."""
+
+    node: int
+    path: str
+    error: str
+    replicas: int
+    used: int
+    total: int
+    free: int
+
+
+def directories(settings: Settings) -> tuple[list[Directory], list[str]]:
+    """Of every broker in service; and why some are missing."""
+    found: list[Directory] = []
+    missing: list[str] = []
+    with Cluster(settings.bootstrap) as cluster:
+        for node, answer in _log_directories(cluster, None, missing):
+            for one in answer.results:
+                error = error_text(one.error_code) if one.error_code else ""
+                sizes = [part.partition_size for topic in one.topics for part in topic.partitions]
+                found.append(
+                    Directory(node, one.log_dir, error, len(sizes), sum(sizes), one.total_bytes, one.usable_bytes)
+                )
+    return found, missing
+
+
+def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int], dict[int, int]]:
+    """(topic, partition) -> node -> bytes of its replica there. Brokers that do not say are left out."""
+    found: dict[tuple[str, int], dict[int, int]] = {}
+    requested = None
+    if names is not None:
+        requested = [
+            DescribeLogDirsRequest.Topic(topic=name, partitions=sorted(partitions))
+            for name, partitions in cluster.topics(names).items()
+        ]
+        if not requested:
+            return found
+    for node, answer in _log_directories(cluster, requested, []):
+        for directory in answer.results:
+            for topic in directory.topics:
+                for part in topic.partitions:
+                    found.setdefault((topic.name, part.partition_index), {})[node] = part.partition_size
+    return found
+
+
+def _log_directories(cluster: Cluster, requested: Any, missing: list[str]) -> Any:
+    for node in sorted(cluster.addresses()):
+        try:
+            yield node, cluster.node(node).request(DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=requested))
+        except CliError as error:
+            missing.append(f"broker {node}: {error.message}")
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+DESCRIBE_CONFIGS = 32
+TOPIC_RESOURCE = 2
+_SOURCES = {1: "this topic", 2: "the broker", 3: "all brokers", 4: "the broker's file", 5: "default"}
+_OF_TOPIC = 1
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A partition. None: no broker says."""
+
+    index: int
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    start: int | None
+    end: int | None
+    size: int | None
+
+
+class Config(msgspec.Struct, frozen=True):
+    """`otherwise`: the value without the topic's own; None: not known."""
+
+    name: str
+    value: str | None
+    source: str
+    is_own: bool
+    is_sensitive: bool
+    otherwise: str | None
+    documentation: str
+
+
+class Described(msgspec.Struct, frozen=True):
+    name: str
+    parts: tuple[Part, ...]
+    configs: tuple[Config, ...]
+    hidden: tuple[str, ...]
+
+    @property
+    def records(self) -> int:
+        """Offsets in use: compaction and markers of transactions leave some without a record."""
+        return sum((part.end or 0) - (part.start or 0) for part in self.parts)
+
+    @property
+    def size(self) -> int | None:
+        found = [part.size for part in self.parts if part.size is not None]
+        return sum(found) if found else None
+
+
+def _size_of(found: dict[int, int] | None, leader: int) -> int | None:
+    return None if not found else found.get(leader, max(found.values()))
+
+
+def topic(settings: Settings, name: str) -> Described:
+    """Raises CliError."""
+    hidden = []
+    with Cluster(settings.bootstrap) as cluster:
+        answer = cluster.first.request(
+            METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
+        ).topics[0]
+        check(f"topic {name}", answer.error_code, None)
+        partitions = [(name, one.partition_index) for one in answer.partitions]
+        cluster.topics([name])
+        starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
+        taken = sizes(cluster, [name])
+        try:
+            configs = topic_configs(cluster.first, name)
+        except CliError as error:
+            configs = ()
+            hidden.append(f"configuration: {error.message}")
+    parts = tuple(
+        Part(
+            one.partition_index,
+            one.leader_id,
+            tuple(one.replica_nodes),
+            tuple(one.isr_nodes),
+            starts.get((name, one.partition_index)),
+            ends.get((name, one.partition_index)),
+            _size_of(taken.get((name, one.partition_index)), one.leader_id),
+        )
+        for one in sorted(answer.partitions, key=lambda one: one.partition_index)
+    )
+    return Described(name, parts, configs, tuple(hidden))
+
+
+def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
+    """Raises CliError."""
+    resource = DescribeConfigsRequest.Resource(resource_type=TOPIC_RESOURCE, resource_name=name)
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=True)
+    (found,) = broker.request(DESCRIBE_CONFIGS, request).results
+    check(f"topic {name}", found.error_code, found.error_message)
+    return tuple(
+        Config(
+            one.name,
+            one.value,
+            _SOURCES.get(one.config_source, "?"),
+            one.config_source == _OF_TOPIC,
+            one.is_sensitive,
+            next((other.value for other in one.synonyms if other.source != _OF_TOPIC), None),
+            one.documentation or "",
+        )
+        for one in sorted(found.configs, key=lambda one: one.name)
+    )
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """Of a topic in the list. None: not known."""
+
+    records: int | None
+    size: int | None
+
+
+def numbers(settings: Settings, names: list[str]) -> dict[str, Numbers]:
+    """Of the topics of one page of the list."""
+    with Cluster(settings.bootstrap) as cluster:
+        known = cluster.topics(names)
+        partitions = [(name, index) for name, indexes in known.items() for index in indexes]
+        starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
+        taken = sizes(cluster, names)
+    found = {}
+    for name, indexes in known.items():
+        mine = [(name, index) for index in indexes]
+        counts = [ends[one] - starts[one] for one in mine if one in ends and one in starts]
+        bytes_ = [_size_of(taken.get(one), indexes[one[1]]) for one in mine]
+        whole = [one for one in bytes_ if one is not None]
+        found[name] = Numbers(sum(counts) if counts else None, sum(whole) if whole else None)
+    return found
+
+
+def all_sizes(settings: Settings) -> dict[str, int]:
+    """Bytes of each topic, one replica of each partition counted."""
+    found: dict[str, int] = {}
+    with Cluster(settings.bootstrap) as cluster:
+        for (name, _), by_node in sizes(cluster, None).items():
+            found[name] = found.get(name, 0) + max(by_node.values())
+    return found
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+GROUPS_AT_ONCE = 200
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """A group that consumes a topic. `lag` None: it has committed nothing there."""
+
+    group: str
+    state: str
+    members: int
+    lag: int | None
+
+
+def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[Reader]:
+    """Of a topic: groups that have committed there or have members that are assigned it. One request
+    for GROUPS_AT_ONCE groups.
+    """
+    wanted = OffsetFetchRequest.GroupTopic(name=name, partition_indexes=sorted(ends))
+    lags: dict[str, int] = {}
+    with Cluster(settings.bootstrap) as cluster:
+        for broker in cluster.nodes():
+            listed = [one.group_id for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
+            for start in range(0, len(listed), GROUPS_AT_ONCE):
+                asked = [
+                    OffsetFetchRequest.Group(group_id=one, topics=[wanted])
+                    for one in listed[start : start + GROUPS_AT_ONCE]
+                ]
+                answer = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=asked), NAMES_BY_TEXT)
+                for group in answer.groups:
+                    committed = {
+                        one.partition_index: one.committed_offset
+                        for topic in group.topics
+                        for one in topic.partitions
+                        if not one.error_code and one.committed_offset >= 0
+                    }
+                    if committed and not group.error_code:
+                        lags[group.group_id] = sum(max(0, ends[index] - at) for index, at in committed.items())
+    assigned = {group.group: sum(name in (member.assignment or {}) for member in group.members) for group in known}
+    return [
+        Reader(group.group, group.state, assigned[group.group], lags.get(group.group))
+        for group in known
+        if group.group in lags or assigned[group.group]
+    ]
+
+
+def lags(settings: Settings, groups: list[Group]) -> dict[str, int]:
+    """Records that the groups of one page of the list have not committed yet."""
+    found: dict[str, int] = {}
+    with Cluster(settings.bootstrap) as cluster:
+        positions_of = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
+        shared = {one.group for one in groups if one.type == SHARE}
+        partitions = {partition for found in positions_of.values() for partition in found}
+        cluster.topics({topic for topic, _ in partitions})
+        ends = cluster.offsets(partitions, LATEST)
+        for name, committed in positions_of.items():
+            if committed and name in shared:
+                found[name] = sum(one.lag or 0 for one in committed.values())
+            elif committed:
+                found[name] = sum(max(0, ends[at] - one.offset) for at, one in committed.items() if at in ends)
+    return found
+
+
+class Consumed(msgspec.Struct, frozen=True):
+    """`ages`: (topic, partition) -> how many seconds ago its first uncommitted record was written."""
+
+    group: Group
+    rows: list[Progress]
+    ages: dict[tuple[str, int], float]
+
+
+AGES_MAX = 100  # partitions whose oldest unread record is looked at
+AGES_S = 2.0
+
+
+def group(settings: Settings, name: str) -> Consumed:
+    """Raises CliError."""
+    with Cluster(settings.bootstrap) as cluster:
+        described = must_describe(cluster, name)
+        rows = progress(cluster, described)
+    behind = {
+        (row.topic, row.partition): max(row.committed_offset, row.log_start_offset or 0)
+        for row in rows
+        if row.lag and row.committed_offset is not None
+    }
+    chosen = dict(itertools.islice(behind.items(), AGES_MAX))
+    try:
+        ages = _ages(settings, chosen) if chosen else {}
+    except (CliError, KafkaException):
+        ages = {}  # this user may not read there: the lag in records is shown
+    return Consumed(described, rows, ages)
+
+
+def _ages(settings: Settings, places: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
+    """One record of each partition is read, as any client can: Kafka has no request for its time."""
+    consumer = Consumer(
+        base_config(settings.bootstrap)
+        | {
+            "group.id": "mqd-console",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.message.max.bytes": 1,  # a broker sends one batch at least
+            "fetch.wait.max.ms": 100,
+            "queued.max.messages.kbytes": 1024,
+        }
+    )
+    found: dict[tuple[str, int], float] = {}
+    deadline = time.monotonic() + AGES_S
+    try:
+        consumer.assign([TopicPartition(topic, index, offset) for (topic, index), offset in places.items()])
+        while len(found) < len(places) and (left := deadline - time.monotonic()) > 0:
+            message = consumer.poll(left)
+            if message is None or message.error() is not None:
+                continue
+            topic, index = message.topic() or "", message.partition() or 0
+            if (place := (topic, index)) not in found:
+                consumer.pause([TopicPartition(topic, index)])
+                found[place] = max(0.0, (now_ms() - message.timestamp()[1]) / 1000)
+    finally:
+        consumer.close()
+    return found

@@ -1,0 +1,197 @@
+"""What brokers publish on their admin ports, if the console was given their addresses: rates over a
+quarter of an hour, kept in memory, and what `mqd doctor` finds on these pages.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import threading
+import time
+import urllib.request
+from collections import deque
+
+import msgspec
+
+from mqd.cli.inspection import diagnosis
+from mqd.cli.inspection.diagnosis import Finding
+from mqd.cli.inspection.metrics_page import Sample
+from mqd.console.options import Options
+
+INTERVAL_S = 15.0
+HISTORY_S = 15 * 60
+POINTS = int(HISTORY_S / INTERVAL_S)
+PAGE_S = 10.0
+PAGE_BYTES_MAX = 64 << 20
+TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
+PRODUCE_TIMES = "mqd_produce_seconds_bucket"
+# of 10,000 partitions only the lines that say something are parsed
+_FOUND = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
+                    "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
+_FOUND_UNLESS = {"mqd_corrupt_segments": 0.0, "mqd_compaction_uncleanable": 0.0, "mqd_partition_online": 1.0}
+_LAG = "mqd_consumergroup_lag_seconds"
+_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+
+
+class Scrape(msgspec.Struct):
+    """One page. `times`: upper bound in seconds -> Produce requests that took so long at most."""
+
+    time_s: float
+    totals: dict[str, float]
+    times: dict[float, float]
+    samples: list[Sample]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Rates a second between two scrapes of all brokers; `p99_s` None: nothing was produced."""
+
+    records: float
+    bytes_in: float
+    bytes_out: float
+    p99_s: float | None
+
+
+def parse(page: str, time_s: float) -> Scrape:
+    totals = dict.fromkeys(TOTALS, 0.0)
+    times: dict[float, float] = {}
+    samples = []
+    for line in page.splitlines():
+        if not line.startswith("mqd_"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        name, value = match[1], _number(match[3])
+        if name in totals:
+            totals[name] += value
+        elif name == PRODUCE_TIMES:
+            bound = _number(_labels(match[2]).get("le", "+Inf"))
+            times[bound] = times.get(bound, 0.0) + value
+        elif (
+            name in _FOUND
+            or (name in _FOUND_UNLESS and value != _FOUND_UNLESS[name])
+            or (name == _LAG and value > diagnosis.LAG_S_MAX)
+        ):
+            samples.append(Sample(name, _labels(match[2]), value))
+    return Scrape(time_s, totals, times, samples)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _labels(text: str | None) -> dict[str, str]:
+    return {
+        name: re.sub(r"\\[n\"\\]", lambda found: _ESCAPES[found[0]], value)
+        for name, value in _LABEL.findall(text or "")
+    }
+
+
+def quantile(share: float, before: dict[float, float], after: dict[float, float]) -> float | None:
+    """The bound under which that share of the requests between two scrapes lies."""
+    grown = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
+    if not grown or grown[-1][1] <= 0:
+        return None
+    wanted = share * grown[-1][1]
+    finite = [bound for bound, count in grown if count >= wanted and bound != float("inf")]
+    return finite[0] if finite else max((bound for bound, _ in grown if bound != float("inf")), default=None)
+
+
+def between(before: Scrape, after: Scrape) -> Point:
+    """A broker that started again counts from zero: its rate is that since then, at least."""
+    seconds = max(after.time_s - before.time_s, 0.001)
+    records, bytes_in, bytes_out = (max(0.0, after.totals[name] - before.totals[name]) / seconds for name in TOTALS)
+    return Point(records, bytes_in, bytes_out, quantile(0.99, before.times, after.times))
+
+
+class Sampler:
+    """A thread that scrapes while the console runs. Without addresses it does nothing."""
+
+    def __init__(self, options: Options) -> None:
+        self.urls = options.metrics
+        self._token, self._ca = options.metrics_token, options.metrics_ca
+        self._lock = threading.Lock()
+        self._last: dict[str, Scrape] = {}
+        self._failed: dict[str, str] = {}
+        self._points: deque[Point] = deque(maxlen=POINTS)
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        if self.urls:
+            threading.Thread(target=self._run, name="metrics", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        while True:
+            self.sample()
+            if self._stop.wait(INTERVAL_S):
+                return
+
+    def sample(self) -> None:
+        points = []
+        for url in self.urls:
+            try:
+                found = parse(self._read(url), time.monotonic())
+            except (OSError, ValueError) as error:
+                with self._lock:
+                    self._failed[url] = str(error)
+                    self._last.pop(url, None)
+                continue
+            with self._lock:
+                self._failed.pop(url, None)
+                if url in self._last:
+                    points.append(between(self._last[url], found))
+                self._last[url] = found
+        if points:
+            slowest = [point.p99_s for point in points if point.p99_s is not None]
+            total = Point(
+                sum(point.records for point in points),
+                sum(point.bytes_in for point in points),
+                sum(point.bytes_out for point in points),
+                max(slowest, default=None),
+            )
+            with self._lock:
+                self._points.append(total)
+
+    def _read(self, url: str) -> str:
+        request = urllib.request.Request(url)
+        if self._token is not None:
+            request.add_header("Authorization", f"Bearer {self._token.read_text().strip()}")
+        context = ssl.create_default_context(cafile=str(self._ca)) if self._ca is not None else None
+        with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as answer:
+            page = answer.read(PAGE_BYTES_MAX + 1)
+        if len(page) > PAGE_BYTES_MAX:
+            raise ValueError(f"more than {PAGE_BYTES_MAX} bytes")
+        return page.decode("utf-8", "replace")
+
+    def points(self) -> list[Point]:
+        with self._lock:
+            return list(self._points)
+
+    def failures(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._failed)
+
+    def findings(self, now_s: float) -> list[Finding]:
+        with self._lock:
+            samples = [sample for scrape in self._last.values() for sample in scrape.samples]
+        return diagnosis.of_metrics(samples, now_s, "DATA_DIR")
+
+    def free_share(self) -> float | None:
+        """Of the fullest log directory."""
+        with self._lock:
+            scrapes = list(self._last.values())
+        shares = []
+        for scrape in scrapes:
+            values = {(one.name, one.labels.get("directory")): one.value for one in scrape.samples}
+            for (name, directory), total in values.items():
+                if name == "mqd_log_dir_total_bytes" and total:
+                    shares.append(values.get(("mqd_log_dir_free_bytes", directory), 0.0) / total)
+        return min(shares, default=None)

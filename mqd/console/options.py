@@ -1,0 +1,108 @@
+"""What `mqd console` was started with, checked: who may reach the page, and by whose rights it acts."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+
+import msgspec
+
+from mqd.cli.common import EXIT_USAGE, CliError
+from mqd.security.client import ClientSecurity
+
+LISTEN = "127.0.0.1:9180"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """`hosts`: names and addresses that a browser may ask for; others are refused (DNS rebinding).
+    `has_login`: each user acts by credentials of its own.
+    """
+
+    bootstrap: str
+    security: ClientSecurity
+    host: str
+    port: int
+    hosts: frozenset[str]
+    has_login: bool = False
+    is_read_only: bool = False
+    certificate: Path | None = None
+    key: Path | None = None
+    metrics: tuple[str, ...] = ()
+    metrics_token: Path | None = None
+    metrics_ca: Path | None = None
+    audit: Path | None = None
+
+    @property
+    def has_tls(self) -> bool:
+        return self.certificate is not None
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})", text)
+    if match is None or int(match["port"]) > 65535:
+        raise CliError(f"--listen {text}: give ADDRESS:PORT, such as {LISTEN}", EXIT_USAGE)
+    return match["six"] or match["host"], int(match["port"])
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def checked(options: Options) -> Options:
+    """The options, with the names of loopback where it listens there. Raises CliError: the page would
+    give its own rights to strangers, or passwords would cross the network in the clear.
+    """
+    security = options.security
+    if not security.has_sasl and security.settings.get("ssl.certificate.location"):
+        raise CliError(
+            "the client's settings have a certificate: each user of this host who opens the page would act by its"
+            " rights; use a listener with SASL, so that users log in as themselves",
+            EXIT_USAGE,
+        )
+    mechanism = security.settings.get("sasl.mechanisms", "SCRAM-SHA-512")
+    if security.has_sasl and mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        raise CliError(
+            f"sasl.mechanism={mechanism}: users log in by a password, so PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
+            EXIT_USAGE,
+        )
+    if (options.certificate is None) != (options.key is None):
+        raise CliError("--tls-certificate and --tls-key go together", EXIT_USAGE)
+    local = is_loopback(options.host)
+    if not local and not (security.has_sasl and options.has_tls):
+        missing = " and ".join(
+            text
+            for text, there in (
+                ("a login (--client-config FILE with security.protocol=SASL_SSL)", security.has_sasl),
+                ("TLS (--tls-certificate, --tls-key)", options.has_tls),
+            )
+            if not there
+        )
+        raise CliError(
+            f"--listen {options.host}: off this host's loopback address the page needs {missing}", EXIT_USAGE
+        )
+    hosts = set(options.hosts)
+    if local:
+        hosts |= {"localhost", "127.0.0.1", "::1", options.host}
+    elif options.host not in ("0.0.0.0", "::"):
+        hosts.add(options.host)
+    if not hosts:
+        raise CliError(
+            f"--listen {options.host}: say by which names browsers reach the page: --allow-host NAME", EXIT_USAGE
+        )
+    if security.has_sasl:
+        kept = {name: value for name, value in security.settings.items() if name not in _OF_A_USER}
+        security = ClientSecurity({**kept, "sasl.mechanisms": mechanism})
+    return msgspec.structs.replace(
+        options, security=security, hosts=frozenset(name.lower() for name in hosts), has_login=security.has_sasl
+    )
+
+
+_OF_A_USER = ("sasl.username", "sasl.password", "sasl.tokenauth")
+
+
+def of_user(security: ClientSecurity, name: str, password: str) -> ClientSecurity:
+    return ClientSecurity({**security.settings, "sasl.username": name, "sasl.password": password})

@@ -1,0 +1,102 @@
+"""Consumer and share groups: how far behind, who is in them, and who holds a rebalance up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from mqd.cli.verbs.group import WAITED_FOR, assignment_text, member_labels
+from mqd.console import looking
+from mqd.console.pages.overview import GROUPS_S, MOVING
+from mqd.console.rendering import url
+from mqd.console.visit import Visit
+
+PER_PAGE = 25
+LAGS_S = 2.0
+GROUP_S = 2.0
+ROWS_PER_PAGE = 100
+
+
+def page(visit: Visit) -> Response:
+    text, state = visit.text("q"), visit.text("state")
+    every = visit.cached("groups", GROUPS_S, lambda: looking.groups(visit.settings))
+    found = [one for one in every if text.casefold() in one.group.casefold() and (not state or one.state == state)]
+    number = visit.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
+    key = "lags " + " ".join(one.group for one in shown)
+    lags, reason = visit.attempt(lambda: visit.cached(key, LAGS_S, lambda: looking.lags(visit.settings, shown)))
+    return visit.page(
+        "groups.html",
+        groups=shown,
+        lags=lags or {},
+        count=len(found),
+        total=len(every),
+        page=number,
+        per_page=PER_PAGE,
+        q=text,
+        state=state,
+        states=sorted({one.state for one in every} | ({state} if state else set())),
+        moving=MOVING,
+        link=lambda page: url("/groups", q=text, state=state, page=page),
+        hidden=[f"lag: {reason}"] if reason else [],
+    )
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return None if milliseconds < 0 else milliseconds / 1000
+
+
+def group_page(visit: Visit) -> Response:
+    name = visit.named("name")
+    found = visit.cached(f"group {name}", GROUP_S, lambda: looking.group(visit.settings, name))
+    group, labels = found.group, member_labels(found.group)
+    partitions: dict[str, int] = {}
+    lags: dict[str, int] = {}
+    for row in found.rows:
+        if row.member is not None:
+            partitions[row.member.member_id] = partitions.get(row.member.member_id, 0) + 1
+            lags[row.member.member_id] = lags.get(row.member.member_id, 0) + (row.lag or 0)
+    members: list[dict[str, Any]] = [
+        {
+            "label": labels[one.member_id],
+            "id": one.member_id,
+            "host": one.host,
+            "assigned": assignment_text(one.assignment),
+            "target": None if one.target is None else assignment_text(one.target),
+            "partitions": partitions.get(one.member_id, 0),
+            "lag": lags.get(one.member_id, 0),
+        }
+        for one in sorted(group.members, key=lambda one: labels[one.member_id])
+    ]
+    holders: list[dict[str, Any]] = []
+    if group.rebalance is not None:
+        holders = [
+            {
+                "label": labels.get(one.member_id, one.instance_id or one.client_id),
+                "host": one.host,
+                "waited_for": WAITED_FOR.get(one.waited_for, one.waited_for),
+                "waited_s": _seconds(one.waited_ms),
+                "silent_s": _seconds(one.silent_ms),
+            }
+            for one in group.rebalance.held_up_by
+        ]
+    number = visit.number("page", 1, 1, max(1, -(-len(found.rows) // ROWS_PER_PAGE)))
+    return visit.page(
+        "group.html",
+        group=group,
+        lag=sum(row.lag or 0 for row in found.rows) if found.rows else None,
+        oldest=max(found.ages.values(), default=None),
+        ages=found.ages,
+        rows=found.rows[(number - 1) * ROWS_PER_PAGE : number * ROWS_PER_PAGE],
+        row_count=len(found.rows),
+        page=number,
+        per_page=ROWS_PER_PAGE,
+        link=lambda page: url("/group", name=name, page=page),
+        largest=max((row.lag or 0 for row in found.rows), default=0) or 1,
+        labels=labels,
+        members=members,
+        holders=holders,
+        is_moving=group.state in MOVING,
+        lasting_s=None if group.rebalance is None else _seconds(group.rebalance.lasting_ms),
+    )

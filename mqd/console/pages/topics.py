@@ -1,0 +1,102 @@
+"""The list of topics, searched and paged here and not in the browser; and one topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.responses import Response
+
+from mqd.cli.group_listing import Group
+from mqd.console import looking
+from mqd.console.looking import Topic
+from mqd.console.pages.overview import GROUPS_S
+from mqd.console.rendering import url
+from mqd.console.visit import Visit
+
+PER_PAGE = 50
+TOPICS_S = 3.0
+SIZES_S = 10.0
+NUMBERS_S = 2.0
+TOPIC_S = 2.0
+CONFIGS_MAX = 500
+SORTS = ("name", "partitions", "size")
+
+
+def listed(topics: tuple[Topic, ...], text: str, internal: bool) -> list[Topic]:
+    wanted = text.casefold()
+    return [one for one in topics if (internal or not one.is_internal) and wanted in one.name.casefold()]
+
+
+def page(visit: Visit) -> Response:
+    text, sort, internal = visit.text("q"), visit.text("sort", "name"), bool(visit.text("internal"))
+    sort = sort if sort in SORTS else "name"
+    down = visit.text("order") == "down"
+    every = visit.cached("topics", TOPICS_S, lambda: looking.topics(visit.settings))
+    found = listed(every, text, internal)
+    sizes: dict[str, int] = {}
+    reason = ""
+    if sort == "size":
+        seen, reason = visit.attempt(lambda: visit.cached("sizes", SIZES_S, lambda: looking.all_sizes(visit.settings)))
+        sizes = seen or {}
+    keys: dict[str, Callable[[Topic], Any]] = {
+        "name": lambda one: one.name,
+        "partitions": lambda one: one.partitions,
+        "size": lambda one: sizes.get(one.name, -1),
+    }
+    found.sort(key=keys[sort], reverse=down)
+    number = visit.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
+    shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
+    names = [one.name for one in shown]
+    numbers = visit.cached(
+        f"numbers {' '.join(names)}", NUMBERS_S, lambda: looking.numbers(visit.settings, names) if names else {}
+    )
+
+    def link(page: int = 1, **changed: Any) -> str:
+        query = {"q": text, "sort": sort, "order": "down" if down else "", "internal": "1" if internal else ""}
+        return url("/topics", **(query | changed), page=page if page > 1 else "")
+
+    return visit.page(
+        "topics.html",
+        topics=shown,
+        numbers=numbers,
+        count=len(found),
+        total=sum(internal or not one.is_internal for one in every),
+        page=number,
+        per_page=PER_PAGE,
+        q=text,
+        sort=sort,
+        down=down,
+        internal=internal,
+        link=link,
+        hidden=[f"sizes: {reason}"] if reason else [],
+    )
+
+
+def topic_page(visit: Visit) -> Response:
+    name = visit.named("name")
+    topic = visit.cached(f"topic {name}", TOPIC_S, lambda: looking.topic(visit.settings, name))
+    ends = {part.index: part.end for part in topic.parts if part.end is not None}
+
+    def consumers() -> list[looking.Reader]:
+        known: list[Group] = looking.groups(visit.settings)
+        return looking.readers(visit.settings, known, name, ends)
+
+    readers, reason = visit.attempt(lambda: visit.cached(f"readers {name}", GROUPS_S, consumers))
+    hidden = [*topic.hidden, *([f"groups: {reason}"] if reason else ())]
+    number = visit.number("page", 1, 1, max(1, -(-len(topic.parts) // PER_PAGE)))
+    return visit.page(
+        "topic.html",
+        topic=topic,
+        parts=topic.parts[(number - 1) * PER_PAGE : number * PER_PAGE],
+        page=number,
+        per_page=PER_PAGE,
+        link=lambda page: url("/topic", name=name, page=page),
+        largest=max((part.size or 0 for part in topic.parts), default=0) or 1,
+        readers=readers,
+        own=[one for one in topic.configs if one.is_own],
+        others=[one for one in topic.configs if not one.is_own][:CONFIGS_MAX],
+        leaderless=sum(part.leader < 0 for part in topic.parts),
+        lacking=sum(len(part.in_sync) < len(part.replicas) for part in topic.parts),
+        hidden=hidden,
+    )

@@ -1,0 +1,89 @@
+"""Templates, and how numbers, times and hostile text are written."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+
+from mqd.cli.common import human_bytes
+from mqd.cli.verbs.status import duration
+
+FOLDER = Path(__file__).parent
+_HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
+_PLAIN = re.compile(r"[\n\t\x20-\x7e]*")
+
+
+def visible(text: str) -> str:
+    """Characters that are not seen, or change the order of others, by their numbers: a name must
+    not look like another one.
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    return "".join(
+        f"\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}U+{ord(one):04X}\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
+        if unicodedata.category(one) in _HIDDEN and one not in "\n\t"
+        else one
+        for one in text
+    )
+
+
+def url(path: str, **query: object) -> str:
+    """Empty values are left out."""
+    words = urlencode([(name, str(value)) for name, value in query.items() if value not in ("", None, False)])
+    return f"{path}?{words}" if words else path
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    return "–" if value is None else human_bytes(value)
+
+
+def moment(milliseconds: int | None) -> str:
+    """In this host's time zone, which the text names by its offset."""
+    if milliseconds is None or milliseconds < 0:
+        return "–"
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms"  # a time that a client made up
+
+
+def lasting(seconds: float | None) -> str:
+    return "–" if seconds is None else "under 1 s" if 0 < seconds < 1 else duration(int(max(0, seconds)))
+
+
+def environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    filters: dict[str, Any] = {
+        "visible": visible, "number": number, "size": size, "moment": moment, "lasting": lasting,
+    }  # fmt: skip
+    made.filters |= filters
+    made.globals["url"] = url
+    return made
+
+
+def spark(values: list[float], width: int = 240, height: int = 40) -> str:
+    """Points of an SVG polyline, the newest at the right; "" for fewer than two values."""
+    if len(values) < 2:
+        return ""
+    top = max(*values, 1e-9)
+    step = width / (len(values) - 1)
+    return " ".join(
+        f"{index * step:.1f},{height - 2 - value / top * (height - 4):.1f}" for index, value in enumerate(values)
+    )

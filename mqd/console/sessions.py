@@ -1,0 +1,79 @@
+"""Who is logged in: random cookies, kept in this process alone, with the user's credentials. A
+restart of the console ends them all.
+
+Without a login a visitor still gets a cookie: the token against forged changes is bound to it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from mqd.security.client import ClientSecurity
+
+IDLE_S = 3600.0
+SESSION_S = 12 * 3600.0
+SESSIONS_MAX = 1000  # the one used longest ago is ended
+COOKIE_BYTES = 32
+
+
+class Session(msgspec.Struct):
+    """`user`: "" where there is no login."""
+
+    user: str
+    security: ClientSecurity
+    begun_s: float
+    used_s: float
+
+
+class Sessions:
+    """Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def new_cookie() -> str:
+        return secrets.token_urlsafe(COOKIE_BYTES)
+
+    def begin(self, user: str, security: ClientSecurity) -> str:
+        """The cookie, which was never anyone's before."""
+        cookie, now = self.new_cookie(), self._clock()
+        with self._lock:
+            self._sessions[cookie] = Session(user, security, now, now)
+            while len(self._sessions) > SESSIONS_MAX:
+                self._sessions.popitem(last=False)
+        return cookie
+
+    def find(self, cookie: str) -> Session | None:
+        now = self._clock()
+        with self._lock:
+            found = self._sessions.get(cookie)
+            if found is None:
+                return None
+            if now - found.used_s > IDLE_S or now - found.begun_s > SESSION_S:
+                del self._sessions[cookie]
+                return None
+            found.used_s = now
+            self._sessions.move_to_end(cookie)
+            return found
+
+    def end(self, cookie: str) -> None:
+        with self._lock:
+            self._sessions.pop(cookie, None)
+
+    def token(self, cookie: str) -> str:
+        """What a form must carry to change something."""
+        return hmac.digest(self._secret, cookie.encode(), "sha256").hex()
+
+    def is_token(self, cookie: str, token: str) -> bool:
+        return bool(cookie) and hmac.compare_digest(self.token(cookie).encode(), token.encode())

@@ -1,0 +1,85 @@
+"""One request for a page: who asks, what the URL says, and the answer as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from mqd.cli.common import CliError, Settings
+from mqd.console import rendering
+from mqd.console.sessions import Session
+from mqd.console.shared import Console
+
+T = TypeVar("T")
+TEXT_MAX = 1000  # characters of one word in a URL
+
+
+class Refused(Exception):
+    """A request that a browser with our pages does not make; or one for what is not there."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Visit:
+    """`form`: of a POST. Pages run on threads of their own and may block."""
+
+    def __init__(
+        self, console: Console, request: Request, session: Session, cookie: str, form: dict[str, str] | None = None
+    ) -> None:
+        self.console, self.request, self.session, self.cookie = console, request, session, cookie
+        self.form = form or {}
+        self.settings = Settings(console.options.bootstrap)
+
+    def text(self, name: str, default: str = "") -> str:
+        found = self.request.query_params.get(name, default)
+        if len(found) > TEXT_MAX:
+            raise Refused(400, f"{name} is longer than {TEXT_MAX} characters")
+        return found
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        """What is no number, or out of range, is mended: URLs are typed."""
+        try:
+            return min(most, max(least, int(self.text(name) or default)))
+        except ValueError:
+            return default
+
+    def named(self, name: str) -> str:
+        found = self.text(name)
+        if not found:
+            raise Refused(404, f"the URL names no {name}")
+        return found
+
+    def cached(self, what: str, seconds: float, look: Callable[[], T]) -> T:
+        """Of this user: another may see less."""
+        return self.console.cache.get((self.session.user, what), seconds, look)
+
+    def attempt(self, look: Callable[[], T]) -> tuple[T | None, str]:
+        """The result, or why there is none: a part of a page may fail."""
+        try:
+            return look(), ""
+        except CliError as error:
+            return None, error.message
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        console = self.console
+        html = console.templates.get_template(template).render(
+            path=self.request.url.path,
+            bootstrap=console.options.bootstrap,
+            user=self.session.user,
+            has_login=console.options.has_login,
+            is_read_only=console.options.is_read_only,
+            token=console.sessions.token(self.cookie),
+            version=console.version,
+            said=self.text("said")[:300],
+            **values,
+        )
+        return HTMLResponse(html, status)
+
+    def redirect(self, path: str, **query: object) -> Response:
+        """After a change: loading the page again does not repeat it."""
+        return RedirectResponse(rendering.url(path, **query), 303)

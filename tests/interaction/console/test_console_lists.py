@@ -1,0 +1,110 @@
+"""Topics and groups in the console: searched, paged, hostile names, lag in records and in time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import confluent_kafka
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.console_client import Browser
+from tests.interaction.console.test_console_overview import log_in
+from tests.interaction.security.secured import PASSWORDS, Secured
+
+HOSTILE = '"><script>alert(1)</script>\u202e'
+
+
+@pytest.fixture(scope="module")
+def topics(secured: Secured) -> Iterator[None]:
+    admin = AdminClient({"bootstrap.servers": secured.broker.bootstrap})
+    wanted = [NewTopic(f"many-{number:03}", 1, 1) for number in range(60)]
+    wanted.append(NewTopic("orders", 3, 1, config={"retention.ms": "86400000"}))
+    futures = admin.create_topics(wanted)
+    for future in futures.values():
+        future.result(30)
+    producer = confluent_kafka.Producer({"bootstrap.servers": secured.broker.bootstrap})
+    for number in range(30):
+        producer.produce("orders", b"value %d" % number, partition=number % 3)
+    assert producer.flush(30) == 0
+    yield
+
+
+def consumer(secured: Secured, group: str, **more: str) -> confluent_kafka.Consumer:
+    return confluent_kafka.Consumer(
+        {"bootstrap.servers": secured.broker.bootstrap, "group.id": group, "enable.auto.commit": False, **more}
+    )
+
+
+def commit(secured: Secured, group: str, *offsets: int) -> None:
+    client = consumer(secured, group)
+    client.commit(offsets=[TopicPartition("orders", index, at) for index, at in enumerate(offsets)], asynchronous=False)
+    client.close()
+
+
+def test_topics_are_searched_sorted_and_paged_by_the_server(topics: None, browser: Browser) -> None:
+    first = browser.get("/topics")
+    assert "1–50 of 61" in first.words and "many-049" in first.words and "many-050" not in first.words
+    assert "orders" in browser.get("/topics", page=2).words
+    assert "orders" in browser.get("/topics", page="9" * 30).words, "beyond the last page is the last page"
+    found = browser.get("/topics", q="MANY-05")
+    assert "10 of 61 topics" in found.words and "many-050" in found.words and "orders" not in found.words
+    assert "No topic has “<b>” in its name" in browser.get("/topics", q="<b>").words
+    assert "orders 3 1 30" in browser.get("/topics", q="orders").words
+    largest = browser.get("/topics", sort="size", order="down").words
+    assert largest.index("orders") < largest.index("many-000")
+
+
+@pytest.mark.parametrize("query", [{"page": "x"}, {"page": "-1"}, {"page": ""}, {"sort": "'", "order": "<"}])
+def test_a_query_that_was_typed_wrongly_shows_the_list(topics: None, browser: Browser, query: dict[str, str]) -> None:
+    answer = browser.get("/topics", **query)
+    assert answer.status == 200 and "many-000" in answer.words
+    assert browser.get("/topics", q="x" * 1001).status == 400
+
+
+def test_a_topic_shows_partitions_readers_and_what_is_its_own(secured: Secured, topics: None, browser: Browser) -> None:
+    commit(secured, "billing", 4, 10)
+    words = browser.get("/topic", name="orders").words
+    assert "3 partitions" in words and "30 records" in words
+    assert "billing Empty 0 6" in words
+    assert "Configuration of its own Property Value Otherwise retention.ms 86400000" in words
+    missing = browser.get("/topic", name="no-such")
+    assert missing.status == 502 and "UNKNOWN_TOPIC_OR_PARTITION" in missing.words
+    assert "no-such" not in browser.get("/topics", q="no-such").text.partition("<section")[2].partition("“")[0]
+    assert browser.get("/topic").status == 404
+
+
+def test_a_group_is_behind_in_records_and_in_time(secured: Secured, topics: None, browser: Browser) -> None:
+    time.sleep(1.1)  # the records have to be of some age
+    commit(secured, HOSTILE, 4, 10, 10)
+    listed = browser.get("/groups", q="alert")
+    assert "<script>alert" not in listed.text and "‹U+202E›" in listed.words and "Empty classic 0 6" in listed.words
+    answer = browser.get("/group", name=HOSTILE)
+    assert "<script>alert" not in answer.text
+    assert "6 records behind" in answer.words and re.search(r"orders-0 4 10 6 [1-9]\d* s", answer.words)
+    assert "orders-1 10 10 0 0 s" in answer.words
+    missing = browser.get("/group", name="no-such")
+    assert missing.status == 502 and "there is no group no-such" in missing.words
+
+
+def test_a_member_and_what_it_is_assigned(secured: Secured, topics: None, browser: Browser) -> None:
+    client = consumer(secured, "live", **{"client.id": "reader-<1>", "auto.offset.reset": "earliest"})
+    client.subscribe(["orders"])
+    deadline = time.monotonic() + 60
+    while not client.assignment() and time.monotonic() < deadline:
+        client.poll(0.2)
+    client.commit(offsets=[TopicPartition("orders", 0, 10)], asynchronous=False)
+    words = browser.get("/group", name="live").words
+    assert "Stable state 1 members" in words and "reader-<1> 127.0.0.1 orders:0-2 3 0" in words
+    assert "live Stable 1 0" in browser.get("/topic", name="orders").words
+    client.close()
+
+
+def test_a_user_without_rights_sees_nothing_of_others(topics: None, login_browser: Browser) -> None:
+    log_in(login_browser, "bob", PASSWORDS["bob"])
+    assert "There are no topics yet" in login_browser.get("/topics").words
+    assert "No client has joined a group" in login_browser.get("/groups").words
+    assert "AUTHORIZATION_FAILED" in login_browser.get("/topic", name="orders").words

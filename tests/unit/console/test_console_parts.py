@@ -1,0 +1,175 @@
+"""Sessions, the cache, what the metrics say, and how hostile text is written."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from mqd.console import rendering
+from mqd.console.audit import Audit
+from mqd.console.cache import SHARE, Cache
+from mqd.console.metrics import between, parse, quantile
+from mqd.console.sessions import IDLE_S, SESSION_S, SESSIONS_MAX, Sessions
+from mqd.security.client import ClientSecurity
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+
+def test_a_session_ends_when_it_is_idle_or_old() -> None:
+    clock = Clock()
+    sessions = Sessions(clock)
+    idle, used = sessions.begin("ada", ClientSecurity()), sessions.begin("bob", ClientSecurity())
+    for _ in range(int(SESSION_S / (IDLE_S - 1))):
+        clock.now += IDLE_S - 1
+        assert sessions.find(used) is not None
+    assert sessions.find(idle) is None
+    clock.now += IDLE_S - 1
+    assert sessions.find(used) is None
+
+
+def test_sessions_are_bounded() -> None:
+    sessions = Sessions()
+    first = sessions.begin("ada", ClientSecurity())
+    second = sessions.begin("ada", ClientSecurity())
+    sessions.find(first)
+    for _ in range(SESSIONS_MAX - 1):
+        sessions.begin("bob", ClientSecurity())
+    assert sessions.find(first) is not None and sessions.find(second) is None
+    sessions.end(first)
+    assert sessions.find(first) is None
+
+
+def test_a_token_is_of_one_cookie_and_one_process() -> None:
+    sessions = Sessions()
+    token = sessions.token("cookie")
+    assert sessions.is_token("cookie", token)
+    assert not sessions.is_token("other", token) and not sessions.is_token("", sessions.token(""))
+    assert not sessions.is_token("cookie", "") and not sessions.is_token("cookie", "é")
+    assert not Sessions().is_token("cookie", token)
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+def test_a_look_costs_a_twentieth_of_a_core_at_most() -> None:
+    clock, looks = Clock(), []
+    cache = Cache(clock)
+
+    def look() -> int:
+        clock.now += 2.0
+        looks.append(None)
+        return len(looks)
+
+    assert cache.get("x", 3.0, look) == 1
+    clock.now += SHARE * 2.0 - 0.1
+    assert cache.get("x", 3.0, look) == 1
+    clock.now += 0.2
+    assert cache.get("x", 3.0, look) == 2
+    cache.clear()
+    assert cache.get("x", 3.0, look) == 3
+
+
+def test_two_that_ask_at_once_look_once() -> None:
+    cache, looks, begun, go = Cache(), [], threading.Event(), threading.Event()
+
+    def look() -> str:
+        looks.append(None)
+        begun.set()
+        assert go.wait(10)
+        return "seen"
+
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(cache.get("x", 60.0, look))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    assert cache.get("y", 60.0, lambda: "other") == "other"  # another one does not wait
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert found == ["seen"] * 5 and len(looks) == 1
+
+
+def test_a_failure_is_not_kept() -> None:
+    cache = Cache()
+    with pytest.raises(ZeroDivisionError):
+        cache.get("x", 60.0, lambda: 1 // 0)
+    assert cache.get("x", 60.0, lambda: 1) == 1
+    assert not cache._turns
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+PAGE = """# HELP mqd_records_appended_total x
+mqd_records_appended_total{worker="0"} %d
+mqd_records_appended_total{worker="1"} 5.0
+mqd_produce_seconds_bucket{worker="0",le="0.001"} %d
+mqd_produce_seconds_bucket{worker="0",le="0.002"} %d
+mqd_produce_seconds_bucket{worker="0",le="+Inf"} %d
+mqd_partition_online{topic="a\\"\\\\b",partition="0"} 1.0
+mqd_partition_online{topic="a\\"\\\\b",partition="1"} 0.0
+mqd_consumergroup_lag_seconds{consumergroup="g",topic="t",partition="0"} 1.0
+go_goroutines 8
+mqd_nonsense
+"""
+
+
+def test_a_page_becomes_rates() -> None:
+    before, after = parse(PAGE % (100, 10, 10, 10), 50.0), parse(PAGE % (400, 108, 109, 110), 60.0)
+    assert [(one.name, one.labels["topic"]) for one in after.samples] == [("mqd_partition_online", 'a"\\b')]
+    point = between(before, after)
+    assert point.records == 30.0 and point.p99_s == 0.002
+    restarted = between(after, before)
+    assert restarted.records == 0.0 and restarted.p99_s is None
+
+
+def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
+    assert quantile(0.99, {}, {0.5: 0.0, float("inf"): 10.0}) == 0.5
+    assert quantile(0.99, {}, {}) is None
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("orders", "orders"),
+        ("größe 注文", "größe 注文"),
+        ("a\u202etxt.exe", "a‹U+202E›txt.exe"),  # would be read backwards
+        ("a\x00b\x1b[31m", "a‹U+0000›b‹U+001B›[31m"),
+        ("zero\u200bwidth", "zero‹U+200B›width"),
+        ("two\nlines\t", "two\nlines\t"),
+    ],
+)
+def test_what_is_not_seen_is_shown(text: str, shown: str) -> None:
+    assert rendering.visible(text) == shown
+
+
+def test_templates_escape() -> None:
+    template = rendering.environment().from_string('<a title="{{ name|visible }}">{{ name }}</a>')
+    assert "<script" not in template.render(name='"><script>alert(1)</script>')
+
+
+def test_times_that_clients_made_up_are_numbers() -> None:
+    assert rendering.moment(-1) == "–" and rendering.moment(1 << 62) == f"{1 << 62} ms"
+    assert rendering.moment(0).startswith(("1970", "1969"))
+
+
+def test_a_line_of_the_audit_log_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "audit.log"
+    Audit(file).write("ada\n", "127.0.0.1", "mqd topic delete 'a\nb'", "done")
+    (line,) = file.read_text().splitlines()
+    assert json.loads(line)["user"] == "ada\n" and file.stat().st_mode & 0o777 == 0o600
