@@ -161,6 +161,8 @@ _OVERRIDES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "share.session.timeout.ms": ("share", "session_timeout_ms", int),
     "share.heartbeat.interval.ms": ("share", "heartbeat_interval_ms", int),
     "share.record.lock.duration.ms": ("share", "record_lock_ms", int),
+    "share.retry.backoff.ms": ("share", "retry_backoff_ms", int),
+    "share.retry.backoff.max.ms": ("share", "retry_backoff_max_ms", int),
     "share.isolation.level": ("share", "read_committed", lambda text: text == "read_committed"),
     "share.auto.offset.reset": ("share", "offset_reset", parse_offset_reset),
 }

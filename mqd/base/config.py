@@ -567,6 +567,13 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
         parse_offset_reset(effective[reset])
     except ValueError as error:
         raise ConfigError(f"{reset}={effective[reset]} cannot be: {error}", reset, effective[reset]) from error
+    backoff, longest = (f"share.retry.backoff.{name}" for name in ("ms", "max.ms"))
+    _require(
+        int(effective[backoff]) <= int(effective[longest]),
+        f"{backoff}={effective[backoff]} must not be above {longest}={effective[longest]}",
+        backoff if backoff in canonical else longest,
+        effective,
+    )
     for kind in ("consumer", "share"):
         heartbeat, session = (
             int(effective[f"{kind}.{name}"]) for name in ("heartbeat.interval.ms", "session.timeout.ms")

@@ -683,6 +683,12 @@ share.auto.offset.reset: string dynamic = latest
     by_duration:PnDTnHnMn.nS before now.
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
+share.retry.backoff.ms: int >=0 <=60000 dynamic = 0
+    (mqd) What was delivered and not accepted is delivered again after this time at the earliest; the time doubles with
+    each delivery, up to share.retry.backoff.max.ms. 0: at once.
+share.retry.backoff.max.ms: int >=0 <=60000 dynamic = 60000
+    (mqd) The longest time before a further delivery. A record that waits counts as locked
+    (group.share.partition.max.record.locks).
 """,
     BROKER,
 )

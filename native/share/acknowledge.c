@@ -13,11 +13,12 @@ static uint32_t alike(const struct mqd_share_page *page, int64_t offset, int64_t
     return count;
 }
 
-/* Ends the acquisition of `records` offsets, whose cells in one page are alike. */
-static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records, uint8_t type)
+/* Ends the acquisition or the backoff of `records` offsets, whose cells in one page are alike. */
+static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records, uint8_t type,
+                   int64_t now_ms)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
-    uint32_t count = cell_count(cell), state = MQD_SHARE_ARCHIVED;
+    uint32_t count = cell_count(cell), state = MQD_SHARE_ARCHIVED, row = 0;
     if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
     } else if (type == MQD_SHARE_RELEASE) {
@@ -25,12 +26,17 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
             state = MQD_SHARE_AVAILABLE;
         if (PLANTED(share, UNCOUNT) && count > 0)
             count--;
+        if (state == MQD_SHARE_AVAILABLE && mqd_share_backoff_ms(share, count) > 0) {
+            state = MQD_SHARE_DELAYED;
+            row = mqd_share_row_delay(share, count, offset, offset + records - 1, now_ms);
+            row_of(share, row)->held += records;
+        }
     }
-    mqd_share_cells_set(share, page, offset, records, cell_make(state, count, CELL_CHANGED, 0));
+    mqd_share_cells_set(share, page, offset, records, cell_make(state, count, CELL_CHANGED, row));
     mqd_share_note_changed(share, offset, offset + records - 1);
     if (state == MQD_SHARE_AVAILABLE && offset < share->first_maybe)
         share->first_maybe = offset;
-    if (cell_state(cell) == MQD_SHARE_ACQUIRED)
+    if (cell_has_row(cell))
         mqd_share_row_release(share, cell_row(cell), records);
 }
 
@@ -117,7 +123,7 @@ static void apply(struct mqd_share *share, const struct mqd_share_acknowledgemen
         if (type == MQD_SHARE_RENEW)
             renew(share, page, offset, &row, now_ms);
         else
-            finish(share, page, offset, records, type);
+            finish(share, page, offset, records, type, now_ms);
     }
 }
 
@@ -141,22 +147,38 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
 
 /* ---- releasing ---- */
 
-/* Releases all that a row holds; the row is freed. Returns how many offsets. */
-static uint32_t release_row(struct mqd_share *share, uint32_t index)
+/* The backoff of `records` offsets has ended. Nothing changes in what is persisted. */
+static void make_available(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records)
 {
+    uint64_t cell = page->cells[offset & PAGE_MASK];
+    mqd_share_cells_set(share, page, offset, records,
+                        cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), cell & CELL_CHANGED, 0));
+    if (offset < share->first_maybe)
+        share->first_maybe = offset;
+    mqd_share_row_release(share, cell_row(cell), records);
+}
+
+/* Ends the lock or the backoff of all that a row holds; the row is freed. Returns how many offsets. */
+static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now_ms)
+{
+    bool is_lock = row_of(share, index)->queue == LOCKS;
+    uint32_t state = is_lock ? MQD_SHARE_ACQUIRED : MQD_SHARE_DELAYED;
+
     int64_t first = row_of(share, index)->first, last = row_of(share, index)->last;
     uint32_t held = row_of(share, index)->held, released = 0;
     for (int64_t offset = first > share->start ? first : share->start; offset <= last && released < held;) {
         struct mqd_share_page *page = page_of(share, offset);
-        if (!page->acquired) {
+        if (!(is_lock ? page->acquired : page->delayed)) {
             offset = page_end(offset);
             continue;
         }
         uint64_t cell = page->cells[offset & PAGE_MASK];
-        bool is_mine = cell_state(cell) == MQD_SHARE_ACQUIRED && cell_row(cell) == index;
+        bool is_mine = cell_state(cell) == state && cell_row(cell) == index;
         uint32_t records = alike(page, offset, last);
-        if (is_mine || (PLANTED(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
-            finish(share, page, offset, records, MQD_SHARE_RELEASE);
+        if (is_mine && !is_lock)
+            make_available(share, page, offset, records);
+        else if (is_mine || (PLANTED(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
+            finish(share, page, offset, records, MQD_SHARE_RELEASE, now_ms);
         released += is_mine ? records : 0;
         offset += records;
     }
@@ -165,24 +187,37 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index)
     return released;
 }
 
-uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member)
+uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms)
 {
     uint32_t released = 0;
-    for (uint32_t index = share->row_head, next; index != ROW_NONE; index = next) {
+    for (uint32_t index = share->queues[LOCKS].head, next; index != ROW_NONE; index = next) {
         const struct mqd_share_row *row = row_of(share, index);
         next = row->next;
         if (row->member == member)
-            released += release_row(share, index);
+            released += release_row(share, index, now_ms);
     }
     mqd_share_advance(share);
     return released;
 }
 
+/* A planted bug: a backoff ends whenever the queues are looked at. */
+static bool is_early(const struct mqd_share *share, uint32_t queue)
+{
+    (void)share;
+    return queue != LOCKS && PLANTED(share, EARLY_RETRY);
+}
+
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max)
 {
     uint32_t released = 0;
-    while (released < offsets_max && mqd_share_deadline(share) <= now_ms)
-        released += release_row(share, share->row_head);
+    for (uint32_t queue = 0; queue < MQD_SHARE_QUEUE_COUNT; queue++) {
+        const struct mqd_share_queue *ends = &share->queues[queue];
+        while (released < offsets_max && ends->head != ROW_NONE &&
+               (row_of(share, ends->head)->deadline_ms <= now_ms || is_early(share, queue)))
+            released += release_row(share, ends->head, now_ms);
+        if (!share->delayed_count)
+            break;
+    }
     mqd_share_advance(share);
     return released;
 }
@@ -195,7 +230,7 @@ void mqd_share_log_start(struct mqd_share *share, int64_t log_start)
     while (share->start < log_start && share->start < share->end) {
         struct mqd_share_page *page = page_of(share, share->start);
         if (page->cells && !cell_finished(page->cells[share->start & PAGE_MASK]))
-            finish(share, page, share->start, 1, MQD_SHARE_GAP);
+            finish(share, page, share->start, 1, MQD_SHARE_GAP, 0);
         mqd_share_pass(share);
     }
     if (share->end < log_start) {

@@ -4,7 +4,7 @@
 
 static void check_cells(const struct mqd_share *share)
 {
-    uint32_t open = 0, acquired = 0, boundaries = 0;
+    uint32_t open = 0, acquired = 0, delayed = 0, boundaries = 0;
     uint64_t before = 0;
     for (int64_t offset = share->start; offset < share->end; offset++) {
         uint64_t cell = cell_of(share, offset), key = cell_key(cell);
@@ -18,43 +18,63 @@ static void check_cells(const struct mqd_share *share)
         MQD_ASSERT(!(cell & CELL_CHANGED) || (offset >= share->changed_first && offset <= share->changed_last),
                    "S6: the change of %lld lies outside of %lld to %lld", (long long)offset,
                    (long long)share->changed_first, (long long)share->changed_last);
-        if (state != MQD_SHARE_ACQUIRED)
+        if (!cell_has_row(cell))
             continue;
-        acquired++;
-        MQD_ASSERT(cell_row(cell) < share->row_count, "S1: %lld names acquisition %u of %u", (long long)offset,
-                   cell_row(cell), share->row_count);
+        acquired += state == MQD_SHARE_ACQUIRED;
+        delayed += state == MQD_SHARE_DELAYED;
+        MQD_ASSERT(cell_row(cell) < share->row_count, "S1: %lld names row %u of %u", (long long)offset, cell_row(cell),
+                   share->row_count);
         const struct mqd_share_row *row = row_of(share, cell_row(cell));
-        MQD_ASSERT(row->first <= offset && offset <= row->last, "S5: %lld belongs to an acquisition of %lld to %lld",
+        MQD_ASSERT(row->first <= offset && offset <= row->last, "S5: %lld belongs to a row of %lld to %lld",
                    (long long)offset, (long long)row->first, (long long)row->last);
+        uint32_t count = cell_count(cell);
+        uint32_t queue = state == MQD_SHARE_ACQUIRED ? LOCKS : queue_of(share, count);
+        MQD_ASSERT(row->queue == queue, "S9: %lld, delivered %u times, waits in queue %u", (long long)offset, count,
+                   row->queue);
     }
-    MQD_ASSERT(open == share->open_count && acquired == share->acquired_count && boundaries == share->boundary_count,
-               "S7: %u open, %u acquired, %u boundaries; counted as %u, %u, %u", open, acquired, boundaries,
-               share->open_count, share->acquired_count, share->boundary_count);
+    MQD_ASSERT(open == share->open_count && acquired == share->acquired_count && delayed == share->delayed_count &&
+                   boundaries == share->boundary_count,
+               "S7: %u open, %u acquired, %u delayed, %u boundaries; counted as %u, %u, %u, %u", open, acquired,
+               delayed, boundaries, share->open_count, share->acquired_count, share->delayed_count,
+               share->boundary_count);
 }
 
-static void check_rows(const struct mqd_share *share)
+/* Returns how many rows the queue has; adds the offsets that they hold to `held`. */
+static uint32_t check_queue(const struct mqd_share *share, uint32_t queue, uint32_t *held)
 {
-    uint32_t rows = 0, held = 0, before = ROW_NONE;
+    uint32_t rows = 0, before = ROW_NONE;
     int64_t deadline_ms = INT64_MIN;
-    for (uint32_t index = share->row_head; index != ROW_NONE; index = row_of(share, index)->next) {
+    for (uint32_t index = share->queues[queue].head; index != ROW_NONE; index = row_of(share, index)->next) {
         const struct mqd_share_row *row = row_of(share, index);
         uint32_t mine = 0;
         for (int64_t offset = row->first > share->start ? row->first : share->start; offset <= row->last; offset++) {
             uint64_t cell = cell_of(share, offset);
-            mine += cell_state(cell) == MQD_SHARE_ACQUIRED && cell_row(cell) == index;
+            mine += cell_has_row(cell) && cell_row(cell) == index;
         }
-        MQD_ASSERT(mine == row->held && mine > 0, "S5: an acquisition holds %u offsets, counted as %u", mine,
-                   row->held);
-        MQD_ASSERT(row->deadline_ms >= deadline_ms && row->previous == before, "S5: the queue is out of order at %u",
-                   index);
+        MQD_ASSERT(mine == row->held && mine > 0, "S5: a row holds %u offsets, counted as %u", mine, row->held);
+        MQD_ASSERT(row->deadline_ms >= deadline_ms && row->previous == before && row->queue == queue,
+                   "S5: queue %u is out of order at %u", queue, index);
         deadline_ms = row->deadline_ms;
         before = index;
         rows++;
-        held += mine;
+        *held += mine;
     }
-    MQD_ASSERT(rows == share->row_used && before == share->row_tail && held == share->acquired_count,
-               "S5: %u acquisitions of %u offsets; counted as %u and %u", rows, held, share->row_used,
-               share->acquired_count);
+    MQD_ASSERT(before == share->queues[queue].tail, "S5: queue %u ends at %u", queue, before);
+    return rows;
+}
+
+static void check_rows(const struct mqd_share *share)
+{
+    uint32_t held = 0, delayed = 0, used = 0, rows = check_queue(share, LOCKS, &held);
+    for (uint32_t queue = 1; queue < MQD_SHARE_QUEUE_COUNT; queue++) {
+        rows += check_queue(share, queue, &delayed);
+        used += share->queues[queue].head != ROW_NONE;
+    }
+    MQD_ASSERT(rows == share->row_used && held == share->acquired_count && delayed == share->delayed_count,
+               "S5: %u rows of %u and %u offsets; counted as %u, %u and %u", rows, held, delayed, share->row_used,
+               share->acquired_count, share->delayed_count);
+    MQD_ASSERT(used == share->queue_used && (!rows || share->row_count - rows + used >= MQD_SHARE_QUEUE_COUNT - 1),
+               "S9: %u rows are free for backoffs, %u queues have one", share->row_count - rows, used);
 }
 
 void mqd_share_check(const struct mqd_share *share)

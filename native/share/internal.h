@@ -14,6 +14,7 @@
 #define ROWS_A_BLOCK 128
 /* Rows may have holes; a longer one begins another row, so that walking a row stays short. */
 #define ROW_HOLE_MAX 256
+#define LOCKS 0 /* the queue of acquisitions */
 
 #define CELL_STATE 7ull
 #define CELL_CHANGED 8ull
@@ -21,9 +22,9 @@
 #define CELL_COUNT_MAX 0x7fff /* an int16 on the wire */
 
 struct mqd_share_page {
-    uint64_t *cells;              /* NULL: all are `uniform` */
-    uint64_t uniform;             /* never acquired */
-    uint16_t available, acquired; /* of its 1,024 offsets, also outside of start and end */
+    uint64_t *cells;                       /* NULL: all are `uniform` */
+    uint64_t uniform;                      /* never acquired */
+    uint16_t available, acquired, delayed; /* of its 1,024 offsets, also outside of start and end */
     uint8_t in_use;
 };
 
@@ -31,8 +32,8 @@ struct mqd_share_row {
     int64_t first, last;
     uint64_t member;
     int64_t deadline_ms;
-    uint32_t held; /* acquired offsets that name this row */
-    uint32_t next, previous;
+    uint32_t held; /* offsets that name this row */
+    uint32_t next, previous, queue;
 } __attribute__((aligned(64)));
 _Static_assert(sizeof(struct mqd_share_row) * ROWS_A_BLOCK == MQD_SHARE_BLOCK_BYTES, "rows fill a block");
 _Static_assert(sizeof(struct mqd_share_page) * DIRECTORY_PAGES <= MQD_SHARE_BLOCK_BYTES, "pages fit into a block");
@@ -55,13 +56,24 @@ static inline uint32_t cell_row(uint64_t cell)
 }
 static inline bool cell_finished(uint64_t cell)
 {
-    return (cell & CELL_STATE) >= MQD_SHARE_ACKNOWLEDGED;
+    return (cell & CELL_STATE) == MQD_SHARE_ACKNOWLEDGED || (cell & CELL_STATE) == MQD_SHARE_ARCHIVED;
+}
+/* Acquired, or waiting for the end of its backoff. */
+static inline bool cell_has_row(uint64_t cell)
+{
+    return cell_state(cell) == MQD_SHARE_ACQUIRED || cell_state(cell) == MQD_SHARE_DELAYED;
 }
 /* State and count as they are persisted: what is acquired as before its acquisition. */
 static inline uint64_t cell_key(uint64_t cell)
 {
-    return cell_state(cell) == MQD_SHARE_ACQUIRED ? cell_make(MQD_SHARE_AVAILABLE, cell_count(cell) - 1, 0, 0)
-                                                  : cell & (CELL_STATE | 0xffffull << CELL_COUNT_SHIFT);
+    switch (cell_state(cell)) {
+    case MQD_SHARE_ACQUIRED:
+        return cell_make(MQD_SHARE_AVAILABLE, cell_count(cell) - 1, 0, 0);
+    case MQD_SHARE_DELAYED:
+        return cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), 0, 0);
+    default:
+        return cell & (CELL_STATE | 0xffffull << CELL_COUNT_SHIFT);
+    }
 }
 
 static inline struct mqd_share_page *page_of(const struct mqd_share *share, int64_t offset)
@@ -105,8 +117,19 @@ void mqd_share_advance(struct mqd_share *share);
 void mqd_share_pass(struct mqd_share *share);
 void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
 
-/* Appends a row without offsets to the queue. ROW_NONE: the pool is used up. */
+/* Appends an acquisition without offsets to the queue of locks. ROW_NONE: the pool is used up. */
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);
+/* Where what was delivered `count` times waits for its backoff. */
+static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
+{
+    (void)share;
+    return count < MQD_SHARE_QUEUE_COUNT && !PLANTED(share, ONE_QUEUE) ? count : MQD_SHARE_QUEUE_COUNT - 1;
+}
+/* The row to which offsets from first to last, released after `count` deliveries, are added: in the
+ * queue of this count, until its backoff ends. */
+uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms);
+/* How long what was delivered `count` times waits before the next time. */
+int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count);
 /* Removes offsets from a row, which is freed with its last one. */
 void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count);
 /* To the end of the queue, with a new deadline. */

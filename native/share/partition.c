@@ -15,17 +15,22 @@
 
 int mqd_share_settings_parse(const uint8_t *bytes, uint32_t size_bytes, struct mqd_share_group_settings *out)
 {
-    int32_t words[3];
+    int32_t words[3], backoffs[2];
     if (size_bytes < MQD_SHARE_SETTINGS_BYTES)
         return -1;
     memcpy(words, bytes, sizeof words);
-    *out = (struct mqd_share_group_settings){
-        .state = {.lock_ms = words[0], .delivery_limit = words[1], .open_max = (uint32_t)words[2]},
-        .committed = bytes[12],
-        .reset = bytes[13]};
+    memcpy(backoffs, bytes + 24, sizeof backoffs);
+    *out = (struct mqd_share_group_settings){.state = {.lock_ms = words[0],
+                                                       .delivery_limit = words[1],
+                                                       .open_max = (uint32_t)words[2],
+                                                       .backoff_ms = backoffs[0],
+                                                       .backoff_ms_max = backoffs[1]},
+                                             .committed = bytes[12],
+                                             .reset = bytes[13]};
     memcpy(&out->reset_offset, bytes + 16, sizeof out->reset_offset);
     bool good = words[0] > 0 && words[1] > 0 && words[1] <= INT16_MAX && words[2] > 0 &&
-                words[2] <= MQD_SHARE_SPAN_MAX && out->reset <= MQD_SHARE_RESET_BY_DURATION && out->reset_offset >= -1;
+                words[2] <= MQD_SHARE_SPAN_MAX && out->reset <= MQD_SHARE_RESET_BY_DURATION &&
+                out->reset_offset >= -1 && backoffs[0] >= 0 && backoffs[1] >= backoffs[0];
     return good ? 0 : -1;
 }
 
@@ -293,5 +298,6 @@ bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition)
 {
     return !partition->in_flight && !partition->is_taken && mqd_list_empty(&partition->waiting) &&
            mqd_list_empty(&partition->covered) &&
-           (partition->phase != MQD_SHARE_ACTIVE || (!is_dirty(partition) && partition->state.acquired_count == 0));
+           (partition->phase != MQD_SHARE_ACTIVE ||
+            (!is_dirty(partition) && !partition->state.acquired_count && !partition->state.delayed_count));
 }

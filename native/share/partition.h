@@ -24,7 +24,7 @@
 #include "share/state.h"
 #include "wire/share_state.h"
 
-#define MQD_SHARE_SETTINGS_BYTES 24
+#define MQD_SHARE_SETTINGS_BYTES 32
 #define MQD_SHARE_LAZY_MS 100 /* changes that no answer waits for are written after so long */
 
 enum mqd_share_phase { MQD_SHARE_LOADING, MQD_SHARE_UNPLACED, MQD_SHARE_ACTIVE, MQD_SHARE_FAILED };
@@ -98,7 +98,7 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter);
 /* When to call _next_request again, or expire locks; MQD_SHARE_NEVER. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);
-/* Nothing is acquired, unwritten, in flight or waiting. */
+/* Nothing is acquired, delayed, unwritten, in flight or waiting. */
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition);
 
 #endif

@@ -19,7 +19,10 @@ enum mqd_share_planted {
     MQD_PLANTED_WINDOW = 512,           /* S7: open offsets are not counted */
     MQD_PLANTED_DELIVER_SKIPPED = 1024, /* S8 */
     MQD_PLANTED_PARTLY = 2048,          /* ranges before a wrong one take effect */
-    MQD_PLANTED_NOT_ALONE = 4096        /* the last delivery has neighbours */
+    MQD_PLANTED_NOT_ALONE = 4096,       /* the last delivery has neighbours */
+    MQD_PLANTED_EARLY_RETRY = 8192,     /* S9: a backoff ends when anything is due */
+    MQD_PLANTED_SAME_BACKOFF = 16384,   /* S9: the backoff is not doubled */
+    MQD_PLANTED_ONE_QUEUE = 32768       /* backoffs of different lengths are in one queue */
 };
 /* MQD_PLANTED_OFF */
 #define PLANTED(share, rule) (((share)->planted & MQD_PLANTED_##rule) != 0)

@@ -9,6 +9,14 @@
 #define DIRECTORY_COUNT 8
 #define ROW_COUNT_MAX (1u << 20)
 
+static void rows_forget(struct mqd_share *share)
+{
+    share->row_count = share->row_used = share->queue_used = 0;
+    share->row_free = ROW_NONE;
+    for (uint32_t queue = 0; queue < MQD_SHARE_QUEUE_COUNT; queue++)
+        share->queues[queue] = (struct mqd_share_queue){ROW_NONE, ROW_NONE};
+}
+
 void mqd_share_init(struct mqd_share *share, struct mqd_share_pool *pool, const struct mqd_share_settings *settings,
                     int64_t start)
 {
@@ -18,7 +26,7 @@ void mqd_share_init(struct mqd_share *share, struct mqd_share_pool *pool, const 
     share->start = share->end = share->first_maybe = start;
     share->changed_first = INT64_MAX;
     share->changed_last = -1;
-    share->row_free = share->row_head = share->row_tail = ROW_NONE;
+    rows_forget(share);
 }
 
 /* ---- pages ---- */
@@ -67,7 +75,7 @@ void mqd_share_page_drop(struct mqd_share *share, int64_t offset)
 
 void mqd_share_page_merge(struct mqd_share *share, struct mqd_share_page *page)
 {
-    if (!page->cells || page->available || page->acquired)
+    if (!page->cells || page->available || page->acquired || page->delayed)
         return;
     for (uint32_t place = 1; place < MQD_SHARE_PAGE_OFFSETS; place++)
         if (page->cells[place] != page->cells[0])
@@ -116,6 +124,9 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
     int32_t acquired = ((state == MQD_SHARE_ACQUIRED) - (old_state == MQD_SHARE_ACQUIRED)) * (int32_t)count;
     page->acquired += (uint16_t)acquired;
     share->acquired_count += (uint32_t)acquired;
+    int32_t delayed = ((state == MQD_SHARE_DELAYED) - (old_state == MQD_SHARE_DELAYED)) * (int32_t)count;
+    page->delayed += (uint16_t)delayed;
+    share->delayed_count += (uint32_t)delayed;
     share->open_count += (uint32_t)((cell_finished(old) - cell_finished(cell)) * (int32_t)count);
     for (uint32_t place = 0; place < count; place++)
         at[place] = cell;
@@ -197,26 +208,39 @@ struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset)
 
 /* ---- rows ---- */
 
-static uint32_t row_take(struct mqd_share *share)
+/* Memory for more rows: they are unused ones then. false: the pool is used up. */
+static bool rows_grow(struct mqd_share *share)
 {
-    uint32_t index = share->row_free;
-    if (index != ROW_NONE) {
-        share->row_free = row_of(share, index)->next;
-        return index;
-    }
-    index = share->row_count;
+    uint32_t index = share->row_count;
     if (index == ROW_COUNT_MAX)
-        return ROW_NONE;
+        return false;
     void ***directory = &share->row_directory[index >> 17];
     if (!*directory) {
         if (!(*directory = mqd_share_pool_take(share->pool)))
-            return ROW_NONE;
+            return false;
         memset(*directory, 0, MQD_SHARE_BLOCK_BYTES);
     }
     void **block = &(*directory)[index >> 7 & 1023];
-    if (!*block && !(*block = mqd_share_pool_take(share->pool)))
+    if (!(*block = mqd_share_pool_take(share->pool)))
+        return false;
+    share->row_count += ROWS_A_BLOCK;
+    for (uint32_t next = share->row_count; next > index; next--) {
+        row_of(share, next - 1)->next = share->row_free;
+        share->row_free = next - 1;
+    }
+    return true;
+}
+
+/* An unused row. One is left for each queue of backoffs that is empty (S9); `is_first` takes such a
+ * one. ROW_NONE: the pool is used up. */
+static uint32_t row_take(struct mqd_share *share, bool is_first)
+{
+    uint32_t kept = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->queue_used;
+    if (share->row_count - share->row_used <= kept && !rows_grow(share))
         return ROW_NONE;
-    share->row_count++;
+    uint32_t index = share->row_free;
+    share->row_free = row_of(share, index)->next;
+    share->row_used++;
     return index;
 }
 
@@ -229,54 +253,89 @@ static void rows_drop(struct mqd_share *share)
             mqd_share_pool_return(share->pool, share->row_directory[directory]);
         share->row_directory[directory] = NULL;
     }
-    share->row_count = share->row_used = 0;
-    share->row_free = share->row_head = share->row_tail = ROW_NONE;
+    rows_forget(share);
 }
 
-static void row_append(struct mqd_share *share, uint32_t index, int64_t now_ms)
+static void row_append(struct mqd_share *share, uint32_t index, uint32_t queue, int64_t deadline_ms)
 {
     struct mqd_share_row *row = row_of(share, index);
-    row->deadline_ms = now_ms + share->settings.lock_ms;
+    struct mqd_share_queue *ends = &share->queues[queue];
+    row->queue = queue;
+    row->deadline_ms = deadline_ms;
     row->next = ROW_NONE;
-    row->previous = share->row_tail;
-    if (share->row_tail == ROW_NONE) {
-        share->row_head = index;
+    row->previous = ends->tail;
+    if (ends->tail == ROW_NONE) {
+        ends->head = index;
+        share->queue_used += queue != LOCKS;
     } else {
-        struct mqd_share_row *tail = row_of(share, share->row_tail);
+        struct mqd_share_row *tail = row_of(share, ends->tail);
         tail->next = index;
-        if (row->deadline_ms < tail->deadline_ms) /* the lock's duration was reduced: S5 */
+        if (row->deadline_ms < tail->deadline_ms) /* the duration was reduced: S5 */
             row->deadline_ms = tail->deadline_ms;
     }
-    share->row_tail = index;
+    ends->tail = index;
 }
 
 static void row_unlink(struct mqd_share *share, const struct mqd_share_row *row)
 {
+    struct mqd_share_queue *ends = &share->queues[row->queue];
     if (row->previous == ROW_NONE)
-        share->row_head = row->next;
+        ends->head = row->next;
     else
         row_of(share, row->previous)->next = row->next;
     if (row->next == ROW_NONE)
-        share->row_tail = row->previous;
+        ends->tail = row->previous;
     else
         row_of(share, row->next)->previous = row->previous;
+    share->queue_used -= row->queue != LOCKS && ends->head == ROW_NONE;
 }
 
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms)
 {
-    uint32_t index = row_take(share);
+    uint32_t index = row_take(share, false);
     if (index == ROW_NONE)
         return ROW_NONE;
     *row_of(share, index) = (struct mqd_share_row){.first = offset, .last = offset, .member = member};
-    share->row_used++;
-    row_append(share, index, now_ms);
+    row_append(share, index, LOCKS, now_ms + share->settings.lock_ms);
     return index;
+}
+
+int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count)
+{
+    int64_t first = share->settings.backoff_ms, most = share->settings.backoff_ms_max;
+    uint32_t doublings = count > 1 && !PLANTED(share, SAME_BACKOFF) ? count - 1 : 0;
+    int64_t backoff_ms = doublings < 31 ? first << doublings : first ? most : 0;
+    return backoff_ms < most ? backoff_ms : most;
+}
+
+uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms)
+{
+    uint32_t queue = queue_of(share, count);
+    int64_t deadline_ms = now_ms + mqd_share_backoff_ms(share, count);
+    uint32_t tail = share->queues[queue].tail;
+    struct mqd_share_row *row = tail == ROW_NONE ? NULL : row_of(share, tail);
+    bool joins = row && deadline_ms <= row->deadline_ms && first - row->last <= ROW_HOLE_MAX &&
+                 row->first - last <= ROW_HOLE_MAX;
+    uint32_t index = joins ? ROW_NONE : row_take(share, !row);
+    if (index != ROW_NONE) {
+        *row_of(share, index) = (struct mqd_share_row){.first = first, .last = last};
+        row_append(share, index, queue, deadline_ms);
+        return index;
+    }
+    MQD_ASSERT(row, "S9: no row is left for a backoff after %u deliveries", count);
+    if (first < row->first)
+        row->first = first;
+    if (last > row->last)
+        row->last = last;
+    if (row->deadline_ms < deadline_ms) /* no memory: what is in the row waits longer */
+        row->deadline_ms = deadline_ms;
+    return tail;
 }
 
 void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count)
 {
     struct mqd_share_row *row = row_of(share, index);
-    MQD_ASSERT(row->held >= count, "S5: an acquisition of %lld to %lld is released twice", (long long)row->first,
+    MQD_ASSERT(row->held >= count, "S5: a row of %lld to %lld is released twice", (long long)row->first,
                (long long)row->last);
     if (row->held -= count)
         return;
@@ -290,12 +349,19 @@ void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t cou
 void mqd_share_row_renew(struct mqd_share *share, uint32_t index, int64_t now_ms)
 {
     row_unlink(share, row_of(share, index));
-    row_append(share, index, now_ms);
+    row_append(share, index, LOCKS, now_ms + share->settings.lock_ms);
 }
 
 int64_t mqd_share_deadline(const struct mqd_share *share)
 {
-    return share->row_head == ROW_NONE ? MQD_SHARE_NEVER : row_of(share, share->row_head)->deadline_ms;
+    int64_t deadline_ms = MQD_SHARE_NEVER;
+    uint32_t queue_count = share->delayed_count ? MQD_SHARE_QUEUE_COUNT : 1;
+    for (uint32_t queue = 0; queue < queue_count; queue++) {
+        uint32_t head = share->queues[queue].head;
+        if (head != ROW_NONE && row_of(share, head)->deadline_ms < deadline_ms)
+            deadline_ms = row_of(share, head)->deadline_ms;
+    }
+    return deadline_ms;
 }
 
 void mqd_share_destroy(struct mqd_share *share)
@@ -312,6 +378,6 @@ void mqd_share_destroy(struct mqd_share *share)
         share->directory_used[block] = 0;
     }
     rows_drop(share);
-    share->open_count = share->acquired_count = share->boundary_count = 0;
+    share->open_count = share->acquired_count = share->delayed_count = share->boundary_count = 0;
     share->end = share->start;
 }

@@ -17,6 +17,10 @@
  * An acquisition is a row: its range, member, deadline. Locks last equally long, so the rows form a
  * queue in the order of their deadlines.
  *
+ * What is released waits for its backoff (Delayed, persisted as Available), also in rows. Backoffs of
+ * equal delivery counts last equally long, so each count has a queue of its own. A new leader does
+ * not know them: a failover loses the delay, nothing else.
+ *
  * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
  *   S1  an offset is acquired by at most one member: its cell names one row.
  *   S2  what is finished is never acquired again.
@@ -30,6 +34,8 @@
  *       is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and expiring
  *       need no memory, so they cannot fail for lack of it.
  *   S8  what the owner marks as not to be delivered is archived, never acquired.
+ *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
+ *       a row is kept free for each queue of backoffs that is empty.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H
@@ -46,13 +52,16 @@
 /* of equal state and count, as they are persisted: about 200 KB of snapshot */
 #define MQD_SHARE_RUN_COUNT_MAX 10000
 #define MQD_SHARE_NEVER 0x7fffffffffffffff
+/* of rows: locks, then backoffs by delivery count; the last has all larger counts */
+#define MQD_SHARE_QUEUE_COUNT 33
 
 /* Kafka's numbers */
 enum mqd_share_record_state {
     MQD_SHARE_AVAILABLE = 0,
     MQD_SHARE_ACQUIRED = 1,
     MQD_SHARE_ACKNOWLEDGED = 2,
-    MQD_SHARE_ARCHIVED = 4
+    MQD_SHARE_ARCHIVED = 4,
+    MQD_SHARE_DELAYED = 5 /* ours; Kafka and the persisted state know it as Available */
 };
 enum mqd_share_type { MQD_SHARE_GAP, MQD_SHARE_ACCEPT, MQD_SHARE_RELEASE, MQD_SHARE_REJECT, MQD_SHARE_RENEW };
 enum mqd_share_error { MQD_SHARE_INVALID_REQUEST = 42, MQD_SHARE_INVALID_RECORD_STATE = 121 };
@@ -62,6 +71,8 @@ struct mqd_share_settings {
     int64_t lock_ms;        /* how long an acquisition lasts */
     int32_t delivery_limit; /* deliveries of one record, 1 to 32,767 */
     uint32_t open_max;      /* open offsets, at most MQD_SHARE_SPAN_MAX */
+    /* before the second delivery, doubled for each further one; 0: no delay */
+    int32_t backoff_ms, backoff_ms_max;
 };
 
 /* Offsets of equal state and delivery count; of acquired ones, `count` includes this delivery. */
@@ -73,6 +84,9 @@ struct mqd_share_run {
 
 struct mqd_share;
 struct mqd_share_page;
+struct mqd_share_queue {
+    uint32_t head, tail;
+};
 
 struct mqd_share {
 /* MQD_CDEF_OFF */
@@ -86,15 +100,16 @@ struct mqd_share {
     int64_t log_start;                   /* of the partition's log, as far as known here */
     int64_t first_maybe;                 /* no offset below it is Available */
     int64_t changed_first, changed_last; /* changes since the last difference lie within; first > last: none */
-    uint32_t open_count, acquired_count;
-    uint32_t boundary_count;               /* neighbours from start to end that differ, as they are persisted */
-    uint8_t start_moved;                   /* since the last difference */
-    uint8_t starved;                       /* the last acquire ended early because the pool was used up */
-    uint16_t directory_used[8];            /* pages in use, of each block of pages */
-    struct mqd_share_page *directory[8];   /* 256 pages a block; a page's place is its number modulo 2048 */
-    uint32_t row_count, row_used;          /* rows that were ever used; at present */
-    uint32_t row_free, row_head, row_tail; /* unused rows; the queue of deadlines */
-    void **row_directory[8];               /* 1,024 blocks each, of 128 rows each */
+    uint32_t open_count, acquired_count, delayed_count;
+    uint32_t boundary_count;             /* neighbours from start to end that differ, as they are persisted */
+    uint8_t start_moved;                 /* since the last difference */
+    uint8_t starved;                     /* the last acquire ended early because the pool was used up */
+    uint16_t directory_used[8];          /* pages in use, of each block of pages */
+    struct mqd_share_page *directory[8]; /* 256 pages a block; a page's place is its number modulo 2048 */
+    uint32_t row_count, row_used;        /* rows that there is memory for; in use at present */
+    uint32_t row_free, queue_used;       /* unused rows; queues of backoffs that are not empty */
+    void **row_directory[8];             /* 1,024 blocks each, of 128 rows each */
+    struct mqd_share_queue queues[MQD_SHARE_QUEUE_COUNT]; /* in the order of deadlines */
 };
 
 void mqd_share_init(struct mqd_share *share, struct mqd_share_pool *pool, const struct mqd_share_settings *settings,
@@ -145,11 +160,11 @@ struct mqd_share_acknowledgement {
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
 /* Releases all that the member has acquired. Returns how many offsets. Walks all rows. */
-uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member);
-/* When the next lock ends, or MQD_SHARE_NEVER. */
+uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms);
+/* When the next lock or backoff ends, or MQD_SHARE_NEVER. */
 int64_t mqd_share_deadline(const struct mqd_share *share);
-/* Releases what is due, in rows until `offsets_max` offsets are reached. Returns how many; call it
- * again while mqd_share_deadline is due. */
+/* Ends the locks and backoffs that are due, in rows until `offsets_max` offsets are reached. Returns
+ * how many; call it again while mqd_share_deadline is due. */
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max);
 /* The log begins here now (retention, DeleteRecords): what is below is gone, acquired or not. */
 void mqd_share_log_start(struct mqd_share *share, int64_t log_start);

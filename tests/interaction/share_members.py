@@ -28,11 +28,15 @@ def command(bootstrap: str, group: str, topic: str) -> list[str]:
     return [sys.executable, "-m", "tests.interaction.share_members", bootstrap, group, topic]
 
 
-def begin_at_first_record(bootstrap: str, group: str) -> None:
-    reset = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[reset])
+def configure_group(bootstrap: str, group: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+
+
+def begin_at_first_record(bootstrap: str, group: str) -> None:
+    configure_group(bootstrap, group, "share.auto.offset.reset", "earliest")
 
 
 class Output:

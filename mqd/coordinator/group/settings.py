@@ -9,7 +9,7 @@ import msgspec
 from mqd.base.offset_reset import LATEST, OffsetReset
 
 GROUP_SIZE_MAX = 2**31 - 1
-PACKED = struct.Struct("=iiiBB2xq")
+PACKED = struct.Struct("=iiiBB2xqii")
 
 
 class ClassicSettings(msgspec.Struct, frozen=True):
@@ -59,6 +59,8 @@ class ShareSettings(msgspec.Struct, frozen=True):
     record_lock_ms: int = 30_000
     delivery_count_limit: int = 5
     record_locks_max: int = 2_000  # of a share-partition
+    retry_backoff_ms: int = 0
+    retry_backoff_max_ms: int = 60_000
     read_committed: bool = False
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
@@ -73,4 +75,6 @@ class ShareSettings(msgspec.Struct, frozen=True):
             self.read_committed,
             self.offset_reset.kind,
             begin,
+            self.retry_backoff_ms,
+            self.retry_backoff_max_ms,
         )

@@ -418,7 +418,7 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
         break;
     case MQD_SHARE_REQUEST_RELEASE:
         if (owned->partition.phase == MQD_SHARE_ACTIVE &&
-            mqd_share_release_member(&owned->partition.state, request.member))
+            mqd_share_release_member(&owned->partition.state, request.member, r->now_ms))
             mqd_owner_wake_slot(r, slot);
         /* fall through */
     default:

@@ -20,7 +20,7 @@ struct coordinator {
     pthread_t thread;
     pthread_mutex_t mutex;
     bool stop, holds_writes;
-    int32_t lock_ms;
+    int32_t lock_ms, backoff_ms;
     int16_t read_error;
     int reads, writes, held;
     struct mqd_descriptor held_write;
@@ -34,8 +34,10 @@ static void answer_put(struct coordinator *k, const struct mqd_descriptor *asked
     struct mqd_buffer out = {0};
     int32_t words[3] = {k->lock_ms, 5, 2000};
     uint8_t rest[12] = {0, 1}; /* earliest */
+    int32_t backoffs[2] = {k->backoff_ms, 60000};
     mqd_put_bytes(&out, words, sizeof words);
     mqd_put_bytes(&out, rest, sizeof rest);
+    mqd_put_bytes(&out, backoffs, sizeof backoffs);
     mqd_put_count(&out, true, 1);
     mqd_put_bytes(&out, b->topic_id, 16);
     mqd_put_count(&out, true, 1);
@@ -393,6 +395,37 @@ BOTH(a_lock_that_ends_gives_the_record_to_who_waits)
         a.epoch = 1, a.type = MQD_SHARE_ACCEPT, a.last = 3;
         CHECK_EQUAL(acknowledge(k, &one, a).partition_error, MQD_KAFKA_INVALID_RECORD_STATE);
         client_close(&one);
+        client_close(&two);
+    }
+    stop(k);
+}
+
+/* Released, by its member or with its session, a record waits; a parked fetch gets it then. The
+ * reactor counts whole milliseconds. */
+BOTH(a_backoff_delays_what_is_released)
+{
+    struct coordinator *k = start(backend);
+    pthread_mutex_lock(&k->mutex);
+    k->backoff_ms = 60;
+    pthread_mutex_unlock(&k->mutex);
+    for (int32_t partition = 0; partition < 2; partition++) {
+        struct client one = client_open(k->b, 0), two = client_open(k->b, 1);
+        produce(k, partition, 4);
+        struct asks a = {.member = "a", .partition = partition, .type = -1, .wait_ms = LIMIT_MS},
+                    c = {.member = "c", .partition = partition, .type = -1, .wait_ms = LIMIT_MS};
+        check_run((struct answered[]){fetch(k, &one, a)}, 0, 3, 1);
+        a.epoch = 1, a.type = MQD_SHARE_RELEASE, a.first = 2, a.last = 2;
+        int64_t released_ns = test_now_ns();
+        CHECK_EQUAL(acknowledge(k, &one, a).partition_error, 0);
+        check_run((struct answered[]){fetch(k, &two, c)}, 2, 2, 2);
+        CHECK(test_now_ns() - released_ns > 59 * 1000000);
+        c.epoch = 1;
+        send_asks(k, &two, FETCH, c);
+        released_ns = test_now_ns();
+        client_close(&one); /* releases the others */
+        struct answered answered = take_answer(&two, FETCH);
+        CHECK_EQUAL(answered.runs[0].count, 2);
+        CHECK(test_now_ns() - released_ns > 59 * 1000000);
         client_close(&two);
     }
     stop(k);

@@ -132,7 +132,7 @@ TEST(a_million_in_flight_fit_into_sixteen_megabytes)
     CHECK_EQUAL(share.acquired_count, MQD_SHARE_SPAN_MAX);
     test_message("%u in flight: %u KiB", share.acquired_count, pool.used * MQD_SHARE_BLOCK_BYTES / 1024);
     CHECK(pool.used * (uint64_t)MQD_SHARE_BLOCK_BYTES <= 16 << 20);
-    CHECK_EQUAL(mqd_share_release_member(&share, 1), MQD_SHARE_SPAN_MAX);
+    CHECK_EQUAL(mqd_share_release_member(&share, 1, 0), MQD_SHARE_SPAN_MAX);
     ended(&share);
 }
 
@@ -154,6 +154,61 @@ TEST(acquiring_ends_when_the_pool_is_used_up_and_finishing_does_not)
         CHECK_EQUAL(share.start, 1000 + taken);
         ended(&share);
     }
+}
+
+TEST(a_backoff_doubles_with_each_delivery)
+{
+    struct mqd_share share = made(64, 5, 2000, 0);
+    share.settings.backoff_ms = 20;
+    share.settings.backoff_ms_max = 50;
+    static const int64_t expected[] = {20, 40, 50, 50};
+    int64_t now_ms = 1000;
+    for (int delivery = 0; delivery < 4; delivery++) {
+        CHECK_EQUAL(acquire(&share, 1, now_ms, 1, 1), 1);
+        CHECK_EQUAL(acknowledge(&share, 1, 0, 0, MQD_SHARE_RELEASE, now_ms), 0);
+        CHECK_EQUAL(acquire(&share, 1, now_ms, 1, 1), 0);
+        CHECK_EQUAL(mqd_share_deadline(&share), now_ms + expected[delivery]);
+        CHECK_EQUAL(mqd_share_expire(&share, now_ms + expected[delivery] - 1, 10), 0);
+        mqd_share_check(&share);
+        now_ms += expected[delivery];
+        CHECK_EQUAL(mqd_share_expire(&share, now_ms, 10), 1);
+    }
+    CHECK_EQUAL(acquire(&share, 1, now_ms, 1, 1), 1);
+    CHECK_EQUAL(acknowledge(&share, 1, 0, 0, MQD_SHARE_RELEASE, now_ms), 0); /* the limit */
+    CHECK_EQUAL(share.start, 1);
+    CHECK_EQUAL(mqd_share_deadline(&share), MQD_SHARE_NEVER);
+    ended(&share);
+}
+
+/* Each release wants a row of its own: of another time, far from the others, of another count. */
+TEST(a_backoff_lasts_without_memory_for_it)
+{
+    struct mqd_share share = made(16, 100, 100000, 0);
+    share.settings.backoff_ms = 10;
+    share.settings.backoff_ms_max = 10000;
+    int64_t now_ms = 0;
+    for (uint32_t round = 0; round < 40; round++) {
+        uint32_t taken = 0, now;
+        while ((now = acquire(&share, 1, now_ms, 100, 8000)))
+            taken += now;
+        if (round == 1)
+            pool.block_count = pool.used; /* from now on there is none */
+        for (int64_t offset = share.end - 1; taken && offset >= share.start; offset -= 301) {
+            if (mqd_share_at(&share, offset).state != MQD_SHARE_ACQUIRED)
+                continue;
+            CHECK_EQUAL(acknowledge(&share, 1, offset, offset, MQD_SHARE_RELEASE, now_ms++), 0);
+            CHECK_EQUAL(mqd_share_at(&share, offset).state, MQD_SHARE_DELAYED);
+        }
+        mqd_share_release_member(&share, 1, now_ms);
+        CHECK_EQUAL(share.acquired_count, 0);
+        CHECK_EQUAL(share.delayed_count, share.open_count);
+        mqd_share_check(&share);
+        now_ms = mqd_share_deadline(&share);
+        mqd_share_expire(&share, now_ms, UINT32_MAX);
+    }
+    mqd_share_log_start(&share, 8000); /* what waits is gone */
+    CHECK_EQUAL(share.delayed_count, 0);
+    ended(&share);
 }
 
 /* What is not in the log, and what may not be delivered, however much it is. */
@@ -179,7 +234,7 @@ TEST(holes_and_aborted_batches_are_archived)
     CHECK_EQUAL(mqd_share_acquire(&share, &asked, share.end, &far, 1, runs, 8), 0);
     CHECK_EQUAL(share.end - share.start, MQD_SHARE_SPAN_MAX);
     CHECK_EQUAL(mqd_share_next(&share), -1);
-    CHECK_EQUAL(mqd_share_release_member(&share, 1), 20);
+    CHECK_EQUAL(mqd_share_release_member(&share, 1, 0), 20);
     mqd_share_log_start(&share, 1ll << 50);
     CHECK_EQUAL(acknowledge(&share, 9, 1ll << 40, (1ll << 50) - 1, MQD_SHARE_ACCEPT, 0), 0); /* it is gone */
     CHECK_EQUAL(mqd_share_next(&share), 1ll << 50);
@@ -250,7 +305,8 @@ TEST(speed)
         if (round % 300 == 299) { /* begin again with new records, below the limit */
             acknowledge(&share, 1, share.start, share.end - 1, MQD_SHARE_ACCEPT, round * 100 + 101);
             mqd_share_destroy(&share);
-            mqd_share_init(&share, &pool, &(struct mqd_share_settings){100, 1000, 2000}, 0);
+            mqd_share_init(&share, &pool,
+                           &(struct mqd_share_settings){.lock_ms = 100, .delivery_limit = 1000, .open_max = 2000}, 0);
             acquire(&share, 1, round * 100 + 100, 500, 500);
         }
     }

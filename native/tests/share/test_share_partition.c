@@ -20,7 +20,7 @@ struct coordinator {
     int writes;
 };
 
-static const uint8_t settings_bytes[MQD_SHARE_SETTINGS_BYTES] = {100, 0, 0, 0, 5, 0, 0, 0, 40, 0, 0, 0};
+static const uint8_t settings_bytes[MQD_SHARE_SETTINGS_BYTES] = {[0] = 100, [4] = 5, [8] = 40};
 static const struct mqd_share_name name = {.group_id = {(const uint8_t *)"jobs", 4}, .partition_index = 3};
 
 static void put_head(struct mqd_buffer *out, int16_t error)

@@ -11,7 +11,7 @@ from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker import Broker
-from tests.interaction.share_members import begin_at_first_record
+from tests.interaction.share_members import begin_at_first_record, configure_group
 
 SECONDS = 30.0
 PARTITIONS = 2
@@ -94,6 +94,22 @@ def test_explicit_acknowledgements(shared: Shared) -> None:
     shared.produce("last-0", "last-1")
     with shared.consumer("explicit") as consumer:  # of the same group
         assert take(consumer, 2) == [("last-0", 1), ("last-1", 1)]
+
+
+def test_a_released_record_waits_for_its_backoff(shared: Shared) -> None:
+    configure_group(shared.bootstrap, shared.group, "share.retry.backoff.ms", "300")
+    shared.produce("released")
+    with shared.consumer("explicit") as consumer:
+        ((_, message),) = polled(consumer)
+        for delivery, backoff_s in ((2, 0.3), (3, 0.6)):
+            released = time.monotonic()
+            consumer.acknowledge(message, AcknowledgeType.RELEASE)
+            committed(consumer)
+            ((_, message),) = polled(consumer)
+            assert time.monotonic() - released > backoff_s - 0.001  # the broker counts whole milliseconds
+            assert message.delivery_count() == delivery
+        consumer.acknowledge(message)
+        committed(consumer)
 
 
 def test_implicit_acknowledgements(shared: Shared) -> None:

@@ -19,7 +19,7 @@ ffi, lib = _module.ffi, _module.lib
 
 PREFIX = "MQD_PLANTED_"
 PLANTED = {name.removeprefix(PREFIX): getattr(lib, name) for name in dir(lib) if name.startswith(PREFIX)}
-AVAILABLE, ACQUIRED = lib.MQD_SHARE_AVAILABLE, lib.MQD_SHARE_ACQUIRED
+AVAILABLE, ACQUIRED, DELAYED = lib.MQD_SHARE_AVAILABLE, lib.MQD_SHARE_ACQUIRED, lib.MQD_SHARE_DELAYED
 ACKNOWLEDGED, ARCHIVED = lib.MQD_SHARE_ACKNOWLEDGED, lib.MQD_SHARE_ARCHIVED
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 INVALID_REQUEST, INVALID_RECORD_STATE = lib.MQD_SHARE_INVALID_REQUEST, lib.MQD_SHARE_INVALID_RECORD_STATE
@@ -51,6 +51,8 @@ class Settings(NamedTuple):
     lock_ms: int = 30_000
     delivery_limit: int = 5
     open_max: int = 2_000
+    backoff_ms: int = 0
+    backoff_ms_max: int = 60_000
 
 
 class Difference(NamedTuple):
@@ -79,7 +81,7 @@ class Share:
 
     def set(self, settings: Settings) -> None:
         native = self.native.settings
-        native.lock_ms, native.delivery_limit, native.open_max = settings
+        native.lock_ms, native.delivery_limit, native.open_max, native.backoff_ms, native.backoff_ms_max = settings
 
     def _runs(self, count: int) -> list[Run]:
         return [Run(run.first, run.last, run.state, run.count) for run in ffi.unpack(self._out, count)]
@@ -102,8 +104,8 @@ class Share:
         )
         return lib.mqd_share_acknowledge(self.native, member, given, len(acks), now_ms)
 
-    def release_member(self, member: int) -> int:
-        return lib.mqd_share_release_member(self.native, member)
+    def release_member(self, member: int, now_ms: int) -> int:
+        return lib.mqd_share_release_member(self.native, member, now_ms)
 
     def expire(self, now_ms: int) -> int:
         return lib.mqd_share_expire(self.native, now_ms, 0xFFFFFFFF)

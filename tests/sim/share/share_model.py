@@ -12,6 +12,7 @@ from tests.sim.share.share_core import (
     ACQUIRED,
     ARCHIVED,
     AVAILABLE,
+    DELAYED,
     INVALID_RECORD_STATE,
     INVALID_REQUEST,
     NEVER,
@@ -35,7 +36,9 @@ class Record:
     @property
     def key(self) -> tuple[int, int]:
         """As it is persisted."""
-        return (AVAILABLE, self.count - 1) if self.state == ACQUIRED else (self.state, self.count)
+        if self.state == ACQUIRED:
+            return AVAILABLE, self.count - 1
+        return AVAILABLE if self.state == DELAYED else self.state, self.count
 
     @property
     def is_finished(self) -> bool:
@@ -78,7 +81,7 @@ class ShareModel:
 
     def positions(self) -> tuple[int, int, int, int, int, int]:
         acquired = [record for record in self.records if record.state == ACQUIRED]
-        deadline_ms = min((record.deadline_ms for record in acquired), default=NEVER)
+        deadline_ms = min((record.deadline_ms for record in self.records), default=NEVER)
         return self.start, self.end, self.open_count(), len(acquired), self.run_count(), deadline_ms
 
     def advance(self) -> None:
@@ -177,12 +180,22 @@ class ShareModel:
 
     # -- ending acquisitions -----------------------------------------------------------------------
 
-    def finish(self, record: Record, kind: int) -> None:
+    def backoff_ms(self, count: int) -> int:
+        return min(self.settings.backoff_ms << (count - 1), self.settings.backoff_ms_max)
+
+    def finish(self, record: Record, kind: int, now_ms: int) -> None:
         record.member, record.deadline_ms = -1, NEVER
         if kind == ACCEPT:
             record.state = ACKNOWLEDGED
         elif kind == RELEASE and record.count < self.settings.delivery_limit:
             record.state = AVAILABLE
+            if backoff_ms := self.backoff_ms(record.count):
+                record.state = DELAYED
+                # not before what was released earlier after as many deliveries
+                waiting = [
+                    one.deadline_ms for one in self.records if one.state == DELAYED and one.count == record.count
+                ]
+                record.deadline_ms = max([now_ms + backoff_ms, *(time for time in waiting if time < NEVER)])
         else:
             record.state = ARCHIVED
 
@@ -208,23 +221,26 @@ class ShareModel:
                 if kind == RENEW:
                     self.at(offset).deadline_ms = deadline_ms
                 else:
-                    self.finish(self.at(offset), kind)
+                    self.finish(self.at(offset), kind, now_ms)
         self.advance()
         return 0
 
-    def release_member(self, member: int) -> int:
+    def release_member(self, member: int, now_ms: int) -> int:
         mine = [record for record in self.records if record.state == ACQUIRED and record.member == member]
         for record in mine:
-            self.finish(record, RELEASE)
+            self.finish(record, RELEASE, now_ms)
         self.advance()
         return len(mine)
 
     def expire(self, now_ms: int) -> int:
         due = [record for record in self.records if record.state == ACQUIRED and record.deadline_ms <= now_ms]
         for record in due:
-            self.finish(record, RELEASE)
+            self.finish(record, RELEASE, now_ms)
+        ready = [record for record in self.records if record.state == DELAYED and record.deadline_ms <= now_ms]
+        for record in ready:
+            record.state, record.deadline_ms = AVAILABLE, NEVER
         self.advance()
-        return len(due)
+        return len(due) + len(ready)
 
     def log_start(self, offset: int) -> None:
         if offset <= self.log_start_offset:

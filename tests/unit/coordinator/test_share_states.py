@@ -92,18 +92,22 @@ def test_answers_begin_with_the_settings_of_the_group(tmp_path: Path) -> None:
         return (await broker.send_request(request, 1)).responses[0].error_code
 
     async def scenario(broker: HandlerBroker) -> None:
-        assert PACKED.size == 24
-        assert await settings(broker) == (30_000, 5, 2_000, 0, 0, 0)
+        assert PACKED.size == 32
+        assert await settings(broker) == (30_000, 5, 2_000, 0, 0, 0, 0, 60_000)
         assert not await alter(broker, share_isolation_level="read_committed", share_auto_offset_reset="earliest")
-        assert await settings(broker) == (30_000, 5, 2_000, 1, 1, 0)
+        assert await settings(broker) == (30_000, 5, 2_000, 1, 1, 0, 0, 60_000)
         by_duration = {"share_record_lock_duration_ms": "45000", "share_auto_offset_reset": "by_duration:PT2M"}
         assert not await alter(broker, **by_duration)
-        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 0)
+        assert not await alter(broker, share_retry_backoff_ms="250", share_retry_backoff_max_ms="4000")
+        assert await settings(broker) == (45_000, 5, 2_000, 1, 2, 0, 250, 4_000)
         for refused in (
             {"share_record_lock_duration_ms": "14999"},
             {"share_record_lock_duration_ms": "60001"},
             {"share_auto_offset_reset": "by_duration:-PT1S"},
             {"share_isolation_level": "serializable"},
+            {"share_retry_backoff_ms": "4001"},
+            {"share_retry_backoff_max_ms": "249"},
+            {"share_retry_backoff_max_ms": "60001"},
         ):
             assert await alter(broker, **refused) == 40
         described = DescribeConfigsRequest
@@ -136,7 +140,7 @@ def test_a_share_partition_begins_by_duration(tmp_path: Path) -> None:
             request = message(group_id="g", topics=[message.Topic(topic_id=topic_id, partitions=[one])])
             body = await states_of(broker).ask(READ, bytes(codec.encode(request, 0)))
             response = codec.decode(message_class(READ, "Response"), 0, body[PACKED.size :])
-            return PACKED.unpack(body[: PACKED.size])[-1], response.results[0].partitions[0].error_code
+            return PACKED.unpack(body[: PACKED.size])[5], response.results[0].partitions[0].error_code
 
         states_of(broker).first_since = first_since
         message = IncrementalAlterConfigsRequest

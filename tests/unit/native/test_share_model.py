@@ -40,7 +40,10 @@ class History:
         self.random = random.Random(seed)
         self.now_ms = 1_000
         self.settings = Settings(
-            self.random.choice([50, 200]), self.random.choice([1, 2, 3, 5, 8]), self.random.choice([7, 60, 2_000])
+            self.random.choice([50, 200]),
+            self.random.choice([1, 2, 3, 5, 8]),
+            self.random.choice([7, 60, 2_000]),
+            *self.backoff(),
         )
         # near the end of a page, or so that pages share a place of the directory
         start = self.random.choice([0, 1_000, 1_020, (1 << 21) - 9, (1 << 33) + 1_023])
@@ -52,7 +55,11 @@ class History:
         self.persisted_start = start
         self.accepted: set[int] = set()
         self.counts: dict[int, int] = {}
+        self.earliest: dict[int, int] = {}  # when it may be acquired again
         self.start_max = start
+
+    def backoff(self) -> tuple[int, int]:
+        return self.random.choice([(0, 60_000), (10, 25), (30, 1_000), (100, 100)])
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -80,6 +87,7 @@ class History:
             assert offset not in self.accepted, "S2"
             assert offset not in skipped, "S8"
             assert self.counts.get(offset, 0) < count <= self.settings.delivery_limit, "S3"
+            assert self.earliest.get(offset, 0) <= self.now_ms, "S9"
             self.counts[offset] = count
         assert not strict or len(got) <= records_max
         if len(got) > 1 and self.settings.delivery_limit > 1:
@@ -108,6 +116,18 @@ class History:
             acks.append(self.random.choice([acks[0], Ack(acks[-1].last + 1, acks[-1].last + 1, b"\x05")]))
         return member, acks
 
+    def released(self, offset: int) -> None:
+        settings = self.settings
+        backoff_ms = settings.backoff_ms * 2 ** (self.counts[offset] - 1)
+        self.earliest[offset] = self.now_ms + min(backoff_ms, settings.backoff_ms_max)
+
+    def held(self, member: int | None = None) -> list[int]:
+        return [
+            offset
+            for offset, record in enumerate(self.model.records, self.model.start)
+            if record.state == ACQUIRED and (record.member == member if member else record.deadline_ms <= self.now_ms)
+        ]
+
     def acknowledge(self) -> None:
         member, acks = self.acks()
         error = self.core.acknowledge(member, acks, self.now_ms)
@@ -115,17 +135,24 @@ class History:
         if not error:
             for ack in acks:
                 for offset in range(ack.first, ack.last + 1):
-                    if ack.types[0 if len(ack.types) == 1 else offset - ack.first] == ACCEPT:
+                    kind = ack.types[0 if len(ack.types) == 1 else offset - ack.first]
+                    if kind == ACCEPT:
                         self.accepted.add(offset)
+                    elif kind == RELEASE and offset in self.counts:
+                        self.released(offset)
 
     def expire(self) -> None:
         self.now_ms += self.random.choice([1, 20, 60, 300])
         if self.random.random() < 0.7:
+            for offset in self.held():
+                self.released(offset)
             assert self.core.expire(self.now_ms) == self.model.expire(self.now_ms)
 
     def release_member(self) -> None:
         member = self.random.choice(MEMBERS)
-        assert self.core.release_member(member) == self.model.release_member(member)
+        for offset in self.held(member):
+            self.released(offset)
+        assert self.core.release_member(member, self.now_ms) == self.model.release_member(member, self.now_ms)
 
     def trim(self) -> None:
         offset = self.random.randint(self.model.start, max(self.model.start, self.log_end))
@@ -139,6 +166,9 @@ class History:
         self.settings = self.settings._replace(
             lock_ms=self.random.choice([50, 200]), open_max=self.random.choice([7, 60, 2_000])
         )
+        if self.random.random() < 0.3:
+            backoff_ms, backoff_ms_max = self.backoff()
+            self.settings = self.settings._replace(backoff_ms=backoff_ms, backoff_ms_max=backoff_ms_max)
         self.core.set(self.settings)
         self.model.settings = self.settings
 
@@ -156,7 +186,8 @@ class History:
             assert self.persisted_start == self.model.start, "S6"
 
     def fail_over(self) -> None:
-        """A new leader reads what was persisted."""
+        """A new leader reads what was persisted; it knows no backoffs."""
+        self.earliest.clear()
         while not self.core.difference().is_whole:
             pass
         self.core.check()
@@ -226,7 +257,7 @@ def test_nothing_new_is_acquired_above_the_number_of_runs() -> None:
     assert core.acquire(1, now_ms, 10, True, core.end, [Batch(core.end, core.end + 9)]) == []
     assert core.positions()[2] == core.positions()[3], "all that is open is acquired"
     core.check()
-    assert core.release_member(2) == core.positions()[2], "releasing is possible"
+    assert core.release_member(2, now_ms) == core.positions()[2], "releasing is possible"
     assert core.destroy() == 0
 
 
