@@ -53,7 +53,7 @@ class Browser:
         self.app = app or application(options)
         self.cookies: dict[str, str] = {}
 
-    def get(self, path: str, headers: Iterable[tuple[str, str]] = (), **query: object) -> Answer:
+    def get(self, path: str, /, headers: Iterable[tuple[str, str]] = (), **query: object) -> Answer:
         return self._request("GET", path + (f"?{urlencode(query)}" if query else ""), headers, b"")
 
     def post(self, path: str, form: dict[str, str], headers: Iterable[tuple[str, str]] = ()) -> Answer:

@@ -23,7 +23,7 @@ from mqd.cli.kafka_request import Broker
 from mqd.console import rendering
 from mqd.console.guard import App, Guard
 from mqd.console.options import Options, of_user
-from mqd.console.pages import cluster, groups, overview, topics
+from mqd.console.pages import cluster, groups, messages, overview, topics
 from mqd.console.sessions import Session
 from mqd.console.shared import Console
 from mqd.console.visit import Refused, Visit
@@ -45,6 +45,11 @@ def application(options: Options) -> App:
         shown("/", overview.page),
         shown("/topics", topics.page),
         shown("/topic", topics.topic_page),
+        shown("/messages", messages.page),
+        shown("/messages/stream", messages.stream_page),
+        shown("/messages/download", messages.download),
+        shown("/message", messages.record_page),
+        shown("/message/raw", messages.raw),
         shown("/groups", groups.page),
         shown("/group", groups.group_page),
         shown("/cluster", cluster.page),

@@ -52,3 +52,59 @@ document.addEventListener("click", async (event) => {
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = said; }, 1500);
 });
+
+// -- records: what a search finds, as it finds it --------------------------------------------------
+
+const ROWS_MAX = 500;
+const number = new Intl.NumberFormat("en");
+
+function size(bytes) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let at = 0;
+  for (; bytes >= 1000 && at < units.length - 1; at++) bytes /= 1000;
+  return `${at ? bytes.toFixed(1) : bytes} ${units[at]}`;
+}
+
+function showRecords(rows) {
+  const said = document.getElementById("said");
+  const bar = document.getElementById("progress");
+  const stop = document.getElementById("stop");
+  const isLive = new URL(rows.dataset.stream, location).searchParams.get("from") === "live";
+  const source = new EventSource(rows.dataset.stream);
+  let last = null;
+
+  function end(text) {
+    source.close();
+    said.textContent = text;
+    stop.hidden = true;
+  }
+  function soFar() {
+    if (last === null) return "";
+    const among = isLive ? "" : ` of ${number.format(last.total)}`;
+    const all = !isLive && last.whole > last.total ? ` (the topic has ${number.format(last.whole)})` : "";
+    return `${number.format(last.matches)} found in ${number.format(last.scanned)}${among} records${all}, ${size(last.bytes)} read`;
+  }
+
+  source.addEventListener("records", (event) => {  // escaped by the server
+    rows.insertAdjacentHTML(isLive ? "afterbegin" : "beforeend", JSON.parse(event.data));
+    while (rows.rows.length > ROWS_MAX) rows.deleteRow(isLive ? -1 : 0);
+  });
+  source.addEventListener("progress", (event) => {
+    last = JSON.parse(event.data);
+    if (isLive) bar.removeAttribute("value");
+    else bar.value = last.total ? last.scanned / last.total : 1;
+    const how = { count: "Enough: ", end: "All seen: ", stopped: "Stopped: ", time: "Ended after a quarter of an hour: " };
+    if (last.ended) {
+      if (isLive) bar.value = 1;
+      end(how[last.ended] + soFar() + (last.ended === "count" ? "; “At most” shows more" : ""));
+    } else {
+      said.textContent = (isLive ? "Live: " : "Looking: ") + soFar();
+    }
+  });
+  source.addEventListener("failed", (event) => end(JSON.parse(event.data)));
+  source.onerror = () => end(`The search broke off: the console does not answer, or the session has ended. ${soFar()}`);
+  stop.addEventListener("click", () => { end("Stopped: " + soFar()); });
+}
+
+const rows = document.getElementById("records");
+if (rows) showRecords(rows);

@@ -1,0 +1,139 @@
+"""Which records a search keeps: parts of key, value and headers, and one condition on a JSON value."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+PATH_MAX = 300  # characters
+STEPS_MAX = 32
+FOUND_MAX = 1000  # values of one record that [*] leads to
+_STEP = re.compile(r'\.([^\s.\[\]=!<>~"\']+)|\[(\d{1,9})\]|\["([^"]*)"\]|\[(\*)\]')
+_COMPARISON = re.compile(r"\s*(==?|!=|<=|>=|<|>|~)\s*(\S.*)", re.DOTALL)
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+ANY = object()  # each element of an array
+HELP = '$.name, $.items[0].sku, $["a b"] or $.items[*].sku, then =, !=, <, <=, >, >= or ~ (contains) and a value'
+
+
+class BadFilter(ValueError):
+    """Says how to write it."""
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """`comparison` "": the path leads to something."""
+
+    steps: tuple[Any, ...]
+    comparison: str = ""
+    wanted: Any = None
+
+    def holds(self, document: Any) -> bool:
+        return any(self._is_met(found) for found in _at(document, self.steps, [FOUND_MAX]))
+
+    def _is_met(self, found: Any) -> bool:
+        if not self.comparison:
+            return True
+        if self.comparison == "~":
+            return str(self.wanted) in (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
+        if isinstance(found, bool) != isinstance(self.wanted, bool):  # True is 1 for Python
+            return self.comparison == "!="
+        try:
+            return _OPERATORS[self.comparison](found, self.wanted)
+        except TypeError:
+            return False  # a text is neither above nor below a number
+
+
+def _at(document: Any, steps: tuple[Any, ...], left: list[int]) -> Iterator[Any]:
+    if not steps:
+        left[0] -= 1
+        if left[0] >= 0:
+            yield document
+        return
+    step, rest = steps[0], steps[1:]
+    if step is ANY:
+        for element in document if isinstance(document, list) else ():
+            if left[0] <= 0:
+                return
+            yield from _at(element, rest, left)
+    elif isinstance(step, int):
+        if isinstance(document, list) and step < len(document):
+            yield from _at(document[step], rest, left)
+    elif isinstance(document, dict) and step in document:
+        yield from _at(document[step], rest, left)
+
+
+def parse_condition(text: str) -> Condition:
+    """Raises BadFilter."""
+    text = text.strip()
+    if not text.startswith("$") or len(text) > PATH_MAX:
+        raise BadFilter(f"a JSON condition is {HELP}")
+    at, steps = 1, []
+    while match := _STEP.match(text, at):
+        at = match.end()
+        name, index, quoted, star = match.groups()
+        steps.append(ANY if star else int(index) if index else quoted if quoted is not None else name)
+    if len(steps) > STEPS_MAX:
+        raise BadFilter(f"a path has {STEPS_MAX} steps at most")
+    rest = text[at:].strip()
+    if not rest:
+        return Condition(tuple(steps))
+    match = _COMPARISON.fullmatch(rest)
+    if match is None:
+        raise BadFilter(f"{rest[:40]!r} is not understood: a JSON condition is {HELP}")
+    try:
+        wanted = json.loads(match[2])
+    except (ValueError, RecursionError):
+        wanted = match[2]
+    return Condition(tuple(steps), "=" if match[1] == "==" else match[1], match[2] if match[1] == "~" else wanted)
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """What is empty is not looked at; the others must all hold. Texts are compared as UTF-8 bytes."""
+
+    key: bytes = b""
+    value: bytes = b""
+    header: bytes | None = None
+    header_value: bytes | None = None
+    condition: Condition | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.key and not self.value and self.header is None and self.condition is None
+
+    def keeps(self, message: Any) -> bool:
+        """Every value may be looked at: broken UTF-8 and broken JSON do not match, and do no harm."""
+        if self.key and self.key not in (message.key() or b""):
+            return False
+        if self.value and self.value not in (message.value() or b""):
+            return False
+        if self.header is not None and not any(
+            name.encode() == self.header and (self.header_value is None or self.header_value in (value or b""))
+            for name, value in message.headers() or ()
+        ):
+            return False
+        return self.condition is None or self._has(message.value() or b"")
+
+    def _has(self, value: bytes) -> bool:
+        assert self.condition is not None
+        try:
+            return self.condition.holds(json.loads(value))
+        except (ValueError, RecursionError):
+            return False
+
+
+def parse(key: str, value: str, header: str, path: str) -> Filter:
+    """`header`: NAME or NAME=PART. Raises BadFilter."""
+    name, equals, part = header.partition("=")
+    return Filter(
+        key.encode(),
+        value.encode(),
+        name.strip().encode() if name.strip() else None,
+        part.strip().encode() if equals and part.strip() else None,
+        parse_condition(path) if path.strip() else None,
+    )

@@ -1,0 +1,220 @@
+"""The records of a topic: a search that says how far it got, one record, and downloads."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
+from functools import partial
+from threading import Event
+from typing import Any
+
+import click
+from confluent_kafka import KafkaException
+from starlette.responses import Response, StreamingResponse
+
+from mqd.cli import client_security
+from mqd.cli.common import CliError, explain
+from mqd.cli.records import envelope, parse_time
+from mqd.console import filters, record_view, searching
+from mqd.console.filters import BadFilter
+from mqd.console.rendering import url
+from mqd.console.searching import COUNT_MAX, Query, Step
+from mqd.console.streaming import stream
+from mqd.console.visit import Refused, Visit
+
+STARTS = {
+    "newest": "the newest",
+    "beginning": "the beginning",
+    "offset": "offset",
+    "time": "time",
+    "live": "now on, live",
+}
+FIELDS = ("topic", "from", "at", "partition", "count", "key", "value", "header", "path")
+DOWNLOAD_MAX = 100_000
+OFFSET_MAX = (1 << 63) - 1
+
+
+def query_of(visit: Visit, count_max: int = COUNT_MAX) -> Query:
+    """What the URL says. Raises BadFilter: how it must be written."""
+    start = visit.text("from", "newest")
+    if start not in STARTS:
+        raise BadFilter(f"records are shown from {', '.join(STARTS)}")
+    at, text = 0, visit.text("at").strip()
+    if start == "time":
+        try:
+            at = parse_time(text or "-1h", datetime.now().astimezone())
+        except (click.UsageError, OverflowError) as error:
+            raise BadFilter(str(error)) from None
+    elif start == "offset":
+        if text and not (text.isascii() and text.isdigit() and int(text) <= OFFSET_MAX):
+            raise BadFilter(f"{text!r} is no offset")
+        at = int(text or 0)
+    which = visit.text("partition").strip()
+    if which and not (which.isascii() and which.isdigit() and len(which) < 10):
+        raise BadFilter(f"{which!r} is no partition")
+    return Query(
+        visit.named("topic"),
+        start,
+        at,
+        int(which) if which else None,
+        visit.number("count", 50, 1, count_max),
+        filters.parse(visit.text("key"), visit.text("value"), visit.text("header"), visit.text("path")),
+    )
+
+
+def command_of(query: Query, bootstrap: str, at: str) -> str:
+    """Without the filters, which are the console's."""
+    place = {
+        "newest": f"-{query.count}", "beginning": "beginning", "offset": str(query.at), "time": f"@{at or '-1h'}",
+        "live": "end",
+    }[query.start]  # fmt: skip
+    which = "" if query.partition is None else f" -p {query.partition}"
+    end = "" if query.start == "live" else " -e"
+    return f"mqd consume {shlex.quote(query.topic)} -b {shlex.quote(bootstrap)} -o {shlex.quote(place)}{which}{end}"
+
+
+def page(visit: Visit) -> Response:
+    given = {name: visit.text(name) for name in FIELDS}
+    reason = ""
+    query = Query(visit.named("topic"))
+    try:
+        query = query_of(visit)
+    except BadFilter as error:
+        reason = str(error)
+    words = {name: value for name, value in given.items() if value}
+    return visit.page(
+        "messages.html",
+        status=400 if reason else 200,
+        given=given,
+        query=query,
+        starts=STARTS,
+        reason=reason,
+        stream="" if reason else url("/messages/stream", **words),
+        download="" if reason or query.start == "live" else url("/messages/download", **words),
+        command=command_of(query, visit.console.options.bootstrap, given["at"]),
+        count_max=COUNT_MAX,
+        help=filters.HELP,
+    )
+
+
+# -- streams: on the loop, the work on a thread ----------------------------------------------------
+
+
+def _event(name: str, data: Any) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def _steps(visit: Visit, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool) -> Iterator[Step]:
+    with client_security.acting_as(visit.session.security):
+        yield from searching.search(visit.settings, query, stop, shape, is_sorted)
+
+
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, CliError) else explain(error)[0]
+
+
+def stream_page(visit: Visit) -> Response:
+    places, user = visit.console.places, visit.session.user
+    try:
+        query = query_of(visit)
+    except BadFilter as error:
+        raise Refused(400, str(error)) from None
+    if not places.take(user):
+        return _stream(_refused("too many searches run at once; stop one, or close its tab"))
+    rows = visit.console.templates.get_template("records.html")
+
+    def shown(step: Step) -> str:
+        return rows.render(records=step.found, bootstrap=visit.console.options.bootstrap)
+
+    shape = partial(record_view.record, most=record_view.ROW_BYTES)
+
+    def work(stop: Event) -> Iterator[tuple[str, Step]]:
+        for step in _steps(visit, query, stop, shape, True):
+            yield shown(step) if step.found else "", step  # rendered on the thread too
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            async for html, step in stream(work, partial(places.free, user)):
+                if html:
+                    yield _event("records", html)
+                about = {
+                    name: getattr(step, name) for name in ("scanned", "total", "whole", "matches", "bytes", "ended")
+                }
+                yield _event("progress", about)
+        except (CliError, KafkaException, OSError) as error:
+            yield _event("failed", _reason(error))
+
+    return _stream(events())
+
+
+async def _refused(reason: str) -> AsyncIterator[bytes]:
+    yield _event("failed", reason)
+
+
+def _stream(events: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+def download(visit: Visit) -> Response:
+    """What the search finds, as `mqd consume --format json` writes it: a line of JSON for each record."""
+    places, user = visit.console.places, visit.session.user
+    try:
+        query = query_of(visit, DOWNLOAD_MAX)
+    except BadFilter as error:
+        raise Refused(400, str(error)) from None
+    if query.start == "live":
+        raise Refused(400, "a live search has no end and cannot be downloaded")
+    if not places.take(user):
+        raise Refused(503, "too many searches run at once; stop one, or close its tab")
+
+    def work(stop: Event) -> Iterator[bytes]:
+        for step in _steps(visit, query, stop, envelope, False):
+            yield b"".join(step.found)
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for data in stream(work, partial(places.free, user)):
+            yield data
+
+    headers = {"content-disposition": f'attachment; filename="{_file_name(query.topic)}.jsonl"'}
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
+
+
+def _file_name(text: str) -> str:
+    return "".join(one if one.isascii() and (one.isalnum() or one in "._-") else "_" for one in text)
+
+
+# -- one record ------------------------------------------------------------------------------------
+
+
+def _one(visit: Visit) -> Any:
+    topic = visit.named("topic")
+    partition, offset = visit.number("partition", 0, 0, 10**9), visit.number("offset", 0, 0, OFFSET_MAX)
+    message = searching.read_one(visit.settings, topic, partition, offset)
+    if message is None:
+        raise Refused(
+            404,
+            f"{topic}-{partition} has no record at offset {offset}: it is deleted or compacted away, not written yet, or"
+            " the marker of a transaction",
+        )
+    return message
+
+
+def record_page(visit: Visit) -> Response:
+    record = record_view.record(_one(visit), record_view.PAGE_BYTES)
+    return visit.page("message.html", record=record, commands=record.commands(visit.console.options.bootstrap))
+
+
+def raw(visit: Visit) -> Response:
+    """The bytes themselves, which no browser may take for a page."""
+    message, part = _one(visit), visit.text("part", "value")
+    data = message.key() if part == "key" else message.value()
+    name = _file_name(
+        f"{message.topic()}-{message.partition()}-{message.offset()}-{'key' if part == 'key' else 'value'}"
+    )
+    return Response(
+        data or b"",
+        media_type="application/octet-stream",
+        headers={"content-disposition": f'attachment; filename="{name}"'},
+    )

@@ -1,0 +1,213 @@
+"""Reading a topic's records from a place, keeping those that a filter keeps, and saying how far it
+got. It ends at the ends that the partitions had when it began; a live one does not end by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from threading import Event
+from typing import Any
+
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
+from mqd.cli.common import CliError, Settings
+from mqd.cli.librdkafka import base_config, unreachable
+from mqd.console.filters import Filter
+
+LOOKED_AT_MAX = 10_000  # records that a look at the newest reads, over all partitions
+COUNT_MAX = 500
+LIVE_S = 900.0
+SILENT_S = 15.0
+STEP_S = 0.3
+BATCH = 500
+
+
+class Query(msgspec.Struct, frozen=True):
+    """start: newest | beginning | offset | time | live. `at`: the offset, or the time in ms."""
+
+    topic: str
+    start: str = "newest"
+    at: int = 0
+    partition: int | None = None
+    count: int = 50
+    keep: Filter = Filter()
+
+    @property
+    def is_newest(self) -> bool:
+        return self.start == "newest"
+
+
+class Step(msgspec.Struct):
+    """What was found since the step before. `scanned` of `total` offsets are behind it; `whole`: how
+    many the topic's chosen partitions have.
+    """
+
+    found: list[Any]
+    scanned: int
+    total: int
+    whole: int
+    matches: int
+    bytes: int
+    ended: str = ""
+
+
+def _places(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]], int]:
+    """Partition -> where it begins and ends; and how many offsets there are. Raises CliError."""
+    with Cluster(settings.bootstrap) as cluster:
+        known = cluster.topics([query.topic]).get(query.topic)
+        if known is None:
+            raise CliError(
+                f"there is no topic {query.topic}, or you may not see it; the list of topics has those there are"
+            )
+        if query.partition is not None and query.partition not in known:
+            raise CliError(f"topic {query.topic} has no partition {query.partition}; it has 0 to {len(known) - 1}")
+        chosen = [(query.topic, index) for index in known if query.partition in (None, index)]
+        firsts, ends = cluster.offsets(chosen, EARLIEST), cluster.offsets(chosen, LATEST)
+        at_time = cluster.offsets(chosen, query.at) if query.start == "time" else {}
+    served = [place for place in chosen if place in firsts and place in ends]
+    if not served:
+        raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page says why")
+    tail = max(1, LOOKED_AT_MAX // len(served))
+    if query.keep.is_empty:
+        tail = min(query.count, tail)
+    places = {}
+    for place in served:
+        first, end = firsts[place], ends[place]
+        later = at_time.get(place, -1)
+        start = {
+            "newest": end - tail,
+            "beginning": first,
+            "offset": query.at,
+            "time": later if later >= 0 else end,
+            "live": end,
+        }[query.start]
+        places[place[1]] = (min(end, max(first, start)), end)
+    return places, sum(ends[place] - firsts[place] for place in served)
+
+
+def _consumer(settings: Settings) -> Consumer:
+    return Consumer(
+        base_config(settings.bootstrap)
+        | {
+            "group.id": "mqd-console",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 100,
+            "queued.max.messages.kbytes": 8192,  # of each search: memory of the console
+        }
+    )
+
+
+def search(
+    settings: Settings, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
+) -> Iterator[Step]:
+    """A step now and then, also while nothing is found. `shape` makes of a message what is kept of it, at
+    once: messages may be large. `is_sorted`: the newest are Records, found in the last step, by
+    time; else they come as they are found, those of each partition. Raises CliError, KafkaException.
+    """
+    is_last = query.is_newest and is_sorted
+    ends_by_count = query.start not in ("newest", "live")
+    places, whole = _places(settings, query)
+    is_live = query.start == "live"
+    position = {index: start for index, (start, _) in places.items()}
+    is_open = {index for index, (start, end) in places.items() if is_live or start < end}
+    total = sum(end - start for start, end in places.values())
+    step = Step([], 0, total, whole, 0, 0)
+    begun = last = heard = time.monotonic()
+    consumer = _consumer(settings)
+    try:
+        consumer.assign([TopicPartition(query.topic, index, position[index]) for index in sorted(is_open)])
+        while is_open and not stop.is_set():
+            for message in consumer.consume(BATCH, timeout=STEP_S):
+                heard = time.monotonic()
+                index, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+                if error is not None:
+                    _judge(error)
+                    if error.code() == KafkaError._PARTITION_EOF and not is_live:
+                        position[index] = places[index][1]
+                        is_open.discard(index)
+                    continue
+                if index not in is_open or (ends_by_count and step.matches >= query.count):
+                    continue
+                position[index] = offset + 1
+                step.bytes += len(message.value() or b"") + len(message.key() or b"")
+                if not is_live and offset >= places[index][1]:
+                    is_open.discard(index)
+                    continue
+                if query.keep.keeps(message):
+                    step.matches += 1
+                    step.found.append(shape(message))
+                    if is_last and len(step.found) > 2 * query.count:
+                        step.found = _newest(step.found, query.count)
+                if not is_live and position[index] >= places[index][1]:
+                    is_open.discard(index)
+            now = time.monotonic()
+            if ends_by_count and step.matches >= query.count:
+                step.ended = "count"
+                break
+            if is_live and now - begun > LIVE_S:
+                step.ended = "time"
+                break
+            if not is_live and now - heard > SILENT_S:
+                raise unreachable(settings.bootstrap, f"no record for {SILENT_S:.0f} s")
+            if now - last >= STEP_S or (step.found and not is_last):
+                last = now
+                _count(step, position, places, is_live)
+                yield msgspec.structs.replace(step, found=[] if is_last else step.found)
+                step.found = step.found if is_last else []
+        _count(step, position, places, is_live)
+        step.ended = step.ended or ("stopped" if is_open else "end")
+        if is_last:
+            step.found = _newest(step.found, query.count)
+        yield step
+    finally:
+        consumer.close()
+
+
+def _newest(found: list[Any], count: int) -> list[Any]:
+    return sorted(found, key=lambda one: (one.timestamp_ms, one.offset), reverse=True)[:count]
+
+
+def _count(step: Step, position: dict[int, int], places: dict[int, tuple[int, int]], is_live: bool) -> None:
+    if is_live:
+        step.scanned = sum(position[index] - start for index, (start, _) in places.items())
+    else:
+        step.scanned = sum(min(end, position[index]) - start for index, (start, end) in places.items())
+
+
+def _judge(error: KafkaError) -> None:
+    passing = (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+    if error.code() not in passing and not error.retriable():
+        raise KafkaException(error)
+
+
+def read_one(settings: Settings, topic: str, partition: int, offset: int) -> Any:
+    """The record; None: it is not there (deleted, compacted away, or a marker). Raises CliError,
+    KafkaException.
+    """
+    places, _ = _places(settings, Query(topic, "beginning", partition=partition))
+    first, end = places[partition]
+    if not first <= offset < end:
+        return None
+    consumer = _consumer(settings)
+    deadline = time.monotonic() + SILENT_S
+    try:
+        consumer.assign([TopicPartition(topic, partition, offset)])
+        while time.monotonic() < deadline:
+            message = consumer.poll(STEP_S)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                return message if message.offset() == offset else None
+            _judge(error)
+            if error.code() == KafkaError._PARTITION_EOF:
+                return None
+        raise unreachable(settings.bootstrap, f"no record for {SILENT_S:.0f} s")
+    finally:
+        consumer.close()

@@ -1,0 +1,86 @@
+"""Work of a thread as a stream of an answer: it ends when the reader has gone, and waits for one
+that is slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+AHEAD_MAX = 4  # steps that wait for the reader
+AT_ONCE_MAX = 12
+OF_A_USER_MAX = 6
+LOOK_S = 0.5
+
+
+class Places:
+    """How many streams run. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, int] = {}
+
+    def take(self, user: str) -> bool:
+        with self._lock:
+            if sum(self._running.values()) >= AT_ONCE_MAX or self._running.get(user, 0) >= OF_A_USER_MAX:
+                return False
+            self._running[user] = self._running.get(user, 0) + 1
+            return True
+
+    def free(self, user: str) -> None:
+        with self._lock:
+            self._running[user] -= 1
+            if not self._running[user]:
+                del self._running[user]
+
+
+async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[[], None]) -> AsyncIterator[T]:
+    """What `work` yields, on a thread of its own; its event is set when the answer has no reader any more. Raises
+    what it raises.
+    """
+    loop, stop = asyncio.get_running_loop(), threading.Event()
+    queue: asyncio.Queue[Any] = asyncio.Queue(AHEAD_MAX)
+
+    def put(item: Any) -> None:
+        waiting = asyncio.run_coroutine_threadsafe(queue.put(item), loop)
+        while True:
+            try:
+                waiting.result(LOOK_S)
+                return
+            except concurrent.futures.TimeoutError:
+                if stop.is_set():
+                    waiting.cancel()
+                    return
+
+    def run() -> None:
+        try:
+            end: Any = None
+            try:
+                for item in work(stop):
+                    if stop.is_set():
+                        return
+                    put((item, None))
+            except Exception as error:
+                end = error
+            if not stop.is_set():
+                put((None, end or StopAsyncIteration()))
+        except RuntimeError:
+            return  # the loop has ended, and the process with it
+        finally:
+            free()
+
+    threading.Thread(target=run, name="stream", daemon=True).start()
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(stop.set)
+        while True:
+            item, end = await queue.get()
+            if isinstance(end, StopAsyncIteration):
+                return
+            if end is not None:
+                raise end
+            yield item
