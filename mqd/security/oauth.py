@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from mqd.security import principal
 from mqd.security.exchange import AuthenticationFailed
 
 # asymmetric ones alone: with HMAC a published key would be the secret
@@ -88,9 +89,13 @@ class Issuer:
         except (jwt.PyJWTError, TypeError, ValueError, OverflowError) as error:
             raise AuthenticationFailed(f"a token is refused: {str(error)[:REASON_MAX]}") from None
         user = claims[options.user_claim]
-        if not isinstance(user, str) or not user or not _is_unicode(user):
-            raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user")
-        return Claims(user, int((claims["exp"] + options.skew_s) * 1000))
+        try:
+            if not isinstance(user, str):
+                raise ValueError("it is no text")
+            principal.user(user)  # at many issuers users choose their names
+        except ValueError as error:
+            raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user: {error}") from None
+        return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT takes a text of digits, too
 
     def _key(self, key_id: str) -> Any:
         """The issuer's key of this id; without an id, its only one."""
@@ -121,14 +126,6 @@ class Issuer:
                 ) from None
             return  # the keys read before still hold
         self._keys = {key.key_id or "": key for key in found.keys if key.public_key_use in (None, "sig")}
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON may hold halves of a character that cannot be written as UTF-8."""
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 class OauthExchange:

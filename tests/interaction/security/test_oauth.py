@@ -46,9 +46,9 @@ class Issuing:
         self.bootstrap = f"127.0.0.1:{self.port}"
         self.issued = 0
 
-    def token(self, seconds: float = 300, audience: str = "kafka") -> str:
+    def token(self, seconds: float = 300, audience: str = "kafka", user: str = "alice") -> str:
         self.issued += 1
-        claims = {"sub": "alice", "iss": ISSUER, "aud": audience, "exp": time.time() + seconds}
+        claims = {"sub": user, "iss": ISSUER, "aud": audience, "exp": time.time() + seconds}
         return jwt.encode(claims, self.key, "RS256", {"kid": "one"})
 
     def settings(self, seconds: float = 300) -> dict:
@@ -122,9 +122,10 @@ def test_a_connection_ends_with_its_token(issuing: Issuing) -> None:
                 kafka.call(3, 12, MetadataRequest())
 
 
-def test_a_refused_token_is_answered_as_rfc_7628_says(issuing: Issuing) -> None:
+@pytest.mark.parametrize("claim", [{"audience": "another"}, {"user": "x" * 256}])
+def test_a_refused_token_is_answered_as_rfc_7628_says(issuing: Issuing, claim: dict[str, str]) -> None:
     with KafkaConnection(port=issuing.port) as kafka:
-        found = present(kafka, issuing.token(audience="another"))
+        found = present(kafka, issuing.token(**claim))
         assert found.error_code == 0 and json.loads(found.auth_bytes) == {"status": "invalid_token"}
         found = kafka.call(36, 2, SaslAuthenticateRequest(auth_bytes=b"\x01"))
         assert found.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED

@@ -103,6 +103,14 @@ def test_a_token_of_the_issuer():
     assert outcome(b"n,,\x01auth=Bearer " + token() + b"\x01traceId=1\x01\x01").done
 
 
+@pytest.mark.parametrize("seconds", [60, 2**62, 10**400], ids=["soon", "64 bits", "more"])
+@pytest.mark.parametrize("kind", [int, str])
+def test_a_token_that_ends_at_any_time(seconds: int, kind: type) -> None:
+    """Claims are the issuer's text: some never end, some are digits in quotes."""
+    server = outcome(first(token(exp=kind(int(time.time()) + seconds))))
+    assert server.done and server.expires_ms >= seconds * 1000
+
+
 def test_a_refused_token_is_not_kept():
     """Its exchange is: the client that was refused may never say its last byte."""
     tracemalloc.start()
@@ -139,6 +147,9 @@ def unsigned(**header) -> bytes:
         (lambda: token(sub=None), "sub"),
         (lambda: token(sub=""), "names no user"),
         (lambda: token(sub="\ud800"), "names no user"),
+        (lambda: token(sub="alice\nbob"), "names no user: .* unprintable"),
+        (lambda: token(sub="*"), "names no user"),
+        (lambda: token(sub="\u00e4" * 128), "names no user: .* at most 255 bytes"),
         (lambda: token(key_id="unknown"), "which https://issuer.example/keys has not"),
         (lambda: token(key_id=None), "has not"),
         (lambda: unsigned(kid="one").encode(), "signed by 'none'"),
