@@ -84,11 +84,15 @@ def parse(text: str) -> Token:
 
 
 def _receive(connection: ssl.SSLSocket) -> bytes:
-    """Raises OSError."""
-    data = b""
+    """All of a message, in CONNECTION_S. Raises OSError."""
+    data, end_s = b"", time.monotonic() + CONNECTION_S
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         if int.from_bytes(data[:4], "big") > MESSAGE_BYTES_MAX:
             raise OSError("the message is too long")
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"its message is not complete after {CONNECTION_S:.0f} s")
+        connection.settimeout(left_s)
         part = connection.recv(1 << 16)
         if not part:
             raise OSError("the connection ended")

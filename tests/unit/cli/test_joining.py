@@ -6,6 +6,7 @@ import socket
 import ssl
 import stat
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -135,6 +136,25 @@ def test_what_is_no_request_ends_that_connection_only(first, tmp_path):
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
         joining.join(token, tmp_path / "b", NAMES)
     assert results == [True] and len(message) == 4
+
+
+def test_a_stranger_that_sends_byte_by_byte_is_cut_off(first, tmp_path, monkeypatch):
+    """A few of them would take all connections for as long as the token is valid."""
+    monkeypatch.setattr(joining, "CONNECTION_S", 0.5)
+    with invitation(first) as (token, message, results):
+        with (
+            socket.create_connection((token.address, token.port), 10) as raw,
+            joining._context(token).wrap_socket(raw) as connection,
+        ):
+            connection.sendall((1000).to_bytes(4, "big"))
+            end_s = time.monotonic() + 20
+            with pytest.raises(OSError):
+                while time.monotonic() < end_s:
+                    connection.sendall(b"x")
+                    time.sleep(0.05)  # each byte is in time
+        monkeypatch.undo()
+        joining.join(token, tmp_path / "b", NAMES)
+    assert results == [True] and ("timed out" in message[0] or "not complete" in message[0])
 
 
 def test_tokens_and_directories_that_do_not_fit(first, tmp_path):
