@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from mqd import native
-from mqd.base import logging
+from mqd.base import clock, logging
 from mqd.base.config import broker_number
 from mqd.log import segments
 from mqd.log.batches import first_timestamp_ms
@@ -112,13 +112,17 @@ class Upkeep:
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""
         found: list[Coroutine[Any, Any, None]] = [
-            self._every(lambda: TICK_S, self._tick, "tick"),
-            self._every(lambda: TICK_S, self.maybe_settle, "settling"),
+            self._every(partial(clock.seconds_to_tick, TICK_S), self._tick, "tick"),
+            self._every(partial(clock.seconds_to_tick, TICK_S), self.maybe_settle, "settling"),
         ]
         for log_dir in self._partitions.log_dirs:
             found.append(self._checkpoint_loop(log_dir))
             found.append(
-                self._every(lambda: FREE_SPACE_S, partial(self._free_space, log_dir), "retention by free space")
+                self._every(
+                    partial(clock.seconds_to_tick, FREE_SPACE_S),
+                    partial(self._free_space, log_dir),
+                    "retention by free space",
+                )
             )
             found.append(self._every(self._retention_interval_s, partial(self._retention, log_dir), "retention"))
         return found
@@ -177,7 +181,7 @@ class Upkeep:
         except OSError as error:
             self._log.warning("free space cannot be read", log_dir=str(log_dir.path), reason=str(error))
             return
-        if log_dir.guard.on_free_bytes(free, _monotonic_ms()):
+        if log_dir.guard.on_free_bytes(free, clock.monotonic_ms()):
             await self._report_space(log_dir, free)
 
     async def _report_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
@@ -196,7 +200,7 @@ class Upkeep:
 
     async def on_log_dir_full(self, log_dir: LogDirectory) -> None:
         """A write got ENOSPC."""
-        if log_dir.guard.on_write_refused(_monotonic_ms()):
+        if log_dir.guard.on_write_refused(clock.monotonic_ms()):
             await self._report_space(log_dir, 0)
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -241,7 +245,8 @@ class Upkeep:
         wake = self._wake_checkpoints[log_dir.index]
         while True:
             try:
-                async with asyncio.timeout(CHECKPOINT_S):  # wait_for loses a cancellation that comes with the event
+                # wait_for loses a cancellation that comes with the event
+                async with asyncio.timeout(clock.seconds_to_tick(CHECKPOINT_S)):
                     await wake.wait()
                 # time to flush the rolled segment; there may be more rolls
                 await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)
@@ -398,7 +403,3 @@ class Upkeep:
                     reason="free space",
                     log_start_offset=start,
                 )
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

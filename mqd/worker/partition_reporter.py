@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mqd import native
-from mqd.base import logging
+from mqd.base import clock, logging
 from mqd.cluster.host.messages import InSyncAnswer, PartitionEmptied, PartitionImage, ProposeInSync, ToController
 from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED
 from mqd.worker.catalog import Catalog, Key
@@ -108,7 +108,7 @@ class PartitionReporter:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(clock.seconds_to_tick(TICK_S))
             self.look()
 
     def look(self) -> None:

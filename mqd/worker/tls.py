@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mqd.base import logging
+from mqd.base import clock, logging
 from mqd.base.listeners import Listener
 from mqd.base.property_values import ConfigError
 from mqd.cluster.membership.credentials import Credentials
@@ -89,7 +89,7 @@ class TlsListeners:
 
     async def _watch_listeners(self) -> None:
         while self._listeners:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(clock.seconds_to_tick(LOOK_S))
             for index, listener in self._listeners:
                 await self._maybe_reload(index, listener)
         await asyncio.Event().wait()  # nothing to do; the task must not end

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mqd import native
-from mqd.base import logging, watchdog
+from mqd.base import clock, logging, watchdog
 from mqd.base.config import broker_number, broker_value
 from mqd.base.listeners import parse_listeners
 from mqd.cluster.host.messages import (
@@ -450,7 +450,7 @@ class Worker:
         moves for which the metadata log had no space.
         """
         while True:
-            await asyncio.sleep(RETRY_FAILED_S)
+            await asyncio.sleep(clock.seconds_to_tick(RETRY_FAILED_S))
             async with self._applying:
                 self._mover.report_again()
                 changes = self._catalog.retry()

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from mqd.base import cluster_config, logging
+from mqd.base import clock, cluster_config, logging
 from mqd.base.property_values import ConfigError
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import Hello, Identity, Initiator, Refusal, Responder
@@ -120,7 +120,7 @@ class Credentials:
     async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
         """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(clock.seconds_to_tick(LOOK_S))
             if await asyncio.to_thread(self.reload):
                 on_change()
 

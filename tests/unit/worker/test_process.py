@@ -279,17 +279,20 @@ def leave_orphan(data_dir: Path) -> None:
 def test_a_clean_stop_leaves_marker_and_checkpoints(tmp_path: Path) -> None:
     leave_orphan(tmp_path / "data")
     with Host(tmp_path / "data", workers=1) as host:
-        topic = host.create("t", 1)
-        host.produce(topic, 0, [1, 2, 3])
+        topic = host.create("t", 1, retention_ms="-1")  # the records are of 1970
+        for _ in range(5):
+            host.produce(topic, 0, list(range(500)))
         wait_until_settled(host)
         assert host.stop("worker-0") == 0, host.log("worker-0")
         assert (host.places.log_dir / "clean-shutdown.0").exists(), host.log("worker-0")
         found = checkpoints.parse_checkpoint((host.places.log_dir / f"{checkpoints.RECOVERY_POINT}.0").read_bytes())
-        assert [(entry.topic, entry.offset) for entry in found] == [("t", 3)]
+        assert [(entry.topic, entry.offset) for entry in found] == [("t", 2500)]
     with Host(tmp_path / "data", workers=1) as host:
-        assert scanned_bytes(host, 0) == 0
+        # what follows the last entry of the index
+        log_bytes = sum(file.stat().st_size for file in (host.places.log_dir / "t-0").glob("*.log"))
+        assert scanned_bytes(host, 0) < log_bytes
         assert not list(host.places.log_dir.glob("clean-shutdown.*"))
-        assert host.produce(topic, 0, [4]) == 3
+        assert host.produce(topic, 0, [4]) == 2500
 
 
 def test_a_killed_worker_takes_its_partitions_back(host: Host) -> None:
