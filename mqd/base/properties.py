@@ -566,6 +566,9 @@ sendfile.bytes.min: int >=0 = 8192
     (mqd) Ranges of at least this size are sent to consumers by sendfile, smaller ones are copied.
 read.fd.count.max: int >=16 <=65536 = 512
     (mqd) Open segment files that one worker keeps for reading.
+slow.request.ms: int >=0 <=2147483647 = 0
+    (mqd) Requests that take longer are logged by the worker that answers them (docs/operations.md), with
+    where the time went: at most 20 a second. 0: none.
 log.format: enum(human|json) = human
     (mqd) Format of the broker's own log lines.
 log.level: enum(error|warning|info|debug) = info

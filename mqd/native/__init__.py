@@ -110,3 +110,5 @@ from mqd.native.reactor import EventKind as EventKind
 from mqd.native.reactor import FetcherOptions as FetcherOptions
 from mqd.native.reactor import Reactor as Reactor
 from mqd.native.reactor import ReactorOptions as ReactorOptions
+from mqd.native.reactor import SlowRequest as SlowRequest
+from mqd.native.reactor import Spent as Spent

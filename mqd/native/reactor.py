@@ -42,6 +42,20 @@ class EventKind(IntEnum):
     SUBJECT_REQUESTED = lib.MQD_EVENT_SUBJECT_REQUESTED
     SUBJECT_GONE = lib.MQD_EVENT_SUBJECT_GONE
     DENIED = lib.MQD_EVENT_DENIED
+    SLOW = lib.MQD_EVENT_SLOW
+
+
+class Spent(IntEnum):
+    """enum mqd_spent."""
+
+    QUEUE = lib.MQD_SPENT_QUEUE
+    WAIT = lib.MQD_SPENT_WAIT
+    DISK = lib.MQD_SPENT_DISK
+    OWNER = lib.MQD_SPENT_OWNER
+    REPLICAS = lib.MQD_SPENT_REPLICAS
+    ACCEPTOR = lib.MQD_SPENT_ACCEPTOR
+    TURN = lib.MQD_SPENT_TURN
+    THROTTLE = lib.MQD_SPENT_THROTTLE
 
 
 class Rights(IntEnum):
@@ -92,6 +106,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     rights: int = Rights.OFF
     share_bytes_max: int = 64 << 20
     share_session_count_max: int = 2000
+    slow_ms: int = 0
     denied_again_ms: int = 10_000
 
 
@@ -126,6 +141,19 @@ class Event(msgspec.Struct, frozen=True):
     partition: Partition | None
     text: str
     proposal: Proposal | None = None  # PROPOSE_IN_SYNC
+    slow: SlowRequest | None = None
+
+
+class SlowRequest(msgspec.Struct, frozen=True):
+    """MQD_EVENT_SLOW. `spent_us`: by Spent, which add up to `whole_us`, but for THROTTLE."""
+
+    api_key: int
+    version: int
+    client_id: str
+    principal: str
+    whole_us: int
+    spent_us: tuple[int, ...]
+    left_out: int  # slow requests before it that were not reported
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -136,6 +164,20 @@ class Proposal(msgspec.Struct, frozen=True):
     leader_epoch: int
     partition_epoch: int
     in_sync: tuple[tuple[int, int], ...]  # (node id, broker epoch with which it fetched)
+
+
+def _slow(event: Any) -> SlowRequest:
+    text = bytes(ffi.buffer(event.text))
+    client_id, principal = text[: event.error], text[event.error :].rstrip(b"\0")
+    return SlowRequest(
+        event.offset,
+        event.level,
+        client_id.decode("utf-8", "replace"),
+        principal.decode("utf-8", "replace"),
+        event.token,
+        tuple(event.spent_us[part] for part in Spent),
+        event.log_dir,
+    )
 
 
 class Reactor:
@@ -216,6 +258,7 @@ class Reactor:
                     partition,
                     text,
                     _taken(event.proposal) if event.kind == EventKind.PROPOSE_IN_SYNC else None,
+                    _slow(event) if event.kind == EventKind.SLOW else None,
                 )
             )
         return events

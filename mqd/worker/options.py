@@ -141,5 +141,6 @@ def reactor_options(
         "authentication_bytes_max": value("sasl.server.max.receive.size") + _HEADER_BYTES_MAX,
         "authentication_ms_max": _AUTHENTICATION_MS_MAX,
         "rights": _rights(config),
+        "slow_ms": value("slow.request.ms"),
         "denied_again_ms": int(audit.WINDOW_S * 1000),
     }

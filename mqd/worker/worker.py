@@ -51,6 +51,7 @@ from mqd.security.audit import Audit
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
+from mqd.worker import slow_requests
 from mqd.worker.background import ELSEWHERE, Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
@@ -512,6 +513,8 @@ class Worker:
             self._subjects.on_requested(event)
         elif kind == native.EventKind.SUBJECT_GONE:
             self._subjects.on_gone(event)
+        elif event.slow is not None:
+            slow_requests.log_line(self._log, event, self._catalog)
         elif kind == native.EventKind.DENIED:
             self._subjects.on_denied(event)
         elif kind == native.EventKind.RETIRED_USED:

@@ -57,6 +57,7 @@ struct mqd_reactor_options {
     uint8_t rights;                   /* enum mqd_rights */
     uint64_t share_bytes_max;         /* share.memory.max.bytes */
     uint32_t share_session_count_max; /* group.share.max.share.sessions, of all workers */
+    int32_t slow_ms;                  /* slow.request.ms: longer requests are reported (MQD_EVENT_SLOW); 0 = none */
     int32_t denied_again_ms;          /* equal denials are counted, and reported (MQD_EVENT_DENIED) this often */
 };
 struct mqd_reactor;
@@ -258,7 +259,22 @@ enum mqd_event_kind {
     MQD_EVENT_SUBJECT_GONE, /* subject `token` is not used any more */
     /* subject `token` was denied operation `level` on the resource of type `offset` that text names.
      * `log_dir` = how many such denials it stands for */
-    MQD_EVENT_DENIED
+    MQD_EVENT_DENIED,
+    /* a slow request of API `offset`, version `level`, was answered after `token` microseconds, spent as
+     * in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` = how many before it
+     * were not reported */
+    MQD_EVENT_SLOW
+};
+/* where the time of a slow request went; server/slow/slow.c */
+enum mqd_spent {
+    MQD_SPENT_QUEUE,
+    MQD_SPENT_WAIT,
+    MQD_SPENT_DISK,
+    MQD_SPENT_OWNER,
+    MQD_SPENT_REPLICAS,
+    MQD_SPENT_ACCEPTOR,
+    MQD_SPENT_TURN,
+    MQD_SPENT_THROTTLE
 };
 struct mqd_event {
     uint32_t kind;
@@ -271,6 +287,7 @@ struct mqd_event {
     uint32_t level;      /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
     struct mqd_partition *partition;
     struct mqd_replica_proposal *proposal; /* for PROPOSE_IN_SYNC; otherwise NULL */
+    uint64_t spent_us[8];                  /* for SLOW: by enum mqd_spent */
     char text[320];
 };
 int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          /* readable while events wait */

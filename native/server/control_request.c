@@ -34,6 +34,7 @@
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 #include "server/share/share.h"
+#include "server/slow/slow.h"
 
 #define CONTROL_SHARE 2 /* fraction of the control arena that one request may use */
 #define SENT_COUNT_MAX 16
@@ -231,6 +232,7 @@ static void send_one(struct mqd_reactor *r, uint32_t acceptor, uint64_t generati
     }
     mqd_forward_send(r, acceptor, &descriptor);
     request->sent = 1;
+    mqd_slow_begin(r, request);
     request->control_generation = generation;
     request->control_counted = 1;
     c->control_sent++;

@@ -4,6 +4,7 @@
 #include "server/authentication.h"
 #include "server/reactor.h"
 #include "server/share/share.h"
+#include "server/slow/slow.h"
 #include "wire/cursor.h"
 
 static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
@@ -75,6 +76,8 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }
+    if (mqd_slow_enabled(r))
+        mqd_slow_client(c, &header);
     const uint8_t *body = frame + header.header_bytes;
     uint32_t body_bytes = size_bytes - header.header_bytes;
     switch (header.api_key) {

@@ -15,6 +15,7 @@
 
 #include "base/file.h"
 #include "server/reactor.h"
+#include "server/slow/slow.h"
 
 static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
 {
@@ -55,6 +56,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         mqd_stat(r, MQD_COUNT_SYNC_FAILURES, 1);
         mqd_owner_fence_dir(r, owned->log_dir, error, "flush");
     } else {
+        if (mqd_slow_enabled(r) && owned->replicated)
+            mqd_slow_flushed(r, owned);
         mqd_owner_publish(r, owned);
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))

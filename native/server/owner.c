@@ -16,6 +16,7 @@
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/redirect.h"
+#include "server/slow/slow.h"
 
 static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
 {
@@ -124,6 +125,8 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_append_done(r, append, error > 0 || error == MQD_STAGE_UNKNOWN ? error : MQD_KAFKA_STORAGE_ERROR);
         return;
     }
+    if (append->request)
+        mqd_slow_begin(r, append->request);
     append->base_offset = result.base_offset;
     append->log_append_time_ms = result.log_append_time_ms;
     append->end_offset = result.base_offset + batch->last_offset_delta + 1;

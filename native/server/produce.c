@@ -14,6 +14,7 @@
 #include "server/reactor.h"
 #include "server/redirect.h"
 #include "server/rights/subject.h"
+#include "server/slow/slow.h"
 
 #define ZSTD_SINCE_VERSION 7 /* KIP-110 */
 #define ATTRIBUTE_TRANSACTIONAL 0x10
@@ -221,6 +222,7 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
                         state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
+    mqd_slow_forward(r, append->request);
     mqd_forward_append(r, append, owner, owner_generation, append->offset, append->size_bytes, -1);
 }
 
@@ -397,6 +399,8 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     mqd_append_unpin(r, append);
     MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches is answered more often than it asked",
                (unsigned long long)request->id, request->append_count);
+    if (mqd_slow_enabled(r))
+        request->slow.slot = append->slot;
     if (--request->pending)
         return;
     if (request->connection)

@@ -218,6 +218,8 @@ struct mqd_reactor {
     uint32_t session_count;
     uint64_t session_heap_bytes;
     uint32_t cold_read_count; /* read-aheads under way */
+    int64_t slow_second;      /* the second in which slow_count slow requests were reported */
+    uint32_t slow_count, slow_left_out;
     uint64_t seen_segments_generation;
     uint64_t random_state;
 

@@ -10,6 +10,7 @@
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/share/share.h"
+#include "server/slow/slow.h"
 
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)
 {
@@ -109,6 +110,7 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
     request->kind = (uint8_t)kind;
     request->started_ns = r->now_ns;
     request->arena_offset = -1;
+    request->slow.slot = UINT32_MAX;
     request->id = ++r->next_request_id;
     if (c->tail)
         c->tail->next = request;
@@ -124,6 +126,7 @@ void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
     if (request->complete)
         return;
     request->complete = 1;
+    mqd_slow_complete(r, request);
     mqd_timer_disarm(r, request);
     struct mqd_connection *c = request->connection;
     if (c && (c->head == request || c->relaying) && !mqd_list_linked(&c->answer_node))
@@ -220,6 +223,8 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
     encode(r, request);
     if (began_ns)
         mqd_throttle_work_end(r, c, began_ns);
+    if (mqd_slow_enabled(r))
+        mqd_slow_report(r, c, request);
 }
 
 /* The one exception to R1: on shared memory, a request that waits for a leader on another host,

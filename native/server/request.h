@@ -136,6 +136,13 @@ struct mqd_request_order {
     struct mqd_text transactional_id; /* in the frame, while an append pins it */
 };
 
+/* time stamps for server/slow, while it is enabled; 0 = not reached */
+struct mqd_slow {
+    int64_t begun_ns, flushed_ns, completed_ns;
+    uint32_t slot;     /* of the partition that was done last; UINT32_MAX = none */
+    uint8_t forwarded; /* a batch went to another worker */
+};
+
 struct mqd_request {
     struct mqd_request *next;          /* the connection's next request in order; or next in the free list */
     struct mqd_connection *connection; /* NULL: the client is gone and the request finishes without it */
@@ -148,6 +155,7 @@ struct mqd_request {
     uint32_t pending; /* appends not done; or cold reads not done */
     uint64_t id;
     uint64_t heap_bytes; /* charged to heap_bytes_max until the request is freed */
+    struct mqd_slow slow;
     /* produce */
     int64_t arena_offset; /* -1 = none */
     uint32_t arena_pins;
@@ -301,6 +309,9 @@ struct mqd_connection {
     uint64_t out_sent;        /* stream position sent so far (memory only) */
     struct mqd_chunk *chunks; /* ring of chunk_capacity, power of two */
     uint32_t chunk_head, chunk_count, chunk_capacity;
+    /* of the newest frame, cut off at the end, while slow requests are reported */
+    uint8_t slow_client_bytes;
+    char slow_client[64];
 };
 
 /* Whether the addresses that the reactor knows of other brokers are for this client: they are those of

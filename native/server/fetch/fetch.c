@@ -16,6 +16,7 @@
 #include "server/reactor.h"
 #include "server/rights/subject.h"
 #include "server/share/share.h"
+#include "server/slow/slow.h"
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
 /* of the 256 file operations that may run at once; beyond it only the first read of a request */
@@ -480,6 +481,9 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
     mqd_timer_disarm(r, request);
     collect(r, request);
     request->evaluated = 1;
+    if (mqd_slow_enabled(r) && set->included_count)
+        request->slow.slot = set->included[0]->topic->slots[set->included[0]->partition_index];
+    mqd_slow_begin(r, request);
     read_cold(r, request);
     if (!request->pending)
         mqd_request_complete(r, request);

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -29,7 +30,9 @@ from mqd.monitoring import alerts, dashboards
 from tests.broker import Broker
 from tests.interaction.monitoring.prometheus import find
 from tests.interaction.traffic import eventually
+from tests.kafka_connection import KafkaConnection
 
+DESCRIBE_CLUSTER = 60
 TOPIC, GROUP, MOVED = "orders", "billing", "moved"
 _OF_PROMETHEUS = {"up", "instance", "job", "source"}
 _SELECTOR = re.compile(r"([a-z_][a-z0-9_]*)\{([^}]*)\}")
@@ -44,7 +47,7 @@ _NAME = re.compile(r"\b(?:mqd|kafka)_[a-z0-9_]+")
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("watched")) as broker:
+    with Broker(tmp_path_factory.mktemp("watched"), config={"slow.request.ms": "200"}) as broker:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         for number in range(10):
             producer.produce(TOPIC, str(number))
@@ -173,6 +176,27 @@ def test_traffic_of_topics(broker: Broker) -> None:
             taken += len(consumer.consume(50, 20))
     after = counts()
     assert after["mqd_topic_bytes_out_total"] >= before["mqd_topic_bytes_in_total"] == after["mqd_topic_bytes_in_total"]
+
+
+def test_a_slow_request_is_logged_with_where_its_time_went(broker: Broker) -> None:
+    """The acceptor is stopped while it is asked."""
+    acceptor = broker.pid("mqd-acceptor")
+    with KafkaConnection(port=broker.port) as kafka:
+        kafka.call(DESCRIBE_CLUSTER, 1)  # the acceptor has handed the connection to a worker
+        os.kill(acceptor, signal.SIGSTOP)
+        resumed = threading.Timer(0.5, os.kill, (acceptor, signal.SIGCONT))
+        resumed.start()
+        try:
+            kafka.call(DESCRIBE_CLUSTER, 1)
+        finally:
+            resumed.join()
+
+    def logged() -> str | None:
+        lines = [line for path in (broker.data_dir / "logs").glob("mqd-worker-*.log") for line in path.open()]
+        return next((line for line in lines if "a slow request" in line and "api=DescribeCluster" in line), None)
+
+    found = dict(field.partition("=")[::2] for field in eventually(logged, "a line of the log").split())
+    assert int(found["acceptor_ms"]) >= 200 and int(found["ms"]) >= int(found["acceptor_ms"]) and found["client"]
 
 
 def test_the_doctor_finds_nothing_and_then_what_was_done(broker: Broker) -> None:

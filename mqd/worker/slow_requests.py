@@ -1,0 +1,50 @@
+"""The slow-request log (slow.request.ms): what the reactor measured, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mqd import native
+from mqd.base import logging
+from mqd.protocol.framing import KNOWN
+from mqd.worker.catalog import Catalog
+
+JOIN_GROUP, SYNC_GROUP = 11, 14
+WAITS = (JOIN_GROUP, SYNC_GROUP)  # their answers come when a rebalance ends
+WORDS = {
+    native.Spent.QUEUE: "queued",
+    native.Spent.WAIT: "waited_for_records",
+    native.Spent.DISK: "disk",
+    native.Spent.OWNER: "other_worker",
+    native.Spent.REPLICAS: "replicas",
+    native.Spent.ACCEPTOR: "acceptor",
+    native.Spent.TURN: "behind_others",
+    native.Spent.THROTTLE: "throttled_after",
+}
+
+
+def fields(slow: native.SlowRequest) -> dict[str, Any]:
+    """Of the line. Times in ms; parts that took none are left out."""
+    api = KNOWN.get(slow.api_key)
+    found: dict[str, Any] = {
+        "api": api.name if api is not None else str(slow.api_key),
+        "version": slow.version,
+        "client": slow.client_id,
+        "ms": round(slow.whole_us / 1000),
+    }
+    for part, word in WORDS.items():
+        if (milliseconds := round(slow.spent_us[part] / 1000)) > 0:
+            found[f"{word}_ms"] = milliseconds
+    if slow.principal:
+        found["principal"] = slow.principal
+    if slow.left_out:
+        found["left_out"] = slow.left_out
+    return found
+
+
+def log_line(log: logging.Logger, event: native.Event, catalog: Catalog) -> None:
+    """MQD_EVENT_SLOW."""
+    if event.slow is None or event.slow.api_key in WAITS:
+        return
+    where = {"partition": catalog.partition_name(event.slot)} if event.slot != native.SLOT_NONE else {}
+    log.warning("a slow request", connection=event.connection, **where, **fields(event.slow))

@@ -1,0 +1,99 @@
+/* Where the time of a slow request went. The parts add up to all of it:
+ *
+ *   Produce          queue (a check, or a large batch)  begun  disk | owner  flushed  replicas  completed  turn
+ *   Fetch            wait (for records, as asked)       begun  disk                             completed  turn
+ *   for the acceptor queue                              begun  acceptor                         completed  turn
+ *
+ * `turn` is the time behind earlier requests of the connection. `throttle` is added by quotas: the
+ * connection is not read for that long after the answer.
+ */
+#include "server/slow/slow.h"
+
+#include <string.h>
+
+#define SLOW_PER_SECOND 20
+
+static uint64_t passed_us(int64_t from_ns, int64_t to_ns)
+{
+    return to_ns > from_ns ? (uint64_t)(to_ns - from_ns) / 1000 : 0;
+}
+
+void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned)
+{
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    MQD_LIST_EACH(node, spare, &owned->waiting) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        if (append->end_offset > positions.durable_offset)
+            break;
+        if (append->request && !append->request->slow.flushed_ns)
+            append->request->slow.flushed_ns = r->now_ns;
+    }
+}
+
+void mqd_slow_client(struct mqd_connection *c, const struct mqd_request_header *header)
+{
+    uint32_t bytes = header->client_id && header->client_id_bytes > 0 ? (uint32_t)header->client_id_bytes : 0;
+    if (bytes > sizeof c->slow_client)
+        bytes = sizeof c->slow_client;
+    if (bytes)
+        memcpy(c->slow_client, header->client_id, bytes);
+    c->slow_client_bytes = (uint8_t)bytes;
+}
+
+static bool may_report(struct mqd_reactor *r)
+{
+    int64_t second = r->now_ms / 1000;
+    if (second != r->slow_second) {
+        r->slow_second = second;
+        r->slow_count = 0;
+    }
+    if (r->slow_count == SLOW_PER_SECOND) {
+        r->slow_left_out++;
+        return false;
+    }
+    r->slow_count++;
+    return true;
+}
+
+static void divide(const struct mqd_reactor *r, const struct mqd_request *request, uint64_t *spent_us)
+{
+    const struct mqd_slow *slow = &request->slow;
+    int64_t begun_ns = slow->begun_ns ? slow->begun_ns : slow->completed_ns;
+    bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
+    spent_us[fetches ? MQD_SPENT_WAIT : MQD_SPENT_QUEUE] = passed_us(request->started_ns, begun_ns);
+    spent_us[MQD_SPENT_TURN] = passed_us(slow->completed_ns, r->now_ns);
+    enum mqd_spent work = request->kind == MQD_REQUEST_CONTROL ? MQD_SPENT_ACCEPTOR
+                          : slow->forwarded                    ? MQD_SPENT_OWNER
+                                                               : MQD_SPENT_DISK;
+    int64_t flushed_ns = slow->flushed_ns ? slow->flushed_ns : slow->completed_ns;
+    spent_us[work] = passed_us(begun_ns, flushed_ns);
+    spent_us[MQD_SPENT_REPLICAS] = passed_us(flushed_ns, slow->completed_ns);
+}
+
+void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request)
+{
+    if (c->peer_node >= 0) /* another host, which fetches, and waits for records */
+        return;
+    struct mqd_event event = {.kind = MQD_EVENT_SLOW, .slot = request->slow.slot, .connection = c->id};
+    bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
+    uint64_t asked_us = fetches && request->wait_ms > 0 ? (uint64_t)request->wait_ms * 1000 : 0;
+    divide(r, request, event.spent_us);
+    uint64_t all_us = passed_us(request->started_ns, r->now_ns);
+    uint64_t waited_us = event.spent_us[MQD_SPENT_WAIT], excused_us = waited_us < asked_us ? waited_us : asked_us;
+    if (all_us - excused_us < (uint64_t)r->options.slow_ms * 1000 || !may_report(r))
+        return;
+    if (c->muted)
+        event.spent_us[MQD_SPENT_THROTTLE] = passed_us(r->now_ns, c->muted_until_ns);
+    event.token = all_us;
+    event.offset = request->api_key;
+    event.level = (uint32_t)request->version;
+    event.log_dir = r->slow_left_out;
+    r->slow_left_out = 0;
+    event.error = c->slow_client_bytes;
+    memcpy(event.text, c->slow_client, c->slow_client_bytes);
+    uint32_t room = sizeof event.text - 1 - c->slow_client_bytes;
+    if (c->principal)
+        memcpy(event.text + c->slow_client_bytes, c->principal, c->principal_bytes < room ? c->principal_bytes : room);
+    mqd_reactor_emit(r, &event);
+}

@@ -1,0 +1,46 @@
+/* Time stamps of requests for the slow-request log. All are r->now_ns, the time at which a turn of
+ * the loop began. */
+#ifndef MQD_SLOW_H
+#define MQD_SLOW_H
+
+#include "server/reactor.h"
+
+static inline bool mqd_slow_enabled(const struct mqd_reactor *r)
+{
+    return __builtin_expect(r->options.slow_ms > 0, 0);
+}
+
+/* Its work begins: a batch is staged, a fetch is evaluated, a frame is sent to the acceptor. The
+ * last of them counts. */
+static inline void mqd_slow_begin(const struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (mqd_slow_enabled(r))
+        request->slow.begun_ns = r->now_ns;
+}
+
+/* A batch is handed to the worker that owns its partition. */
+static inline void mqd_slow_forward(const struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (mqd_slow_enabled(r)) {
+        request->slow.begun_ns = r->now_ns;
+        request->slow.forwarded = 1;
+    }
+}
+
+static inline void mqd_slow_complete(const struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (mqd_slow_enabled(r))
+        request->slow.completed_ns = r->now_ns;
+}
+
+/* What is below the partition's durable offset no longer waits for this host's disk. */
+void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned);
+
+/* Keeps the client id of the frame: it is gone when the request is answered. */
+void mqd_slow_client(struct mqd_connection *c, const struct mqd_request_header *header);
+
+/* At the answer: emits MQD_EVENT_SLOW if it was slow. At most SLOW_PER_SECOND events a second; the
+ * next one counts those left out. */
+void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request);
+
+#endif
